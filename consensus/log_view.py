@@ -1,0 +1,148 @@
+"""The log as the Raft core sees it: entries after a base, and how far each purpose has come.
+
+Invariant: ``base <= applied <= commit <= last`` and ``base <= stable <= last`` (by index). Entries up
+to ``stable`` are durable here; entries up to ``commit`` never change. The entries after the base
+are held in memory; snapshots keep that bounded. Raft §5.3, §7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stelae.core.ids import OpId
+from stelae.core.replication import Entry, Snapshot
+
+ORIGIN = OpId(0, 0)
+
+
+class LogView:
+    """Entries ``base.index + 1 ..= last.index`` and the latest snapshot, which reaches past base."""
+
+    def __init__(self, snapshot: Snapshot | None, entries: Sequence[Entry]) -> None:
+        """``entries`` follow the snapshot without a gap, and are durable."""
+        self.snapshot = snapshot
+        self.base = snapshot.last if snapshot is not None else ORIGIN
+        self._entries: list[Entry] = list(entries)
+        for position, entry in enumerate(self._entries):
+            assert entry.index == self.base.index + 1 + position, "gap in the log"
+        self.stable_index = self.last.index
+        self.commit_index = self.base.index
+        self.applied_index = self.base.index
+
+    @property
+    def last(self) -> OpId:
+        return self._entries[-1].op_id if self._entries else self.base
+
+    def term_at(self, index: int) -> int | None:
+        """The term of the entry at ``index``; None if it is compacted away or not there yet."""
+        if index == self.base.index:
+            return self.base.term
+        if self.base.index < index <= self.last.index:
+            return self._entries[index - self.base.index - 1].term
+        return None
+
+    def matches(self, op_id: OpId) -> bool:
+        """True if the log holds this entry, so that all before it are the same too (Raft §5.3)."""
+        return self.term_at(op_id.index) == op_id.term
+
+    def slice(self, first: int, count_max: int, size_max_bytes: int) -> tuple[Entry, ...]:
+        """Entries from ``first`` on, within both limits, but at least one if there is one."""
+        start = first - self.base.index - 1
+        assert start >= 0, "entries were compacted away"
+        chosen: list[Entry] = []
+        size_bytes = 0
+        for entry in self._entries[start : start + count_max]:
+            size_bytes += len(entry.body)
+            if chosen and size_bytes > size_max_bytes:
+                break
+            chosen.append(entry)
+        return tuple(chosen)
+
+    def unstable(self) -> tuple[Entry, ...]:
+        """Entries not yet durable here."""
+        return tuple(self._entries[self.stable_index - self.base.index :])
+
+    def unapplied(self, count_max: int) -> tuple[Entry, ...]:
+        """Committed entries that the state machine has not seen, oldest first."""
+        start = self.applied_index - self.base.index
+        stop = min(self.commit_index - self.base.index, start + count_max)
+        return tuple(self._entries[start:stop])
+
+    def append(self, entry: Entry) -> None:
+        """Add a leader's own entry."""
+        assert entry.index == self.last.index + 1 and entry.term >= self.last.term
+        self._entries.append(entry)
+
+    def merge(self, previous: OpId, entries: Sequence[Entry]) -> int:
+        """Take a leader's entries after ``previous``, which matches; return the last index verified.
+
+        Entries that are here already are left alone; the first that differs cuts what follows
+        (never of what is committed).
+        """
+        for position, entry in enumerate(entries):
+            if self.matches(entry.op_id):
+                continue
+            if entry.index <= self.last.index:
+                assert entry.index > self.commit_index, f"leader contradicts committed {entry.op_id}"
+                del self._entries[entry.index - self.base.index - 1 :]
+                self.stable_index = min(self.stable_index, entry.index - 1)
+            self._entries.extend(entries[position:])
+            break
+        return previous.index + len(entries)
+
+    def commit_to(self, index: int) -> bool:
+        """Move the commit index forward; False if it is there already."""
+        if index <= self.commit_index:
+            return False
+        assert index <= self.last.index, "commit beyond the log"
+        self.commit_index = index
+        return True
+
+    def last_possible_match(self, op_id: OpId) -> OpId:
+        """The last entry here at or before ``op_id`` whose term is not above that of ``op_id``.
+
+        Nothing after it can be in a log that has ``op_id``, so that repair skips whole terms.
+        """
+        index = min(op_id.index, self.last.index)
+        while index > self.base.index:
+            term = self.term_at(index)
+            if term is not None and term <= op_id.term:
+                return OpId(term, index)
+            index -= 1
+        return self.base
+
+    def reset(self, snapshot: Snapshot) -> None:
+        """Replace everything by a snapshot received from the leader."""
+        assert snapshot.last.index > self.commit_index, "snapshot older than the commit index"
+        self.snapshot = snapshot
+        self.base = snapshot.last
+        self._entries.clear()
+        self.stable_index = self.commit_index = self.applied_index = snapshot.last.index
+
+    def compact(self, snapshot: Snapshot, keep_entries: int) -> None:
+        """Note an own snapshot, and drop what it covers but for its last ``keep_entries``."""
+        assert snapshot.last.index <= self.applied_index, "snapshot of what was not applied"
+        assert self.matches(snapshot.last), "snapshot of another history"
+        self.snapshot = snapshot
+        index = min(snapshot.last.index - keep_entries, self.stable_index)
+        if index > self.base.index:
+            term = self.term_at(index)
+            assert term is not None
+            del self._entries[: index - self.base.index]
+            self.base = OpId(term, index)
+
+    def size_bytes_after(self, index: int) -> int:
+        """Bytes of the bodies of all entries after ``index``."""
+        return sum(len(entry.body) for entry in self._entries[max(0, index - self.base.index) :])
+
+    def check_invariants(self) -> None:
+        """Assert what the class docstring promises, and that terms never fall."""
+        base, last = self.base.index, self.last.index
+        assert base <= self.applied_index <= self.commit_index <= last
+        assert base <= self.stable_index <= last
+        before = self.base
+        for entry in self._entries:
+            assert entry.index == before.index + 1 and entry.term >= before.term
+            before = entry.op_id
+        if self.base != ORIGIN:
+            assert self.snapshot is not None and self.snapshot.last.index >= base

@@ -1,0 +1,132 @@
+"""What replicas of one group say to each other, and the one remote method that carries it.
+
+All messages are one-way: an answer is a message of its own. The core tolerates loss, duplication
+and reordering, so the transport promises nothing. Every message names group, source, destination
+and the sender's term (for a pre-vote: the term asked for). Raft §5, §7; pre-vote: Raft thesis §9.6.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from stelae.core.errors import InvalidArgument
+from stelae.core.ids import Address, OpId, ServerUuid, TabletId
+from stelae.core.replication import Configuration, Entry
+from stelae.core.rpc import Empty, Method
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True):
+    """Fields that every message starts with."""
+
+    group_id: TabletId
+    source: ServerUuid
+    destination: ServerUuid
+    term: int
+
+
+class VoteRequest(Header, frozen=True, array_like=True, tag="vote"):
+    """``pre`` asks what the answer would be, and changes nothing at the voter.
+
+    ``transfer``: the leader of the preceding term gave up and asked for this election, so that
+    voters need not wait until they have not heard of it for a while.
+    """
+
+    last: OpId
+    pre: bool
+    transfer: bool
+
+
+class VoteResponse(Header, frozen=True, array_like=True, tag="voted"):
+    """A granted pre-vote carries the term asked for; every other answer the voter's own term."""
+
+    pre: bool
+    granted: bool
+
+
+class AppendRequest(Header, frozen=True, array_like=True, tag="append"):
+    """Entries that follow ``previous``; without entries it is a heartbeat or a probe.
+
+    ``round`` counts the leader's heartbeat rounds in this term; the answer repeats it, which
+    confirms that the follower still followed after that round began.
+    """
+
+    previous: OpId
+    entries: tuple[Entry, ...]
+    commit_index: int
+    round: int
+
+
+class AppendResponse(Header, frozen=True, array_like=True, tag="appended"):
+    """``accepted``: the log equals the leader's up to ``index``, durably.
+
+    Otherwise ``index`` is that of the refused ``previous`` and ``hint`` the last entry which
+    may still match the leader's log.
+    """
+
+    accepted: bool
+    index: int
+    hint: OpId
+    round: int
+
+
+class SnapshotRequest(Header, frozen=True, array_like=True, tag="snapshot"):
+    """One chunk of a snapshot of ``size_bytes``, which reaches up to the entry ``last``."""
+
+    last: OpId
+    configuration: Configuration
+    size_bytes: int
+    offset: int
+    chunk: bytes
+    round: int
+
+
+class SnapshotResponse(Header, frozen=True, array_like=True, tag="snapshotted"):
+    """The follower has ``next_offset`` bytes of that snapshot; a full one gets `AppendResponse`."""
+
+    last: OpId
+    next_offset: int
+    round: int
+
+
+class TimeoutNow(Header, frozen=True, array_like=True, tag="timeout_now"):
+    """The leader of ``term`` has stepped down and asks the destination to be elected at once."""
+
+
+Message: TypeAlias = (
+    VoteRequest
+    | VoteResponse
+    | AppendRequest
+    | AppendResponse
+    | SnapshotRequest
+    | SnapshotResponse
+    | TimeoutNow
+)
+
+
+class RaftMessages(msgspec.Struct, frozen=True, array_like=True):
+    """Messages of one group between two servers. ``address`` is where the source listens now."""
+
+    group_id: TabletId
+    address: Address
+    messages: tuple[Message, ...]
+
+
+RAFT_MESSAGE: Method[RaftMessages, Empty] = Method("raft.message", RaftMessages, Empty)
+
+
+def check_message(message: Message) -> None:
+    """Refuse what no correct peer sends. Raises InvalidArgument."""
+    if message.term < 0 or message.source == message.destination:
+        raise InvalidArgument(f"malformed {type(message).__name__} from {message.source}")
+    if isinstance(message, AppendRequest):
+        before = message.previous
+        for entry in message.entries:
+            if entry.index != before.index + 1 or not before.term <= entry.term <= message.term:
+                raise InvalidArgument(f"entry {entry.op_id} cannot follow {before}")
+            before = entry.op_id
+    if isinstance(message, SnapshotRequest):
+        end = message.offset + len(message.chunk)
+        if not 0 <= message.offset <= end <= message.size_bytes:
+            raise InvalidArgument(f"snapshot chunk {message.offset}..{end} of {message.size_bytes}")

@@ -1,0 +1,1 @@
+"""What every room of Stelae shares: ids, schemas, errors, messages and the Runtime protocol."""

@@ -1,0 +1,300 @@
+"""The errors a caller can meet, in five families named after what the caller should do.
+
+::
+
+    StelaeError
+    ├── Rejected         surely not done; do not repeat as it is
+    ├── RetryElsewhere   surely not done here; ask the server named
+    ├── RetryLater       surely not done; repeat after a wait
+    ├── OutcomeUnknown   done or not; repeat only with the same request id
+    └── DataLost         surely gone or damaged
+
+Every class keeps its constructor's parameters as ``args``, so that it survives pickling (Ray) and
+the wire (`encode_error`). A broken invariant of our own is an ``AssertionError`` and ends the
+process; it is not in this tree.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+
+class StelaeError(Exception):
+    """Base of everything a caller of Stelae may handle; ``args`` are the constructor's."""
+
+    template: ClassVar[str] = "{0}"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+
+    def __str__(self) -> str:
+        return self.template.format(*self.args)
+
+
+class Rejected(StelaeError):
+    """Surely not done; repeating the same call gives the same answer."""
+
+
+class RetryElsewhere(StelaeError):
+    """Surely not done here; another server is the one to ask."""
+
+
+class RetryLater(StelaeError):
+    """Surely not done; the same call may succeed after a wait."""
+
+
+class OutcomeUnknown(StelaeError):
+    """Done or not done; only the same request id may be repeated safely."""
+
+    template = "{0} did not answer {1} within {2} s; it may or may not have been carried out"
+
+    def __init__(self, address: str, method: str, timeout_s: float) -> None:
+        super().__init__(address, method, timeout_s)
+
+
+class DataLost(StelaeError):
+    """Surely gone or damaged; the message names what."""
+
+
+# ---- Rejected -------------------------------------------------------------------------------
+
+
+class InvalidArgument(Rejected):
+    """The call itself is wrong: types, sizes, names, settings. The text says what to change."""
+
+
+class TableNotFound(Rejected):
+    template = "there is no table {0!r}; tables() lists those that exist"
+
+    def __init__(self, table: str) -> None:
+        super().__init__(table)
+
+
+class TableExists(Rejected):
+    template = "a table named {0!r} exists already"
+
+    def __init__(self, table: str) -> None:
+        super().__init__(table)
+
+
+class ColumnNotFound(Rejected):
+    template = "table {1!r} has no column {0!r}; it has {2}"
+
+    def __init__(self, column: str, table: str, columns: str) -> None:
+        super().__init__(column, table, columns)
+
+
+class RowExists(Rejected):
+    """An insert met a key that is there; nothing of the call was done in that tablet."""
+
+    template = "insert into {0!r}: a row with key {1} exists already (version {2})"
+
+    def __init__(self, table: str, key: str, version: int) -> None:
+        super().__init__(table, key, version)
+
+
+class RowNotFound(Rejected):
+    """An update met a key that is not there; nothing of the call was done in that tablet."""
+
+    template = "update of {0!r}: there is no row with key {1}"
+
+    def __init__(self, table: str, key: str) -> None:
+        super().__init__(table, key)
+
+
+class VersionMismatch(Rejected):
+    """``if_version`` did not hold; version 0 means that the row is absent."""
+
+    template = "{0!r}, key {1}: expected version {2}, found {3}"
+
+    def __init__(self, table: str, key: str, expected: int, found: int) -> None:
+        super().__init__(table, key, expected, found)
+
+
+class TooLarge(Rejected):
+    template = "{0} is {1} bytes; the limit is {2} bytes"
+
+    def __init__(self, what: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(what, size_bytes, limit_bytes)
+
+
+class Unauthorized(Rejected):
+    template = "not authorized: {0}"
+
+
+class ProtocolMismatch(Rejected):
+    template = (
+        "{0} speaks protocol version {1}; this server speaks {2}: upgrade the older of the two"
+    )
+
+    def __init__(self, peer: str, found: int, expected: int) -> None:
+        super().__init__(peer, found, expected)
+
+
+class AlreadyRunning(Rejected):
+    template = "{0}"
+
+
+class StaleRequest(Rejected):
+    """The client has already told that it has this request's answer; a late copy does nothing."""
+
+    template = "request {1} of client {0} is older than its first incomplete request {2}"
+
+    def __init__(self, client_id: str, sequence: int, first_incomplete: int) -> None:
+        super().__init__(client_id, sequence, first_incomplete)
+
+
+# ---- RetryElsewhere -------------------------------------------------------------------------
+
+
+class NotLeader(RetryElsewhere):
+    """The server asked does not lead; ``leader`` is the ``host:port`` to try, or empty."""
+
+    template = "{0} is not the leader in term {1}; try {2!r}"
+
+    def __init__(self, server: str, term: int, leader: str) -> None:
+        super().__init__(server, term, leader)
+
+    @property
+    def leader(self) -> str:
+        return str(self.args[2])
+
+
+class TabletNotHere(RetryElsewhere):
+    """The tablet is not (or no longer) served here: look its location up again."""
+
+    template = "tablet {0} is not served by {1}"
+
+    def __init__(self, tablet_id: str, server: str) -> None:
+        super().__init__(tablet_id, server)
+
+
+class WrongServer(RetryElsewhere):
+    """The address now belongs to another server than the one the call was meant for."""
+
+    template = "call was for server {0}; this is {1}"
+
+    def __init__(self, expected: str, found: str) -> None:
+        super().__init__(expected, found)
+
+
+class StaleTerm(RetryElsewhere):
+    """The caller's term, epoch or generation is older than what the receiver has promised."""
+
+    template = "{0}: term or epoch {1} is stale; {2} is current"
+
+    def __init__(self, what: str, found: int, current: int) -> None:
+        super().__init__(what, found, current)
+
+
+# ---- RetryLater -----------------------------------------------------------------------------
+
+
+class Overloaded(RetryLater):
+    template = "{0} is at its limit of {1}; try again shortly"
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(what, limit)
+
+
+class OutOfMemory(RetryLater):
+    """Writes are refused; reads and deletes go on."""
+
+    template = (
+        "{0} holds {1} bytes of its {2}; delete rows or raise tservers.memory in cluster.yaml"
+    )
+
+    def __init__(self, server: str, used_bytes: int, limit_bytes: int) -> None:
+        super().__init__(server, used_bytes, limit_bytes)
+
+
+class NoSpace(RetryLater):
+    template = "{0} has no space left on medium {1!r}; free some or add backups"
+
+    def __init__(self, server: str, medium: str) -> None:
+        super().__init__(server, medium)
+
+
+class TabletNotReady(RetryLater):
+    template = "tablet {0} is {1}"
+
+    def __init__(self, tablet_id: str, state: str) -> None:
+        super().__init__(tablet_id, state)
+
+
+class NoQuorum(RetryLater):
+    template = "no leader among the masters {0} yet"
+
+
+class NotEnoughServers(RetryLater):
+    template = "{0} needs {1} live {2}, there are {3}"
+
+    def __init__(self, what: str, needed: int, kind: str, found: int) -> None:
+        super().__init__(what, needed, kind, found)
+
+
+class NameReserved(RetryLater):
+    template = "a table named {0!r} is being created right now; try again shortly"
+
+
+class Unavailable(RetryLater):
+    """The peer could not be reached, and the call was certainly not sent."""
+
+    template = "{0} cannot be reached: {1}"
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(address, reason)
+
+
+class DeadlineExpired(RetryLater):
+    """The deadline had passed before the call was begun; nothing was done."""
+
+    template = "{0}: the deadline passed before it was begun (waited for {1})"
+
+    def __init__(self, method: str, waited_for: str) -> None:
+        super().__init__(method, waited_for)
+
+
+# ---- DataLost -------------------------------------------------------------------------------
+
+
+class CorruptData(DataLost):
+    template = "{0}, offset {1}: {2}"
+
+    def __init__(self, where: str, offset: int, reason: str) -> None:
+        super().__init__(where, offset, reason)
+
+
+class SegmentsMissing(DataLost):
+    """The log of a tablet is not complete; it stays offline until its segments come back."""
+
+    template = "tablet {0} stays offline: no live backup holds {1}"
+
+    def __init__(self, tablet_id: str, missing: str) -> None:
+        super().__init__(tablet_id, missing)
+
+
+# ---- wire -----------------------------------------------------------------------------------
+
+
+def _subclasses(root: type[StelaeError]) -> dict[str, type[StelaeError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found.update(_subclasses(child))
+    return found
+
+
+def encode_error(error: StelaeError) -> bytes:
+    """Encode for the wire: class name and constructor parameters, as msgpack."""
+    return msgspec.msgpack.encode((type(error).__name__, error.args))
+
+
+def decode_error(data: bytes) -> StelaeError:
+    """Rebuild an error; a class this version does not know comes back as `StelaeError`."""
+    name, args = msgspec.msgpack.decode(data, type=tuple[str, tuple[Any, ...]])
+    known = _subclasses(StelaeError).get(name)
+    if known is None:
+        return StelaeError(f"{name}: {args}")
+    return known(*args)

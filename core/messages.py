@@ -1,0 +1,472 @@
+"""Every message between servers and from clients: bodies, methods, and what each promises.
+
+Rules that hold for all of them: a receiver refuses a lower term or epoch with `StaleTerm`; every
+request may arrive twice or late, and is idempotent or carries a request id; bulk bytes travel as
+blobs beside the body, named in each docstring.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+from stelae.core.durability import Durability
+from stelae.core.ids import Address, RequestId, ServerUuid, TabletId
+from stelae.core.partition import Partitioning
+from stelae.core.records import ServerInfo, TableRecord, TabletRecord
+from stelae.core.rpc import Empty, Method
+from stelae.core.schema import TableSchema
+
+
+class Body(msgspec.Struct, frozen=True, array_like=True):
+    """Base of message bodies: positional on the wire, so fields are only ever appended."""
+
+
+# ---- clients to masters ---------------------------------------------------------------------
+
+
+class CreateTable(Body, frozen=True):
+    """Create a table; exactly once per request id. Followers answer `NotLeader`."""
+
+    request: RequestId
+    name: str
+    schema: TableSchema
+    partitioning: Partitioning
+    durability: Durability
+
+
+class TableReply(Body, frozen=True):
+    table: TableRecord
+
+
+class DeleteTable(Body, frozen=True):
+    request: RequestId
+    name: str
+
+
+class GetTable(Body, frozen=True):
+    """Look a table up, with where its tablets are. Linearizable: the leader answers."""
+
+    name: str
+
+
+class TabletLocation(Body, frozen=True):
+    """Where a tablet is served; ``address`` is empty while its state is not RUNNING."""
+
+    tablet: TabletRecord
+    address: Address
+    problem: str = ""
+    """Why it is offline, if it is: the missing segments, or the servers it waits for."""
+
+
+class TableLocations(Body, frozen=True):
+    table: TableRecord
+    tablets: tuple[TabletLocation, ...]
+
+
+class TableList(Body, frozen=True):
+    tables: tuple[TableRecord, ...]
+
+
+class StatusReply(Body, frozen=True):
+    """The status document of design §12, as JSON bytes."""
+
+    document: bytes
+
+
+CREATE_TABLE = Method("master.create_table", CreateTable, TableReply)
+DELETE_TABLE = Method("master.delete_table", DeleteTable, Empty)
+GET_TABLE = Method("master.get_table", GetTable, TableLocations)
+LIST_TABLES = Method("master.list_tables", Empty, TableList)
+STATUS = Method("master.status", Empty, StatusReply)
+
+
+# ---- servers to masters ---------------------------------------------------------------------
+
+
+class TabletProgress(enum.StrEnum):
+    """What a tserver does with a tablet it was told to open."""
+
+    OPENING = "opening"
+    PREPARED = "prepared"
+    """Complete and durable, but not serving: the catalog does not say yet that it may."""
+    SERVING = "serving"
+    FAILED = "failed"
+    """``problem`` says why; the leader decides what follows."""
+
+
+class TabletReport(Body, frozen=True):
+    tablet_id: TabletId
+    term: int
+    progress: TabletProgress
+    problem: str = ""
+    row_count: int = 0
+    memory_bytes: int = 0
+    segment_count: int = 0
+    under_replicated: int = 0
+    """Segments with fewer live replicas than the durability names."""
+    phases: tuple[tuple[str, float], ...] = ()
+    """Seconds spent in each phase of its recovery (read, merge, install), for status."""
+    head_segment: int = 0
+    """Of a PREPARED tablet: its new head. Open replicas below it are stale from the hand-over on."""
+
+
+class Heartbeat(Body, frozen=True):
+    """From every tserver and backup to every master, each ``heartbeat_s``; followers note it only.
+
+    ``tablets`` is always the full list (a tserver's tablets are few); ``logs`` of a backup are the
+    tablets it holds replicas of.
+    """
+
+    server: ServerInfo
+    sent: float
+    """The sender's monotonic clock, returned in the reply: leases count from it."""
+    tablets: tuple[TabletReport, ...] = ()
+    logs: tuple[TabletId, ...] = ()
+    memory_bytes: int = 0
+    memory_limit_bytes: int = 0
+    free_bytes: int = 0
+
+
+class HeartbeatReply(Body, frozen=True):
+    """``is_leader``: only then do the other fields bind the receiver."""
+
+    is_leader: bool
+    term: int
+    """The masters' Raft term: a tserver heeds no leader of a lower term than it has heeded."""
+    sent: float
+    lease_s: float = 0.0
+    """The sender may serve until ``sent + lease_s`` of its own clock; 0: it must not."""
+    fenced: bool = False
+    """This incarnation has been given up: its tablets have gone elsewhere. It must restart."""
+    servers: tuple[ServerInfo, ...] = ()
+    """All live tservers and backups."""
+    serve: tuple[tuple[TabletId, int], ...] = ()
+    """(tablet, term) pairs that the catalog says this server owns and may serve."""
+    drop: tuple[TabletId, ...] = ()
+    """Tablets that the catalog says are deleted: free what you hold of them."""
+
+
+class RaiseEpoch(Body, frozen=True):
+    """From the owner of a tablet that lost a replica of its open head, before it acknowledges on.
+
+    Open replicas below (segment_id, epoch) are stale from now on. Refused (`StaleTerm`) unless
+    ``term`` is the tablet's current one and ``owner`` its owner.
+    """
+
+    tablet_id: TabletId
+    term: int
+    owner: ServerUuid
+    segment_id: int
+    epoch: int
+
+
+class TabletOpened(Body, frozen=True):
+    """A tablet is PREPARED at its owner: the hint that saves waiting for the next heartbeat."""
+
+    server: ServerUuid
+    incarnation: int
+    report: TabletReport
+
+
+HEARTBEAT = Method("master.heartbeat", Heartbeat, HeartbeatReply)
+RAISE_EPOCH = Method("master.raise_epoch", RaiseEpoch, Empty)
+TABLET_OPENED = Method("master.tablet_opened", TabletOpened, Empty)
+
+
+# ---- masters to tservers --------------------------------------------------------------------
+
+
+class RecoveryEngine(enum.StrEnum):
+    NATIVE = "native"
+    SPARK = "spark"
+
+
+class SegmentSource(Body, frozen=True):
+    """Where a segment of a log to be recovered lies: any of ``replicas`` will do."""
+
+    segment_id: int
+    sealed: bool
+    """In columnar form. Otherwise rows of the log, valid up to each replica's certificate."""
+    length: int
+    replicas: tuple[tuple[ServerUuid, Address, str], ...]
+    """(backup, its address, medium)"""
+    is_head: bool = False
+    """The open segment that ends the log (its newest digest)."""
+    epoch: int = 0
+
+
+class OpenTablet(Body, frozen=True):
+    """Open a tablet in ``tablet.term``: anew (no sources), or by recovery of its log.
+
+    Answered at once; progress comes by heartbeat and `TABLET_OPENED`. A repeated call with the
+    same term changes nothing; a lower term than one seen is refused. With ``engine`` SPARK
+    the merge of the summaries comes by `INSTALL_MERGE`; everything else is the tserver's.
+    """
+
+    table: TableRecord
+    tablet: TabletRecord
+    sources: tuple[SegmentSource, ...] = ()
+    engine: RecoveryEngine = RecoveryEngine.NATIVE
+
+
+class ServeTablet(Body, frozen=True):
+    """The catalog says RUNNING: begin to serve. The same fact comes with each heartbeat reply."""
+
+    tablet_id: TabletId
+    term: int
+
+
+class CloseTablet(Body, frozen=True):
+    """Forget a tablet of this or a lower term (deleted, or given to another server)."""
+
+    tablet_id: TabletId
+    term: int
+
+
+class InstallMerge(Body, frozen=True):
+    """The merge of a log's summaries, made elsewhere (Spark): blobs are (hashes, positions) of the
+    winners as raw uint64 and int64, and one live mask of bytes per source, in source order."""
+
+    tablet_id: TabletId
+    term: int
+    next_version: int
+
+
+OPEN_TABLET = Method("tserver.open_tablet", OpenTablet, Empty)
+SERVE_TABLET = Method("tserver.serve_tablet", ServeTablet, Empty)
+CLOSE_TABLET = Method("tserver.close_tablet", CloseTablet, Empty)
+INSTALL_MERGE = Method("tserver.install_merge", InstallMerge, Empty)
+
+
+# ---- clients to tservers --------------------------------------------------------------------
+
+
+class WriteOp(enum.IntEnum):
+    INSERT = 0
+    UPSERT = 1
+    UPDATE = 2
+    DELETE = 3
+
+
+class Write(Body, frozen=True):
+    """Write rows of one tablet, atomically, in order, exactly once per request id.
+
+    Few rows: ``rows``, tuples of wire values of ``columns`` (for DELETE: of the key). Many: one
+    blob, an Arrow IPC stream of one batch with those columns, and ``rows`` empty.
+    """
+
+    tablet_id: TabletId
+    schema_version: int
+    op: WriteOp
+    request: RequestId
+    rows: tuple[tuple[Any, ...], ...]
+    columns: tuple[str, ...] = ()
+    """Empty: all columns in schema order (DELETE: the key columns)."""
+    if_versions: tuple[int, ...] = ()
+    """One for each row, or none: the version that the row must have; 0: it must be absent."""
+
+
+class WriteReply(Body, frozen=True):
+    """Row i of the call has version ``first_version + i``."""
+
+    first_version: int
+    row_count: int
+
+
+class Get(Body, frozen=True):
+    """Read rows by key, linearizably. ``columns`` empty: all."""
+
+    tablet_id: TabletId
+    keys: tuple[tuple[Any, ...], ...]
+    columns: tuple[str, ...] = ()
+
+
+class GetReply(Body, frozen=True):
+    """For each key the row's wire values and version, or None. For tables that are not plain,
+    ``rows`` is empty and the blobs are those of `GetManyReply`."""
+
+    rows: tuple[tuple[tuple[Any, ...], int] | None, ...]
+
+
+class GetMany(Body, frozen=True):
+    """Read many rows by key; the blob is an Arrow IPC stream of one batch of key columns."""
+
+    tablet_id: TabletId
+    columns: tuple[str, ...] = ()
+
+
+class GetManyReply(Body, frozen=True):
+    """Blobs: an Arrow IPC stream of the rows found (with ``_version``), and the int32 places of
+    their keys in the request, ascending."""
+
+    row_count: int
+
+
+class Scan(Body, frozen=True):
+    """Open a scan (``cursor`` empty) or go on with one. A scan sees one point of the tablet's log.
+
+    ``where`` is in disjunctive form: any of the lists, all of the (column, op, value) in one, with
+    wire values.
+    """
+
+    tablet_id: TabletId
+    cursor: str = ""
+    columns: tuple[str, ...] = ()
+    where: tuple[tuple[tuple[str, str, Any], ...], ...] = ()
+    limit: int = 0
+    """0: no limit."""
+    with_versions: bool = False
+
+
+class ScanReply(Body, frozen=True):
+    """The blob is an Arrow IPC stream of the next batches. ``cursor`` empty: that was all."""
+
+    cursor: str
+    row_count: int
+
+
+WRITE = Method("tserver.write", Write, WriteReply)
+GET = Method("tserver.get", Get, GetReply)
+GET_MANY = Method("tserver.get_many", GetMany, GetManyReply)
+SCAN = Method("tserver.scan", Scan, ScanReply)
+
+
+# ---- tservers, masters and recovery jobs to backups -----------------------------------------
+
+
+class Certified(Body, frozen=True):
+    """What of a replica exists: its first ``length`` bytes, whose entry headers have this CRC."""
+
+    length: int
+    crc: int
+
+
+class ReplicaState(enum.StrEnum):
+    OPEN = "open"
+    CLOSED = "closed"
+    """Complete, in the row form it was appended in."""
+    SEALED = "sealed"
+    """Complete, in columnar form (`stelae.storage.image`)."""
+
+
+class WriteReplica(Body, frozen=True):
+    """Write to a replica of a segment in row form, and answer once its medium has it durably.
+
+    The blob(s) are the bytes from ``offset``. Creates the replica when ``offset`` is 0 and there
+    is none (``create``); then the bytes hold the segment's prologue. Repeated or overlapping writes
+    of the same content change nothing; a gap is refused (`InvalidArgument`). ``certificate`` is the
+    commit point: nothing beyond the last one exists. A replica that is being copied gets none until
+    the last piece (``certificate`` None), and does not exist before. A higher ``epoch`` than the
+    replica's raises it; a lower one is refused. A closed replica accepts a repeated close only.
+    """
+
+    tablet_id: TabletId
+    term: int
+    segment_id: int
+    epoch: int
+    medium: str
+    offset: int
+    certificate: Certified | None
+    create: bool = False
+    close: bool = False
+
+
+class SealReplica(Body, frozen=True):
+    """Replace a replica by its columnar form, or bring one where none was, in one atomic step.
+
+    The blob is the whole image.
+    """
+
+    tablet_id: TabletId
+    term: int
+    segment_id: int
+    epoch: int
+    medium: str
+
+
+class ReplicaInfo(Body, frozen=True):
+    segment_id: int
+    term: int
+    epoch: int
+    state: ReplicaState
+    medium: str
+    length: int
+    """Bytes of the image, or of the certified rows."""
+    crc: int
+    digest: tuple[int, ...] = ()
+    """Of an OPEN replica: the segment ids in its prologue's digest."""
+
+
+class LogInventory(Body, frozen=True):
+    tablet_id: TabletId
+    fence: int
+    """Writes of a lower term are refused."""
+    replicas: tuple[ReplicaInfo, ...]
+
+
+class FenceLogs(Body, frozen=True):
+    """Durably refuse every term below the one given, then say what is held of each log."""
+
+    logs: tuple[tuple[TabletId, int], ...]
+
+
+class Inventory(Body, frozen=True):
+    """Say what is held of these logs, or of all."""
+
+    logs: tuple[TabletId, ...] = ()
+
+
+class InventoryReply(Body, frozen=True):
+    logs: tuple[LogInventory, ...]
+
+
+class ReadReplica(Body, frozen=True):
+    """Read bytes of a replica: the image, or the rows up to the certificate. The blob is they."""
+
+    tablet_id: TabletId
+    segment_id: int
+    offset: int = 0
+    length: int = 0
+    """0: to the end."""
+
+
+class ReadReplicaReply(Body, frozen=True):
+    info: ReplicaInfo
+
+
+class ReadSummaries(Body, frozen=True):
+    """Serve the summaries of segments. Blobs: one per segment, the summary part of a SEALED image;
+    for row forms, which have none, the rows up to the certificate."""
+
+    tablet_id: TabletId
+    segments: tuple[int, ...]
+
+
+class ReadSummariesReply(Body, frozen=True):
+    infos: tuple[ReplicaInfo, ...]
+
+
+class FreeReplicas(Body, frozen=True):
+    """Free replicas of segments; unknown ones are fine. Refused below the fence."""
+
+    tablet_id: TabletId
+    term: int
+    segments: tuple[int, ...]
+
+
+class DropLogs(Body, frozen=True):
+    """Free everything held of these tablets, which the catalog says are deleted."""
+
+    logs: tuple[TabletId, ...]
+
+
+WRITE_REPLICA = Method("backup.write_replica", WriteReplica, Empty)
+SEAL_REPLICA = Method("backup.seal_replica", SealReplica, Empty)
+FENCE_LOGS = Method("backup.fence_logs", FenceLogs, InventoryReply)
+INVENTORY = Method("backup.inventory", Inventory, InventoryReply)
+READ_REPLICA = Method("backup.read_replica", ReadReplica, ReadReplicaReply)
+READ_SUMMARIES = Method("backup.read_summaries", ReadSummaries, ReadSummariesReply)
+FREE_REPLICAS = Method("backup.free_replicas", FreeReplicas, Empty)
+DROP_LOGS = Method("backup.drop_logs", DropLogs, Empty)

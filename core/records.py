@@ -1,0 +1,82 @@
+"""What the catalog says of tables, tablets and servers; and what servers say of themselves."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+from stelae.core.durability import Durability
+from stelae.core.ids import Address, ServerUuid, TableId, TabletId
+from stelae.core.partition import Partitioning
+from stelae.core.runtime import ProcessIdentity
+from stelae.core.schema import TableSchema
+
+
+class ServerKind(enum.StrEnum):
+    MASTER = "master"
+    TSERVER = "tserver"
+    BACKUP = "backup"
+
+
+class ServerState(enum.StrEnum):
+    LIVE = "live"
+    DEAD = "dead"
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """One server as it describes itself: in heartbeats, in status, in lists of live servers.
+
+    ``incarnation`` grows with each start on the same data directory; (uuid, incarnation) names
+    one run of one process.
+    """
+
+    kind: ServerKind
+    name: str
+    uuid: ServerUuid
+    incarnation: int
+    address: Address
+    process: ProcessIdentity
+    media: tuple[str, ...] = ()
+    """Of a backup: the media it offers."""
+
+
+class TableState(enum.StrEnum):
+    RUNNING = "running"
+    DELETED = "deleted"
+
+
+class TableRecord(msgspec.Struct, frozen=True):
+    table_id: TableId
+    name: str
+    schema: TableSchema
+    partitioning: Partitioning
+    durability: Durability
+    state: TableState
+    generation: int = 1
+    """Grows with each change of this record: the compare-and-set of catalog batches."""
+
+
+class TabletState(enum.StrEnum):
+    CREATING = "creating"
+    """Has an owner that may not serve yet; nothing was ever acknowledged."""
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    """Its owner is lost; ``owner`` (once chosen) brings it back in ``term``."""
+    DELETED = "deleted"
+
+
+class TabletRecord(msgspec.Struct, frozen=True):
+    """One tablet. Of one term there is one owner: a change of owner raises the term."""
+
+    tablet_id: TabletId
+    table_id: TableId
+    number: int
+    """Place in the table's partitioning: range * buckets + bucket."""
+    state: TabletState
+    term: int
+    owner: ServerUuid
+    owner_incarnation: int
+    valid_segment: int = 0
+    """With ``valid_epoch``: open segment replicas below (segment, epoch) are stale, and ignored."""
+    valid_epoch: int = 0
+    generation: int = 1

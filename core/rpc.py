@@ -1,0 +1,56 @@
+"""How one server's method is named and typed on the wire: a `Method` value, shared by both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
+
+PROTOCOL_VERSION = 1
+
+Blob: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
+"""Bulk bytes that travel beside the msgspec body and are never copied into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[Q, R]):
+    """One remote method: its name, and the types of its request and reply bodies."""
+
+    name: str
+    request: type[Q]
+    reply: type[R]
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Q]):
+    """A request as its handler sees it. ``blobs`` are read-only views into the receive buffer."""
+
+    body: Q
+    blobs: Sequence[memoryview]
+    timeout_s: float
+    """What was left of the caller's deadline when the request arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Generic[R]):
+    """What a handler returns and a caller receives."""
+
+    body: R
+    blobs: Sequence[Blob] = ()
+
+
+Handler = Callable[[Call[Any]], Awaitable[Reply[Any]]]
+Handlers = dict[Method[Any, Any], Handler]
+
+
+class Empty(msgspec.Struct, frozen=True, array_like=True):
+    """The body of a request or reply that says nothing."""
+
+
+EMPTY: Reply[Empty] = Reply(Empty())

@@ -1,0 +1,201 @@
+"""Everything a server may ask of the world.
+
+Servers are plain async classes over a `Runtime`. Two implementations exist: the real one
+(`stelae.runtime`, asyncio over TCP and files; `stelae.actors.ray_runtime` adds Ray's objects and
+metrics) and the deterministic world of `stelae.simulation`. Both run on an asyncio loop, so
+servers use ``asyncio`` locks, events and ``asyncio.timeout`` freely; time, chance, network, disk
+and ids come only from here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+import msgspec
+import pyarrow as pa
+from stelae.core.ids import Address, ServerUuid
+from stelae.core.rpc import Blob, Handlers, Method, Reply
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Clock(Protocol):
+    """Time. ``monotonic`` is per process and never goes back; ``now`` is for people to read."""
+
+    def now(self) -> float: ...
+
+    def monotonic(self) -> float: ...
+
+    async def sleep(self, duration_s: float) -> None: ...
+
+
+class Peers(Protocol):
+    """Calls between servers (and from clients), over TCP or the simulated network."""
+
+    @property
+    def address(self) -> Address:
+        """Where this server listens; valid after `listen`."""
+        ...
+
+    async def listen(self, server_uuid: ServerUuid, handlers: Handlers) -> None:
+        """Start to answer ``handlers``. Calls meant for another UUID get `WrongServer`."""
+        ...
+
+    async def call(
+        self,
+        address: Address,
+        method: Method[Q, R],
+        request: Q,
+        *,
+        timeout_s: float,
+        blobs: Sequence[Blob] = (),
+        destination: ServerUuid | None = None,
+    ) -> Reply[R]:
+        """Call a remote method and wait for its answer.
+
+        Raises:
+            Unavailable: no connection could be made; the request was certainly not sent.
+            OutcomeUnknown: no answer within ``timeout_s``, or the connection broke meanwhile.
+            StelaeError: whatever of it the handler raised.
+        """
+        ...
+
+    async def watch(self, address: Address) -> None:
+        """Connect, and return when the connection ends, or at once if none can be made.
+
+        A hint that the server died, milliseconds after it did; never proof.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop listening and end every connection; pending calls get `OutcomeUnknown`."""
+        ...
+
+
+class File(Protocol):
+    """One open file. Writes are seen by reads at once; they survive a crash after ``sync``."""
+
+    @property
+    def size(self) -> int: ...
+
+    def write_at(self, offset: int, *buffers: Blob) -> None:
+        """Write the buffers one after the other from ``offset``. Raises OSError (ENOSPC)."""
+        ...
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Read up to ``length`` bytes; fewer at the end of the file."""
+        ...
+
+    async def sync(self) -> None:
+        """Make every write so far durable. After an OSError here the server must stop."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def preallocate(self, size: int) -> None:
+        """Reserve space so that the file is at least ``size`` bytes long, reading as zeros."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """The server's own data directory. Paths are relative, with ``/``; folders appear as needed."""
+
+    async def open(self, path: str) -> File:
+        """Open for reading and writing; made (durably named) if absent."""
+        ...
+
+    async def read(self, path: str) -> bytes:
+        """Read a whole file. Raises FileNotFoundError."""
+        ...
+
+    async def replace(self, path: str, data: bytes) -> None:
+        """Atomically and durably make ``data`` the content: write new, sync, rename, sync."""
+        ...
+
+    async def list(self, folder: str) -> list[str]:
+        """Sorted names of files in ``folder``; empty if there is no such folder."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Durably remove a file; absent is fine."""
+        ...
+
+
+class Objects(Protocol):
+    """Large immutable buffers in shared memory (Ray's object store), owned by this server."""
+
+    async def put(self, buffer: pa.Buffer) -> ObjectHandle: ...
+
+    async def get(self, handle: ObjectHandle) -> pa.Buffer:
+        """The content, not copied where it lies on this node. Raises KeyError once it is gone."""
+        ...
+
+
+class ObjectHandle(Protocol):
+    """Keeps an object alive while it is referenced; can be sent to other processes by Ray."""
+
+    @property
+    def size(self) -> int: ...
+
+
+class Metrics(Protocol):
+    def count(self, name: str, amount: float = 1.0, **tags: str) -> None: ...
+
+    def gauge(self, name: str, value: float, **tags: str) -> None: ...
+
+    def observe(self, name: str, value: float, **tags: str) -> None: ...
+
+
+class Runtime(Protocol):
+    """The world of one server."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def rng(self) -> random.Random: ...
+
+    @property
+    def peers(self) -> Peers: ...
+
+    @property
+    def disk(self) -> Disk: ...
+
+    @property
+    def objects(self) -> Objects: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    async def offload(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run CPU-heavy or blocking ``fn`` off the event loop."""
+        ...
+
+    def process_gone(self, node: str, pid: int, started: float) -> bool:
+        """True only if that process surely no longer runs (seen on the same node).
+
+        ``node``, ``pid`` and ``started`` are those of its `ServerInfo`. False when it lives or
+        when this cannot be told from here; then only the end of its lease proves it harmless.
+        """
+        ...
+
+    @property
+    def identity(self) -> ProcessIdentity: ...
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True):
+    """Which process a server runs in: ``started`` tells a reused pid apart."""
+
+    node: str
+    pid: int
+    started: float
+
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], None]

@@ -1,0 +1,53 @@
+"""Background tasks with an owner: no task outlives its server, and no failure is swallowed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+class Tasks:
+    """The background tasks of one server.
+
+    The first task that fails ends the scope: `failure` resolves to its exception, and the server's
+    host ends the process (or the simulated run). `close` cancels and awaits all tasks.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[None], None] = {}  # a dict keeps the order of starting
+        self._failed = asyncio.Event()
+        self._error: BaseException | None = None
+        self._closed = False
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Start ``work``; the scope owns it."""
+        assert not self._closed, f"task {name} started after close"
+        task = asyncio.create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if task.cancelled() or task.exception() is None:
+            return
+        if self._error is None:
+            self._error = task.exception()
+            self._failed.set()
+
+    async def wait_failed(self) -> BaseException:
+        """Wait until a task fails, and return its exception."""
+        await self._failed.wait()
+        assert self._error is not None
+        return self._error
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait for them. Raises the first failure, if there was one."""
+        self._closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._error is not None:
+            raise self._error

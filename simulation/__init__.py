@@ -1,0 +1,1 @@
+"""(docstring to be written with the room)"""
