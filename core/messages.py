@@ -318,6 +318,8 @@ class Scan(Body, frozen=True):
     limit: int = 0
     """0: no limit."""
     with_versions: bool = False
+    piece: int = 0
+    """Which piece of the scan is asked for, from 0: a repeated or late call gets no other one."""
 
 
 class ScanReply(Body, frozen=True):

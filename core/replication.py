@@ -1,7 +1,7 @@
 """What consensus decides and storage keeps: log entries, configurations, term and vote, snapshots.
 
-These are the records that `stelae.consensus` hands out and `stelae.storage` encodes; neither room imports
-the other. Implements the records of design §2 and §8 (a tablet is a log of entries named by OpId).
+These are the records that `stelae.consensus` hands out and `stelae.storage` encodes; neither room
+imports the other. Implements design §2 and §8: a tablet is a log of entries named by OpId.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
-    """The members of a group. ``op_id`` names the entry that carried it; (0, 0) is the first one."""
+    """The members of a group. ``op_id`` names the entry that carried it; (0, 0): the first."""
 
     op_id: OpId
     peers: tuple[Peer, ...]

@@ -1,1 +1,1 @@
-"""(docstring to be written with the room)"""
+"""Bringing data back: the plan of a recovery, the merge of summaries (native and Spark)."""

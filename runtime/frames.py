@@ -5,12 +5,13 @@ a larger one as a row of `PART` frames, between which other frames may go. (desi
 
 Frame, little-endian::
 
-    head_crc u32 | length u32 | payload_crc u32 | kind u8 | whole u8 | 0 u16 | call_id u64 | total u64
-    payload, ``length`` bytes
+    head_crc u32 | length u32 | payload_crc u32 | kind u8 | whole u8 | 0 u16
+    call_id u64 | total u64 | payload, ``length`` bytes
 
-``head_crc`` is the CRC-32C of the rest of the head, ``payload_crc`` that of the payload. Invariant: no
-byte of a frame is believed before the CRC over it held; a length above the bound is refused before
-anything is allocated. ``whole`` and ``total`` are set in parts only: kind and size of the message.
+``head_crc`` is the CRC-32C of the rest of the head, ``payload_crc`` that of the payload. Invariant:
+no byte of a frame is believed before the CRC over it held; a length above the bound is refused
+before anything is allocated. ``whole`` and ``total`` are set in parts only: kind and size of the
+message.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Request(NamedTuple):
 
 def byte_view(buffer: Blob) -> memoryview:
     """See any buffer as a row of bytes, without a copy."""
-    view = memoryview(buffer)  # type: ignore[arg-type]  # pa.Buffer has the buffer protocol
+    view = memoryview(buffer)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
@@ -251,7 +252,7 @@ def encode_part_head(whole: Kind, call_id: int, total: int, part: Sequence[memor
 
 
 class Assembly:
-    """A large message while its parts come in. Its buffer is never reused: views of it stay valid."""
+    """A large message while its parts come in. Views of its buffer stay valid: it is not reused."""
 
     def __init__(self, whole: Kind, total: int, started_s: float, wanted: bool) -> None:
         self.whole = whole
@@ -260,13 +261,14 @@ class Assembly:
         self.received = 0
         self.wanted = wanted
         """False: the parts are checked, but dropped."""
-        self.buffer = memoryview(pa.allocate_buffer(total)) if wanted else None
+        self.buffer = byte_view(pa.allocate_buffer(total)) if wanted else None
 
-    def target(self, length: int, scratch: memoryview) -> memoryview:
+    def target(self, length: int, scratch: memoryview | None) -> memoryview:
         """Where the next part of ``length`` bytes is to be put. Raises FrameError."""
         if self.received + length > self.total or length == 0:
             raise FrameError("the parts of a message do not add up to its size")
         if self.buffer is None:
+            assert scratch is not None, "a message not wanted needs another place for its parts"
             return scratch[:length]
         return self.buffer[self.received : self.received + length]
 
@@ -275,5 +277,6 @@ class Assembly:
         return self.received == self.total
 
     def message(self) -> memoryview:
-        assert self.buffer is not None and self.complete
+        assert self.buffer is not None
+        assert self.complete
         return self.buffer.toreadonly()

@@ -1,4 +1,4 @@
-"""Who is at the other end: a mutual challenge on the cluster's secret, before anything else is read.
+"""Who is at the other end: a mutual challenge on the cluster's secret, before all else.
 
 Pure state machines over fixed-size messages; `connection` moves the bytes. (design.md §4)
 
@@ -9,9 +9,10 @@ Pure state machines over fixed-size messages; `connection` moves the bytes. (des
     client -> server   PROOF      proof of the client
     server -> client   WELCOME    status, proof of the status
 
-A proof is HMAC-SHA256 under the secret over a label naming the sender's role and all bytes so far, so
-none can be replayed or reflected. Invariants: until it has seen the other's proof, neither side reads
-anything but these messages; versions are compared first, as later messages may differ between them.
+A proof is HMAC-SHA256 under the secret over a label naming the sender's role and all bytes so far,
+so none can be replayed or reflected. Invariants: until it has seen the other's proof, neither side
+reads anything but these messages; versions are compared first, as later messages may differ between
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import os
 import struct
 from collections.abc import Callable
 
-from stelae.core.errors import Overloaded, ProtocolMismatch, StelaeError, Unauthorized
+from stelae.core.errors import Overloaded, ProtocolMismatch, StelaeError, Unauthorized, Unavailable
 from stelae.core.rpc import PROTOCOL_VERSION
 
 SECRET_BYTES = 32
@@ -36,6 +37,8 @@ _PROOF_BYTES = 32
 _HELLO = struct.Struct("<8sI32s64s")
 _CHALLENGE = struct.Struct("<8sII32s32s")
 _WELCOME = struct.Struct("<I32s")
+MESSAGE_BYTES = max(_HELLO.size, _CHALLENGE.size, _WELCOME.size, _PROOF_BYTES)
+"""The size of the largest message; both ends receive into a buffer of this size."""
 
 
 class Status(enum.IntEnum):
@@ -69,7 +72,9 @@ def _name_text(name: bytes) -> str:
 class Handshake:
     """One end of it. Feed it exactly ``needed`` bytes at a time, and send what it returns."""
 
-    def __init__(self, credentials: Credentials, peer: str, entropy: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, credentials: Credentials, peer: str, entropy: Callable[[int], bytes]
+    ) -> None:
         self._credentials = credentials
         self._peer = peer
         self._entropy = entropy
@@ -102,13 +107,13 @@ class ClientHandshake(Handshake):
 
     def start(self) -> bytes:
         mine = self._credentials
-        self._transcript = _HELLO.pack(
-            _MAGIC, mine.version, self._entropy(_NONCE_BYTES), mine.name
-        )
+        self._transcript = _HELLO.pack(_MAGIC, mine.version, self._entropy(_NONCE_BYTES), mine.name)
         return self._transcript
 
     def feed(self, message: bytes) -> bytes:
-        return self._challenged(message) if self.needed == _CHALLENGE.size else self._welcomed(message)
+        return (
+            self._challenged(message) if self.needed == _CHALLENGE.size else self._welcomed(message)
+        )
 
     def _challenged(self, message: bytes) -> bytes:
         mine = self._credentials
@@ -118,7 +123,7 @@ class ClientHandshake(Handshake):
         if version != mine.version or status == Status.OTHER_VERSION:
             return self._fail(ProtocolMismatch(self._peer, version, mine.version))
         if status == Status.BUSY:
-            return self._fail(Overloaded(f"{self._peer}: connections", 0))
+            return self._fail(Unavailable(self._peer, "it has too many connections"))
         self._transcript += message[:-_PROOF_BYTES]
         if not hmac.compare_digest(proof, mine.proof(b"server", self._transcript)):
             return self._fail(
@@ -178,9 +183,7 @@ class ServerHandshake(Handshake):
             return self._fail(Unauthorized(f"{self._peer} does not speak Stelae's protocol"))
         if version != mine.version:
             self._fail(ProtocolMismatch(self._peer, version, mine.version))
-            return self._challenge(
-                Status.OTHER_VERSION, bytes(_NONCE_BYTES), bytes(_PROOF_BYTES)
-            )
+            return self._challenge(Status.OTHER_VERSION, bytes(_NONCE_BYTES), bytes(_PROOF_BYTES))
         challenge = self._challenge(Status.OK, self._entropy(_NONCE_BYTES), b"")
         self._transcript = message + challenge[:-_PROOF_BYTES]
         proof = mine.proof(b"server", self._transcript)

@@ -1,4 +1,4 @@
-"""A deterministic asyncio loop: virtual time, and a seeded choice among the callbacks that are ready.
+"""A deterministic asyncio loop: virtual time, and a seeded choice among the ready callbacks.
 
 Unmodified asyncio code runs on it (locks, queues, timeouts, task groups, gather, shield). Three
 things differ from a real loop:
@@ -90,7 +90,7 @@ class SimHandle(asyncio.TimerHandle):
             self.process = context.get(PROCESS)
         self._loop = loop
         self._callback: Callable[..., object] | None = callback
-        self._args: tuple[Any, ...] | None = args
+        self._args = args
         self._cancelled = False
         self._when = when
         self._scheduled = False
@@ -98,7 +98,7 @@ class SimHandle(asyncio.TimerHandle):
     def cancel(self) -> None:
         self._cancelled = True
         self._callback = None
-        self._args = None
+        self._args = ()
 
     def cancelled(self) -> bool:
         return self._cancelled
@@ -121,6 +121,15 @@ class SimTask(asyncio.Task[T]):
         self.number = number
         self.sim_context = context
         super().__init__(coro, loop=loop, name=name, context=context)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class SimFuture(asyncio.Future[T]):
+    """A future that hashes by its number, for the same reason."""
+
+    number: int
 
     def __hash__(self) -> int:
         return self.number
@@ -192,16 +201,23 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> SimHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> asyncio.Handle:
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, *args: Any, **kwargs: Any
+    ) -> asyncio.Handle:
         raise SimulationError("a thread called into the simulated loop")
 
-    def run_in_executor(self, *args: Any, **kwargs: Any) -> Any:
+    def run_in_executor(  # type: ignore[override]
+        self, *args: Any, **kwargs: Any
+    ) -> Any:
         raise SimulationError("threads are not allowed in simulation; use runtime.offload")
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        self._tasks_made += 1
+        future: SimFuture[Any] = SimFuture(loop=self)
+        future.number = self._tasks_made
+        return future
 
-    def create_task(  # type: ignore[override]
+    def create_task(
         self,
         coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
         *,
@@ -223,8 +239,8 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _task_done(self, task: SimTask[Any]) -> None:
         process = PROCESS.get()
         (self._world_tasks if process is None else process.tasks).pop(task, None)
-        # Private, and unchanged since 3.4; a test guards it: True until somebody asks for the error.
-        if not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]
+        # Private, unchanged since 3.4, guarded by a test: True until somebody asks for the error.
+        if not task.cancelled() and task._log_traceback:
             reference = weakref.ref(task)
             self._failed.append(reference)
             self.call_later(GRACE_S, self._still_unseen, reference)
@@ -233,7 +249,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         task = reference()
         if reference in self._failed:
             self._failed.remove(reference)
-        if task is not None and task._log_traceback:  # type: ignore[attr-defined]
+        if task is not None and task._log_traceback:
             self.fail(_error_of(task), PROCESS.get())
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -277,7 +293,8 @@ class SimLoop(asyncio.AbstractEventLoop):
             SimulationError: deadlock, livelock, or more than ``limit_s`` of virtual time.
             BaseException: that of ``main``, or of any callback or task that nobody looked at.
         """
-        assert not self._running and not self._closed, "a loop runs once"
+        assert not self._closed, "a loop runs once"
+        assert not self._running, "a loop runs once"
         assert asyncio._get_running_loop() is None, "simulate from a synchronous test"
         collecting = gc.isenabled()
         gc.disable()  # finalizers run at fixed points, or runs would differ
@@ -327,7 +344,6 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _call(self, handle: SimHandle) -> None:
         assert handle._callback is not None
-        assert handle._args is not None
         try:
             handle._context.run(handle._callback, *handle._args)
         except (KeyboardInterrupt, SystemExit):
@@ -354,7 +370,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _check_unseen(self) -> None:
         for reference in self._failed:
             task = reference()
-            if task is not None and task._log_traceback:  # type: ignore[attr-defined]
+            if task is not None and task._log_traceback:
                 raise _error_of(task)
 
     # ---- processes ----------------------------------------------------------------------------

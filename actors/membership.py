@@ -1,0 +1,41 @@
+"""What a server knows of the others: the live tservers and backups that the leader master lists."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from stelae.core.ids import ServerUuid
+from stelae.core.records import ServerInfo, ServerKind
+
+
+class Membership:
+    """The newest list of live servers. A hint: every call is fenced by what the receiver knows."""
+
+    def __init__(self) -> None:
+        self._by_uuid: dict[ServerUuid, ServerInfo] = {}
+        self._changed = asyncio.Event()
+
+    def update(self, servers: Iterable[ServerInfo]) -> None:
+        """Take the leader's list; wakes whoever waits if anything differs."""
+        by_uuid = {server.uuid: server for server in servers}
+        if by_uuid != self._by_uuid:
+            self._by_uuid = by_uuid
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def find(self, uuid: ServerUuid) -> ServerInfo | None:
+        return self._by_uuid.get(uuid)
+
+    def backups(self, medium: str) -> list[ServerInfo]:
+        """Live backups that offer ``medium``, in order of their UUIDs."""
+        found = [
+            server
+            for server in self._by_uuid.values()
+            if server.kind is ServerKind.BACKUP and medium in server.media
+        ]
+        return sorted(found, key=lambda server: server.uuid)
+
+    async def wait_change(self) -> None:
+        """Wait until the list differs from what it is now."""
+        await self._changed.wait()

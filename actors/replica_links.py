@@ -1,0 +1,148 @@
+"""How one replica's messages reach the others: bounded, one-way, and never waited for.
+
+Per peer a bounded outbox and a few calls at a time; what does not fit, and what fails, is lost,
+which Raft allows for. The core is told of peers that cannot be reached, and paces itself by
+heartbeats (KUDU-821), so that no failure makes a tight loop. Design §4 (two ways between actors).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from stelae.consensus.messages import (
+    RAFT_MESSAGE,
+    AppendRequest,
+    Message,
+    RaftMessages,
+    SnapshotRequest,
+)
+from stelae.core.errors import StelaeError
+from stelae.core.ids import Address, ServerUuid, TabletId
+from stelae.core.replication import Configuration
+from stelae.core.runtime import Runtime
+from stelae.core.tasks import Tasks
+
+CALL_TIMEOUT_S = 1.0
+CALLS_MAX = 8  # at a time, per peer: one lost answer must not silence the link
+OUTBOX_MAX = 256  # messages per peer
+BATCH_BYTES = 4 << 20  # of entries and snapshot chunks in one call, unless one is larger
+
+
+class _Link:
+    """One peer."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.outbox: deque[Message] = deque(maxlen=OUTBOX_MAX)
+        self.calls: dict[asyncio.Task[None], None] = {}
+
+
+def _take_batch(outbox: deque[Message]) -> tuple[Message, ...]:
+    """The oldest messages, at most `BATCH_BYTES` of content or a single message."""
+    batch: list[Message] = []
+    size_bytes = 0
+    while outbox and (not batch or size_bytes + _content_bytes(outbox[0]) <= BATCH_BYTES):
+        message = outbox.popleft()
+        size_bytes += _content_bytes(message)
+        batch.append(message)
+    return tuple(batch)
+
+
+def _content_bytes(message: Message) -> int:
+    if isinstance(message, AppendRequest):
+        return sum(len(entry.body) for entry in message.entries)
+    return len(message.chunk) if isinstance(message, SnapshotRequest) else 0
+
+
+class ReplicaLinks:
+    """The links of one replica to the other members of its group."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        tasks: Tasks,
+        group_id: TabletId,
+        self_uuid: ServerUuid,
+        addresses: Mapping[ServerUuid, Address],
+        lost: Callable[[ServerUuid], None],
+    ) -> None:
+        self._runtime = runtime
+        self._tasks = tasks
+        self._group_id = group_id
+        self._uuid = self_uuid
+        self._lost = lost
+        self._stopped = False
+        self._links = {uuid: _Link(address) for uuid, address in sorted(addresses.items())}
+
+    def addresses(self) -> dict[ServerUuid, Address]:
+        """The last known address of every member."""
+        return {uuid: link.address for uuid, link in self._links.items()}
+
+    def address(self, uuid: ServerUuid) -> Address | None:
+        """The last known address of one member."""
+        if uuid == self._uuid:
+            return self._runtime.peers.address
+        link = self._links.get(uuid)
+        return link.address if link is not None else None
+
+    def learn(self, configuration: Configuration) -> None:
+        """Know all members of a configuration; what is known already stays."""
+        for peer in configuration.peers:
+            self._links.setdefault(peer.uuid, _Link(peer.address))
+
+    def update_address(self, uuid: ServerUuid, address: Address) -> None:
+        """Use ``address`` from now on."""
+        link = self._links.get(uuid)
+        if link is None:
+            self._links[uuid] = _Link(address)
+        else:
+            link.address = address
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Queue messages for their destinations; the oldest of a full outbox are lost."""
+        touched: dict[ServerUuid, None] = {}
+        for message in messages:
+            link = self._links.get(message.destination)
+            if link is not None:
+                link.outbox.append(message)
+                touched[message.destination] = None
+        for uuid in touched:
+            self._flush(uuid)
+
+    async def stop(self) -> None:
+        """Cancel the calls under way."""
+        self._stopped = True
+        calls = [call for link in self._links.values() for call in link.calls]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def _flush(self, uuid: ServerUuid) -> None:
+        link = self._links[uuid]
+        if self._stopped or not link.outbox or len(link.calls) >= CALLS_MAX:
+            return
+        call = self._tasks.spawn(self._drain(link, uuid), f"raft messages to {uuid}")
+        link.calls[call] = None
+        call.add_done_callback(lambda done: link.calls.pop(done, None))
+
+    async def _drain(self, link: _Link, uuid: ServerUuid) -> None:
+        """Deliver what is queued, batch after batch; other calls may do so beside this one."""
+        while link.outbox:
+            await self._deliver(uuid, _take_batch(link.outbox))
+
+    async def _deliver(self, uuid: ServerUuid, batch: tuple[Message, ...]) -> None:
+        peers = self._runtime.peers
+        envelope = RaftMessages(self._group_id, peers.address, batch)
+        try:
+            await peers.call(
+                self._links[uuid].address,
+                RAFT_MESSAGE,
+                envelope,
+                timeout_s=CALL_TIMEOUT_S,
+                destination=uuid,
+            )
+        except StelaeError:
+            self._runtime.metrics.count("raft_messages_lost", len(batch), peer=uuid)
+            self._lost(uuid)

@@ -1,0 +1,172 @@
+"""Requests that wait inside a replica: proposals until applied, reads until their index is.
+
+Invariant: a proposal is answered with a result or `NotLeader` only when the entry at its index was
+applied, which decides it; everything else that ends the wait is `OutcomeUnknown`. Unanswered
+commands are bounded by bytes. Design §13 (nothing acknowledged is lost, no call hangs).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stelae.core.errors import (
+    DeadlineExpired,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    StelaeError,
+)
+from stelae.core.ids import OpId, ServerUuid, TabletId
+
+
+@dataclass(slots=True, eq=False)
+class Proposal:
+    """A command on its way; ``op_id`` is set once it is in the leader's log."""
+
+    command: bytes
+    future: asyncio.Future[object]
+    op_id: OpId | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ReadRequest:
+    """A read on its way; ``index`` is what it must wait for, once that is known."""
+
+    number: int
+    future: asyncio.Future[int]
+    index: int | None
+
+
+class ReplicaRequests:
+    """All requests of one replica."""
+
+    def __init__(self, group_id: TabletId, self_uuid: ServerUuid, queue_bytes: int) -> None:
+        self._group_id = group_id
+        self._uuid = self_uuid
+        self._queue_bytes = queue_bytes
+        self._bytes = 0
+        self._queue: list[Proposal] = []
+        self._appended: dict[int, Proposal] = {}
+        self._reads: dict[int, ReadRequest] = {}
+        self._reads_queue: list[int] = []
+        self._reads_waiting: list[tuple[int, int]] = []  # heap of (index, number)
+        self._next_read = 1
+
+    # ---- proposals -------------------------------------------------------------------------
+
+    def queue_proposal(self, command: bytes) -> Proposal:
+        """Queue a command. Raises Overloaded."""
+        if self._bytes + len(command) > self._queue_bytes:
+            raise Overloaded(f"commands of tablet {self._group_id}", self._queue_bytes)
+        self._bytes += len(command)
+        proposal = Proposal(command, asyncio.get_running_loop().create_future())
+        proposal.future.add_done_callback(lambda _: self._release(len(command)))
+        self._queue.append(proposal)
+        return proposal
+
+    def _release(self, size_bytes: int) -> None:
+        self._bytes -= size_bytes
+
+    def take_proposals(self) -> list[Proposal]:
+        """All that are queued and still wanted."""
+        queue, self._queue = self._queue, []
+        return [proposal for proposal in queue if not proposal.future.done()]
+
+    def appended(self, proposal: Proposal, op_id: OpId) -> None:
+        """The proposal is entry ``op_id`` of the leader's log."""
+        proposal.op_id = op_id
+        replaced = self._appended.get(op_id.index)
+        if replaced is not None:  # of an earlier term, and cut off; it may live on elsewhere
+            self._unknown(replaced)
+        self._appended[op_id.index] = proposal
+
+    def refuse(self, proposal: Proposal, error: StelaeError) -> None:
+        """The proposal is surely not in the log."""
+        if not proposal.future.done():
+            proposal.future.set_exception(error)
+
+    def give_up(self, proposal: Proposal, timeout_s: float) -> StelaeError:
+        """The caller's time is over; tells what to raise."""
+        if proposal.op_id is None:
+            return DeadlineExpired("propose", "a turn of the replica")
+        if self._appended.get(proposal.op_id.index) is proposal:
+            del self._appended[proposal.op_id.index]
+        return OutcomeUnknown(f"tablet {self._group_id}", "propose", timeout_s)
+
+    def applied(self, op_id: OpId, result: object, lost: Callable[[], NotLeader]) -> None:
+        """Entry ``op_id`` was applied: that decides the proposal that was put at its index."""
+        proposal = self._appended.pop(op_id.index, None)
+        if proposal is None or proposal.future.done():
+            return
+        if proposal.op_id == op_id:
+            proposal.future.set_result(result)
+        else:
+            proposal.future.set_exception(lost())
+
+    def installed(self, index: int) -> None:
+        """A snapshot up to ``index`` came instead of entries: it does not tell what was in them."""
+        for covered in [i for i in self._appended if i <= index]:
+            self._unknown(self._appended.pop(covered))
+
+    def _unknown(self, proposal: Proposal) -> None:
+        if not proposal.future.done():
+            error = OutcomeUnknown(f"tablet {self._group_id}", "propose", 0.0)
+            proposal.future.set_exception(error)
+
+    # ---- reads -----------------------------------------------------------------------------
+
+    def queue_read(self, index: int | None) -> ReadRequest:
+        """Queue a read; with ``index`` (by the lease) it only waits for that to be applied."""
+        number = self._next_read
+        self._next_read += 1
+        request = ReadRequest(number, asyncio.get_running_loop().create_future(), index)
+        self._reads[number] = request
+        if index is None:
+            self._reads_queue.append(number)
+        else:
+            heapq.heappush(self._reads_waiting, (index, number))
+        return request
+
+    def take_reads(self) -> list[int]:
+        """Numbers of the reads that need an index."""
+        queue, self._reads_queue = self._reads_queue, []
+        return [number for number in queue if number in self._reads]
+
+    def read_index(self, number: int, index: int) -> None:
+        """The read may run once ``index`` is applied."""
+        if number in self._reads:
+            heapq.heappush(self._reads_waiting, (index, number))
+
+    def release_reads(self, applied_index: int) -> None:
+        """Answer all reads whose index is applied."""
+        while self._reads_waiting and self._reads_waiting[0][0] <= applied_index:
+            index, number = heapq.heappop(self._reads_waiting)
+            request = self._reads.pop(number, None)
+            if request is not None and not request.future.done():
+                request.future.set_result(index)
+
+    def fail_read(self, number: int, error: StelaeError) -> None:
+        """The read gets no index here."""
+        request = self._reads.pop(number, None)
+        if request is not None and not request.future.done():
+            request.future.set_exception(error)
+
+    def forget_read(self, request: ReadRequest) -> None:
+        """The caller has gone."""
+        self._reads.pop(request.number, None)
+
+    # ---- end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The replica stops: nobody will decide these here."""
+        for proposal in self._queue:
+            self.refuse(proposal, NotLeader(self._uuid, 0, ""))
+        for proposal in self._appended.values():
+            self._unknown(proposal)
+        for number in list(self._reads):
+            self.fail_read(number, NotLeader(self._uuid, 0, ""))
+        self._queue.clear()
+        self._appended.clear()

@@ -1,0 +1,382 @@
+"""One segment of a tablet's log, and its replicas on backups.
+
+Level-triggered, after RAMCloud's ``ReplicatedSegment``: each replica's task compares what the
+replica should hold with what its backup has acknowledged, and does the next step; a failure only
+leaves the difference standing. The rules that order segments among each other
+(`stelae.actors.segment_log`) reach this module as three permissions: `may_open`, `may_fill` (data
+beyond the prologue) and `may_close`.
+
+Invariants:
+- A byte counts as replicated once every replica has it under the segment's present epoch, and that
+  epoch, if it was ever raised, stands in the catalog (`epoch_registered`).
+- A replacement gets no certificate before it has all bytes: half a copy never passes for a log.
+
+Source: seed RAMCloud master recovery, "Master Soft State"; SOSP 2011 paper, section 3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from stelae.actors.membership import Membership
+from stelae.core.errors import (
+    InvalidArgument,
+    OutcomeUnknown,
+    RetryElsewhere,
+    RetryLater,
+    StaleTerm,
+    StelaeError,
+)
+from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.messages import SEAL_REPLICA, WRITE_REPLICA, Certified, SealReplica, WriteReplica
+from stelae.core.records import ServerInfo
+from stelae.core.rpc import Blob
+from stelae.core.runtime import Runtime
+from stelae.core.settings import Settings
+from stelae.core.tasks import Tasks
+
+PIECE_BYTES = 8 << 20
+RETRY_PAUSE_S = 0.05
+
+
+@dataclass(slots=True)
+class SegmentReplica:
+    """Where one replica is and what its backup has acknowledged."""
+
+    medium: str
+    backup: ServerUuid | None = None
+    length: int = 0
+    epoch: int = -1
+    closed: bool = False
+    sealed: bool = False
+    created: bool = False
+    troubled_since: float | None = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class LogContext(Protocol):
+    """What the segments of one log share."""
+
+    runtime: Runtime
+    settings: Settings
+    members: Membership
+    tasks: Tasks
+    tablet_id: TabletId
+    term: int
+
+    def progressed(self) -> None:
+        """Some replica acknowledged something: see what follows for the log."""
+
+    def fail(self, error: StelaeError) -> None:
+        """The log was fenced: its tablet belongs to another server now."""
+
+
+class ReplicatedSegment:
+    """A segment in one of three lives: open (grows), closed (rows, complete), sealed (columnar)."""
+
+    def __init__(self, context: LogContext, segment_id: int, media: tuple[str, ...]) -> None:
+        self.segment_id = segment_id
+        self.replicas = [SegmentReplica(medium) for medium in media]
+        self.epoch = 0
+        self.epoch_registered = 0
+        self.may_open = self.may_fill = self.may_close = False
+        self.was_closed = False
+        """Was once complete and closed on all replicas: its content is final from then on."""
+        self.image: pa.Buffer | None = None
+        self._context = context
+        self._content: list[Blob] = []
+        self._ends: list[int] = []
+        self._prologue = Certified(0, 0)
+        self._certificate = Certified(0, 0)
+        self._avoid: dict[ServerUuid, float] = {}
+
+    # ---- what it holds ----------------------------------------------------------------------
+
+    @property
+    def length(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def append(self, buffers: list[Blob], certificate: Certified) -> None:
+        """Add an entry's bytes; the first entry is the prologue. Replicas follow by themselves."""
+        end = self.length
+        for buffer in buffers:
+            end += _size(buffer)
+            self._content.append(buffer)
+            self._ends.append(end)
+        assert certificate.length == end, "a certificate covers whole entries"
+        if self._prologue.length == 0:
+            self._prologue = certificate
+        self._certificate = certificate
+        self.wake()
+
+    def set_image(self, image: pa.Buffer) -> None:
+        """The columnar form is there: replicas are replaced by it, the row form is let go."""
+        self.image = image
+        self.wake()
+
+    def adopt(self, image: pa.Buffer, holders: list[tuple[ServerUuid, str]]) -> None:
+        """Take over a sealed segment whose replicas lie on ``holders`` (backup, medium) already."""
+        self.image = image
+        self.may_open = self.may_fill = self.may_close = self.was_closed = True
+        for uuid, medium in holders:
+            for replica in self.replicas:
+                if replica.backup is None and replica.medium == medium:
+                    replica.backup = uuid
+                    replica.sealed = replica.closed = replica.created = True
+                    break
+
+    # ---- what its replicas have -------------------------------------------------------------
+
+    @property
+    def _epoch_counts(self) -> bool:
+        return self.epoch_registered == self.epoch
+
+    @property
+    def is_opened(self) -> bool:
+        """The prologue is durable on all replicas (registration of an epoch may be pending)."""
+        need = self._prologue.length
+        return self.is_sealed or all(r.closed or (r.length >= need > 0) for r in self.replicas)
+
+    def note_closed(self) -> bool:
+        """Whether it was ever closed (or sealed) on all replicas, under an epoch that counts."""
+        if self.is_sealed or (
+            self.may_close and self._epoch_counts and all(r.closed for r in self.replicas)
+        ):
+            self.was_closed = True
+        return self.was_closed
+
+    @property
+    def is_sealed(self) -> bool:
+        return self.image is not None and all(r.sealed for r in self.replicas)
+
+    @property
+    def committed_length(self) -> int:
+        """Bytes that every replica has, under an epoch that counts."""
+        if self.image is not None:
+            return self.length
+        if not (self.may_fill and self._epoch_counts):
+            return 0
+        if any(r.epoch != self.epoch and not r.closed for r in self.replicas):
+            return 0
+        return min((r.length for r in self.replicas), default=self.length)
+
+    @property
+    def epoch_is_everywhere(self) -> bool:
+        return all(r.epoch == self.epoch or r.sealed for r in self.replicas) and self.is_opened
+
+    @property
+    def missing_replicas(self) -> int:
+        """Replicas that are on no live backup, or not complete there."""
+        find = self._context.members.find
+        return sum(1 for r in self.replicas if r.backup is None or find(r.backup) is None)
+
+    # ---- driving the replicas ---------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to keep the replicas; a task ends when its replica is sealed."""
+        for replica in self.replicas:
+            self._start(replica)
+
+    def _start(self, replica: SegmentReplica) -> None:
+        name = f"{self._context.tablet_id[:8]}/{self.segment_id}/{replica.medium}"
+        self._context.tasks.spawn(self._keep(replica), name)
+
+    def wake(self) -> None:
+        for replica in self.replicas:
+            replica.wake.set()
+
+    def forget_dead(self) -> None:
+        """After a change of membership: replace replicas whose backups are gone."""
+        for replica in self.replicas:
+            if replica.backup is None or self._context.members.find(replica.backup) is not None:
+                continue
+            was_sealed = replica.sealed
+            self._replace(replica)
+            if was_sealed:
+                self._start(replica)
+
+    def lose(self, backup: ServerUuid) -> None:
+        """A live backup says that it does not hold this segment (a medium that lost its data)."""
+        for replica in self.replicas:
+            if replica.backup == backup and replica.created:
+                was_sealed = replica.sealed
+                self._replace(replica)
+                if was_sealed:
+                    self._start(replica)
+
+    def _replace(self, replica: SegmentReplica) -> None:
+        """Start anew elsewhere. An open replica left behind is made stale by a higher epoch."""
+        if self.image is None and not self.was_closed:
+            self.epoch += 1
+        replica.backup, replica.troubled_since = None, None
+        replica.length, replica.epoch = 0, -1
+        replica.closed = replica.sealed = replica.created = False
+        self.wake()
+        self._context.progressed()
+
+    async def _keep(self, replica: SegmentReplica) -> None:
+        context = self._context
+        while not replica.sealed:
+            replica.wake.clear()
+            step = self._next_step(replica)
+            if step is None:
+                await replica.wake.wait()
+                continue
+            if replica.backup is None and not self._choose(replica):
+                await self._wait_membership()
+                continue
+            target = context.members.find(replica.backup) if replica.backup else None
+            if target is None:
+                self._replace(replica)
+                continue
+            try:
+                await step(replica, target)
+            except StaleTerm as error:
+                if error.args[0].startswith("term"):
+                    context.fail(error)
+                    return
+                await self._trouble(replica, error)  # a late call of an epoch since raised
+            except InvalidArgument:
+                self._replace(replica)  # the backup has lost it (ram), or holds a stale stranger
+            except (RetryLater, RetryElsewhere, OutcomeUnknown) as error:
+                await self._trouble(replica, error)
+            else:
+                replica.troubled_since = None
+                context.progressed()
+
+    def _next_step(self, replica: SegmentReplica) -> Step | None:
+        if self.image is not None:
+            return self._seal
+        if not self.may_open or not self._content:
+            return None
+        behind = replica.length < self._allowed.length
+        if behind or replica.epoch != self.epoch or self._should_close(replica):
+            return self._write
+        return None
+
+    @property
+    def _allowed(self) -> Certified:
+        return self._certificate if self.may_fill else self._prologue
+
+    def _should_close(self, replica: SegmentReplica) -> bool:
+        return self.may_close and self.may_fill and not replica.closed
+
+    async def _write(self, replica: SegmentReplica, target: ServerInfo) -> None:
+        context = self._context
+        certificate, epoch = self._allowed, self.epoch
+        start = replica.length
+        end = min(certificate.length, start + PIECE_BYTES)
+        is_last = end == certificate.length
+        close = is_last and self._should_close(replica)
+        request = WriteReplica(
+            context.tablet_id,
+            context.term,
+            self.segment_id,
+            epoch,
+            replica.medium,
+            start,
+            certificate if is_last else None,
+            create=not replica.created,
+            close=close,
+        )
+        await context.runtime.peers.call(
+            target.address,
+            WRITE_REPLICA,
+            request,
+            timeout_s=context.settings.append_timeout_s,
+            blobs=self._slice(start, end),
+            destination=target.uuid,
+        )
+        if replica.backup != target.uuid:
+            return  # replaced while the call was out
+        replica.created = True
+        replica.length = end
+        if is_last:
+            replica.epoch = epoch
+            replica.closed = replica.closed or close
+
+    async def _seal(self, replica: SegmentReplica, target: ServerInfo) -> None:
+        context = self._context
+        assert self.image is not None
+        request = SealReplica(
+            context.tablet_id, context.term, self.segment_id, self.epoch, replica.medium
+        )
+        await context.runtime.peers.call(
+            target.address,
+            SEAL_REPLICA,
+            request,
+            timeout_s=context.settings.call_timeout_s,
+            blobs=[self.image],
+            destination=target.uuid,
+        )
+        if replica.backup != target.uuid:
+            return
+        replica.created = replica.closed = replica.sealed = True
+        if self.is_sealed:
+            self._content, self._ends = [], []
+
+    def _slice(self, start: int, end: int) -> list[Blob]:
+        """Views of the content's bytes [start, end)."""
+        views: list[Blob] = []
+        at = bisect.bisect_right(self._ends, start)
+        while start < end:
+            begin = self._ends[at - 1] if at else 0
+            buffer = memoryview(self._content[at])
+            stop = min(end, self._ends[at])
+            views.append(buffer[start - begin : stop - begin])
+            start, at = stop, at + 1
+        return views
+
+    # ---- placement and trouble --------------------------------------------------------------
+
+    def _choose(self, replica: SegmentReplica) -> bool:
+        """Pick a live backup for the replica: none twice for a segment, other nodes first."""
+        context = self._context
+        used = {r.backup for r in self.replicas if r.backup is not None}
+        nodes = {s.process.node for uuid in sorted(used) if (s := context.members.find(uuid))}
+        now = context.runtime.clock.monotonic()
+        candidates = [
+            server
+            for server in context.members.backups(replica.medium)
+            if server.uuid not in used and self._avoid.get(server.uuid, 0.0) <= now
+        ]
+        if not candidates:
+            return False
+        apart = [server for server in candidates if server.process.node not in nodes]
+        replica.backup = context.runtime.rng.choice(apart or candidates).uuid
+        return True
+
+    async def _wait_membership(self) -> None:
+        """Wait for other backups to appear; look again anyway after a while."""
+        try:
+            async with asyncio.timeout(self._context.settings.append_timeout_s):
+                await self._context.members.wait_change()
+        except TimeoutError:
+            return
+
+    async def _trouble(self, replica: SegmentReplica, error: StelaeError) -> None:
+        """Pause before the next try, or give the backup up for this replica."""
+        context = self._context
+        now = context.runtime.clock.monotonic()
+        if replica.troubled_since is None:
+            replica.troubled_since = now
+        patience_s = context.settings.append_timeout_s if replica.created else RETRY_PAUSE_S
+        refused = isinstance(error, RetryLater) and not replica.created
+        if refused or now - replica.troubled_since >= patience_s:
+            if replica.backup is not None:
+                self._avoid[replica.backup] = now + context.settings.append_timeout_s
+            self._replace(replica)
+        await context.runtime.clock.sleep(RETRY_PAUSE_S)
+
+
+Step = Callable[[SegmentReplica, ServerInfo], Awaitable[None]]
+
+
+def _size(buffer: Blob) -> int:
+    return buffer.size if isinstance(buffer, pa.Buffer) else memoryview(buffer).nbytes

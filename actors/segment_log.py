@@ -1,0 +1,281 @@
+"""The log of one ``segments(…)`` tablet: its heads, the order between them, and what is committed.
+
+Order rules (RAMCloud), each enforced in `SegmentLog._permit`:
+
+1. A head opens only when its predecessor is open on all replicas and that one's predecessor is
+   closed on all: opens become durable in order, and at most two open heads exist.
+2. The old head closes only after the new head, with its digest, is durable on all replicas.
+3. No data beyond the prologue enters the new head before the old one is closed on all replicas.
+
+So of two open heads the older ends the log. A lost replica of a segment that is not yet closed
+everywhere is replaced under a higher epoch; before anything more is acknowledged the epoch is
+durable in the catalog, in segment order, so that the stale replica can never be taken for whole.
+
+Writes never wait for a roll: entries go into the new head's content at once, and their replication
+waits for rule 3. The tablet bounds how much may wait.
+
+Source: seed RAMCloud master recovery; ramcloud ReplicaManager, the three rules of allocateHead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from stelae.actors.membership import Membership
+from stelae.actors.replicated_segment import ReplicatedSegment
+from stelae.core.errors import StelaeError
+from stelae.core.ids import ServerUuid, TabletId, segment_id
+from stelae.core.messages import Certified
+from stelae.core.rpc import Blob
+from stelae.core.runtime import Runtime
+from stelae.core.settings import Settings
+from stelae.core.tasks import Tasks
+
+RaiseEpoch = Callable[[int, int], Awaitable[None]]
+"""(segment id, epoch): durable in the catalog on return; raises StaleTerm if fenced."""
+BuildImage = Callable[[int], Awaitable[pa.Buffer]]
+"""Segment id of a closed head: seals it in memory and returns its image."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """An entry that not all replicas have yet."""
+
+    segment: ReplicatedSegment
+    end: int
+    index: int
+    size: int
+
+
+class SegmentLog:
+    """Segments in order, the last one the head. All methods run on the event loop; none blocks."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: Settings,
+        members: Membership,
+        tasks: Tasks,
+        *,
+        tablet_id: TabletId,
+        term: int,
+        media: tuple[str, ...],
+        raise_epoch: RaiseEpoch,
+        build_image: BuildImage,
+        on_failed: Callable[[StelaeError], None],
+    ) -> None:
+        self.runtime = runtime
+        self.settings = settings
+        self.members = members
+        self.tasks = tasks
+        self.tablet_id = tablet_id
+        self.term = term
+        self.committed_index = 0
+        self.pending_bytes = 0
+        self._media = media
+        self._raise_epoch = raise_epoch
+        self._build_image = build_image
+        self._on_failed = on_failed
+        self._segments: dict[int, ReplicatedSegment] = {}
+        self._unsealed: list[ReplicatedSegment] = []
+        self._pending: deque[_Pending] = deque()
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._epoch_work = asyncio.Event()
+        self._seal_work = asyncio.Event()
+        self._observers: list[asyncio.Future[None]] = []
+        self._failure: StelaeError | None = None
+        self._heads_made = 0
+
+    def start(self) -> None:
+        """Begin to follow membership and to seal; the tasks end with the tablet."""
+        name = self.tablet_id[:8]
+        self.tasks.spawn(self._follow_membership(), f"{name}/membership")
+        self.tasks.spawn(self._register_epochs(), f"{name}/epochs")
+        self.tasks.spawn(self._seal_closed(), f"{name}/seal")
+
+    # ---- segments ---------------------------------------------------------------------------
+
+    @property
+    def head(self) -> ReplicatedSegment:
+        return self._unsealed[-1]
+
+    @property
+    def digest(self) -> tuple[int, ...]:
+        """Ids of all live segments, ascending."""
+        return tuple(sorted(self._segments))
+
+    @property
+    def segments(self) -> list[ReplicatedSegment]:
+        return [self._segments[i] for i in self.digest]
+
+    @property
+    def unclosed_heads(self) -> int:
+        """Heads in whose content bytes may wait for the order rules (1 in quiet times)."""
+        return sum(1 for segment in self._unsealed if not segment.was_closed)
+
+    def next_head_id(self) -> int:
+        return segment_id(self.term, self._heads_made + 1)
+
+    def adopt(
+        self, segment: int, image: pa.Buffer, holders: list[tuple[ServerUuid, str]]
+    ) -> ReplicatedSegment:
+        """Take over a segment of the log from before a recovery."""
+        adopted = ReplicatedSegment(self, segment, self._media)
+        adopted.adopt(image, holders)
+        self._segments[segment] = adopted
+        adopted.start()
+        return adopted
+
+    def open_head(self, prologue: list[Blob], certificate: Certified) -> ReplicatedSegment:
+        """Make the next head current; its replicas follow as the order rules permit."""
+        segment = ReplicatedSegment(self, self.next_head_id(), self._media)
+        self._heads_made += 1
+        segment.append(prologue, certificate)
+        self._segments[segment.segment_id] = segment
+        self._unsealed.append(segment)
+        segment.start()
+        self.progressed()
+        return segment
+
+    # ---- appending --------------------------------------------------------------------------
+
+    def append(self, buffers: list[Blob], certificate: Certified, index: int) -> None:
+        """Add an entry to the head; `wait_committed` tells when it counts."""
+        if self._failure is not None:
+            raise self._failure
+        head = self.head
+        start = head.length
+        head.append(buffers, certificate)
+        size = head.length - start
+        self._pending.append(_Pending(head, head.length, index, size))
+        self.pending_bytes += size
+        if not self._media:
+            self.progressed()
+
+    async def wait_committed(self, index: int) -> None:
+        """Wait until all replicas have the entry ``index`` and everything before it.
+
+        Raises: what fenced the log (StaleTerm), if it was.
+        """
+        if index <= self.committed_index:
+            return
+        if self._failure is not None:
+            raise self._failure
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append((index, waiter))
+        await waiter
+
+    async def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait until replicas have got so far that ``holds()``. Raises what fenced the log."""
+        while not holds():
+            if self._failure is not None:
+                raise self._failure
+            observer = asyncio.get_running_loop().create_future()
+            self._observers.append(observer)
+            await observer
+
+    def are_sealed(self, segments: Sequence[int]) -> bool:
+        """Whether these segments are in columnar form on all replicas."""
+        return all(self._segments[segment].is_sealed for segment in segments)
+
+    def progressed(self) -> None:
+        """Level-triggered: from what replicas have, see what is permitted and what is committed."""
+        self._permit()
+        while self._pending:
+            entry = self._pending[0]
+            if entry.segment.committed_length < entry.end and not entry.segment.was_closed:
+                break
+            self._pending.popleft()
+            self.pending_bytes -= entry.size
+            self.committed_index = entry.index
+        waiters = self._waiters
+        while waiters and waiters[0][0] <= self.committed_index:
+            _, waiter = waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+        self._wake_observers()
+        if len(self._unsealed) > 1 and self._unsealed[0].was_closed:
+            self._seal_work.set()
+        if any(s.epoch_registered < s.epoch for s in self._unsealed):
+            self._epoch_work.set()
+
+    def _wake_observers(self) -> None:
+        observers, self._observers = self._observers, []
+        for observer in observers:
+            if not observer.done():
+                observer.set_result(None)
+
+    def _permit(self) -> None:
+        """Grant what the order rules of the module docstring allow by now."""
+        before_closed = True
+        last = len(self._unsealed) - 1
+        for place, segment in enumerate(self._unsealed):
+            previous = self._unsealed[place - 1] if place else None
+            opens = previous is None or previous.is_opened
+            older_closed = place < 2 or self._unsealed[place - 2].was_closed
+            changed = False
+            if not segment.may_open and opens and older_closed:
+                segment.may_open = changed = True
+            if not segment.may_fill and before_closed and segment.may_open:
+                segment.may_fill = changed = True
+            successor = self._unsealed[place + 1] if place < last else None
+            if not segment.may_close and successor is not None:
+                if successor.may_open and successor.is_opened:
+                    segment.may_close = changed = True
+            if changed:
+                segment.wake()
+            before_closed = before_closed and segment.note_closed()
+
+    def fail(self, error: StelaeError) -> None:
+        """Another server owns the tablet: nothing is acknowledged any more."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        for _, waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._waiters.clear()
+        self._wake_observers()
+        self._on_failed(error)
+
+    # ---- background -------------------------------------------------------------------------
+
+    async def _follow_membership(self) -> None:
+        while True:
+            await self.members.wait_change()
+            for segment in self.segments:
+                segment.forget_dead()
+
+    async def _register_epochs(self) -> None:
+        """Make raised epochs durable in the catalog, in segment order."""
+        while True:
+            await self._epoch_work.wait()
+            self._epoch_work.clear()
+            for segment in list(self._unsealed):
+                while segment.epoch_registered < segment.epoch and segment.epoch_is_everywhere:
+                    epoch = segment.epoch
+                    try:
+                        await self._raise_epoch(segment.segment_id, epoch)
+                    except StelaeError as error:
+                        self.fail(error)
+                        return
+                    segment.epoch_registered = max(segment.epoch_registered, epoch)
+                    self.progressed()
+                if not segment.was_closed:
+                    break
+
+    async def _seal_closed(self) -> None:
+        """Turn closed heads into their columnar form, oldest first."""
+        while True:
+            await self._seal_work.wait()
+            self._seal_work.clear()
+            while len(self._unsealed) > 1 and self._unsealed[0].was_closed:
+                segment = self._unsealed[0]
+                segment.set_image(await self._build_image(segment.segment_id))
+                self._unsealed.remove(segment)
+                self.progressed()

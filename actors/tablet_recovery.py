@@ -1,0 +1,109 @@
+"""Bringing a tablet's log back from the backups, at the tserver that takes it over.
+
+All segments are fetched at once, a bounded number at a time, each from any of its replicas: one
+that is gone or damaged is answered for by the next. What comes back is checked before it is
+believed. The merge itself is `stelae.storage.merge`, run here (native) or by Spark.
+
+Source: seed RAMCloud master recovery, phase 1; design §9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stelae.core.errors import CorruptData, DataLost, SegmentsMissing, StelaeError
+from stelae.core.ids import ServerUuid, TabletId, segment_name
+from stelae.core.messages import (
+    READ_REPLICA,
+    Certified,
+    ReadReplica,
+    ReplicaInfo,
+    ReplicaState,
+    SegmentSource,
+)
+from stelae.core.runtime import Runtime
+from stelae.core.settings import Settings
+from stelae.storage.entry import Entry, read_entries
+from stelae.storage.image import Image
+
+CONCURRENT_FETCHES = 4
+ROUNDS = 3
+
+
+@dataclass(slots=True)
+class FetchedSegment:
+    """A segment as it came from a backup: an image, or the entries of its rows."""
+
+    source: SegmentSource
+    where: str
+    image: Image | None = None
+    entries: list[Entry] = field(default_factory=list)
+
+    @property
+    def holders(self) -> list[tuple[ServerUuid, str]]:
+        """(backup, medium) of its replicas, where they may be kept as they are."""
+        return [(uuid, medium) for uuid, _, medium in self.source.replicas]
+
+
+async def fetch_segments(
+    runtime: Runtime, settings: Settings, tablet_id: TabletId, sources: Sequence[SegmentSource]
+) -> list[FetchedSegment]:
+    """Fetch and check all segments of a log, in the order of ``sources``.
+
+    Raises:
+        SegmentsMissing: none of a segment's replicas could be read; the message names them all.
+    """
+    turns = asyncio.Semaphore(CONCURRENT_FETCHES)
+
+    async def fetch(source: SegmentSource) -> FetchedSegment | None:
+        async with turns:
+            return await _fetch_any(runtime, settings, tablet_id, source)
+
+    fetched = await asyncio.gather(*(fetch(source) for source in sources))
+    missing = [s.segment_id for s, f in zip(sources, fetched, strict=True) if f is None]
+    if missing:
+        names = ", ".join(segment_name(segment) for segment in missing)
+        raise SegmentsMissing(tablet_id, f"a readable replica of segments {names}")
+    return [segment for segment in fetched if segment is not None]
+
+
+async def _fetch_any(
+    runtime: Runtime, settings: Settings, tablet_id: TabletId, source: SegmentSource
+) -> FetchedSegment | None:
+    """Try each replica, starting with a random one so that backups share the load."""
+    replicas = list(source.replicas)
+    runtime.rng.shuffle(replicas)
+    for _ in range(ROUNDS):
+        for uuid, address, _medium in replicas:
+            try:
+                reply = await runtime.peers.call(
+                    address,
+                    READ_REPLICA,
+                    ReadReplica(tablet_id, source.segment_id),
+                    timeout_s=settings.call_timeout_s,
+                    destination=uuid,
+                )
+                return await runtime.offload(
+                    _check, source, reply.body.info, reply.blobs[0], str(address)
+                )
+            except CorruptData:
+                runtime.metrics.count("replicas_corrupt")
+            except DataLost:
+                raise
+            except StelaeError:
+                runtime.metrics.count("replica_reads_failed")
+        await runtime.clock.sleep(settings.heartbeat_s)
+    return None
+
+
+def _check(source: SegmentSource, info: ReplicaInfo, data: object, address: str) -> FetchedSegment:
+    """Believe a replica's bytes only if their checksums say so. Runs off the event loop."""
+    where = f"segment {segment_name(source.segment_id)} from {address}"
+    if info.segment_id != source.segment_id or info.epoch < source.epoch and source.is_head:
+        raise CorruptData(where, 0, "another replica than the one that was planned for")
+    if info.state is ReplicaState.SEALED:
+        return FetchedSegment(source, where, image=Image.open(data, where))
+    certificate = Certified(info.length, info.crc)
+    return FetchedSegment(source, where, entries=list(read_entries(data, certificate, where)))

@@ -1,0 +1,293 @@
+"""The tablet server: hosts tablets, heartbeats to every master, and serves under a lease.
+
+It opens, serves and closes tablets as the leader master says (by call, and again by each heartbeat
+reply: level-triggered), and answers clients. A restarted tserver starts empty: what it held is
+recovered from the backups, perhaps onto itself, in a higher term.
+
+Source: design §5, §6, §9; seed Kudu multi-master, heartbeats to all masters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from stelae.actors.lease import Lease
+from stelae.actors.membership import Membership
+from stelae.actors.scans import ScanSessions
+from stelae.actors.tablet import Tablet
+from stelae.client.masters import MastersClient
+from stelae.core.errors import OutOfMemory, StaleTerm, StelaeError, TabletNotHere, TabletNotReady
+from stelae.core.ids import Address, TabletId
+from stelae.core.messages import (
+    CLOSE_TABLET,
+    GET,
+    GET_MANY,
+    HEARTBEAT,
+    INSTALL_MERGE,
+    OPEN_TABLET,
+    RAISE_EPOCH,
+    SCAN,
+    SERVE_TABLET,
+    TABLET_OPENED,
+    WRITE,
+    CloseTablet,
+    Get,
+    GetMany,
+    Heartbeat,
+    HeartbeatReply,
+    InstallMerge,
+    OpenTablet,
+    RaiseEpoch,
+    Scan,
+    ServeTablet,
+    TabletOpened,
+    TabletProgress,
+    TabletReport,
+    Write,
+    WriteOp,
+)
+from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
+from stelae.core.runtime import Runtime
+from stelae.core.settings import Settings
+from stelae.core.tasks import Tasks
+from stelae.runtime.instance import load_or_create_instance
+
+
+class TabletServer:
+    """One tserver. ``memory_limit_bytes`` bounds the rows of all its tablets, index included."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        name: str,
+        cluster: str,
+        masters: Sequence[Address],
+        settings: Settings,
+        memory_limit_bytes: int,
+    ) -> None:
+        self.tasks = Tasks()
+        self.members = Membership()
+        self._runtime = runtime
+        self._name = name
+        self._cluster = cluster
+        self._settings = settings
+        self._memory_limit_bytes = memory_limit_bytes
+        self._masters = MastersClient(runtime, masters)
+        self._lease = Lease(runtime.clock)
+        self._tablets: dict[TabletId, Tablet] = {}
+        self._scans = ScanSessions(runtime, settings)
+        self._report_now: dict[Address, asyncio.Event] = {}
+        self._memory_bytes = 0
+
+    # ---- life -------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take the identity from disk, listen, and begin to heartbeat."""
+        runtime = self._runtime
+        instance = await load_or_create_instance(
+            runtime.disk,
+            runtime.rng,
+            runtime.clock,
+            self._cluster,
+            ServerKind.TSERVER.value,
+            self._name,
+        )
+        await runtime.peers.listen(instance.server_uuid, self._handlers())
+        self.info = ServerInfo(
+            kind=ServerKind.TSERVER,
+            name=self._name,
+            uuid=instance.server_uuid,
+            incarnation=instance.incarnation,
+            address=runtime.peers.address,
+            process=runtime.identity,
+        )
+        for address in self._masters.addresses:
+            self._report_now[address] = asyncio.Event()
+            self.tasks.spawn(self._heartbeat(address), f"heartbeat {address}")
+        self.tasks.spawn(self._scans.expire(), "scan expiry")
+
+    async def stop(self) -> None:
+        """Stop serving; rows in memory are given up, as after a crash."""
+        self._lease.revoke()
+        await self.tasks.close()
+        for tablet in list(self._tablets.values()):
+            await tablet.close()
+        await self._runtime.peers.close()
+
+    def _handlers(self) -> Handlers:
+        return {
+            OPEN_TABLET: self._on_open,
+            SERVE_TABLET: self._on_serve,
+            CLOSE_TABLET: self._on_close,
+            INSTALL_MERGE: self._on_install_merge,
+            WRITE: self._on_write,
+            GET: self._on_get,
+            GET_MANY: self._on_get_many,
+            SCAN: self._on_scan,
+        }
+
+    # ---- heartbeats -------------------------------------------------------------------------
+
+    def _measure(self) -> tuple[TabletReport, ...]:
+        """Look at all tablets; between two looks `_memory_bytes` grows by what writes bring."""
+        self._memory_bytes = sum(tablet.memory_bytes for tablet in self._tablets.values())
+        return tuple(tablet.report() for tablet in self._tablets.values())
+
+    async def _heartbeat(self, master: Address) -> None:
+        """Report to one master for ever; whether it answers is its own affair."""
+        clock, settings = self._runtime.clock, self._settings
+        wake = self._report_now[master]
+        while True:
+            sent = clock.monotonic()
+            beat = Heartbeat(
+                server=self.info,
+                sent=sent,
+                tablets=self._measure(),
+                memory_bytes=self._memory_bytes,
+                memory_limit_bytes=self._memory_limit_bytes,
+            )
+            try:
+                reply = await self._runtime.peers.call(
+                    master, HEARTBEAT, beat, timeout_s=settings.lease_s
+                )
+            except StelaeError:
+                self._runtime.metrics.count("heartbeats_failed", master=master)
+            else:
+                await self._obey(reply.body)
+            wake.clear()
+            try:
+                async with asyncio.timeout(settings.heartbeat_s):
+                    await wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _obey(self, reply: HeartbeatReply) -> None:
+        """Do what the leader's reply says; a follower's, or an outdated leader's, says nothing."""
+        if not reply.is_leader or not self._lease.grant(reply.term, reply.sent, reply.lease_s):
+            return
+        if reply.fenced:
+            self._lease.revoke()
+            for tablet_id in list(self._tablets):
+                await self._close(tablet_id)
+            return
+        self.members.update(reply.servers)
+        for tablet_id, term in reply.serve:
+            tablet = self._tablets.get(tablet_id)
+            if tablet is not None and tablet.term == term:
+                tablet.serve()
+        for tablet_id in reply.drop:
+            await self._close(tablet_id)
+
+    # ---- the leader's orders ----------------------------------------------------------------
+
+    async def _on_open(self, call: Call[OpenTablet]) -> Reply[Empty]:
+        record = call.body.tablet
+        current = self._tablets.get(record.tablet_id)
+        if current is not None:
+            if current.term > record.term:
+                raise StaleTerm("term of tablet", record.term, current.term)
+            if current.term == record.term:
+                return EMPTY
+            await self._close(record.tablet_id)
+        if (record.owner, record.owner_incarnation) != (self.info.uuid, self.info.incarnation):
+            raise StaleTerm("incarnation of " + self._name, record.owner_incarnation,
+                            self.info.incarnation)
+        tablet = Tablet(
+            self._runtime,
+            self._settings,
+            self.members,
+            table=call.body.table,
+            record=record,
+            raise_epoch=self._raise_epoch_of(record.tablet_id, record.term),
+        )
+        self._tablets[record.tablet_id] = tablet
+        self.tasks.spawn(self._open(tablet, call.body), f"open {record.tablet_id[:8]}")
+        return EMPTY
+
+    async def _open(self, tablet: Tablet, order: OpenTablet) -> None:
+        await tablet.open(order.sources, order.engine)
+        if self._tablets.get(tablet.tablet_id) is not tablet:
+            return
+        opened = TabletOpened(self.info.uuid, self.info.incarnation, tablet.report())
+        try:
+            await self._masters.call(
+                TABLET_OPENED, opened, timeout_s=self._settings.call_timeout_s
+            )
+        except StelaeError:
+            self._runtime.metrics.count("opened_reports_failed")  # the heartbeat says it again
+
+    def _raise_epoch_of(self, tablet_id: TabletId, term: int) -> Any:
+        async def raise_epoch(segment: int, epoch: int) -> None:
+            request = RaiseEpoch(tablet_id, term, self.info.uuid, segment, epoch)
+            while True:
+                try:
+                    await self._masters.call(
+                        RAISE_EPOCH, request, timeout_s=self._settings.call_timeout_s
+                    )
+                    return
+                except StaleTerm:
+                    raise
+                except StelaeError:
+                    await self._runtime.clock.sleep(self._settings.heartbeat_s)
+
+        return raise_epoch
+
+    async def _on_serve(self, call: Call[ServeTablet]) -> Reply[Empty]:
+        tablet = self._tablets.get(call.body.tablet_id)
+        if tablet is None or tablet.term != call.body.term:
+            raise TabletNotHere(call.body.tablet_id, self._name)
+        tablet.serve()
+        return EMPTY
+
+    async def _on_close(self, call: Call[CloseTablet]) -> Reply[Empty]:
+        tablet = self._tablets.get(call.body.tablet_id)
+        if tablet is not None and tablet.term <= call.body.term:
+            await self._close(call.body.tablet_id)
+        return EMPTY
+
+    async def _on_install_merge(self, call: Call[InstallMerge]) -> Reply[Empty]:
+        tablet = self._tablets.get(call.body.tablet_id)
+        if tablet is None or tablet.term != call.body.term:
+            raise TabletNotHere(call.body.tablet_id, self._name)
+        tablet.offer_merge(call.body.next_version, call.blobs)
+        return EMPTY
+
+    async def _close(self, tablet_id: TabletId) -> None:
+        tablet = self._tablets.pop(tablet_id, None)
+        if tablet is not None:
+            self._scans.drop(tablet_id)
+            await tablet.close()
+
+    # ---- clients ----------------------------------------------------------------------------
+
+    def _serving(self, tablet_id: TabletId) -> Tablet:
+        """The tablet, if this server may answer for it at this moment."""
+        tablet = self._tablets.get(tablet_id)
+        if tablet is None:
+            raise TabletNotHere(tablet_id, self._name)
+        if tablet.progress is not TabletProgress.SERVING:
+            raise TabletNotReady(tablet_id, tablet.progress.value)
+        if not self._lease.is_valid:
+            raise TabletNotReady(tablet_id, "waiting for its server's lease")
+        return tablet
+
+    async def _on_write(self, call: Call[Write]) -> Reply[Any]:
+        tablet = self._serving(call.body.tablet_id)
+        if call.body.op is not WriteOp.DELETE and self._memory_bytes > self._memory_limit_bytes:
+            raise OutOfMemory(self._name, self._memory_bytes, self._memory_limit_bytes)
+        self._memory_bytes += sum(blob.nbytes for blob in call.blobs)
+        return Reply(await tablet.write(call.body, call.blobs))
+
+    async def _on_get(self, call: Call[Get]) -> Reply[Any]:
+        return await self._serving(call.body.tablet_id).get(call.body)
+
+    async def _on_get_many(self, call: Call[GetMany]) -> Reply[Any]:
+        return await self._serving(call.body.tablet_id).get_many(call.body, call.blobs)
+
+    async def _on_scan(self, call: Call[Scan]) -> Reply[Any]:
+        tablet = self._serving(call.body.tablet_id)
+        return await self._scans.next(tablet, call.body)

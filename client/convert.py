@@ -1,0 +1,130 @@
+"""What users hand in (dicts, Arrow, pandas, polars) as the rows of a call, and back again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from stelae.core.errors import ColumnNotFound, InvalidArgument
+from stelae.core.schema import TableSchema
+from stelae.core.values import WireValue, from_wire, to_wire
+
+Row = Mapping[str, Any]
+"""One row as a dict of column name to value."""
+Rows = Row | Sequence[Row] | pa.Table | pa.RecordBatch | Any
+"""Rows in any form `to_arrow` takes; pandas and polars DataFrames are known by their methods."""
+Key = Any
+"""A key value; for a composite key a tuple, or a dict of the key columns."""
+
+
+def to_arrow(data: Any, schema: pa.Schema) -> pa.Table:
+    """Rows in any of the accepted forms as an Arrow table; columns as given.
+
+    Dicts are read with the types that ``schema`` names. Accepts whatever speaks the Arrow
+    C stream or has ``to_arrow`` (polars), and pandas DataFrames (without their index).
+
+    Raises:
+        InvalidArgument: none of these, or values that do not fit their column's type.
+    """
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if isinstance(data, Mapping):
+        data = [data]
+    try:
+        if isinstance(data, Sequence) and not isinstance(data, str | bytes):
+            return _from_dicts(data, schema)
+        if hasattr(data, "to_arrow"):
+            return data.to_arrow()
+        if type(data).__module__.partition(".")[0] == "pandas":
+            return pa.Table.from_pandas(data, preserve_index=False)
+        if hasattr(data, "__arrow_c_stream__"):
+            return pa.table(data)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+        raise InvalidArgument(f"the rows do not fit the table's columns: {error}") from error
+    raise InvalidArgument(
+        f"rows of type {type(data).__name__}: give a dict, a list of dicts, or an Arrow, pandas or "
+        "polars table"
+    )
+
+
+def _from_dicts(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
+    for place, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise InvalidArgument(f"row {place} is a {type(row).__name__}, not a dict")
+    names: dict[str, None] = {}
+    for row in rows:
+        names.update(dict.fromkeys(row))
+    unknown = [name for name in names if schema.get_field_index(name) < 0]
+    if unknown:
+        raise ColumnNotFound(unknown[0], "(this)", ", ".join(schema.names))
+    columns = [pa.array([row.get(n) for row in rows], schema.field(n).type) for n in names]
+    return pa.table(columns, names=list(names))
+
+
+class RowCodec:
+    """Single rows and keys of one table, to and from the tuples that small calls carry."""
+
+    def __init__(self, schema: TableSchema, table: str) -> None:
+        self._table = table
+        self._schema = schema
+        self._columns = [(f.name, f.type, not f.nullable) for f in schema.arrow]
+        self._types = {field.name: field.type for field in schema.arrow}
+        self._names = frozenset(schema.arrow.names)
+
+    def row(self, row: Row, columns: Sequence[str] | None = None) -> tuple[WireValue, ...]:
+        """A row as a tuple of all columns in schema order, or of ``columns``.
+
+        Raises:
+            ColumnNotFound: a name that the table does not have.
+            InvalidArgument: a value missing where null may not stand, or of the wrong type.
+        """
+        if not self._names.issuperset(row):
+            unknown = next(name for name in row if name not in self._names)
+            raise ColumnNotFound(str(unknown), self._table, ", ".join(self._schema.arrow.names))
+        if columns is not None:
+            return tuple(to_wire(row[name], self._types[name], name) for name in columns)
+        values = []
+        for name, kind, required in self._columns:
+            value = row.get(name)
+            if value is None:
+                if required:
+                    raise InvalidArgument(f"column {name!r} of {self._table!r} may not be null")
+                values.append(None)
+            else:
+                values.append(to_wire(value, kind, name))
+        return tuple(values)
+
+    def key(self, key: Key) -> tuple[WireValue, ...]:
+        """A key in any accepted form as the tuple of its wire values, in key order."""
+        names = self._schema.key
+        if isinstance(key, Mapping):
+            if set(key) != set(names):
+                raise InvalidArgument(f"the key of {self._table!r} is made of {', '.join(names)}")
+            key = tuple(key[name] for name in names)
+        elif not isinstance(key, tuple | list):
+            key = (key,)
+        if len(key) != len(names):
+            raise InvalidArgument(
+                f"the key of {self._table!r} has {len(names)} column(s), {', '.join(names)}; "
+                f"{len(key)} value(s) were given"
+            )
+        values = []
+        for name, value in zip(names, key, strict=True):
+            if value is None:
+                raise InvalidArgument(f"key column {name!r} of {self._table!r} may not be null")
+            values.append(to_wire(value, self._types[name], name))
+        return tuple(values)
+
+    def dict(
+        self, values: Sequence[WireValue], columns: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Wire values of all columns (or of ``columns``) as a row that people read."""
+        names = columns or self._schema.arrow.names
+        return {
+            name: from_wire(value, self._types[name])
+            for name, value in zip(names, values, strict=True)
+        }

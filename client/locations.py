@@ -1,0 +1,65 @@
+"""Where the tablets of tables are, as far as this client knows; refreshed when it proves wrong."""
+
+from __future__ import annotations
+
+import asyncio
+
+from stelae.client.masters import MastersClient
+from stelae.core.errors import TableNotFound
+from stelae.core.messages import GET_TABLE, GetTable, TableLocations, TabletLocation
+from stelae.core.records import TabletState
+
+LOOKUP_TIMEOUT_S = 10.0
+
+
+class TableCache:
+    """The locations of one table. Concurrent refreshes become one call to the masters."""
+
+    def __init__(self, masters: MastersClient, locations: TableLocations) -> None:
+        self._masters = masters
+        self._refreshing: asyncio.Task[None] | None = None
+        self._take(locations)
+
+    def _take(self, locations: TableLocations) -> None:
+        self.table = locations.table
+        by_number = {location.tablet.number: location for location in locations.tablets}
+        self._tablets = [by_number[number] for number in sorted(by_number)]
+
+    @property
+    def tablet_count(self) -> int:
+        return len(self._tablets)
+
+    def tablet(self, number: int) -> TabletLocation:
+        return self._tablets[number]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether every tablet is served by someone."""
+        return all(t.tablet.state is TabletState.RUNNING and t.address for t in self._tablets)
+
+    async def refresh(self) -> None:
+        """Ask the masters anew.
+
+        Raises:
+            TableNotFound: the table was deleted (also if another took its name since).
+        """
+        if self._refreshing is None:
+            self._refreshing = asyncio.create_task(self._refresh())
+            self._refreshing.add_done_callback(self._refreshed)
+        await asyncio.shield(self._refreshing)
+
+    def _refreshed(self, task: asyncio.Task[None]) -> None:
+        self._refreshing = None
+        if not task.cancelled():
+            task.exception()  # every waiter has it; nobody waiting is no reason to complain
+
+    async def _refresh(self) -> None:
+        fresh = await look_up(self._masters, self.table.name)
+        if fresh.table.table_id != self.table.table_id:
+            raise TableNotFound(self.table.name)
+        self._take(fresh)
+
+
+async def look_up(masters: MastersClient, name: str) -> TableLocations:
+    """Ask the masters for a table and its tablets. Raises `TableNotFound`."""
+    return await masters.call(GET_TABLE, GetTable(name), timeout_s=LOOKUP_TIMEOUT_S)

@@ -1,0 +1,89 @@
+"""Calls to whichever master leads: tries the last known leader, follows hints, waits out elections.
+
+Used by servers, clients and recovery jobs alike. Only calls that are idempotent or carry a request
+id may go through here: after `OutcomeUnknown` they are repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from stelae.core.errors import (
+    InvalidArgument,
+    NoQuorum,
+    NotLeader,
+    OutcomeUnknown,
+    RetryLater,
+)
+from stelae.core.ids import Address
+from stelae.core.rpc import Method
+from stelae.core.runtime import Runtime
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
+
+ATTEMPT_TIMEOUT_S = 2.0
+PAUSE_S = 0.03
+
+
+class MastersClient:
+    """The masters, seen as one server that is sometimes slow."""
+
+    def __init__(self, runtime: Runtime, masters: Sequence[Address]) -> None:
+        if not masters:
+            raise InvalidArgument("no master addresses given")
+        self._runtime = runtime
+        self._masters = list(masters)
+        self._leader = 0
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        return tuple(self._masters)
+
+    def update(self, masters: Sequence[Address]) -> None:
+        """Take new addresses (a restarted master listens elsewhere)."""
+        if masters and list(masters) != self._masters:
+            self._masters = list(masters)
+            self._leader = 0
+
+    async def call(self, method: Method[Q, R], request: Q, *, timeout_s: float) -> R:
+        """Call the leader, within ``timeout_s`` in all.
+
+        Raises:
+            Rejected, StaleTerm, …: what the leader answered.
+            NoQuorum: no leader was found in time, and the request was surely not carried out.
+            OutcomeUnknown: the deadline passed with an attempt whose answer was lost.
+        """
+        clock = self._runtime.clock
+        deadline = clock.monotonic() + timeout_s
+        maybe_done: OutcomeUnknown | None = None
+        while True:
+            left_s = deadline - clock.monotonic()
+            if left_s <= 0:
+                raise maybe_done or NoQuorum(", ".join(self._masters))
+            address = self._masters[self._leader % len(self._masters)]
+            try:
+                reply = await self._runtime.peers.call(
+                    address, method, request, timeout_s=min(left_s, ATTEMPT_TIMEOUT_S)
+                )
+                return reply.body
+            except NotLeader as error:
+                if not self._follow(error.leader):
+                    await clock.sleep(PAUSE_S)
+            except OutcomeUnknown as error:
+                maybe_done = error
+                self._leader += 1
+            except RetryLater:
+                self._leader += 1
+                await clock.sleep(PAUSE_S)
+
+    def _follow(self, hint: str) -> bool:
+        """Turn to the leader named, or to the next master; true if there was a usable hint."""
+        if hint and Address(hint) in self._masters:
+            self._leader = self._masters.index(Address(hint))
+            return True
+        self._leader += 1
+        return False

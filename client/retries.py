@@ -1,0 +1,77 @@
+"""How a client repeats a call on a tablet: where to, how often, and what it says in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from stelae.client.locations import TableCache
+from stelae.core.errors import (
+    DeadlineExpired,
+    NoSpace,
+    OutcomeUnknown,
+    OutOfMemory,
+    RetryElsewhere,
+    RetryLater,
+    StelaeError,
+)
+from stelae.core.ids import ServerUuid
+from stelae.core.messages import TabletLocation
+from stelae.core.runtime import Runtime
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.01
+LONGEST_PAUSE_S = 0.25
+ATTEMPT_TIMEOUT_S = 5.0
+
+Attempt = Callable[[TabletLocation, ServerUuid, float], Awaitable[T]]
+"""(where, whom the call is meant for, timeout in seconds) → answer"""
+
+
+async def on_tablet(
+    runtime: Runtime,
+    cache: TableCache,
+    number: int,
+    what: str,
+    attempt: Attempt[T],
+    *,
+    timeout_s: float,
+) -> T:
+    """Carry ``attempt`` out on tablet ``number``, through moves and recoveries, until the deadline.
+
+    Every attempt must be the same request (same request id, or a read).
+
+    Raises:
+        Rejected, DataLost: as the server says.
+        OutOfMemory, NoSpace: at once; waiting does not help by itself.
+        OutcomeUnknown: the deadline passed, and some attempt may have been carried out.
+        RetryLater: the deadline passed, and surely none was.
+    """
+    clock = runtime.clock
+    deadline = clock.monotonic() + timeout_s
+    pause_s = FIRST_PAUSE_S
+    last: StelaeError | None = None
+    unknown: OutcomeUnknown | None = None
+    while True:
+        left_s = deadline - clock.monotonic()
+        if left_s <= 0:
+            raise unknown or last or DeadlineExpired(what, "nothing: it had passed at the call")
+        where = cache.tablet(number)
+        try:
+            if where.address:
+                limit_s = min(left_s, ATTEMPT_TIMEOUT_S)
+                return await attempt(where, where.tablet.owner, limit_s)
+            last = DeadlineExpired(what, where.problem or f"tablet {where.tablet.tablet_id}")
+        except (OutOfMemory, NoSpace):
+            raise
+        except OutcomeUnknown as error:
+            unknown = error
+        except (RetryElsewhere, RetryLater) as error:
+            last = error
+        await clock.sleep(min(pause_s, max(deadline - clock.monotonic(), 0.0)))
+        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        try:
+            await cache.refresh()
+        except (RetryLater, OutcomeUnknown) as error:
+            last = error if isinstance(error, RetryLater) else last

@@ -1,0 +1,67 @@
+"""Reading one tablet's scan to its end, anew if its server dies or a piece is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from stelae.client.filters import WireFilters
+from stelae.client.locations import TableCache
+from stelae.client.retries import on_tablet
+from stelae.core.errors import InvalidArgument, TabletNotReady
+from stelae.core.ids import ServerUuid
+from stelae.core.messages import SCAN, Scan, TabletLocation
+from stelae.core.runtime import Runtime
+
+PIECE_TIMEOUT_S = 30.0
+
+
+async def scan_tablet(
+    runtime: Runtime,
+    cache: TableCache,
+    number: int,
+    columns: tuple[str, ...],
+    where: WireFilters,
+    limit: int | None,
+    with_versions: bool,
+    timeout_s: float,
+) -> list[pa.RecordBatch]:
+    """All matching rows of a tablet at one point of its log.
+
+    The rows are handed out only once all are here: a scan that breaks off begins anew, and would
+    see a later point.
+    """
+
+    async def attempt(where_: TabletLocation, owner: ServerUuid, limit_s: float) -> Any:
+        batches: list[pa.RecordBatch] = []
+        cursor, piece = "", 0
+        while True:
+            request = Scan(
+                where_.tablet.tablet_id,
+                cursor,
+                columns,
+                where,
+                limit or 0,
+                with_versions,
+                piece,
+            )
+            try:
+                reply = await runtime.peers.call(
+                    where_.address,
+                    SCAN,
+                    request,
+                    timeout_s=max(limit_s, PIECE_TIMEOUT_S),
+                    destination=owner,
+                )
+            except InvalidArgument as error:
+                if not cursor:
+                    raise
+                raise TabletNotReady(where_.tablet.tablet_id, f"to be read anew: {error}") from error
+            with pa.ipc.open_stream(pa.py_buffer(reply.blobs[0])) as reader:
+                batches.extend(reader)
+            cursor, piece = reply.body.cursor, piece + 1
+            if not cursor:
+                return batches
+
+    return await on_tablet(runtime, cache, number, "scan", attempt, timeout_s=timeout_s)

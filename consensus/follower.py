@@ -1,0 +1,71 @@
+"""What a follower does with its leader's messages: take entries in, put snapshots together.
+
+Invariant: the commit index never passes what this message verified to equal the leader's log
+(KUDU-639), and a snapshot is complete or it is nothing. Raft §5.3, §7.
+"""
+
+from __future__ import annotations
+
+from stelae.consensus.log_view import LogView
+from stelae.consensus.messages import AppendRequest, AppendResponse, SnapshotRequest
+from stelae.core.ids import OpId, ServerUuid
+
+
+def answer_append(log: LogView, request: AppendRequest) -> AppendResponse:
+    """Take what follows a matching entry into ``log``; the answer must wait until it is durable."""
+    accepted = True
+    if request.previous.index < log.commit_index:
+        # What is committed here is the same there: look only at what comes after it.
+        known = log.commit_index - request.previous.index
+        index = log.merge(log.committed, request.entries[known:])
+        log.commit_to(min(request.commit_index, index))
+    elif log.matches(request.previous):
+        index = log.merge(request.previous, request.entries)
+        log.commit_to(min(request.commit_index, index))
+    else:
+        accepted = False
+        index = request.previous.index
+    hint = log.last if accepted else log.last_possible_match(request.previous)
+    return AppendResponse(
+        request.group_id,
+        request.destination,
+        request.source,
+        request.term,
+        accepted,
+        index,
+        hint,
+        request.round,
+    )
+
+
+class SnapshotAssembly:
+    """The chunks of one snapshot, in order, as one leader sends them in one term."""
+
+    def __init__(self, size_max_bytes: int) -> None:
+        self._size_max_bytes = size_max_bytes
+        self._source: tuple[ServerUuid, int, OpId, int] | None = None
+        self._data = bytearray()
+
+    def add(self, request: SnapshotRequest) -> int:
+        """Take a chunk if it is the next one; return the offset wanted next."""
+        source = (request.source, request.term, request.last, request.size_bytes)
+        if source != self._source:
+            self.clear()
+            self._source = source
+        fits = len(self._data) + len(request.chunk) <= self._size_max_bytes
+        if request.offset == len(self._data) and fits:
+            self._data += request.chunk
+        return len(self._data)
+
+    def complete(self, request: SnapshotRequest) -> bytes | None:
+        """The whole snapshot, once, when its last byte has come; else None."""
+        if len(self._data) < request.size_bytes:
+            return None
+        data = bytes(self._data)
+        self.clear()
+        return data
+
+    def clear(self) -> None:
+        """Forget what has come so far."""
+        self._source = None
+        self._data = bytearray()

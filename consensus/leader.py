@@ -1,0 +1,267 @@
+"""What only a leader has: progress of the others, heartbeat rounds, reads, lease, transfer.
+
+A `Leader` exists exactly while its replica leads one term. It decides what may be sent and what is
+committed; `stelae.consensus.raft` owns term, vote and log. Raft §5.3, §5.4.2, §8; thesis §6.4.
+
+Heartbeat rounds: each has a number and the time it began at. A majority that answered round ``r``
+followed this leader after ``r`` began: that confirms reads asked for before it (read index), and
+nobody else can be elected until a follower's promise not to vote ends (lease).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stelae.consensus.log_view import LogView
+from stelae.consensus.messages import AppendRequest, Message, SnapshotRequest
+from stelae.consensus.progress import Progress, ProgressState
+from stelae.consensus.quorum import majority, reached_by_majority
+from stelae.consensus.settings import RaftSettings
+from stelae.core.errors import InvalidArgument, Overloaded, TabletNotReady
+from stelae.core.ids import OpId, ServerUuid, TabletId
+from stelae.core.replication import Configuration, Entry
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReady:
+    """A linearizable read may run once ``index`` is applied."""
+
+    request: int
+    index: int
+
+
+class Leader:
+    """State of the leader of ``term``."""
+
+    def __init__(
+        self,
+        group_id: TabletId,
+        uuid: ServerUuid,
+        term: int,
+        configuration: Configuration,
+        log: LogView,
+        settings: RaftSettings,
+    ) -> None:
+        self.group_id = group_id
+        self.uuid = uuid
+        self.term = term
+        self.configuration = configuration
+        self.transfer_target: ServerUuid | None = None
+        self.ready_reads: list[ReadReady] = []
+        self.progress: dict[ServerUuid, Progress] = {
+            peer.uuid: Progress(next_index=log.last.index + 1, inflight_max=settings.inflight_max)
+            for peer in configuration.peers
+            if peer.uuid != uuid
+        }
+        self._log = log
+        self._settings = settings
+        self._heartbeat_wanted = True
+        self._heartbeat_elapsed = 0
+        self._quorum_elapsed = 0
+        self._transfer_elapsed = 0
+        self._round = 0
+        self._round_began_us: deque[tuple[int, int]] = deque()  # rounds not yet confirmed
+        self._confirmed_began_us: int | None = None  # when the newest confirmed round began
+        self._early_reads: list[int] = []  # until an entry of this term is committed
+        self._pending_reads: deque[tuple[int, int, int]] = deque()  # round, request, index
+
+    # ---- time ------------------------------------------------------------------------------
+
+    def tick(self) -> bool:
+        """Count one tick; False once a majority has not been heard for an election timeout."""
+        self._heartbeat_elapsed += 1
+        if self._heartbeat_elapsed >= self._settings.heartbeat_ticks:
+            self._heartbeat_wanted = True
+        if self.transfer_target is not None:
+            self._transfer_elapsed += 1
+            if self._transfer_elapsed >= self._settings.election_ticks:
+                self.transfer_target = None
+        self._quorum_elapsed += 1
+        if self._quorum_elapsed < self._settings.election_ticks:
+            return True
+        self._quorum_elapsed = 0
+        heard = {uuid for uuid, progress in self.progress.items() if progress.heard_recently}
+        for progress in self.progress.values():
+            progress.heard_recently = False
+        voters = self.configuration.voters
+        count = sum(1 for voter in voters if voter == self.uuid or voter in heard)
+        return count >= majority(len(voters))
+
+    def lease_until_us(self) -> int:
+        """Until when nobody else can have been elected; 0 if there is no lease."""
+        if self._settings.lease_duration_us == 0:
+            return 0
+        if self._confirmed_began_us is None:
+            return 0
+        return self._confirmed_began_us + self._settings.lease_duration_us
+
+    # ---- sending ---------------------------------------------------------------------------
+
+    def outgoing(self, now_us: int) -> Iterator[Message]:
+        """Everything that may be sent now: a heartbeat round if one is due, and entries."""
+        heartbeat = self._heartbeat_wanted
+        if heartbeat:
+            self._heartbeat_wanted = False
+            self._heartbeat_elapsed = 0
+            self._round += 1
+            self._round_began_us.append((self._round, now_us))
+            self.confirm_rounds()
+        for uuid, progress in self.progress.items():
+            message = self._next_message(uuid, progress, heartbeat)
+            while message is not None:
+                yield message
+                message = self._next_message(uuid, progress, heartbeat=False)
+
+    def _next_message(
+        self, uuid: ServerUuid, progress: Progress, heartbeat: bool
+    ) -> Message | None:
+        if progress.paused and not heartbeat:
+            return None
+        compacted = progress.next_index <= self._log.base.index
+        if compacted and progress.state is not ProgressState.SNAPSHOT:
+            assert self._log.snapshot is not None, "compacted without a snapshot"
+            progress.start_snapshot(self._log.snapshot)
+        if progress.state is ProgressState.SNAPSHOT:
+            return self._snapshot_chunk(uuid, progress)
+        return self._append_request(uuid, progress, heartbeat)
+
+    def _append_request(
+        self, uuid: ServerUuid, progress: Progress, heartbeat: bool
+    ) -> AppendRequest | None:
+        first = progress.next_index
+        settings = self._settings
+        streaming = progress.state is ProgressState.REPLICATE
+        entries: tuple[Entry, ...] = ()
+        if not (streaming and progress.paused):
+            entries = self._log.slice(first, settings.batch_entries_max, settings.batch_bytes_max)
+        if not entries and not heartbeat:
+            return None
+        previous_term = self._log.term_at(first - 1)
+        assert previous_term is not None
+        if entries:
+            progress.sent(entries[-1].index)
+        return AppendRequest(
+            self.group_id,
+            self.uuid,
+            uuid,
+            self.term,
+            OpId(previous_term, first - 1),
+            entries,
+            self._log.commit_index,
+            self._round,
+        )
+
+    def _snapshot_chunk(self, uuid: ServerUuid, progress: Progress) -> SnapshotRequest:
+        snapshot = progress.snapshot
+        assert snapshot is not None
+        offset = progress.snapshot_offset
+        chunk = snapshot.data[offset : offset + self._settings.snapshot_chunk_bytes]
+        progress.sent(snapshot.last.index)
+        return SnapshotRequest(
+            self.group_id,
+            self.uuid,
+            uuid,
+            self.term,
+            snapshot.last,
+            snapshot.configuration,
+            len(snapshot.data),
+            offset,
+            chunk,
+            self._round,
+        )
+
+    # ---- counting --------------------------------------------------------------------------
+
+    def heard(self, progress: Progress, round_number: int) -> None:
+        """Any answer of this term: its sender lives, and followed after that round began."""
+        progress.heard_recently = True
+        assert round_number <= self._round, "answer to a round that never was"
+        progress.acked_round = max(progress.acked_round, round_number)
+        self.confirm_rounds()
+
+    def advance_commit(self) -> bool:
+        """Commit what a majority holds durably, if it is of this term (Raft §5.4.2)."""
+        reached = {uuid: progress.match_index for uuid, progress in self.progress.items()}
+        reached[self.uuid] = self._log.stable_index
+        index = reached_by_majority(reached, self.configuration.voters)
+        if not self.may_commit(index):
+            return False
+        advanced = self._log.commit_to(index)
+        if advanced and self._early_reads:
+            for request in self._early_reads:
+                self._pend_read(request)
+            self._early_reads.clear()
+        return advanced
+
+    def may_commit(self, index: int) -> bool:
+        """True if the entry is of this term; earlier ones are committed along with it."""
+        return self._log.term_at(index) == self.term
+
+    @property
+    def settled(self) -> bool:
+        """True once an entry of this term is committed, so that the commit index is up to date."""
+        return self._log.term_at(self._log.commit_index) == self.term
+
+    def confirm_rounds(self) -> None:
+        """Release the reads and extend the lease by what a majority has answered."""
+        acked = {uuid: progress.acked_round for uuid, progress in self.progress.items()}
+        acked[self.uuid] = self._round
+        confirmed = reached_by_majority(acked, self.configuration.voters)
+        while self._round_began_us and self._round_began_us[0][0] <= confirmed:
+            self._confirmed_began_us = self._round_began_us.popleft()[1]
+        while self._pending_reads and self._pending_reads[0][0] <= confirmed:
+            _, request, index = self._pending_reads.popleft()
+            self.ready_reads.append(ReadReady(request, index))
+
+    # ---- reads and transfer ----------------------------------------------------------------
+
+    def read(self, request: int) -> None:
+        """Ask for a read index. Raises Overloaded."""
+        limit = self._settings.pending_reads_max
+        if len(self._early_reads) + len(self._pending_reads) >= limit:
+            raise Overloaded("pending reads", limit)
+        if self.settled:
+            self._pend_read(request)
+        else:
+            self._early_reads.append(request)
+
+    def _pend_read(self, request: int) -> None:
+        self._pending_reads.append((self._round + 1, request, self._log.commit_index))
+        self._heartbeat_wanted = True
+
+    def unanswered_reads(self) -> list[int]:
+        """Requests that this leader, which steps down, will not answer."""
+        return self._early_reads + [request for _, request, _ in self._pending_reads]
+
+    def start_transfer(self, target: ServerUuid | None) -> None:
+        """Refuse proposals for an election timeout, and hand over once the target has everything.
+
+        Without a target the voter that has most is taken. Raises InvalidArgument, TabletNotReady.
+        """
+        if self.transfer_target is not None:
+            raise TabletNotReady(self.group_id, "handing its leadership over already")
+        others = [uuid for uuid in self.configuration.voters if uuid != self.uuid]
+        if target is None and others:
+            target = max(others, key=lambda uuid: self.progress[uuid].match_index)
+        if target is None or target not in others:
+            raise InvalidArgument(f"{target} is not another voter of tablet {self.group_id}")
+        self.transfer_target = target
+        self._transfer_elapsed = 0
+        self._heartbeat_wanted = True
+
+    def transfer_due(self) -> ServerUuid | None:
+        """The target of the transfer, once it has all entries and all are committed and applied."""
+        target = self.transfer_target
+        if target is None or self._log.applied_index != self._log.last.index:
+            return None
+        return target if self.progress[target].match_index == self._log.last.index else None
+
+    def check_invariants(self) -> None:
+        """Assert that progress covers exactly the other members, within its own invariants."""
+        others = [peer.uuid for peer in self.configuration.peers if peer.uuid != self.uuid]
+        assert list(self.progress) == others
+        for progress in self.progress.values():
+            progress.check_invariants(self._log.last.index)
+        assert self._log.last.term == self.term, "a leader's log ends in its own term"

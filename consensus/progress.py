@@ -1,0 +1,109 @@
+"""What a leader knows of one other replica, and how much it may send to it now.
+
+Invariants: ``0 <= match < next``; at most ``inflight_max`` unanswered batches. Three states (after
+etcd/raft ``tracker``): PROBE finds where logs part, one batch per answer or heartbeat; REPLICATE
+streams ahead of the answers; SNAPSHOT sends chunks, since the entries needed are compacted away.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+
+from stelae.core.replication import Snapshot
+
+
+class ProgressState(enum.Enum):
+    PROBE = "probe"
+    REPLICATE = "replicate"
+    SNAPSHOT = "snapshot"
+
+
+class Progress:
+    """One follower, as its leader sees it."""
+
+    def __init__(self, *, next_index: int, inflight_max: int) -> None:
+        self.state = ProgressState.PROBE
+        self.match_index = 0  # durable there, and equal to our log up to here
+        self.next_index = next_index
+        self.acked_round = 0  # the newest heartbeat round it has answered
+        self.heard_recently = True  # since the last check for a quorum
+        self.snapshot: Snapshot | None = None  # the one being sent
+        self.snapshot_offset = 0
+        self._inflight_max = inflight_max
+        self._inflight: deque[int] = deque()  # last index of each unanswered batch
+        self._waiting = False  # PROBE, SNAPSHOT: one message is out
+
+    @property
+    def paused(self) -> bool:
+        """True while nothing but heartbeats may be sent."""
+        if self.state is ProgressState.REPLICATE:
+            return len(self._inflight) >= self._inflight_max
+        return self._waiting
+
+    def sent(self, last_index: int) -> None:
+        """Note a batch that ends at ``last_index``."""
+        if self.state is ProgressState.REPLICATE:
+            self.next_index = last_index + 1
+            self._inflight.append(last_index)
+        else:
+            self._waiting = True
+
+    def probe(self, next_index: int) -> None:
+        """Forget what was sent on trust, and look again for where the logs part."""
+        self.state = ProgressState.PROBE
+        self.next_index = max(self.match_index + 1, next_index)
+        self.snapshot = None
+        self._inflight.clear()
+        self._waiting = False
+
+    def unreachable(self) -> None:
+        """What was sent on trust is lost. Wait for a heartbeat's answer before sending more."""
+        if self.state is ProgressState.REPLICATE:
+            self.probe(self.match_index + 1)
+        self._waiting = True
+
+    def start_snapshot(self, snapshot: Snapshot) -> None:
+        """Send ``snapshot`` from its beginning."""
+        self.state = ProgressState.SNAPSHOT
+        self.snapshot = snapshot
+        self.snapshot_offset = 0
+        self._inflight.clear()
+        self._waiting = False
+
+    def snapshot_at(self, offset: int) -> None:
+        """The follower has this much of the snapshot; the next chunk may go."""
+        self.snapshot_offset = offset
+        self._waiting = False
+
+    def accepted(self, index: int, base_index: int) -> None:
+        """The follower has all up to ``index``; the leader holds what comes after its base."""
+        self.match_index = max(self.match_index, index)
+        self.next_index = max(self.next_index, self.match_index + 1)
+        if self.snapshot is not None:
+            needed = min(base_index, self.snapshot.last.index)
+            if self.match_index < needed:
+                return  # an answer to something older than the snapshot
+        if self.state is not ProgressState.REPLICATE:
+            self.state = ProgressState.REPLICATE
+            self.snapshot = None
+            self.next_index = self.match_index + 1
+            self._inflight.clear()
+            self._waiting = False
+        while self._inflight and self._inflight[0] <= self.match_index:
+            self._inflight.popleft()
+
+    def refused(self, previous_index: int, next_index: int) -> bool:
+        """Go back to ``next_index``; False if the refusal is of something older."""
+        if self.state is ProgressState.SNAPSHOT or previous_index <= self.match_index:
+            return False
+        if self.state is ProgressState.PROBE and previous_index != self.next_index - 1:
+            return False
+        self.probe(min(next_index, previous_index))
+        return True
+
+    def check_invariants(self, last_index: int) -> None:
+        """Assert what the module docstring promises."""
+        assert 0 <= self.match_index < self.next_index <= last_index + 1
+        assert len(self._inflight) <= self._inflight_max
+        assert (self.snapshot is not None) == (self.state is ProgressState.SNAPSHOT)

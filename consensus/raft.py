@@ -1,0 +1,420 @@
+"""One replica of a Raft group as a pure state machine: events in, one `Ready` out.
+
+`Raft.step` takes a message, a tick or a notice; `propose`, `read` and `transfer` are a leader's
+requests. Then `take_ready` says what to do, in this order: make durable, send, apply; and
+`Raft.advance` tells that it was done. Between the two no event is taken. The core does no I/O, has
+no clock and draws chance from the ``rng`` it was given. Design §7, §8; Raft §5–§8; pre-vote, leader
+stickiness, check of the quorum, lease and transfer after the Raft thesis §3.10, §6.4, §9.6.
+
+Invariants: term and vote never go back, one vote per term; a leader never cuts its own log; what is
+committed never changes (`check_invariants`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, assert_never
+
+from stelae.consensus.follower import SnapshotAssembly, answer_append
+from stelae.consensus.leader import Leader, ReadReady
+from stelae.consensus.log_view import LogView
+from stelae.consensus.messages import (
+    AppendRequest,
+    AppendResponse,
+    Message,
+    SnapshotRequest,
+    SnapshotResponse,
+    TimeoutNow,
+    VoteRequest,
+    VoteResponse,
+)
+from stelae.consensus.quorum import VoteResult, count_votes
+from stelae.consensus.ready import Event, Ready, Role, Status, Tick, Unreachable
+from stelae.consensus.settings import RaftSettings
+from stelae.core.errors import NotLeader, TabletNotReady
+from stelae.core.ids import OpId, ServerUuid, TabletId
+from stelae.core.replication import Configuration, Entry, EntryKind, Snapshot, TermAndVote
+
+
+class Raft:
+    """One replica. ``entries`` and ``term_and_vote`` are what its disk held at the start."""
+
+    def __init__(
+        self,
+        *,
+        group_id: TabletId,
+        uuid: ServerUuid,
+        configuration: Configuration,
+        term_and_vote: TermAndVote,
+        snapshot: Snapshot | None,
+        entries: Sequence[Entry],
+        settings: RaftSettings,
+        rng: random.Random,
+    ) -> None:
+        self.group_id = group_id
+        self.uuid = uuid
+        self.configuration = configuration
+        self.term = term_and_vote.term
+        self.voted_for = term_and_vote.voted_for
+        self.role = Role.FOLLOWER
+        self.leader_uuid: ServerUuid | None = None
+        self.leader: Leader | None = None
+        self.log = LogView(snapshot, entries)
+        assert self.log.last.term <= self.term, "log newer than the term"
+        self._settings = settings
+        self._rng = rng
+        self._durable_term_and_vote = term_and_vote
+        self._votes: dict[ServerUuid, bool] = {}
+        self._assembly = SnapshotAssembly(settings.snapshot_bytes_max)
+        self._installed: Snapshot | None = None
+        self._messages: list[Message] = []
+        self._reads: list[ReadReady] = []
+        self._failed_reads: list[int] = []
+        self._taken: Ready | None = None
+        self._now_us = 0
+        # A replica that restarts may have promised a leader not to vote for others: keep that.
+        self._quiet_ticks = 0 if self.term > 0 else settings.election_ticks
+        self._election_elapsed = 0
+        self._election_timeout = 0
+        self._restart_election_timer()
+        if self.term == 0:  # a new group: no leader to wait for
+            self._election_timeout = rng.randint(1, settings.election_ticks)
+        if self.configuration.voters == (self.uuid,):
+            self._election_timeout = 1
+
+    # ---- the interface of the shell --------------------------------------------------------
+
+    def step(self, event: Event) -> None:
+        """Take one event."""
+        assert self._taken is None, "step between take_ready and advance"
+        if isinstance(event, Tick):
+            self._tick(event)
+        elif isinstance(event, Unreachable):
+            if self.leader is not None and event.uuid in self.leader.progress:
+                self.leader.progress[event.uuid].unreachable()
+        else:
+            self._receive(event)
+
+    def propose(self, command: bytes) -> OpId:
+        """Append a command to the leader's log. Raises NotLeader, TabletNotReady: not appended."""
+        leader = self._require_leader()
+        if leader.transfer_target is not None:
+            raise TabletNotReady(self.group_id, "handing its leadership over")
+        return self._append(EntryKind.COMMAND, command)
+
+    def read(self, request: int) -> None:
+        """Ask for a read index; `Ready` answers it. Raises NotLeader, Overloaded."""
+        self._require_leader().read(request)
+
+    def transfer(self, target: ServerUuid | None) -> None:
+        """Begin to hand leadership over. Raises NotLeader, InvalidArgument, TabletNotReady."""
+        self._require_leader().start_transfer(target)
+        self._finish_transfer()
+
+    def lease_read_index(self, now_us: int) -> int | None:
+        """The index a read must wait for if the lease proves leadership now, else None."""
+        leader = self.leader
+        if leader is None or not leader.settled or now_us >= leader.lease_until_us():
+            return None
+        return self.log.commit_index
+
+    def compact(self, snapshot: Snapshot, keep_entries: int) -> None:
+        """An own snapshot is durable; entries it covers, but the last few, may be dropped."""
+        assert self._taken is None, "compact between take_ready and advance"
+        self.log.compact(snapshot, keep_entries)
+
+    def take_ready(self) -> Ready:
+        """Everything to be done now; a false value if there is nothing. `advance` must follow."""
+        assert self._taken is None, "take_ready twice"
+        if self.leader is not None:
+            self._messages.extend(self.leader.outgoing(self._now_us))
+            self._collect_reads()
+        current = TermAndVote(self.term, self.voted_for)
+        changed = current if current != self._durable_term_and_vote else None
+        ready = Ready(
+            term_and_vote=changed,
+            snapshot=self._installed,
+            entries=self.log.unstable(),
+            messages=tuple(self._messages),
+            committed=self.log.unapplied(self._settings.apply_entries_max),
+            reads=tuple(self._reads),
+            failed_reads=tuple(self._failed_reads),
+        )
+        self._installed = None
+        for taken in (self._messages, self._reads, self._failed_reads):
+            taken.clear()
+        if ready:
+            self._taken = ready
+        return ready
+
+    def advance(self, ready: Ready) -> None:
+        """All of ``ready`` was done: it is durable, sent and applied."""
+        assert ready is self._taken, "advance of another Ready"
+        self._taken = None
+        if ready.term_and_vote is not None:
+            self._durable_term_and_vote = ready.term_and_vote
+        if ready.entries:
+            self.log.stable_index = ready.entries[-1].index
+        if ready.committed:
+            self.log.applied_index = ready.committed[-1].index
+        if self.leader is not None:
+            self._advance_commit()
+            self._finish_transfer()
+
+    def status(self) -> Status:
+        """A copy of what can be seen from outside."""
+        progress = self.leader.progress if self.leader is not None else {}
+        return Status(
+            uuid=self.uuid,
+            role=self.role,
+            term=self.term,
+            voted_for=self.voted_for,
+            leader=self.leader_uuid,
+            last=self.log.last,
+            stable_index=self.log.stable_index,
+            commit_index=self.log.commit_index,
+            applied_index=self.log.applied_index,
+            base=self.log.base,
+            configuration=self.configuration,
+            match_index={uuid: item.match_index for uuid, item in progress.items()},
+        )
+
+    def check_invariants(self) -> None:
+        """Assert the invariants of this replica; tests call it after each step."""
+        self.log.check_invariants()
+        durable = self._durable_term_and_vote
+        assert self.term >= durable.term
+        assert self.term >= self.log.last.term
+        if self.term == durable.term and durable.voted_for is not None:
+            assert self.voted_for == durable.voted_for, "second vote in one term"
+        assert (self.leader is not None) == (self.role is Role.LEADER)
+        if self.leader is not None:
+            assert self.leader_uuid == self.uuid
+            assert self.leader.term == self.term
+            assert self.leader.configuration == self.configuration
+            self.leader.check_invariants()
+
+    # ---- ticks and elections ---------------------------------------------------------------
+
+    def _tick(self, tick: Tick) -> None:
+        assert tick.now_us >= self._now_us, "the monotonic clock went back"
+        self._now_us = tick.now_us
+        self._quiet_ticks += 1
+        if self.leader is not None:
+            if not self.leader.tick():
+                self._become_follower(self.term, None)
+            return
+        self._election_elapsed += 1
+        if self._election_elapsed >= self._election_timeout:
+            self._restart_election_timer()
+            if self.uuid in self.configuration.voters:
+                self._campaign(pre=True, transfer=False)
+
+    def _restart_election_timer(self) -> None:
+        least = self._settings.election_ticks
+        self._election_elapsed = 0
+        self._election_timeout = self._rng.randrange(least, 2 * least)
+
+    def _campaign(self, *, pre: bool, transfer: bool) -> None:
+        """Ask for votes; a pre-vote changes neither term nor vote, here or elsewhere."""
+        self.leader_uuid = None
+        if pre:
+            self.role = Role.PRE_CANDIDATE
+        else:
+            self.role = Role.CANDIDATE
+            self.term += 1
+            self.voted_for = self.uuid
+            self._restart_election_timer()
+        term = self.term + 1 if pre else self.term
+        self._votes = {self.uuid: True}
+        for voter in self.configuration.voters:
+            if voter != self.uuid:
+                self._send(VoteRequest, voter, self.log.last, pre, transfer, term=term)
+        self._count_votes()
+
+    def _count_votes(self) -> None:
+        result = count_votes(self._votes, self.configuration.voters)
+        if result is VoteResult.WON and self.role is Role.PRE_CANDIDATE:
+            self._campaign(pre=False, transfer=False)
+        elif result is VoteResult.WON:
+            self._become_leader()
+        elif result is VoteResult.LOST:
+            self._become_follower(self.term, None)
+
+    def _become_leader(self) -> None:
+        assert self.role is Role.CANDIDATE
+        self.role = Role.LEADER
+        self.leader_uuid = self.uuid
+        self.leader = Leader(
+            self.group_id, self.uuid, self.term, self.configuration, self.log, self._settings
+        )
+        self._append(EntryKind.NO_OP, b"")
+
+    def _become_follower(self, term: int, leader_uuid: ServerUuid | None) -> None:
+        assert term >= self.term
+        if term > self.term:
+            self.term, self.voted_for = term, None
+        if self.leader is not None:
+            self._collect_reads()
+            self._failed_reads.extend(self.leader.unanswered_reads())
+            self.leader = None
+        self.role = Role.FOLLOWER
+        self.leader_uuid = leader_uuid
+        self._restart_election_timer()
+
+    # ---- messages --------------------------------------------------------------------------
+
+    def _receive(self, message: Message) -> None:
+        assert message.group_id == self.group_id
+        assert message.destination == self.uuid
+        if isinstance(message, VoteRequest):
+            self._on_vote_request(message)
+            return
+        if message.term > self.term and not (isinstance(message, VoteResponse) and message.granted):
+            self._become_follower(message.term, None)
+        if message.term < self.term:
+            self._on_stale(message)
+            return
+        match message:
+            case VoteResponse():
+                self._on_vote_response(message)
+            case AppendRequest():
+                self._follow(message.source)
+                self._messages.append(answer_append(self.log, message))
+            case SnapshotRequest():
+                self._follow(message.source)
+                self._on_snapshot(message)
+            case AppendResponse():
+                self._on_append_response(message)
+            case SnapshotResponse():
+                self._on_snapshot_response(message)
+            case TimeoutNow():
+                if self.role is Role.FOLLOWER and self.uuid in self.configuration.voters:
+                    self._campaign(pre=False, transfer=True)
+            case _:
+                assert_never(message)
+
+    def _on_stale(self, message: Message) -> None:
+        """A leader of an older term must learn that it is deposed; other old messages are void."""
+        if isinstance(message, AppendRequest | SnapshotRequest):
+            self._send(AppendResponse, message.source, False, 0, self.log.last, 0)
+
+    def _on_vote_request(self, request: VoteRequest) -> None:
+        """Answer by the rules in this order: leader alive, term, vote given, log up to date."""
+        granted = False
+        leader_alive = self.leader is not None or self._quiet_ticks < self._settings.election_ticks
+        if request.transfer or not leader_alive:
+            if request.term > self.term and not request.pre:
+                self._become_follower(request.term, None)
+            granted = self._may_vote(request) and request.last >= self.log.last
+        if granted and not request.pre:
+            self.voted_for = request.source
+            self._restart_election_timer()
+        term = request.term if granted else self.term
+        self._send(VoteResponse, request.source, request.pre, granted, term=term)
+
+    def _may_vote(self, request: VoteRequest) -> bool:
+        if request.term != self.term:
+            return request.term > self.term  # a pre-vote: real ones have raised our term by now
+        if self.voted_for is not None:
+            return self.voted_for == request.source
+        return self.leader_uuid is None
+
+    def _on_vote_response(self, response: VoteResponse) -> None:
+        role = Role.PRE_CANDIDATE if response.pre else Role.CANDIDATE
+        if self.role is not role:
+            return
+        if response.granted and response.term != self.term + int(response.pre):
+            return
+        self._votes.setdefault(response.source, response.granted)
+        self._count_votes()
+
+    def _follow(self, leader_uuid: ServerUuid) -> None:
+        """A message of the leader of our term: follow it, and promise not to vote for a while."""
+        assert self.leader is None, "two leaders in one term"
+        assert self.leader_uuid in (None, leader_uuid), "two leaders in one term"
+        self._become_follower(self.term, leader_uuid)
+        self._quiet_ticks = 0
+
+    def _on_append_response(self, response: AppendResponse) -> None:
+        leader = self.leader
+        if leader is None or response.source not in leader.progress:
+            return
+        progress = leader.progress[response.source]
+        leader.heard(progress, response.round)
+        if response.accepted:
+            progress.accepted(response.index, self.log.base.index)
+            self._advance_commit()
+        else:
+            match = response.hint.index
+            if match >= self.log.base.index:
+                match = self.log.last_possible_match(response.hint).index
+            progress.refused(response.index, match + 1)
+        self._collect_reads()
+        self._finish_transfer()
+
+    def _on_snapshot(self, request: SnapshotRequest) -> None:
+        index = request.last.index
+        if index <= self.log.commit_index or self.log.matches(request.last):
+            self.log.commit_to(index)
+            self._assembly.clear()
+        else:
+            offset = self._assembly.add(request)
+            data = self._assembly.complete(request)
+            if data is None:
+                self._send(SnapshotResponse, request.source, request.last, offset, request.round)
+                return
+            self._installed = Snapshot(request.last, request.configuration, data)
+            self.log.reset(self._installed)
+            self.configuration = request.configuration
+        index = self.log.commit_index
+        hint = self.log.last
+        self._send(AppendResponse, request.source, True, index, hint, request.round)
+
+    def _on_snapshot_response(self, response: SnapshotResponse) -> None:
+        leader = self.leader
+        if leader is None or response.source not in leader.progress:
+            return
+        progress = leader.progress[response.source]
+        leader.heard(progress, response.round)
+        snapshot = progress.snapshot
+        if snapshot is not None and snapshot.last == response.last:
+            progress.snapshot_at(min(response.next_offset, len(snapshot.data)))
+        self._collect_reads()
+
+    # ---- leading ---------------------------------------------------------------------------
+
+    def _require_leader(self) -> Leader:
+        assert self._taken is None, "request between take_ready and advance"
+        if self.leader is None:
+            peer = self.configuration.peer(self.leader_uuid) if self.leader_uuid else None
+            raise NotLeader(self.uuid, self.term, peer.address if peer is not None else "")
+        return self.leader
+
+    def _append(self, kind: EntryKind, body: bytes) -> OpId:
+        entry = Entry(self.term, self.log.last.index + 1, kind, body)
+        self.log.append(entry)
+        return entry.op_id
+
+    def _advance_commit(self) -> None:
+        assert self.leader is not None
+        self.leader.advance_commit()
+
+    def _collect_reads(self) -> None:
+        assert self.leader is not None
+        self._reads.extend(self.leader.ready_reads)
+        self.leader.ready_reads.clear()
+
+    def _finish_transfer(self) -> None:
+        """Step down before the successor is told: from then on there is neither lease nor read."""
+        target = self.leader.transfer_due() if self.leader is not None else None
+        if target is not None:
+            self._become_follower(self.term, None)
+            self._send(TimeoutNow, target)
+
+    def _send(
+        self, kind: Callable[..., Message], to: ServerUuid, *fields: Any, term: int | None = None
+    ) -> None:
+        sent_term = self.term if term is None else term
+        self._messages.append(kind(self.group_id, self.uuid, to, sent_term, *fields))

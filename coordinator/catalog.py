@@ -1,0 +1,264 @@
+"""The catalog: what tables and tablets there are, as the state machine behind the masters' log.
+
+One logical operation is one log entry, a `CatalogBatch` of whole records. `Catalog.apply` is
+deterministic and all or nothing: every record names the generation it follows (compare-and-set),
+so an entry made from an outdated look at the catalog changes nothing, on every master alike.
+
+Invariants:
+- readers see only what has been applied, that is, committed;
+- of live tables no two have one name; a deleted table's or tablet's record stays for ever, so that
+  a tablet the catalog does not know is never taken for a deleted one (seed, appendix A);
+- a DDL request takes effect once: its result is kept by request id in the same entry.
+
+Source: seed "Multi-master support for Kudu 1.0" (one batch per logical operation; strict ordering
+of state changes); exactly-once results after RIFL (RAMCloud).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+import msgspec
+
+from stelae.core.errors import Overloaded, StaleRequest, TooLarge
+from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
+from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
+
+CATALOG_ID = TabletId("00000000000000000000000000000001")
+"""The catalog is itself a tablet; this is its id in every cluster."""
+MAX_BATCH_BYTES = 4 << 20
+"""A batch beyond this is refused before it is replicated (1024 tablets need about 0.3 MB)."""
+MAX_CLIENTS = 1000
+"""DDL results are kept for so many clients, those that spoke last."""
+MAX_RESULTS = 100
+"""DDL results kept for one client that never says which answers it has; then `Overloaded`."""
+SNAPSHOT_VERSION = 1
+
+
+class CatalogBatch(msgspec.Struct, frozen=True, array_like=True):
+    """One logical operation: new versions of records, and the DDL request that asked for them.
+
+    A record of generation g replaces the one of generation g - 1; g == 1 means a new record.
+    """
+
+    tables: tuple[TableRecord, ...] = ()
+    tablets: tuple[TabletRecord, ...] = ()
+    request: RequestId | None = None
+    result: TableId = TableId("")
+    """What the request's answer is made from: the table it created or deleted."""
+
+    def encode(self) -> bytes:
+        """The log entry's body. Raises `TooLarge` for what could not be replicated."""
+        data = _ENCODER.encode(self)
+        if len(data) > MAX_BATCH_BYTES:
+            raise TooLarge("the catalog entry of this operation", len(data), MAX_BATCH_BYTES)
+        return data
+
+
+class Applied(msgspec.Struct, frozen=True, tag=True):
+    """The batch is part of the catalog, now or (a repeated request) since its first time."""
+
+    result: TableId
+
+
+class Conflict(msgspec.Struct, frozen=True, tag=True):
+    """Nothing was changed: the catalog had moved on from what the batch was made from."""
+
+    reason: str
+
+
+Outcome: TypeAlias = Applied | Conflict
+
+
+class _Client(msgspec.Struct, array_like=True):
+    """The DDL results of one client that it may still ask for."""
+
+    first_incomplete: int
+    results: dict[int, TableId]
+
+
+class _Snapshot(msgspec.Struct, array_like=True):
+    version: int
+    tables: list[TableRecord]
+    tablets: list[TabletRecord]
+    clients: list[tuple[ClientId, _Client]]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_BATCH = msgspec.msgpack.Decoder(CatalogBatch)
+_SNAPSHOT = msgspec.msgpack.Decoder(_Snapshot)
+
+
+class Catalog:
+    """Tables and tablets as of the last applied entry. Records are immutable: readers may keep them."""
+
+    def __init__(self) -> None:
+        self.tables: dict[TableId, TableRecord] = {}
+        """Of all time, in the order of creation."""
+        self.tablets: dict[TabletId, TabletRecord] = {}
+        """Of all time, in the order of creation."""
+        self._names: dict[str, TableId] = {}
+        self._of_table: dict[TableId, list[TabletId]] = {}
+        self._of_owner: dict[tuple[ServerUuid, int], dict[TabletId, None]] = {}
+        self._clients: dict[ClientId, _Client] = {}  # least recent first
+        self.applied = 0
+        """Entries applied since this object was made: changes whenever a reader may see more."""
+
+    # ---- state machine ----------------------------------------------------------------------
+
+    def apply(self, index: int, term: int, command: bytes) -> Outcome:
+        """Apply a committed entry; the same on every master, whatever it was made from."""
+        del index, term  # the log's order is all that counts
+        batch = _BATCH.decode(command)
+        self.applied += 1
+        request = batch.request
+        if request is not None:
+            known = self._known_result(request)
+            if known is not None:
+                return Applied(known)
+            client = self._clients.get(request.client_id)
+            if client is not None and request.sequence < client.first_incomplete:
+                return Conflict(f"request {request.sequence} was answered long ago")
+        refusal = self._refusal(batch)
+        if refusal:
+            return Conflict(refusal)
+        self._commit(batch)
+        if request is not None:
+            self._remember(request, batch.result)
+        return Applied(batch.result)
+
+    def _refusal(self, batch: CatalogBatch) -> str:
+        """Why the batch does not follow from what is there; empty if it does."""
+        for table in batch.tables:
+            present = self.tables.get(table.table_id)
+            if table.generation != (present.generation if present else 0) + 1:
+                return f"table {table.name!r} has changed meanwhile"
+            if table.state is TableState.RUNNING:
+                holder = self._names.get(table.name)
+                if holder is not None and holder != table.table_id:
+                    return f"there is a table {table.name!r} already"
+        for tablet in batch.tablets:
+            known = self.tablets.get(tablet.tablet_id)
+            if tablet.generation != (known.generation if known else 0) + 1:
+                return f"tablet {tablet.tablet_id} has changed meanwhile"
+        return ""
+
+    def _commit(self, batch: CatalogBatch) -> None:
+        """Tablets, then tables, then names: all in one turn, so that no reader sees a part."""
+        for tablet in batch.tablets:
+            self._put_tablet(tablet)
+        for table in batch.tables:
+            before = self.tables.get(table.table_id)
+            if before is not None and self._names.get(before.name) == table.table_id:
+                del self._names[before.name]
+            self.tables[table.table_id] = table
+            self._of_table.setdefault(table.table_id, [])
+            if table.state is TableState.RUNNING:
+                self._names[table.name] = table.table_id
+
+    def _put_tablet(self, tablet: TabletRecord) -> None:
+        before = self.tablets.get(tablet.tablet_id)
+        if before is None:
+            self._of_table.setdefault(tablet.table_id, []).append(tablet.tablet_id)
+        else:
+            owned = self._of_owner.get((before.owner, before.owner_incarnation), {})
+            owned.pop(tablet.tablet_id, None)
+            if not owned:
+                self._of_owner.pop((before.owner, before.owner_incarnation), None)
+        self.tablets[tablet.tablet_id] = tablet
+        if tablet.state is not TabletState.DELETED:
+            owner = (tablet.owner, tablet.owner_incarnation)
+            self._of_owner.setdefault(owner, {})[tablet.tablet_id] = None
+
+    def snapshot(self) -> bytes:
+        """Everything, for a new or far-behind master."""
+        state = _Snapshot(
+            SNAPSHOT_VERSION,
+            list(self.tables.values()),
+            list(self.tablets.values()),
+            list(self._clients.items()),
+        )
+        return _ENCODER.encode(state)
+
+    def restore(self, data: bytes) -> None:
+        """Become what `snapshot` described."""
+        state = _SNAPSHOT.decode(data)
+        assert state.version == SNAPSHOT_VERSION, f"catalog snapshot version {state.version}"
+        self.tables = {table.table_id: table for table in state.tables}
+        self.tablets = {}
+        self._clients = dict(state.clients)
+        self._names = {
+            table.name: table.table_id
+            for table in state.tables
+            if table.state is TableState.RUNNING
+        }
+        self._of_table = {table.table_id: [] for table in state.tables}
+        self._of_owner = {}
+        for tablet in state.tablets:
+            self._put_tablet(tablet)
+        self.applied += 1
+
+    # ---- exactly once -----------------------------------------------------------------------
+
+    def _known_result(self, request: RequestId) -> TableId | None:
+        client = self._clients.get(request.client_id)
+        return None if client is None else client.results.get(request.sequence)
+
+    def result_of(self, request: RequestId) -> TableId | None:
+        """The result of a request that took effect before, or None if it is new.
+
+        Raises:
+            StaleRequest: the client has already said that it has this answer.
+            Overloaded: the client keeps too many answers waiting for its word.
+        """
+        known = self._known_result(request)
+        if known is not None:
+            return known
+        client = self._clients.get(request.client_id)
+        if client is None:
+            return None
+        if request.sequence < client.first_incomplete:
+            raise StaleRequest(request.client_id, request.sequence, client.first_incomplete)
+        waiting = sum(sequence >= request.first_incomplete for sequence in client.results)
+        if waiting >= MAX_RESULTS:
+            raise Overloaded(f"client {request.client_id}'s unconfirmed requests", MAX_RESULTS)
+        return None
+
+    def _remember(self, request: RequestId, result: TableId) -> None:
+        client = self._clients.pop(request.client_id, None) or _Client(0, {})
+        client.first_incomplete = max(client.first_incomplete, request.first_incomplete)
+        client.results[request.sequence] = result
+        for sequence in [s for s in client.results if s < client.first_incomplete]:
+            del client.results[sequence]
+        self._clients[request.client_id] = client
+        while len(self._clients) > MAX_CLIENTS:
+            del self._clients[next(iter(self._clients))]
+
+    # ---- readers ----------------------------------------------------------------------------
+
+    def find(self, name: str) -> TableRecord | None:
+        """The live table of that name."""
+        table_id = self._names.get(name)
+        return None if table_id is None else self.tables[table_id]
+
+    def live_tables(self) -> list[TableRecord]:
+        """Tables that are not deleted, by name."""
+        return [self.tables[self._names[name]] for name in sorted(self._names)]
+
+    def tablets_of(self, table_id: TableId) -> list[TabletRecord]:
+        """A table's tablets by number, deleted or not."""
+        records = [self.tablets[tablet_id] for tablet_id in self._of_table.get(table_id, ())]
+        return sorted(records, key=lambda record: record.number)
+
+    def live_tablets(self) -> Iterator[TabletRecord]:
+        """Tablets that are not deleted, in the order of creation."""
+        return (t for t in self.tablets.values() if t.state is not TabletState.DELETED)
+
+    def owned_by(self, owner: ServerUuid, incarnation: int) -> Iterable[TabletRecord]:
+        """Live tablets that this run of this server owns, in the order of assignment."""
+        return (self.tablets[tablet_id] for tablet_id in self._of_owner.get((owner, incarnation), ()))
+
+    def owners(self) -> list[tuple[ServerUuid, int]]:
+        """The runs of servers that own live tablets."""
+        return list(self._of_owner)

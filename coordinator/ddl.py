@@ -1,0 +1,106 @@
+"""What the operations on tables and tablets change: drafts for `stelae.coordinator.operations`.
+
+Each function looks at the committed catalog and returns the batch of one logical operation, or
+raises why it cannot be. Pure. Source: seed Kudu multi-master, appendix B with its improvements
+(one replication for a table and all its tablets; nothing visible before it is replicated).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from stelae.coordinator.assignment import Load, choose_owners
+from stelae.coordinator.catalog import Catalog, CatalogBatch
+from stelae.core.errors import InvalidArgument, StaleTerm, TableExists, TableNotFound
+from stelae.core.ids import RequestId, TableId, TabletId, make_uuid
+from stelae.core.messages import CreateTable, RaiseEpoch
+from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.schema import MAX_NAME_LENGTH
+
+
+def check_table_name(name: str) -> None:
+    """Raises `InvalidArgument` for a name that no table may have."""
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        raise InvalidArgument(
+            f"table name {name[:40]!r}: 1 to {MAX_NAME_LENGTH} printable characters"
+        )
+    if name != name.strip() or "/" in name or ":" in name:
+        raise InvalidArgument(f"table name {name!r}: no /, no :, no spaces at its ends")
+
+
+def draft_create(
+    catalog: Catalog, order: CreateTable, loads: Sequence[Load], rng: random.Random
+) -> CatalogBatch:
+    """A table and all its tablets, each with its first owner, in term 1.
+
+    Raises:
+        TableExists, InvalidArgument: surely not created.
+        NotEnoughServers: there is no live tserver yet.
+    """
+    if catalog.find(order.name) is not None:
+        raise TableExists(order.name)
+    order.partitioning.check(order.schema.key)
+    table_id = TableId(make_uuid(rng))
+    tablet_ids = [TabletId(make_uuid(rng)) for _ in range(order.partitioning.tablet_count)]
+    owners = choose_owners(tablet_ids, loads)
+    tablets = tuple(
+        TabletRecord(
+            tablet_id=tablet_id,
+            table_id=table_id,
+            number=number,
+            state=TabletState.CREATING,
+            term=1,
+            owner=owners[tablet_id].uuid,
+            owner_incarnation=owners[tablet_id].incarnation,
+        )
+        for number, tablet_id in enumerate(tablet_ids)
+    )
+    table = TableRecord(
+        table_id=table_id,
+        name=order.name,
+        schema=order.schema,
+        partitioning=order.partitioning,
+        durability=order.durability,
+        state=TableState.RUNNING,
+    )
+    return CatalogBatch((table,), tablets, order.request, table_id)
+
+
+def draft_delete(
+    catalog: Catalog, request: RequestId, table_id: TableId, name: str
+) -> CatalogBatch:
+    """The table and its tablets, marked deleted for ever. Raises `TableNotFound`."""
+    table = catalog.find(name)
+    if table is None or table.table_id != table_id:
+        raise TableNotFound(name)
+    tablets = tuple(
+        msgspec.structs.replace(tablet, state=TabletState.DELETED, generation=tablet.generation + 1)
+        for tablet in catalog.tablets_of(table_id)
+    )
+    gone = msgspec.structs.replace(table, state=TableState.DELETED, generation=table.generation + 1)
+    return CatalogBatch((gone,), tablets, request, table_id)
+
+
+def draft_raise_epoch(catalog: Catalog, order: RaiseEpoch) -> CatalogBatch | None:
+    """The new mark below which open replicas are stale; None if it is there already.
+
+    Raises:
+        StaleTerm: the caller does not own the tablet in its current term (or it is deleted).
+    """
+    tablet = catalog.tablets.get(order.tablet_id)
+    if tablet is None or tablet.state is TabletState.DELETED:
+        raise StaleTerm(f"tablet {order.tablet_id} (deleted)", order.term, order.term + 1)
+    if tablet.term != order.term or tablet.owner != order.owner:
+        raise StaleTerm(f"tablet {order.tablet_id}", order.term, tablet.term)
+    if (order.segment_id, order.epoch) <= (tablet.valid_segment, tablet.valid_epoch):
+        return None
+    raised = msgspec.structs.replace(
+        tablet,
+        valid_segment=order.segment_id,
+        valid_epoch=order.epoch,
+        generation=tablet.generation + 1,
+    )
+    return CatalogBatch(tablets=(raised,))

@@ -1,0 +1,372 @@
+"""What the leader should do now: a pure function of the catalog, what servers report, and the time.
+
+Level-triggered: nothing is remembered of past events, so a new leader carries on where the old one
+died, and an action that was lost is simply wanted again. Every action is idempotent. The only memory is
+`Pacing`: what was tried a moment ago is not tried again at once.
+
+A tablet's life, each arrow one catalog entry that compares the record's generation:
+
+- CREATING or RECOVERING, owner live: the owner is told to open it; once it reports PREPARED in this
+  term: -> RUNNING, and the owner is told to serve;
+- owner dead, and surely not serving any more: -> a new owner in the next term, RECOVERING, or CREATING
+  if it never ran (then nothing was acknowledged, and it starts empty);
+- owner live but FAILED in this term, or no longer reporting what it should serve: the same;
+- DELETED: tservers are told to close it, backups to free it.
+
+A server that reports a tablet the catalog does not know is left alone: deleted records stay for
+ever, so an unknown tablet belongs to another cluster, or to nobody who may decide.
+
+Source: seed Kudu multi-master (background tasks, heartbeat handling, appendix A); design §7, §9.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+
+from stelae.coordinator.assignment import Load, choose_owners, count_loads
+from stelae.coordinator.catalog import Catalog
+from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
+from stelae.core.errors import NotEnoughServers
+from stelae.core.ids import ServerUuid, TableId, TabletId
+from stelae.core.messages import TabletProgress, TabletReport
+from stelae.core.records import ServerInfo, ServerKind, TabletRecord, TabletState
+
+MAX_FREED = 256
+"""Deleted tablets named in one heartbeat reply; the next names the rest."""
+HAD = (TabletProgress.PREPARED, TabletProgress.SERVING)
+
+
+# ---- actions --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Give tablets of one table (back) to a server in a new term: one catalog entry."""
+
+    table_id: TableId
+    tablets: tuple[TabletRecord, ...]
+    """The new records."""
+    reasons: tuple[str, ...]
+    failed: tuple[TabletId, ...] = ()
+    """Those of them that failed at an owner who lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """PREPARED tablets of one table become RUNNING: one catalog entry."""
+
+    table_id: TableId
+    tablets: tuple[TabletRecord, ...]
+    """The new records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Tell a CREATING tablet's owner to open it, empty."""
+
+    tablet: TabletRecord
+    owner: ServerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Fence, plan, and tell a RECOVERING tablet's owner to open it with its sources."""
+
+    tablet: TabletRecord
+    owner: ServerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Tell the owner of a RUNNING tablet that it may serve."""
+
+    tablet: TabletRecord
+    owner: ServerInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Tell a tserver to forget a tablet of this or a lower term."""
+
+    server: ServerInfo
+    tablet_id: TabletId
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Fence a dead run of a tserver for good."""
+
+    run: Run
+
+
+Action: TypeAlias = Move | HandOver | Open | Recover | Serve | Close | GiveUp
+
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+
+
+@dataclass(slots=True)
+class Pacing:
+    """What was tried a moment ago, so that it is not tried again at once.
+
+    Only in memory: a new leader tries everything once more, which is harmless.
+    """
+
+    _not_ordered_before: dict[TabletId, float] = field(default_factory=dict)
+    _not_moved_before: dict[TabletId, float] = field(default_factory=dict)
+    _failures: dict[TabletId, int] = field(default_factory=dict)
+    failed_at: dict[TabletId, ServerUuid] = field(default_factory=dict)
+    """Where a tablet failed last: it goes elsewhere if it can."""
+
+    def ordered(self, tablet_id: TabletId, until: float) -> None:
+        """The owner has been told to open it, or could not be: leave it alone until then."""
+        self._not_ordered_before[tablet_id] = until
+
+    def may_order(self, tablet_id: TabletId, now: float) -> bool:
+        return now >= self._not_ordered_before.get(tablet_id, now)
+
+    def failed(self, tablet_id: TabletId, server: ServerUuid, now: float) -> None:
+        """It failed at ``server`` and is moved now; the next time only after a pause that doubles."""
+        failures = self._failures.get(tablet_id, 0)
+        pause_s = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
+        self._failures[tablet_id] = failures + 1
+        self._not_moved_before[tablet_id] = now + pause_s
+        self.failed_at[tablet_id] = server
+
+    def may_move(self, tablet_id: TabletId, now: float) -> bool:
+        return now >= self._not_moved_before.get(tablet_id, now)
+
+    def moved(self, tablet_id: TabletId) -> None:
+        """It has a new owner, who can be told at once."""
+        self._not_ordered_before.pop(tablet_id, None)
+
+    def succeeded(self, tablet_id: TabletId) -> None:
+        """The tablet runs."""
+        self._not_ordered_before.pop(tablet_id, None)
+        self._not_moved_before.pop(tablet_id, None)
+        self._failures.pop(tablet_id, None)
+        self.failed_at.pop(tablet_id, None)
+
+
+# ---- deciding -------------------------------------------------------------------------------
+
+
+def decide(
+    catalog: Catalog, liveness: Liveness, pacing: Pacing, now: float, *, missing_after_s: float
+) -> list[Action]:
+    """Everything there is to do now, in the order in which to do it.
+
+    ``missing_after_s``: how long a live owner may leave a RUNNING tablet out of its reports.
+    """
+    round_ = _Round(catalog, liveness, pacing, now, missing_after_s)
+    return round_.actions()
+
+
+class _Round:
+    """One look at everything."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        liveness: Liveness,
+        pacing: Pacing,
+        now: float,
+        missing_after_s: float,
+    ) -> None:
+        self._catalog = catalog
+        self._liveness = liveness
+        self._pacing = pacing
+        self._now = now
+        self._missing_after_s = missing_after_s
+        self._live = {run_of(s): s for s in liveness.live(ServerKind.TSERVER, now)}
+        self._waits: dict[TableId, list[tuple[TabletRecord, str]]] = {}
+        self._ready: dict[TableId, list[TabletRecord]] = {}
+        self._failed: list[TabletId] = []
+        self._orders: list[Action] = []
+
+    def actions(self) -> list[Action]:
+        given_up = [
+            GiveUp(run_of(seen))
+            for seen in self._liveness.all()
+            if seen.server.kind is ServerKind.TSERVER
+            and not seen.given_up
+            and not self._liveness.is_live(run_of(seen), self._now)
+        ]
+        for tablet in self._catalog.live_tablets():
+            self._look_at(tablet)
+        moves = self._moves()
+        hand_overs = [HandOver(table, tuple(ready)) for table, ready in self._ready.items()]
+        return [*given_up, *hand_overs, *moves, *self._orders, *self._closes()]
+
+    def _look_at(self, tablet: TabletRecord) -> None:
+        run = Run(tablet.owner, tablet.owner_incarnation)
+        seen = self._live.get(run)
+        if seen is None:
+            self._owner_not_heard(tablet, run)
+            return
+        report = seen.reports.get(tablet.tablet_id)
+        if report is not None and report.term == tablet.term:
+            self._reported(tablet, seen, report)
+        elif tablet.state is not TabletState.RUNNING:
+            if self._pacing.may_order(tablet.tablet_id, self._now):
+                order = Open if tablet.state is TabletState.CREATING else Recover
+                self._orders.append(order(tablet, seen.server))
+        elif self._vanished(tablet, seen):
+            self._move(tablet, f"{seen.server.name} no longer has it")
+
+    def _owner_not_heard(self, tablet: TabletRecord, run: Run) -> None:
+        """Its owner is dead, or was never heard by this master: is it surely not serving?"""
+        if not tablet.owner:
+            self._move(tablet, "it has no owner yet")
+        elif self._liveness.is_live(run, self._now):
+            return  # not heard yet: it may be talking to the other masters
+        elif tablet.state is not TabletState.RUNNING or self._now >= self._liveness.free_at(run):
+            # A tablet that was not yet handed over has never been served in this term.
+            seen = self._liveness.find(run)
+            name = seen.server.name if seen is not None else run.uuid
+            self._move(tablet, f"{name} is dead")
+
+    def _reported(self, tablet: TabletRecord, seen: Seen, report: TabletReport) -> None:
+        """Its live owner speaks of it, in the right term."""
+        if report.progress is TabletProgress.FAILED:
+            if self._pacing.may_move(tablet.tablet_id, self._now):
+                self._move(tablet, f"{seen.server.name} gave it up: {report.problem}")
+                self._failed.append(tablet.tablet_id)
+        elif tablet.state is TabletState.RUNNING:
+            if report.progress is TabletProgress.PREPARED:
+                self._orders.append(Serve(tablet, seen.server))
+        elif report.progress in HAD:
+            mark = max(
+                (tablet.valid_segment, tablet.valid_epoch),
+                (report.head_segment, 0),
+            )
+            self._ready.setdefault(tablet.table_id, []).append(
+                msgspec.structs.replace(
+                    tablet,
+                    state=TabletState.RUNNING,
+                    valid_segment=mark[0],
+                    valid_epoch=mark[1],
+                    generation=tablet.generation + 1,
+                )
+            )
+
+    def _vanished(self, tablet: TabletRecord, seen: Seen) -> bool:
+        """A live owner has left a RUNNING tablet out of its reports for long."""
+        last = seen.reported_at.get(tablet.tablet_id)
+        since = max(self._liveness.lead_since, last if last is not None else seen.first_heard_at)
+        return self._now >= since + self._missing_after_s
+
+    def _move(self, tablet: TabletRecord, reason: str) -> None:
+        self._waits.setdefault(tablet.table_id, []).append((tablet, reason))
+
+    def _moves(self) -> list[Action]:
+        """Choose new owners. Without any live tserver everything waits."""
+        if not self._waits:
+            return []
+        loads = tserver_loads(self._catalog, self._live.values())
+        moves: list[Action] = []
+        for table_id, waiting in self._waits.items():
+            ids = [tablet.tablet_id for tablet, _ in waiting]
+            try:
+                owners = choose_owners(ids, loads, self._avoid())
+            except NotEnoughServers:
+                return moves
+            records = tuple(moved(t, owners[t.tablet_id]) for t, _ in waiting)
+            reasons = tuple(reason for _, reason in waiting)
+            failed = tuple(t for t in ids if t in self._failed)
+            moves.append(Move(table_id, records, reasons, failed))
+        return moves
+
+    def _avoid(self) -> dict[TabletId, ServerUuid]:
+        """Where not to open tablets again: where they failed, just now or before."""
+        now = {tablet_id: self._catalog.tablets[tablet_id].owner for tablet_id in self._failed}
+        return {**self._pacing.failed_at, **now}
+
+    def _closes(self) -> Iterable[Action]:
+        """What live tservers hold and should not: tablets given away, and deleted ones."""
+        for seen in self._live.values():
+            for report in seen.reports.values():
+                tablet = self._catalog.tablets.get(report.tablet_id)
+                if tablet is not None and not _is_its_own(tablet, seen.server, report):
+                    yield Close(seen.server, report.tablet_id, report.term)
+
+
+def tserver_loads(catalog: Catalog, live: Iterable[Seen]) -> list[Load]:
+    """The loads of live tservers, by the catalog and their last heartbeats, ordered by UUID."""
+    loads = {
+        seen.server.uuid: Load(
+            seen.server,
+            memory_bytes=seen.heartbeat.memory_bytes,
+            memory_limit_bytes=seen.heartbeat.memory_limit_bytes,
+        )
+        for seen in sorted(live, key=lambda seen: seen.server.uuid)
+    }
+    count_loads(loads, catalog.live_tablets())
+    return list(loads.values())
+
+
+def moved(tablet: TabletRecord, owner: ServerInfo) -> TabletRecord:
+    """The record that gives a tablet to ``owner`` in the next term."""
+    never_ran = tablet.state is TabletState.CREATING
+    return msgspec.structs.replace(
+        tablet,
+        state=TabletState.CREATING if never_ran else TabletState.RECOVERING,
+        term=tablet.term + 1,
+        owner=owner.uuid,
+        owner_incarnation=owner.incarnation,
+        generation=tablet.generation + 1,
+    )
+
+
+def _is_its_own(tablet: TabletRecord, server: ServerInfo, report: TabletReport) -> bool:
+    """Whether the catalog says that this server holds this tablet in this term (or is about to)."""
+    if tablet.state is TabletState.DELETED:
+        return False
+    if report.term != tablet.term:
+        return report.term > tablet.term
+    return (tablet.owner, tablet.owner_incarnation) == (server.uuid, server.incarnation)
+
+
+# ---- answers to heartbeats ------------------------------------------------------------------
+
+
+def may_have_lease(catalog: Catalog, seen: Seen) -> bool:
+    """Whether a tserver may be granted a lease on what it reports.
+
+    Not while it holds a tablet, complete enough to be served, that the catalog has given away:
+    a former leader may have told it to serve that one, and this message may still be under way.
+    Once it is closed nothing can bring it back, because an owner's term passes once.
+    """
+    for report in seen.heartbeat.tablets:
+        tablet = catalog.tablets.get(report.tablet_id)
+        if (
+            tablet is not None
+            and tablet.state is not TabletState.DELETED
+            and report.progress in HAD
+            and not _is_its_own(tablet, seen.server, report)
+        ):
+            return False
+    return True
+
+
+def to_serve(catalog: Catalog, server: ServerInfo) -> tuple[tuple[TabletId, int], ...]:
+    """The (tablet, term) pairs that this server owns and may serve."""
+    return tuple(
+        (tablet.tablet_id, tablet.term)
+        for tablet in catalog.owned_by(server.uuid, server.incarnation)
+        if tablet.state is TabletState.RUNNING
+    )
+
+
+def to_drop(catalog: Catalog, held: Iterable[TabletId]) -> tuple[TabletId, ...]:
+    """Of the tablets held, those that the catalog knows to be deleted."""
+    known = (catalog.tablets.get(tablet_id) for tablet_id in held)
+    deleted = (t.tablet_id for t in known if t is not None and t.state is TabletState.DELETED)
+    return tuple(itertools.islice(deleted, MAX_FREED))

@@ -1,0 +1,227 @@
+"""The end of a connection that calls: matches answers with calls, and ends calls at their deadline.
+
+Invariant: each call's future is done exactly once: by its answer, its deadline, or the connection's
+end. An answer to a call that is no longer waited for is ordinary, and dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from stelae.core.errors import (
+    DeadlineExpired,
+    InvalidArgument,
+    OutcomeUnknown,
+    Overloaded,
+    StelaeError,
+    TooLarge,
+    Unavailable,
+    decode_error,
+)
+from stelae.core.ids import Address, ServerUuid
+from stelae.core.rpc import Blob, Method, Reply
+from stelae.runtime.connection import Connection
+from stelae.runtime.deadlines import Deadlines
+from stelae.runtime.frames import (
+    BLOB_ALIGNMENT,
+    BLOBS_MAX,
+    NO_DESTINATION,
+    SINGLE_BYTES_MAX,
+    FrameError,
+    Kind,
+    byte_view,
+    decode_reply,
+    encode_request,
+)
+from stelae.runtime.limits import Limits
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
+
+logger = logging.getLogger(__name__)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
+_TIMEOUT_MS_MAX = 2**32 - 1
+_OVERHEAD_BYTES = BLOBS_MAX * (BLOB_ALIGNMENT + 4) + 4096  # lengths, padding, name
+
+
+def _decoder(reply: type) -> msgspec.msgpack.Decoder[Any]:
+    decoder = _decoders.get(reply)
+    if decoder is None:
+        decoder = _decoders[reply] = msgspec.msgpack.Decoder(reply)
+    return decoder
+
+
+@dataclass(slots=True)
+class _Pending:
+    future: asyncio.Future[Reply[Any]]
+    method: Method[Any, Any]
+    timeout_s: float
+
+
+class Outbound:
+    """Calls to one address over one connection. Owner of a `Connection`."""
+
+    def __init__(
+        self, address: Address, limits: Limits, on_ended: Callable[[Outbound], None]
+    ) -> None:
+        self.address = address
+        self.ready = False
+        self._limits = limits
+        self._on_ended = on_ended
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None
+        self._reason: StelaeError | None = None
+        self._started = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._pending: dict[int, _Pending] = {}
+        self._last_call_id = 0
+        self._deadlines = Deadlines(self._loop, self._expire)
+
+    async def wait_ready(self) -> None:
+        """Wait for the end of the handshake. Raises Unavailable, Unauthorized, ProtocolMismatch."""
+        await self._started.wait()
+        if not self.ready:
+            raise self._reason or Unavailable(self.address, "it closed the connection")
+
+    async def wait_ended(self) -> None:
+        await self._ended.wait()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    async def call(
+        self,
+        method: Method[Q, R],
+        request: Q,
+        timeout_s: float,
+        blobs: Sequence[Blob],
+        destination: ServerUuid | None,
+    ) -> Reply[R]:
+        """See `stelae.core.runtime.Peers.call`."""
+        to = NO_DESTINATION if destination is None else bytes.fromhex(destination)
+        name, body = method.name.encode(), _encode(request)
+        deadline_s = self._loop.time() + timeout_s
+        size = len(body) + sum(byte_view(blob).nbytes for blob in blobs)
+        connection = self._connection
+        assert connection is not None
+        limit = self._limits.message_bytes - _OVERHEAD_BYTES
+        if size > limit:
+            raise TooLarge(f"a call of {method.name}", size, limit)
+        if len(blobs) > BLOBS_MAX:
+            raise InvalidArgument(
+                f"a call of {method.name} has {len(blobs)} blobs, not {BLOBS_MAX}"
+            )
+        if len(self._pending) >= self._limits.requests:
+            raise Overloaded(f"unanswered calls to {self.address}", self._limits.requests)
+        room = connection.room(size)
+        if not room.has(size):
+            await room.wait(size, timeout_s)
+            timeout_s = deadline_s - self._loop.time()
+        if timeout_s <= 0:
+            raise DeadlineExpired(method.name, f"the connection to {self.address}")
+        if not self.ready:
+            raise self._reason or Unavailable(self.address, "the connection ended")
+        timeout_ms = min(int(timeout_s * 1000) + 1, _TIMEOUT_MS_MAX)
+        buffers, size = encode_request(timeout_ms, to, name, body, blobs)
+        return await self._exchange(method, timeout_s, deadline_s, buffers, size)
+
+    async def _exchange(
+        self,
+        method: Method[Q, R],
+        timeout_s: float,
+        deadline_s: float,
+        buffers: list[Blob],
+        size: int,
+    ) -> Reply[R]:
+        connection = self._connection
+        assert connection is not None
+        self._last_call_id = call_id = self._last_call_id + 1
+        future: asyncio.Future[Reply[Any]] = self._loop.create_future()
+        self._pending[call_id] = _Pending(future, method, timeout_s)
+        bucket = self._deadlines.add(call_id, deadline_s)
+        connection.send(Kind.REQUEST, call_id, buffers, size)
+        answered = False
+        try:
+            reply = await future
+            answered = True
+            return reply
+        finally:
+            self._pending.pop(call_id, None)
+            self._deadlines.remove(call_id, bucket)
+            if not answered and size > SINGLE_BYTES_MAX:
+                connection.abandon(call_id)
+
+    def _expire(self, call_id: int) -> None:
+        pending = self._pending.get(call_id)
+        if pending is not None and not pending.future.done():
+            pending.future.set_exception(self._unknown(pending))
+
+    def _unknown(self, pending: _Pending) -> OutcomeUnknown:
+        return OutcomeUnknown(self.address, pending.method.name, round(pending.timeout_s, 3))
+
+    # ---- Owner ------------------------------------------------------------------------------
+
+    def connection_ready(self, connection: Connection) -> None:
+        self._connection = connection
+        self.ready = True
+        self._started.set()
+
+    def connection_ended(self, connection: Connection, reason: StelaeError | None) -> None:
+        self.ready = False
+        self._reason = reason
+        self._started.set()
+        self._ended.set()
+        self._deadlines.close()
+        for pending in self._pending.values():
+            if not pending.future.done():
+                pending.future.set_exception(self._unknown(pending))
+        self._on_ended(self)
+
+    def wants(self, whole: Kind, call_id: int, total: int) -> bool:
+        if whole is not Kind.REPLY:
+            raise FrameError(f"a caller got a large {whole.name} message")
+        return call_id in self._pending
+
+    def abandoned(self, call_id: int) -> None:
+        pass  # the call ends at its deadline
+
+    def message_received(self, kind: Kind, call_id: int, payload: memoryview, age_s: float) -> None:
+        pending = self._pending.get(call_id)
+        if pending is None or pending.future.done():
+            return
+        if kind is Kind.REPLY:
+            self._replied(pending, payload)
+        elif kind is Kind.ERROR:
+            pending.future.set_exception(self._error(pending, bytes(payload)))
+        elif kind is Kind.FAILED:
+            pending.future.set_exception(self._unknown(pending))
+        else:
+            raise FrameError(f"a caller got a {kind.name} message")
+
+    def _replied(self, pending: _Pending, payload: memoryview) -> None:
+        if not payload.readonly and payload.nbytes:
+            payload = memoryview(bytes(payload))  # views of the receive buffer would not stay valid
+        body, blobs = decode_reply(payload)
+        try:
+            decoded = _decoder(pending.method.reply).decode(body)
+        except msgspec.MsgspecError as error:
+            logger.error("%s: the reply cannot be read: %s", pending.method.name, error)
+            pending.future.set_exception(self._unknown(pending))
+            return
+        pending.future.set_result(Reply(decoded, blobs))
+
+    def _error(self, pending: _Pending, payload: bytes) -> StelaeError:
+        try:
+            return decode_error(payload)
+        except (msgspec.MsgspecError, TypeError) as error:
+            logger.error("%s: its error cannot be read: %s", pending.method.name, error)
+            return self._unknown(pending)

@@ -1,0 +1,61 @@
+"""Which process this is, and whether another one of the same node is surely gone.
+
+A node is named by its host name, boot id and pid namespace: only where all three agree does a pid
+mean the same process. Within them, the start time tells a reused pid apart.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from stelae.core.runtime import ProcessIdentity
+
+_DEAD_STATES = ("X", "x")
+_ZOMBIE = "Z"
+
+
+def node_name() -> str:
+    """A name equal for two processes only if each can see the other's pid."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    namespace = os.readlink("/proc/self/ns/pid").removeprefix("pid:[").removesuffix("]")
+    return f"{socket.gethostname()}/{boot}/{namespace}"
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields 3 and later of ``/proc/<pid>/stat``; the second may hold blanks and parentheses."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _started(stat: list[str]) -> float:
+    """Seconds from boot to the process's start; exact to the clock tick."""
+    return int(stat[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def this_process() -> ProcessIdentity:
+    pid = os.getpid()
+    return ProcessIdentity(node_name(), pid, _started(_stat(pid)))
+
+
+def process_gone(here: ProcessIdentity, node: str, pid: int, started: float) -> bool:
+    """See `stelae.core.runtime.Runtime.process_gone`."""
+    if node != here.node or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # it exists, but is another user's
+    try:
+        stat = _stat(pid)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False  # hidden from us (hidepid), or it ended just now: ask again
+    if _started(stat) != started:
+        return True
+    threads = int(stat[17])
+    # The first thread may end before the others: then it is a zombie, and they still run.
+    return stat[0] in _DEAD_STATES or (stat[0] == _ZOMBIE and threads <= 1)

@@ -1,0 +1,204 @@
+"""The end of a connection that answers: finds the handler, runs it, sends its answer.
+
+Invariants: a request is refused, with an error that says so, before its handler runs if it was
+meant for another server, names no method, comes past its deadline or past the bounds. A handler,
+once begun, runs to its end; whether the caller still waits does not matter. A failure that is not a
+`StelaeError` is logged, told to ``on_failure``, and reaches the caller as `OutcomeUnknown`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from stelae.core.errors import (
+    DeadlineExpired,
+    InvalidArgument,
+    Overloaded,
+    StelaeError,
+    TooLarge,
+    WrongServer,
+    encode_error,
+)
+from stelae.core.ids import ServerUuid
+from stelae.core.rpc import Call, Handler, Handlers
+from stelae.runtime.connection import Connection
+from stelae.runtime.frames import (
+    NO_DESTINATION,
+    SINGLE_BYTES_MAX,
+    FrameError,
+    Kind,
+    Request,
+    decode_request,
+    encode_reply,
+)
+from stelae.runtime.limits import Limits
+
+logger = logging.getLogger(__name__)
+
+OnFailure = Callable[[BaseException], None]
+"""Told of every exception of a handler that is not a `StelaeError`: a bug, or a broken disk."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    name: str
+    handler: Handler
+    decoder: msgspec.msgpack.Decoder[Any]
+
+
+class Service:
+    """The handlers of one server, and what of them is running."""
+
+    def __init__(
+        self, server_uuid: ServerUuid, handlers: Handlers, limits: Limits, on_failure: OnFailure
+    ) -> None:
+        self.server_uuid = server_uuid
+        self.uuid_bytes = bytes.fromhex(server_uuid)
+        self.limits = limits
+        self.on_failure = on_failure
+        self.routes: dict[bytes, _Route] = {}
+        for method, handler in handlers.items():
+            name = method.name.encode()
+            assert name not in self.routes, f"two handlers for {method.name}"
+            self.routes[name] = _Route(
+                method.name, handler, msgspec.msgpack.Decoder(method.request)
+            )
+        self.running: dict[int, asyncio.Task[None]] = {}
+        self.connections: dict[Connection, None] = {}
+        self.unproved: dict[Connection, None] = {}
+        self._next_task = 0
+
+    def run(self, work: Any) -> None:
+        """Run a request's coroutine; it calls `finished` with the number it is given."""
+        self._next_task += 1
+        number = self._next_task
+        self.running[number] = asyncio.get_running_loop().create_task(work(number))
+
+    async def close(self) -> None:
+        """End all connections and cancel what still runs."""
+        for connection in [*self.connections, *self.unproved]:
+            connection.close()
+        running = list(self.running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+class Inbound:
+    """The requests of one connection. Owner of a `Connection`."""
+
+    def __init__(self, service: Service) -> None:
+        self.connection: Connection
+        """Set by whoever makes both."""
+        self._service = service
+        self._running = 0
+        self._held: dict[int, int] = {}  # sizes of large requests, received or running
+        self._held_bytes = 0
+
+    # ---- Owner ------------------------------------------------------------------------------
+
+    def connection_ready(self, connection: Connection) -> None:
+        service = self._service
+        service.unproved.pop(connection, None)
+        service.connections[connection] = None
+
+    def connection_ended(self, connection: Connection, reason: StelaeError | None) -> None:
+        service = self._service
+        if connection in service.unproved:
+            del service.unproved[connection]
+            logger.warning("refused a connection: %s", reason or "it ended during the handshake")
+        service.connections.pop(connection, None)
+
+    def wants(self, whole: Kind, call_id: int, total: int) -> bool:
+        limit = self._service.limits.request_bytes
+        if whole is not Kind.REQUEST or call_id in self._held:
+            raise FrameError("a listener takes each large request once, and nothing else")
+        if self._held and self._held_bytes + total > limit:
+            self._refuse(call_id, Overloaded("the bytes of requests in progress", limit))
+            return False
+        self._held[call_id] = total
+        self._held_bytes += total
+        return True
+
+    def abandoned(self, call_id: int) -> None:
+        self._release(call_id)
+
+    def message_received(self, kind: Kind, call_id: int, payload: memoryview, age_s: float) -> None:
+        if kind is not Kind.REQUEST:
+            raise FrameError(f"a listener got a {kind.name} message")
+        request = decode_request(payload)
+        route = self._service.routes.get(request.name)
+        timeout_s = request.timeout_ms / 1000 - age_s
+        refusal = self._refusal(request, route, timeout_s)
+        if refusal is not None:
+            self._release(call_id)
+            self._refuse(call_id, refusal)
+            return
+        assert route is not None
+        try:
+            # A copy, as a `Raw` or memoryview field would keep a view of the receive buffer.
+            body = route.decoder.decode(request.body if payload.readonly else bytes(request.body))
+        except msgspec.MsgspecError as error:
+            self._release(call_id)
+            text = f"{route.name}: the request cannot be read: {error}"
+            self._refuse(call_id, InvalidArgument(text))
+            return
+        blobs = request.blobs
+        if blobs and not payload.readonly:
+            blobs = decode_request(memoryview(bytes(payload))).blobs
+        self._running += 1
+        call = Call(body, blobs, timeout_s)
+        self._service.run(lambda number: self._answer(route, call_id, call, number))
+
+    # ---- answers ----------------------------------------------------------------------------
+
+    def _refusal(
+        self, request: Request, route: _Route | None, timeout_s: float
+    ) -> StelaeError | None:
+        service = self._service
+        if request.destination not in (service.uuid_bytes, NO_DESTINATION):
+            return WrongServer(request.destination.hex(), service.server_uuid)
+        if route is None:
+            name = request.name.decode(errors="replace")
+            return InvalidArgument(f"server {service.server_uuid} has no method {name!r}")
+        if timeout_s <= 0:
+            return DeadlineExpired(route.name, "the network")
+        if self._running >= service.limits.requests:
+            return Overloaded("requests in progress of one connection", service.limits.requests)
+        return None
+
+    async def _answer(self, route: _Route, call_id: int, call: Call[Any], number: int) -> None:
+        service = self._service
+        try:
+            reply = await route.handler(call)
+            buffers, size = encode_reply(_encode(reply.body), reply.blobs)
+            if size > service.limits.message_bytes:
+                raise TooLarge(f"the reply of {route.name}", size, service.limits.message_bytes)
+            self.connection.send(Kind.REPLY, call_id, buffers, size)
+        except StelaeError as error:
+            self._refuse(call_id, error)
+        except Exception as error:
+            logger.exception("%s failed", route.name)
+            self.connection.send(Kind.FAILED, call_id, [b""], 0)
+            service.on_failure(error)
+        finally:
+            self._running -= 1
+            self._release(call_id)
+            del service.running[number]
+
+    def _refuse(self, call_id: int, error: StelaeError) -> None:
+        payload = encode_error(error)
+        if len(payload) > SINGLE_BYTES_MAX:
+            payload = encode_error(StelaeError(f"{type(error).__name__}: {str(error)[:4096]}"))
+        self.connection.send(Kind.ERROR, call_id, [payload], len(payload))
+
+    def _release(self, call_id: int) -> None:
+        self._held_bytes -= self._held.pop(call_id, 0)

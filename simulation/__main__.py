@@ -1,0 +1,52 @@
+"""Replay a seed: ``python -m stelae.simulation SEED [--scenario NAME] [--trace FILE] [--shrink]``.
+
+Exit code 0 if every rule held, 1 if one was broken, 2 for a wrong call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from stelae.core.errors import InvalidArgument
+from stelae.simulation.runner import run_seed, shrink_failure
+from stelae.simulation.scenarios import SCENARIOS, load_scenario
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m stelae.simulation", description=__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument(
+        "--scenario", default="tables", help=f"{', '.join(SCENARIOS)}, or file.py:ATTRIBUTE"
+    )
+    parser.add_argument("--bug", default="", help="run with this planted bug of the scenario")
+    parser.add_argument("--trace", type=Path, help="write every event to this file")
+    parser.add_argument("--shrink", action="store_true", help="find the faults that are needed")
+    chosen = parser.parse_args(arguments)
+    try:
+        scenario = load_scenario(chosen.scenario)
+    except InvalidArgument as error:
+        print(error, file=sys.stderr)
+        return 2
+    if chosen.trace is None:
+        outcome = run_seed(scenario, chosen.seed, bug=chosen.bug)
+    else:
+        with chosen.trace.open("w") as trace:
+            outcome = run_seed(scenario, chosen.seed, bug=chosen.bug, trace=trace)
+    print(f"options  {scenario.options(chosen.seed)}")
+    print(f"digest   {outcome.digest}")
+    print(f"ran      {outcome.steps} callbacks in {outcome.virtual_s:.1f} simulated seconds")
+    schedule = list(outcome.schedule)
+    if outcome.failure is not None and chosen.shrink:
+        schedule = shrink_failure(scenario, outcome, bug=chosen.bug)
+        print(f"schedule, shrunk from {len(outcome.schedule)} faults to {len(schedule)}")
+    for action in schedule:
+        print(f"  {action}")
+    print("every rule held" if outcome.failure is None else f"FAILED\n{outcome.failure}")
+    return 0 if outcome.failure is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

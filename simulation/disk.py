@@ -1,0 +1,355 @@
+"""A simulated disk: durable bytes, and an ordered list of what is not durable yet.
+
+A crash decides for every pending operation on its own, independently for every file, whether it is
+kept, dropped, or torn: cut at a byte, or kept in some of its 512-byte sectors only. Names that
+were being made or removed appear or not. A failed ``sync`` may have lost any of what it covered,
+and a later one says nothing of it ("Can Applications Recover from fsync Failures?", ATC 2020), so
+a server must stop. Handles die with the process that opened them.
+
+The model is at least as harsh as ext4 on a disk that honours flushes; it never corrupts bytes that
+a successful ``sync`` covered, except through `SimDisk.corrupt`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stelae.core.rpc import Blob
+from stelae.simulation.loop import Process
+from stelae.simulation.options import Options
+
+SECTOR_BYTES = 512
+
+
+class InjectedDiskError(OSError):
+    """An error that the world made, not the server: the server may stop because of it."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One operation on a file since its last sync; ``data`` None means truncate to ``offset``."""
+
+    offset: int
+    data: bytes | None
+
+
+class _Content:
+    """What a file holds: as read (``live``), as a crash would leave at least (``durable``)."""
+
+    __slots__ = ("allocated", "durable", "live", "pending", "synced")
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.live = bytearray(data)
+        self.durable = bytearray(data)
+        self.pending: list[_Pending] = []
+        self.synced = 0  # operations ever made durable, so that overlapping syncs agree
+        self.allocated = len(data)
+
+    def apply(self, operation: _Pending) -> None:
+        _apply(self.live, operation)
+        self.pending.append(operation)
+        self.allocated = max(self.allocated, len(self.live))
+
+    def sync_to(self, mark: int) -> None:
+        """Make the operations up to the ``mark``-th ever durable."""
+        count = mark - self.synced
+        if count > 0:
+            for operation in self.pending[:count]:
+                _apply(self.durable, operation)
+            del self.pending[:count]
+            self.synced = mark
+
+
+def _apply(target: bytearray, operation: _Pending) -> None:
+    if operation.data is None:
+        size = operation.offset
+        if len(target) > size:
+            del target[size:]
+        else:
+            target.extend(bytes(size - len(target)))
+        return
+    if len(target) < operation.offset:
+        target.extend(bytes(operation.offset - len(target)))
+    target[operation.offset : operation.offset + len(operation.data)] = operation.data
+
+
+class SimDisk:
+    """The disk of one node; it outlives processes. Faults are switched here."""
+
+    def __init__(self, rng: random.Random, options: Options, note: Callable[[str], None]) -> None:
+        self._rng = rng
+        self._options = options
+        self._note = note
+        self._files: dict[str, _Content] = {}
+        self._named: dict[str, _Content] = {}
+        self._unnamed: list[tuple[str, _Content | None]] = []
+        self.full = False
+        """While set, whatever needs space fails with ENOSPC."""
+        self.slowness = 1.0
+        """Factor on every latency."""
+        self.fail_next_sync = False
+        """The next sync fails with EIO, once."""
+        self.on_sync: Callable[[float], None] | None = None
+        """Called once, when a sync begins, with its latency in seconds: to crash in its midst."""
+        self.syncs_in_flight = 0
+
+    # ---- for the world and tests --------------------------------------------------------------
+
+    def crash(self) -> None:
+        """Lose power, or only the process: decide the fate of everything not yet durable."""
+        keep_all = self._rng.random() < self._options.keep_unsynced_rate
+        drop_all = self._rng.random() < 0.3
+        for path, content in self._unnamed:
+            if keep_all or (not drop_all and self._rng.random() < 0.5):
+                _name(self._named, path, content)
+        self._unnamed.clear()
+        for path, content in self._named.items():
+            for operation in content.pending:
+                if keep_all:
+                    _apply(content.durable, operation)
+                elif not drop_all:
+                    self._settle(path, content, operation)
+            content.live = bytearray(content.durable)
+            content.pending.clear()
+            content.synced = 0
+            content.allocated = len(content.live)
+        self._files = dict(self._named)
+        self.on_sync = None
+        self.fail_next_sync = False
+        self.syncs_in_flight = 0
+
+    def lose(self) -> None:
+        """Lose everything: the next process finds an empty disk."""
+        self.crash()
+        self._files.clear()
+        self._named.clear()
+
+    def heal(self) -> None:
+        """End all faults of this disk."""
+        self.full = False
+        self.slowness = 1.0
+        self.fail_next_sync = False
+        self.on_sync = None
+
+    def corrupt(self, path: str, offset: int, flip: int = 0x01) -> None:
+        """Flip bits of one durable byte, as a decaying disk does."""
+        content = self._files[path]
+        content.live[offset] ^= flip
+        content.durable[offset] ^= flip
+
+    def paths(self) -> list[str]:
+        return sorted(self._files)
+
+    def durable(self, path: str) -> bytes:
+        """What a crash would certainly leave of a file."""
+        return bytes(self._named[path].durable)
+
+    def _settle(self, path: str, content: _Content, operation: _Pending) -> None:
+        """Keep, drop or tear one pending operation of a crashed disk."""
+        fate = self._rng.random()
+        if fate < 0.35:
+            _apply(content.durable, operation)
+        elif fate < 0.6 or operation.data is None or not operation.data:
+            return
+        elif fate < 0.8:
+            cut = self._rng.randrange(len(operation.data))
+            torn = bytearray(operation.data[:cut])
+            if torn and self._rng.random() < self._options.flip_rate:
+                torn[self._rng.randrange(cut)] ^= 1 << self._rng.randrange(8)
+            self._note(f"disk tears {path} at {operation.offset}+{cut} of {len(operation.data)}")
+            _apply(content.durable, _Pending(operation.offset, bytes(torn)))
+        else:
+            self._note(f"disk keeps some sectors of {path} at {operation.offset}")
+            start, end = operation.offset, operation.offset + len(operation.data)
+            sector = start - start % SECTOR_BYTES
+            while sector < end:
+                first, last = max(sector, start), min(sector + SECTOR_BYTES, end)
+                if self._rng.random() < 0.5:
+                    piece = operation.data[first - start : last - start]
+                    _apply(content.durable, _Pending(first, piece))
+                sector += SECTOR_BYTES
+
+    # ---- for views ----------------------------------------------------------------------------
+
+    def latency(self, least_s: float, mean_s: float) -> float:
+        return (least_s + self._rng.expovariate(1.0 / mean_s)) * self.slowness
+
+    def check_space(self, content: _Content, end: int) -> None:
+        if self.full and end > content.allocated:
+            self._note("disk is full")
+            raise InjectedDiskError(errno.ENOSPC, "No space left on device")
+
+    def find(self, path: str) -> _Content | None:
+        return self._files.get(path)
+
+    def is_unnamed(self, path: str) -> bool:
+        return any(changed == path for changed, _ in self._unnamed)
+
+    def begin_name(self, path: str, content: _Content | None) -> int:
+        """Change a name (None removes it); it is durable after `finish_names`."""
+        _name(self._files, path, content)
+        self._unnamed.append((path, content))
+        return len(self._unnamed)
+
+    def finish_names(self) -> None:
+        for path, content in self._unnamed:
+            _name(self._named, path, content)
+        self._unnamed.clear()
+
+    async def sync(self, content: _Content, path: str) -> None:
+        mark = content.synced + len(content.pending)
+        latency_s = self.latency(self._options.sync_min_s, self._options.sync_mean_s)
+        if self.on_sync is not None:
+            hook, self.on_sync = self.on_sync, None
+            hook(latency_s)
+        failing, self.fail_next_sync = self.fail_next_sync, False
+        self.syncs_in_flight += 1
+        await asyncio.sleep(latency_s)
+        self.syncs_in_flight -= 1
+        if not failing:
+            content.sync_to(mark)
+            return
+        covered = content.pending[: max(0, mark - content.synced)]
+        for operation in covered:  # clean pages now, whether they were written or not
+            if self._rng.random() < 0.5:
+                _apply(content.durable, operation)
+        del content.pending[: len(covered)]
+        content.synced += len(covered)
+        self._note(f"disk fails the sync of {path}")
+        raise InjectedDiskError(errno.EIO, f"Input/output error: {path}")
+
+    async def pause(self, least_s: float, mean_s: float) -> None:
+        await asyncio.sleep(self.latency(least_s, mean_s))
+
+
+def _name(names: dict[str, _Content], path: str, content: _Content | None) -> None:
+    if content is None:
+        names.pop(path, None)
+    else:
+        names[path] = content
+
+
+def _check_path(path: str) -> str:
+    parts = path.split("/")
+    if not path or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"not a relative path with plain parts: {path!r}")
+    return path
+
+
+class SimFile:
+    """An open file of one process."""
+
+    def __init__(self, disk: SimDisk, process: Process, content: _Content, path: str) -> None:
+        self._disk = disk
+        self._process = process
+        self._content = content
+        self._path = path
+        self._closed = False
+
+    def _check(self) -> None:
+        self._process.check()
+        if self._closed:
+            raise ValueError(f"{self._path} is closed")
+
+    @property
+    def size(self) -> int:
+        self._check()
+        return len(self._content.live)
+
+    def write_at(self, offset: int, *buffers: Blob) -> None:
+        self._check()
+        data = b"".join(memoryview(buffer).cast("B") for buffer in buffers)
+        self._disk.check_space(self._content, offset + len(data))
+        if data:
+            self._content.apply(_Pending(offset, data))
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        self._check()
+        return bytes(self._content.live[offset : offset + length])
+
+    async def sync(self) -> None:
+        self._check()
+        await self._disk.sync(self._content, self._path)
+        self._process.check()
+
+    def truncate(self, size: int) -> None:
+        self._check()
+        self._disk.check_space(self._content, size)
+        self._content.apply(_Pending(size, None))
+
+    def preallocate(self, size: int) -> None:
+        self._check()
+        self._disk.check_space(self._content, size)
+        if size > len(self._content.live):
+            self._content.apply(_Pending(size, None))
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class SimDiskView:
+    """A `Disk` for one process; it stops working when the process ends."""
+
+    def __init__(self, disk: SimDisk, process: Process, options: Options) -> None:
+        self._disk = disk
+        self._process = process
+        self._options = options
+
+    async def _settle_names(self) -> None:
+        """Wait until the names changed so far are durable, as after a sync of the folder."""
+        await self._disk.pause(self._options.sync_min_s, self._options.sync_mean_s)
+        self._process.check()
+        self._disk.finish_names()
+
+    async def open(self, path: str) -> SimFile:
+        _check_path(path)
+        self._process.check()
+        content = self._disk.find(path)
+        if content is None:
+            content = _Content()
+            self._disk.check_space(content, 1)
+            self._disk.begin_name(path, content)
+            await self._settle_names()
+        elif self._disk.is_unnamed(path):  # another task is making it right now
+            await self._settle_names()
+        return SimFile(self._disk, self._process, content, path)
+
+    async def read(self, path: str) -> bytes:
+        _check_path(path)
+        self._process.check()
+        await self._disk.pause(0.0, self._options.read_mean_s)
+        self._process.check()
+        content = self._disk.find(path)
+        if content is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file", path)
+        return bytes(content.live)
+
+    async def replace(self, path: str, data: bytes) -> None:
+        _check_path(path)
+        self._process.check()
+        content = _Content()
+        self._disk.check_space(content, max(1, len(data)))
+        content.apply(_Pending(0, bytes(data)))
+        await self._disk.sync(content, path)
+        self._process.check()
+        self._disk.begin_name(path, content)
+        await self._settle_names()
+
+    async def list(self, folder: str) -> list[str]:
+        self._process.check()
+        await self._disk.pause(0.0, self._options.read_mean_s)
+        self._process.check()
+        prefix = f"{_check_path(folder)}/" if folder not in ("", ".") else ""
+        inside = (path[len(prefix) :] for path in self._disk.paths() if path.startswith(prefix))
+        return sorted(name for name in inside if "/" not in name)
+
+    async def remove(self, path: str) -> None:
+        _check_path(path)
+        self._process.check()
+        if self._disk.find(path) is not None:
+            self._disk.begin_name(path, None)
+            await self._settle_names()

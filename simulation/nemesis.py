@@ -1,0 +1,292 @@
+"""The nemesis: faults as data, drawn from the seed, carried out by virtual time, shrunk by ddmin.
+
+A schedule is a list of `Action`, each of which ends by itself, so any part of a schedule is one
+too: a failing run shrinks by leaving actions out (Zeller and Hildebrandt, "Simplifying and Isolating
+Failure-Inducing Input", 2002). Which kinds of fault occur, and how often, is up to `Options`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from stelae.simulation.options import Options
+from stelae.simulation.world import World
+
+SLOW_DISK_FACTOR = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One fault. ``fraction`` in [0, 1) says where in a sync to crash."""
+
+    at_s: float
+    kind: str
+    nodes: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    duration_s: float = 0.0
+    fraction: float = 0.0
+
+    def __str__(self) -> str:
+        text = f"{self.at_s:8.3f} s {self.kind} {','.join(self.nodes)}"
+        if self.others:
+            text += f" | {','.join(self.others)}"
+        return text + (f" for {self.duration_s:.3f} s" if self.duration_s else "")
+
+
+def draw_schedule(
+    options: Options,
+    rng: random.Random,
+    servers: Mapping[str, Sequence[str]],
+    clients: Sequence[str],
+    duration_s: float,
+    losable: Collection[str] = (),
+) -> list[Action]:
+    """Draw the faults of ``duration_s`` seconds, in order of time.
+
+    Args:
+        servers: names by kind; faults choose a kind first, then one of its servers.
+        clients: names of clients, which partitions may cut off too.
+        losable: kinds whose disks may be lost, one at a time with ``options.healing_s`` between.
+    """
+    kinds = [kind for kind in servers if servers[kind]]
+    if not kinds:
+        return []
+    every_s = {
+        "crash": options.crash_every_s,
+        "restart": options.crash_every_s * 2.0,
+        "crash_in_sync": options.crash_in_sync_every_s,
+        "pause": options.pause_every_s,
+        "partition": options.partition_every_s,
+        "clog": options.clog_every_s,
+        "reset": options.reset_every_s,
+        "slow_disk": options.slow_disk_every_s,
+        "sync_error": options.sync_error_every_s,
+        "full_disk": options.full_disk_every_s,
+        "lose_disk": options.lost_disk_every_s if losable else 0.0,
+    }
+    everyone = [name for kind in kinds for name in servers[kind]]
+    schedule: list[Action] = []
+    for kind, mean_s in every_s.items():
+        at_s = rng.expovariate(1.0 / mean_s) if mean_s > 0 else duration_s
+        while at_s < duration_s:
+            among = sorted(losable) if kind == "lose_disk" else kinds
+            candidates = list(servers.get(rng.choice(among), ())) or everyone
+            lasting_s = rng.expovariate(1.0 / options.fault_duration_mean_s)
+            schedule.append(
+                _draw_action(rng, at_s, kind, candidates, everyone, list(clients), lasting_s)
+            )
+            at_s += rng.expovariate(1.0 / mean_s)
+            if kind == "lose_disk":
+                at_s += options.healing_s
+    return sorted(schedule, key=lambda action: action.at_s)
+
+
+def _draw_action(
+    rng: random.Random,
+    at_s: float,
+    kind: str,
+    candidates: list[str],
+    everyone: list[str],
+    clients: list[str],
+    lasting_s: float,
+) -> Action:
+    one = rng.choice(candidates)
+    rest = [name for name in everyone + clients if name != one]
+    if kind == "partition":
+        return _draw_partition(rng, at_s, one, rest, everyone, lasting_s)
+    if kind in ("clog", "reset") and rest:
+        return Action(at_s, kind, (one,), (rng.choice(rest),), lasting_s)
+    return Action(at_s, kind, (one,), (), lasting_s, rng.random())
+
+
+def _draw_partition(
+    rng: random.Random,
+    at_s: float,
+    one: str,
+    rest: list[str],
+    everyone: list[str],
+    lasting_s: float,
+) -> Action:
+    mode = rng.choice(["isolate", "isolate", "halves", "mute", "deaf", "link", "isolate_leader"])
+    if mode == "halves":
+        shuffled = everyone + [name for name in rest if name not in everyone]
+        rng.shuffle(shuffled)
+        cut = rng.randint(1, max(1, len(shuffled) - 1))
+        return Action(at_s, "split", tuple(shuffled[:cut]), tuple(shuffled[cut:]), lasting_s)
+    if mode == "link" and rest:
+        return Action(at_s, "split", (one,), (rng.choice(rest),), lasting_s)
+    if mode == "mute":
+        return Action(at_s, "one_way", (one,), tuple(rest), lasting_s)
+    if mode == "deaf":
+        return Action(at_s, "one_way", tuple(rest), (one,), lasting_s)
+    if mode == "isolate_leader":
+        return Action(at_s, mode, (one,), (), lasting_s)
+    return Action(at_s, "split", (one,), tuple(rest), lasting_s)
+
+
+class Nemesis:
+    """Carries a schedule out."""
+
+    def __init__(self, world: World, schedule: Sequence[Action]) -> None:
+        self._world = world
+        self._handles: list[asyncio.Handle] = []
+        self._lost_at_s: float | None = None
+        for action in schedule:
+            self._after(action.at_s, self._begin, action)
+
+    @classmethod
+    def begin(cls, world: World, duration_s: float, *, losable: Collection[str] = ()) -> Nemesis:
+        """Start the world's schedule now; draw it first unless one was given for a replay.
+
+        Args:
+            losable: kinds of servers whose disks may be lost. Besides the time between two losses,
+                ``world.may_lose_disk(name)`` has a say at the moment itself.
+        """
+        if world.schedule is None:
+            servers: dict[str, list[str]] = {}
+            for node in world.nodes.values():
+                if node.factory is not None:
+                    servers.setdefault(node.kind, []).append(node.name)
+            clients = [node.name for node in world.nodes.values() if node.factory is None]
+            world.schedule = draw_schedule(
+                world.options, world.rng("nemesis"), servers, clients, duration_s, losable
+            )
+        return cls(world, world.schedule)
+
+    async def finish(self, timeout_s: float = 120.0) -> None:
+        """End all faults, and wait until every server has started again."""
+        for handle in self._handles:
+            handle.cancel()
+        self._world.heal()
+        names = [node.name for node in self._world.nodes.values() if node.auto_restart]
+        await self._world.wait_ready(*names, timeout_s=timeout_s)
+
+    def _after(self, delay_s: float, callback: Callable[[Action], None], action: Action) -> None:
+        loop = self._world.loop
+        self._handles.append(loop.call_later(delay_s, callback, action, context=loop.context))
+
+    def _begin(self, action: Action) -> None:
+        """Begin a fault; kinds that last are ended by `_end`."""
+        world = self._world
+        if action.kind == "isolate_leader":
+            action = self._aim(action)
+        world.note("nemesis", str(action))
+        name = action.nodes[0]
+        match action.kind:
+            case "crash":
+                world.crash(name)
+            case "restart":
+                world.restart(name)
+            case "crash_in_sync":
+                self._arm(action)
+            case "lose_disk":
+                self._lose_disk(name)
+            case "sync_error":
+                world.nodes[name].disk.fail_next_sync = True
+            case "reset":
+                for other in action.others:
+                    world.network.reset(name, other)
+            case "clog":
+                for other in action.others:
+                    world.network.clog(name, other, action.duration_s)
+                    world.network.clog(other, name, action.duration_s)
+            case _:
+                self._begin_lasting(action)
+                self._after(action.duration_s, self._end, action)
+
+    def _begin_lasting(self, action: Action) -> None:
+        world = self._world
+        name = action.nodes[0]
+        match action.kind:
+            case "pause":
+                world.pause(name)
+            case "slow_disk":
+                world.nodes[name].disk.slowness = SLOW_DISK_FACTOR
+            case "full_disk":
+                world.nodes[name].disk.full = True
+            case "split" | "one_way":
+                world.partition(action.nodes, action.others)
+                if action.kind == "split":
+                    world.partition(action.others, action.nodes)
+            case unknown:
+                raise AssertionError(f"no such fault: {unknown}")
+
+    def _end(self, action: Action) -> None:
+        world = self._world
+        name = action.nodes[0]
+        match action.kind:
+            case "pause":
+                world.resume(name)
+            case "slow_disk":
+                world.nodes[name].disk.slowness = 1.0
+            case "full_disk":
+                world.nodes[name].disk.full = False
+            case _:
+                world.note("nemesis", f"ends {action.kind} of {','.join(action.nodes)}")
+                world.unpartition(action.nodes, action.others)
+                if action.kind == "split":
+                    world.unpartition(action.others, action.nodes)
+
+    def _aim(self, action: Action) -> Action:
+        leader = self._world.leader_hint() or action.nodes[0]
+        others = tuple(name for name in self._world.nodes if name != leader)
+        return Action(action.at_s, "split", (leader,), others, action.duration_s)
+
+    def _arm(self, action: Action) -> None:
+        """Crash in the midst of the node's next sync: that is where it hurts."""
+        world = self._world
+        node = world.nodes[action.nodes[0]]
+        life = node.lives
+
+        def crash() -> None:
+            if node.lives == life:
+                world.crash(node.name)
+
+        def in_sync(latency_s: float) -> None:
+            delay_s = latency_s * action.fraction
+            world.loop.call_later(delay_s, crash, context=world.loop.context)
+
+        node.disk.on_sync = in_sync
+
+    def _lose_disk(self, name: str) -> None:
+        world = self._world
+        now_s = world.loop.time()
+        if self._lost_at_s is not None and now_s - self._lost_at_s < world.options.healing_s:
+            return
+        if world.may_lose_disk(name):
+            self._lost_at_s = now_s
+            world.crash(name, lose_disk=True)
+        else:
+            world.note("nemesis", f"spares the disk of {name}: the promise would not cover it")
+
+
+def shrink(
+    schedule: Sequence[Action], fails: Callable[[Sequence[Action]], bool], runs_max: int = 200
+) -> list[Action]:
+    """Leave out of a failing schedule what the failure does not need (ddmin).
+
+    Args:
+        fails: runs a part of the schedule; True if it still fails.
+        runs_max: at most so many calls of ``fails``.
+    """
+    kept = list(schedule)
+    runs = 0
+    pieces = 2
+    while kept and runs < runs_max:
+        size = max(1, len(kept) // pieces)
+        for start in range(0, len(kept), size):
+            rest = kept[:start] + kept[start + size :]
+            runs += 1
+            if fails(rest):
+                kept, pieces = rest, max(2, pieces - 1)
+                break
+            if runs >= runs_max:
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(len(kept), pieces * 2)
+    return kept

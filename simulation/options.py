@@ -1,0 +1,189 @@
+"""Swarm options: a seed first draws what kind of world it is, then the run.
+
+Some seeds have no loss at all and some lose a third of the messages; some never crash anything.
+Rates that are zero matter: a fault that always happens hides what only its absence shows
+(TigerBeetle's ``options_swarm``; Groce et al., "Swarm Testing", ISSTA 2012).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes for servers, tiny so that every limit is met in every run."""
+
+    segment_size_bytes: int = 4096
+    batch_operations: int = 8
+    queue_operations: int = 16
+    snapshot_entries: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """How many servers of each kind a scenario starts."""
+
+    masters: int = 3
+    tservers: int = 3
+    backups: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the clients do. Shares are relative weights."""
+
+    clients: int = 3
+    keys: int = 6
+    operations: int = 60
+    """Per client."""
+    value_bytes: int = 40
+    write_share: float = 0.5
+    delete_share: float = 0.1
+    read_share: float = 0.4
+    think_s: float = 0.02
+    """Mean pause of a client between two operations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The physics and the faults of one run. The defaults are a calm world without faults.
+
+    Rates are probabilities per message or per crash; ``*_every_s`` are mean times between two
+    faults of a kind over the whole world, and 0 means never.
+    """
+
+    shuffle: float = 1.0
+    """How often a ready callback is chosen at random rather than in order."""
+
+    latency_min_s: float = 0.0001
+    latency_mean_s: float = 0.0005
+    bandwidth_bytes_s: float = 1e9
+    slow_message_rate: float = 0.0
+    """Messages that take fifty times longer, and so come out of order."""
+    drop_request_rate: float = 0.0
+    drop_reply_rate: float = 0.0
+    duplicate_rate: float = 0.0
+    late_rate: float = 0.0
+    """Messages caught by a partition that arrive once it heals, rather than never."""
+
+    sync_min_s: float = 0.0005
+    sync_mean_s: float = 0.001
+    read_mean_s: float = 0.0002
+    keep_unsynced_rate: float = 1.0
+    """Crashes of the process alone, which leave what was written in the kernel's hands."""
+    flip_rate: float = 0.0
+    """Torn writes that also have a wrong bit."""
+
+    offload_mean_s: float = 0.002
+    clock_drift: float = 0.0
+    """Clocks run at most so much too fast or slow, relatively."""
+    clock_skew_s: float = 0.0
+    """Wall clocks are at most so far off."""
+    one_machine: bool = True
+    """All servers on one machine, where the death of a process can be seen for sure."""
+
+    restart_min_s: float = 0.1
+    restart_mean_s: float = 0.5
+
+    crash_every_s: float = 0.0
+    crash_in_sync_every_s: float = 0.0
+    pause_every_s: float = 0.0
+    partition_every_s: float = 0.0
+    clog_every_s: float = 0.0
+    reset_every_s: float = 0.0
+    slow_disk_every_s: float = 0.0
+    sync_error_every_s: float = 0.0
+    full_disk_every_s: float = 0.0
+    lost_disk_every_s: float = 0.0
+    fault_duration_mean_s: float = 2.0
+    healing_s: float = 20.0
+    """Least time between two lost disks: so long the system has to restore its promise."""
+
+    limits: Limits = field(default_factory=Limits)
+    servers: Servers = field(default_factory=Servers)
+    workload: Workload = field(default_factory=Workload)
+
+    @classmethod
+    def draw(cls, seed: int | str) -> Options:
+        """The options of a seed: each fault is off in about half of the worlds."""
+        rng = random.Random(f"{seed}/options")
+
+        def rate(most: float) -> float:
+            return 0.0 if rng.random() < 0.4 else most * rng.random() ** 2
+
+        def every(least_s: float, most_s: float) -> float:
+            return 0.0 if rng.random() < 0.4 else rng.uniform(least_s, most_s)
+
+        return cls(
+            shuffle=rng.choice([0.0, 0.2, 1.0]),
+            latency_min_s=rng.choice([0.00005, 0.0002, 0.001]),
+            latency_mean_s=rng.choice([0.0001, 0.001, 0.005, 0.02]),
+            bandwidth_bytes_s=rng.choice([1e7, 1e9]),
+            slow_message_rate=rate(0.1),
+            drop_request_rate=rate(0.2),
+            drop_reply_rate=rate(0.2),
+            duplicate_rate=rate(0.2),
+            late_rate=rng.choice([0.0, 0.5, 1.0]),
+            sync_min_s=rng.choice([0.00002, 0.0005]),
+            sync_mean_s=rng.choice([0.0002, 0.002, 0.02]),
+            read_mean_s=rng.choice([0.0001, 0.005]),
+            keep_unsynced_rate=rng.choice([0.0, 0.3, 1.0]),
+            flip_rate=rate(0.3),
+            offload_mean_s=rng.choice([0.0005, 0.01]),
+            clock_drift=rng.choice([0.0, 0.0001, 0.001]),
+            clock_skew_s=rng.choice([0.0, 1.0, 3600.0]),
+            one_machine=rng.random() < 0.5,
+            restart_min_s=rng.choice([0.02, 0.2, 1.0]),
+            restart_mean_s=rng.choice([0.05, 0.5, 3.0]),
+            crash_every_s=every(1.0, 8.0),
+            crash_in_sync_every_s=every(0.5, 5.0),
+            pause_every_s=every(2.0, 10.0),
+            partition_every_s=every(1.0, 8.0),
+            clog_every_s=every(1.0, 8.0),
+            reset_every_s=every(1.0, 8.0),
+            slow_disk_every_s=every(2.0, 10.0),
+            sync_error_every_s=every(3.0, 15.0),
+            full_disk_every_s=every(5.0, 20.0),
+            lost_disk_every_s=every(5.0, 20.0),
+            fault_duration_mean_s=rng.choice([0.3, 2.0, 6.0]),
+            limits=_draw_limits(rng),
+            servers=_draw_servers(rng),
+            workload=_draw_workload(rng),
+        )
+
+    def but(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+def _draw_limits(rng: random.Random) -> Limits:
+    return Limits(
+        segment_size_bytes=rng.choice([1024, 4096, 65536]),
+        batch_operations=rng.choice([1, 2, 8, 64]),
+        queue_operations=rng.choice([2, 8, 64]),
+        snapshot_entries=rng.choice([4, 16, 256]),
+    )
+
+
+def _draw_servers(rng: random.Random) -> Servers:
+    return Servers(
+        masters=rng.choice([1, 3, 3, 5]),
+        tservers=rng.choice([2, 3, 5]),
+        backups=rng.choice([3, 4, 6]),
+    )
+
+
+def _draw_workload(rng: random.Random) -> Workload:
+    return Workload(
+        clients=rng.choice([1, 2, 4, 8]),
+        keys=rng.choice([1, 3, 10, 50]),
+        operations=rng.choice([20, 60, 150]),
+        value_bytes=rng.choice([10, 100, 700]),
+        write_share=rng.choice([0.3, 0.6, 0.9]),
+        delete_share=rng.choice([0.0, 0.1, 0.3]),
+        read_share=rng.choice([0.1, 0.5]),
+        think_s=rng.choice([0.0, 0.01, 0.1]),
+    )

@@ -1,0 +1,79 @@
+"""Scenarios by name: what a seed is run through.
+
+A scenario is an async function ``(world, bug) -> None`` that starts servers, lets clients work
+under faults, and judges the outcome. ``bug`` names a planted bug that the scenario's servers then
+have; it is "" in ordinary runs. Names in `SCENARIOS` are loaded when asked for, so that this package
+imports no server; a scenario that lives in a file is named ``path/to/file.py:ATTRIBUTE``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stelae.core.errors import InvalidArgument
+from stelae.simulation.options import Options
+from stelae.simulation.world import World
+
+Run = Callable[[World, str], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """How to run a seed.
+
+    Args:
+        name: as in `SCENARIOS`, or ``path:ATTRIBUTE``: the replay command says it.
+        run: the scenario.
+        options: seed -> options; scenarios bound here what their servers do not promise to survive.
+        limit_s: of virtual time.
+    """
+
+    name: str
+    run: Run
+    options: Callable[[int], Options] = Options.draw
+    limit_s: float = 3600.0
+
+
+SCENARIOS: dict[str, str] = {
+    "kv": "tests/simulation/register.py:SCENARIO",
+}
+"""Name -> ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` of a `Scenario`."""
+
+
+def load_scenario(name: str) -> Scenario:
+    """Find a scenario by its name in `SCENARIOS`, or by ``module_or_path:ATTRIBUTE``.
+
+    Raises:
+        InvalidArgument: there is none.
+    """
+    place = SCENARIOS.get(name, name)
+    where, colon, attribute = place.rpartition(":")
+    if not colon:
+        known = ", ".join(sorted(SCENARIOS))
+        raise InvalidArgument(f"no scenario {name!r}; there are {known}, or path.py:ATTRIBUTE")
+    module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    found = getattr(module, attribute, None)
+    if not isinstance(found, Scenario):
+        raise InvalidArgument(f"{place} is not a Scenario")
+    return found
+
+
+def _load_file(path: Path) -> Any:
+    if not path.exists():
+        raise InvalidArgument(f"no file {path}; run this from the root of the checkout")
+    module_name = f"stelae_scenario_{path.stem}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,51 @@
+"""What happened: a bounded story for each node, and one digest over everything.
+
+The digest is how two runs are compared: equal digests mean equal traces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from typing import TextIO
+
+LINES_KEPT = 60
+"""Per node."""
+
+
+class Story:
+    """Events of a run, by node. ``trace`` receives every line, when given."""
+
+    def __init__(self, time: Callable[[], float], trace: TextIO | None = None) -> None:
+        self._time = time
+        self._trace = trace
+        self._hash = hashlib.sha256()
+        self._lines: dict[str, deque[tuple[float, int, str]]] = {}
+        self._count = 0
+
+    def note(self, node: str, text: str) -> None:
+        """Add an event of ``node``."""
+        now_s = self._time()
+        self._count += 1
+        lines = self._lines.get(node)
+        if lines is None:
+            lines = self._lines[node] = deque(maxlen=LINES_KEPT)
+        lines.append((now_s, self._count, text))
+        self._hash.update(f"{now_s!r} {node} {text}\n".encode())
+        if self._trace is not None:
+            self._trace.write(f"{now_s:12.6f} {node:<12} {text}\n")
+
+    def digest(self) -> str:
+        """SHA-256 over all events so far, as hex."""
+        return self._hash.hexdigest()
+
+    def tell(self, nodes: list[str] | None = None) -> str:
+        """The last lines of the nodes named (or of all), merged in the order they happened."""
+        chosen = sorted(self._lines) if nodes is None else nodes
+        lines = [
+            (number, f"{at_s:12.6f} {node:<12} {text}")
+            for node in chosen
+            for at_s, number, text in self._lines.get(node, ())
+        ]
+        return "\n".join(text for _, text in sorted(lines))

@@ -1,0 +1,188 @@
+"""Rows at given positions, and snapshots of all rows: the reading side of a tablet's memory.
+
+Both are taken on the event loop, where they cost little, and read off it: what they refer to never
+changes (sealed batches, the rows of runs up to a count, masks that are copied before they change).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from stelae.core.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
+from stelae.storage.filters import Filter, Where
+from stelae.storage.segment import Run, Segment
+
+ROW_MASK = (1 << 32) - 1
+SLOT_SHIFT = 32
+
+
+def read_schema(schema: TableSchema, names: Sequence[str]) -> pa.Schema:
+    """What readers get: the user's columns as declared, and ``_version`` and ``_op`` if named."""
+    return pa.schema(
+        [
+            schema.stored.field(n) if n in (VERSION_COLUMN, OP_COLUMN) else schema.arrow.field(n)
+            for n in names
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where the rows of some keys are."""
+
+    schema: TableSchema
+    found: NDArray[np.int32]
+    """Which of the keys asked for have a row, ascending."""
+    pieces: list[tuple[Run, NDArray[np.int64], NDArray[np.int64] | None]]
+    """(run, row numbers in it, their places among ``found``; None: all of them, in order)."""
+    index: int
+    """The log index that must be committed before the answer may be given; 0: none."""
+
+    def gather(self, columns: Sequence[str], *, with_versions: bool = True) -> pa.RecordBatch:
+        """The rows found, in the order of the keys, with ``columns`` and ``_version``."""
+        names = [*columns, VERSION_COLUMN] if with_versions else list(columns)
+        schema = read_schema(self.schema, names)
+        if not self.pieces:
+            return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+        if len(self.pieces) == 1:
+            rows = self.pieces[0][0].take(self.pieces[0][1], names)
+        else:
+            taken = [_as(run.take(rows, names), schema) for run, rows, _ in self.pieces]
+            order = np.empty(len(self.found), np.int64)
+            place = np.concatenate([at for _, _, at in self.pieces if at is not None])
+            order[place] = np.arange(len(place))
+            rows = pa.concat_batches(taken).take(pa.array(order))
+        return _as(rows, schema)
+
+
+def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def pieces_of(
+    segments: Sequence[Segment | None], positions: NDArray[np.int64]
+) -> list[tuple[Run, NDArray[np.int64], NDArray[np.int64] | None]]:
+    """Group positions (none is -1) by run: (run, rows in it, their places in ``positions``)."""
+    if not len(positions):
+        return []
+    slots = positions >> SLOT_SHIFT
+    rows = positions & ROW_MASK
+    pieces: list[tuple[Run, NDArray[np.int64], NDArray[np.int64] | None]] = []
+    for slot, at in _by_slot(slots):
+        segment = segments[slot]
+        assert segment is not None, "the index points into a dropped segment"
+        for run, run_rows, which in segment.runs_of(rows[at]):
+            pieces.append((run, run_rows, at[which]))
+    if len(pieces) == 1:
+        run, run_rows, _ = pieces[0]
+        return [(run, run_rows, None)]
+    return pieces
+
+
+def _by_slot(slots: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each slot that occurs, ascending, and where."""
+    first = int(slots[0])
+    if bool((slots == first).all()):
+        yield first, np.arange(len(slots))
+        return
+    order = np.argsort(slots, kind="stable")
+    ordered = slots[order]
+    cuts = np.flatnonzero(np.diff(ordered)) + 1
+    for at in np.split(order, cuts):
+        yield int(slots[at[0]]), at
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    run: Run
+    row_count: int
+    live: memoryview | None
+    """One byte per row of the run; None: all are live."""
+
+
+class Snapshot:
+    """All rows of a tablet at one point of its log. Read it off the loop, as often as wanted."""
+
+    __slots__ = ("_parts", "_schema", "_table", "index", "row_count")
+
+    def __init__(
+        self, segments: Sequence[Segment | None], schema: TableSchema, table: str, index: int
+    ) -> None:
+        self._schema = schema
+        self._table = table
+        self.index = index
+        """The log index that must be committed before rows may be handed out; 0: none."""
+        self.row_count = 0
+        self._parts: list[_Part] = []
+        for segment in segments:
+            if segment is None or not segment.live_count:
+                continue
+            self.row_count += segment.live_count
+            mask = segment.live_mask()
+            view = None if mask is None else memoryview(mask)
+            for run, start, count in segment.parts():
+                live = None if view is None else view[start : start + count]
+                self._parts.append(_Part(run, count, live))
+
+    def batches(
+        self,
+        columns: Sequence[str] = (),
+        where: Where = (),
+        limit: int = 0,
+        *,
+        with_versions: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """Live rows that ``where`` keeps, at most ``limit`` (0: all), in batches as they lie.
+
+        Buffers of segments without dead rows are handed out uncopied. ``columns`` empty: all.
+
+        Raises (at the call):
+            ColumnNotFound: in ``columns`` or ``where``.
+            InvalidArgument: a predicate's operator or value is not the column's.
+        """
+        self._schema.check_columns(columns, self._table)
+        names = list(columns) or list(self._schema.arrow.names)
+        if with_versions:
+            names.append(VERSION_COLUMN)
+        kept = Filter(where, self._schema, self._table)
+        return self._read(names, kept, limit)
+
+    def _read(self, names: list[str], where: Filter, limit: int) -> Iterator[pa.RecordBatch]:
+        schema = read_schema(self._schema, names)
+        left = limit or self.row_count
+        for part in self._parts:
+            for start, batch in part.run.batches(part.row_count):
+                mask = _mask(part.live, start, batch, where)
+                rows = batch.select(names)
+                if mask is not None:
+                    rows = rows.filter(mask)
+                if not rows.num_rows:
+                    continue
+                rows = rows.slice(0, left)
+                left -= rows.num_rows
+                yield _as(rows, schema)
+                if not left:
+                    return
+
+
+def _mask(
+    live: memoryview | None, start: int, batch: pa.RecordBatch, where: Filter
+) -> pa.BooleanArray | None:
+    """Which rows of ``batch`` to keep; None: all."""
+    found: Any = None
+    if live is not None:
+        part = np.frombuffer(live[start : start + batch.num_rows], np.bool_)
+        if not part.all():
+            found = pa.array(part)
+    if where:
+        kept = where.mask(batch)
+        found = kept if found is None else pc.and_(found, kept)
+    return found
+
+

@@ -1,0 +1,250 @@
+"""Sealed segments: the columnar form in memory, on backups and for Spark.
+
+An image is ``rows | summary | meta | trailer``, each part padded to 64 bytes (the trailer is last
+and fixed in size). ``rows`` is an Arrow IPC stream of one batch with the columns of
+`TableSchema.stored`, so that any Arrow stream reader can read the image and stops after it.
+``summary`` is an Arrow IPC stream of (hash, version, op and, if keys are not exact, key) per row.
+The **tail** (summary to the end) can be read and checked by itself: recovery merges from tails.
+Every byte is under one of the trailer's CRC-32Cs. Implements design §6 and §9 (metadata first).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+from crc32c import crc32c
+from stelae.core.errors import CorruptData
+from stelae.core.rpc import Blob
+from stelae.core.schema import OP_COLUMN, VERSION_COLUMN
+from stelae.storage.keys import KeyCodec
+from stelae.storage.merge import Summary
+
+FORMAT_VERSION = 1
+_MAGIC = b"STELIMG1"
+_TRAILER = struct.Struct("<QQQIIIIQ8sI")
+"""Lengths of rows, summary and meta; their CRCs; format; reserved; magic; CRC of the trailer."""
+IMAGE_TRAILER_BYTES = _TRAILER.size
+_ALIGNMENT = 64
+_SUMMARY_FIELDS = [
+    pa.field("hash", pa.uint64(), False),
+    pa.field("version", pa.uint64(), False),
+    pa.field("op", pa.uint8(), False),
+]
+_SUMMARY = pa.schema(_SUMMARY_FIELDS)
+_SUMMARY_WITH_KEYS = pa.schema([*_SUMMARY_FIELDS, pa.field("key", pa.binary(), False)])
+
+
+class ImageMeta(msgspec.Struct, frozen=True):
+    """What an image says of its segment."""
+
+    table_id: str
+    tablet_id: str
+    segment_id: int
+    term: int
+    first_index: int
+    """Log indexes of its entries; 0 and 0 if it has none."""
+    last_index: int
+    row_count: int
+    next_version: int
+    """Above every version in it, and no lower than its prologue's safe version."""
+    schema_version: int
+
+
+class Tail(NamedTuple):
+    """The part of an image that recovery merges."""
+
+    summary: Summary
+    meta: ImageMeta
+
+
+class _Trailer(NamedTuple):
+    rows_length: int
+    summary_length: int
+    meta_length: int
+    rows_crc: int
+    summary_crc: int
+    meta_crc: int
+
+    @property
+    def tail_length(self) -> int:
+        return self.summary_length + _padded(self.meta_length) + IMAGE_TRAILER_BYTES
+
+
+def _padded(size: int) -> int:
+    return (size + _ALIGNMENT - 1) & -_ALIGNMENT
+
+
+# ---- writing --------------------------------------------------------------------------------
+
+
+def summarize(batch: pa.RecordBatch, codec: KeyCodec) -> Summary:
+    """The summary of a batch of `TableSchema.stored` columns, without copying versions."""
+    return Summary(
+        hashes=codec.hash_batch(batch),
+        versions=batch.column(VERSION_COLUMN).to_numpy(zero_copy_only=True),
+        kinds=batch.column(OP_COLUMN).to_numpy(zero_copy_only=True),
+        keys=None if codec.exact else codec.encode_batch(batch),
+    )
+
+
+def build_image(batch: pa.RecordBatch, meta: ImageMeta, codec: KeyCodec) -> pa.Buffer:
+    """Build the image of ``batch``, which has the columns of `TableSchema.stored`.
+
+    About 1 ms per MiB; may run off the event loop.
+    """
+    assert batch.num_rows == meta.row_count, "an image holds all rows of its segment"
+    summary = summarize(batch, codec)
+    columns = [pa.array(summary.hashes), batch.column(VERSION_COLUMN), batch.column(OP_COLUMN)]
+    if summary.keys is not None:
+        columns.append(summary.keys)
+    schema = _SUMMARY if summary.keys is None else _SUMMARY_WITH_KEYS
+    parts = (batch, pa.RecordBatch.from_arrays(columns, schema=schema))
+    body = msgspec.msgpack.encode(meta)
+    rows_length, summary_length = (_padded(_stream_length(part)) for part in parts)
+    meta_start = rows_length + summary_length
+    end = meta_start + _padded(len(body))
+    image = pa.allocate_buffer(end + IMAGE_TRAILER_BYTES)
+    _write_stream(image.slice(0, rows_length), parts[0])
+    _write_stream(image.slice(rows_length, summary_length), parts[1])
+    view = memoryview(image)
+    view[meta_start:end] = body.ljust(end - meta_start, b"\0")
+    trailer = _Trailer(
+        rows_length,
+        summary_length,
+        len(body),
+        crc32c(view[:rows_length]),
+        crc32c(view[rows_length:meta_start]),
+        crc32c(view[meta_start:end]),
+    )
+    view[end:] = _pack_trailer(trailer)
+    return image
+
+
+def _stream_length(batch: pa.RecordBatch) -> int:
+    """Bytes of the batch's stream, learnt without copying it."""
+    counter = pa.MockOutputStream()
+    with pa.ipc.new_stream(counter, batch.schema) as writer:
+        writer.write_batch(batch)
+    return int(counter.size())
+
+
+def _write_stream(target: pa.Buffer, batch: pa.RecordBatch) -> None:
+    sink = pa.FixedSizeBufferWriter(target)
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    written = sink.tell()
+    memoryview(target)[written:] = bytes(target.size - written)
+
+
+def _pack_trailer(trailer: _Trailer) -> bytes:
+    packed = _TRAILER.pack(*trailer, FORMAT_VERSION, 0, _MAGIC, 0)
+    return packed[:-4] + crc32c(packed[:-4]).to_bytes(4, "little")
+
+
+# ---- reading --------------------------------------------------------------------------------
+
+
+def _unpack_trailer(data: memoryview, where: str) -> _Trailer:
+    """Check and unpack the trailer at the end of ``data``."""
+    start = len(data) - IMAGE_TRAILER_BYTES
+    if start < 0:
+        raise CorruptData(where, 0, f"{len(data)} bytes are no image")
+    packed = data[start:]
+    *lengths, version, _, magic, crc = _TRAILER.unpack(packed)
+    if magic != _MAGIC or crc32c(packed[:-4]) != crc:
+        raise CorruptData(where, start, "no trailer of a sealed segment is here")
+    if version != FORMAT_VERSION:
+        raise CorruptData(where, start, f"image format {version}; this is {FORMAT_VERSION}")
+    return _Trailer(*lengths)
+
+
+def summary_range(trailer: Blob, image_length: int, where: str) -> tuple[int, int]:
+    """(offset, length) of the tail of an image, from its last `IMAGE_TRAILER_BYTES` bytes."""
+    found = _unpack_trailer(memoryview(trailer), where)
+    offset = image_length - found.tail_length
+    if offset != found.rows_length:
+        raise CorruptData(where, image_length, "the trailer does not fit the image's length")
+    return offset, found.tail_length
+
+
+def read_tail(tail: Blob, where: str) -> Tail:
+    """Check and read the tail of an image. Arrays are views into ``tail``.
+
+    Raises:
+        CorruptData: a part is cut, or does not match its checksum.
+    """
+    view = memoryview(tail)
+    trailer = _unpack_trailer(view, where)
+    if len(view) != trailer.tail_length:
+        raise CorruptData(where, len(view), f"the tail is to be {trailer.tail_length} bytes long")
+    end = trailer.summary_length
+    if crc32c(view[:end]) != trailer.summary_crc:
+        raise CorruptData(where, 0, "bad checksum of a summary")
+    if crc32c(view[end:-IMAGE_TRAILER_BYTES]) != trailer.meta_crc:
+        raise CorruptData(where, end, "bad checksum of a segment's meta")
+    try:
+        meta = msgspec.msgpack.decode(view[end : end + trailer.meta_length], type=ImageMeta)
+    except msgspec.DecodeError as error:
+        raise CorruptData(where, end, f"unreadable meta: {error}") from error
+    batch = _read_stream(pa.py_buffer(tail).slice(0, end), where)
+    if batch.num_rows != meta.row_count:
+        raise CorruptData(where, 0, f"a summary of {batch.num_rows} rows for {meta.row_count}")
+    keys = batch.column("key") if "key" in batch.schema.names else None
+    hashes, versions, kinds = (
+        batch.column(name).to_numpy(zero_copy_only=True) for name in ("hash", "version", "op")
+    )
+    return Tail(Summary(hashes=hashes, versions=versions, kinds=kinds, keys=keys), meta)
+
+
+def _read_stream(data: pa.Buffer, where: str) -> pa.RecordBatch:
+    try:
+        with pa.ipc.open_stream(data) as reader:
+            return reader.read_next_batch()
+    except (pa.ArrowInvalid, StopIteration, OSError) as error:
+        raise CorruptData(where, 0, f"unreadable batch: {error}") from error
+
+
+class Image:
+    """An image that has been checked. Everything read from it is a view into its buffer."""
+
+    __slots__ = ("_tail", "batch", "buffer", "where")
+
+    def __init__(self, buffer: pa.Buffer, batch: pa.RecordBatch, tail: Tail, where: str) -> None:
+        self.buffer = buffer
+        self.batch: pa.RecordBatch = batch
+        """All rows in log order, with the columns of `TableSchema.stored`."""
+        self._tail = tail
+        self.where = where
+
+    @staticmethod
+    def open(buffer: Blob, where: str, *, check_rows: bool = True) -> Image:
+        """Check and open an image.
+
+        ``check_rows=False`` leaves out the checksum over the rows, for a buffer that this process
+        has built or checked itself.
+
+        Raises:
+            CorruptData: it is cut, or a part does not match its checksum.
+        """
+        data = pa.py_buffer(buffer)
+        view = memoryview(data)
+        trailer = _unpack_trailer(view, where)
+        offset, _ = summary_range(view[-IMAGE_TRAILER_BYTES:], len(view), where)
+        if check_rows and crc32c(view[:offset]) != trailer.rows_crc:
+            raise CorruptData(where, 0, "bad checksum of a segment's rows")
+        tail = read_tail(data.slice(offset), where)
+        batch = _read_stream(data.slice(0, offset), where)
+        if batch.num_rows != tail.meta.row_count:
+            raise CorruptData(where, 0, f"{batch.num_rows} rows; {tail.meta.row_count} were sealed")
+        return Image(data, batch, tail, where)
+
+    @property
+    def meta(self) -> ImageMeta:
+        return self._tail.meta
+
+    def summary(self) -> Summary:
+        """Hash, version and kind of each row, and its encoded key if keys are not exact."""
+        return self._tail.summary

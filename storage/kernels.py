@@ -1,0 +1,378 @@
+"""The kernels in numba: compiled once, kept in numba's disk cache, run without the GIL.
+
+Each has one explicit signature whose inputs are read-only arrays: writable ones convert to it, so
+that Arrow's (read-only) and NumPy's buffers share one compiled form and nothing is ever
+compiled during a call. All of them are loaded by importing this module. What each does is told in
+`stelae.storage.kernel_api`, and in plain Python in `stelae.storage.kernels_reference`.
+
+All arithmetic is on uint64: numba turns mixed int64 and uint64 into float64.
+
+Sources: XXH64 (Y. Collet, xxHash specification 0.2.0); linear probing with backward shift (Knuth,
+The Art of Computer Programming 3, §6.4, algorithm R); range reduction (Lemire, "Fast random integer
+generation in an interval", 2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from numba import types
+
+from stelae.storage.kernel_api import EMPTY, I32, I64, TOMBSTONE_BIT, U8, U64, Bools
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _input(kind: Any) -> Any:
+    return types.Array(kind, 1, "C", readonly=True)
+
+
+def _kernel(result: Any, *arguments: Any) -> Callable[[_F], _F]:
+    return cast(Callable[[_F], _F], numba.njit(result(*arguments), cache=True, nogil=True))
+
+
+_inline = cast(Callable[[_F], _F], numba.njit(inline="always"))
+
+_U64_IN, _I64_IN = _input(types.uint64), _input(types.int64)
+_I32_IN, _U8_IN = _input(types.int32), _input(types.uint8)
+_U64_OUT, _I64_OUT = types.uint64[::1], types.int64[::1]
+_U8_OUT, _BOOL_OUT = types.uint8[::1], types.boolean[::1]
+
+_FREE = np.uint64(EMPTY)
+_TOMBSTONE = np.uint64(TOMBSTONE_BIT)
+_PLACE = np.uint64(TOMBSTONE_BIT - 1)
+_ROW = np.uint64(0xFFFFFFFF)
+_0, _1, _2, _3, _4, _8, _32 = (np.uint64(n) for n in (0, 1, 2, 3, 4, 8, 32))
+
+_P1 = np.uint64(11400714785074694791)
+_P2 = np.uint64(14029467366897019727)
+_P3 = np.uint64(1609587929392839161)
+_P4 = np.uint64(9650029242287828579)
+_P5 = np.uint64(2870177450012600261)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+
+
+def warm() -> None:
+    """Load (or, the first time on a machine, compile) every kernel: importing has done it."""
+
+
+# ---- hashes and keys --------------------------------------------------------------------------
+
+
+@_kernel(types.void, _U64_IN, types.uint64, _U64_OUT)
+def mix_values(values: U64, seed: np.uint64, out: U64) -> None:
+    for i in range(len(values)):
+        x = values[i] + seed
+        x = (x ^ (x >> np.uint64(30))) * _MIX1
+        x = (x ^ (x >> np.uint64(27))) * _MIX2
+        out[i] = x ^ (x >> np.uint64(31))
+
+
+@_inline
+def _rotate(x: Any, bits: Any) -> Any:
+    return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
+
+
+@_inline
+def _round(state: Any, lane: Any) -> Any:
+    mixed = state + lane * _P2
+    return _rotate(mixed, 31) * _P1
+
+
+@_inline
+def _word(data: Any, at: Any) -> Any:
+    """Eight little-endian bytes; LLVM makes one load of it."""
+    return (
+        np.uint64(data[at])
+        | np.uint64(data[at + 1]) << np.uint64(8)
+        | np.uint64(data[at + 2]) << np.uint64(16)
+        | np.uint64(data[at + 3]) << np.uint64(24)
+        | np.uint64(data[at + 4]) << np.uint64(32)
+        | np.uint64(data[at + 5]) << np.uint64(40)
+        | np.uint64(data[at + 6]) << np.uint64(48)
+        | np.uint64(data[at + 7]) << np.uint64(56)
+    )
+
+
+@_inline
+def _half_word(data: Any, at: Any) -> Any:
+    return (
+        np.uint64(data[at])
+        | np.uint64(data[at + 1]) << np.uint64(8)
+        | np.uint64(data[at + 2]) << np.uint64(16)
+        | np.uint64(data[at + 3]) << np.uint64(24)
+    )
+
+
+@_kernel(types.void, _I32_IN, _U8_IN, types.uint64, _U64_OUT)
+def hash_bytes(offsets: I32, data: U8, seed: np.uint64, out: U64) -> None:
+    for i in range(len(out)):
+        at, end = np.int64(offsets[i]), np.int64(offsets[i + 1])
+        length = np.uint64(end - at)
+        if end - at >= 32:
+            s1, s2, s3, s4 = seed + _P1 + _P2, seed + _P2, seed, seed - _P1
+            while end - at >= 32:
+                s1 = _round(s1, _word(data, at))
+                s2 = _round(s2, _word(data, at + 8))
+                s3 = _round(s3, _word(data, at + 16))
+                s4 = _round(s4, _word(data, at + 24))
+                at += 32
+            h = _rotate(s1, 1) + _rotate(s2, 7) + _rotate(s3, 12) + _rotate(s4, 18)
+            h = (h ^ _round(_0, s1)) * _P1 + _P4
+            h = (h ^ _round(_0, s2)) * _P1 + _P4
+            h = (h ^ _round(_0, s3)) * _P1 + _P4
+            h = (h ^ _round(_0, s4)) * _P1 + _P4
+        else:
+            h = seed + _P5
+        h += length
+        while end - at >= 8:
+            h ^= _round(_0, _word(data, at))
+            h = _rotate(h, 27) * _P1 + _P4
+            at += 8
+        if end - at >= 4:
+            h ^= _half_word(data, at) * _P1
+            h = _rotate(h, 23) * _P2 + _P3
+            at += 4
+        while at < end:
+            h ^= np.uint64(data[at]) * _P5
+            h = _rotate(h, 11) * _P1
+            at += 1
+        h = (h ^ (h >> np.uint64(33))) * _P2
+        h = (h ^ (h >> np.uint64(29))) * _P3
+        out[i] = h ^ (h >> np.uint64(32))
+
+
+@_kernel(types.void, _U64_IN, _I64_OUT, _U8_OUT)
+def put_fixed(values: U64, cursor: I64, out: U8) -> None:
+    for i in range(len(values)):
+        x, at = values[i], cursor[i]
+        for k in range(8):
+            out[at + k] = np.uint8((x >> np.uint64(8 * k)) & np.uint64(0xFF))
+        cursor[i] = at + 8
+
+
+@_kernel(types.void, _I32_IN, _U8_IN, types.boolean, _I64_OUT, _U8_OUT)
+def put_variable(offsets: I32, data: U8, prefix: bool, cursor: I64, out: U8) -> None:
+    for i in range(len(cursor)):
+        start, end, at = offsets[i], offsets[i + 1], cursor[i]
+        if prefix:
+            length = np.uint64(end - start)
+            for k in range(4):
+                out[at + k] = np.uint8((length >> np.uint64(8 * k)) & np.uint64(0xFF))
+            at += 4
+        for k in range(start, end):
+            out[at] = data[k]
+            at += 1
+        cursor[i] = at
+
+
+# ---- the index's table ------------------------------------------------------------------------
+
+
+@_inline
+def _home(h: Any, capacity: Any) -> Any:
+    return ((h >> _32) * capacity) >> _32
+
+
+@_kernel(types.void, _U64_IN, _U64_IN, _I64_OUT)
+def table_find(slots: U64, hashes: U64, out: I64) -> None:
+    capacity = np.uint64(len(slots) // 2)
+    for i in range(len(hashes)):
+        h = hashes[i]
+        s = _home(h, capacity)
+        while slots[s * _2 + _1] != _FREE and slots[s * _2] != h:
+            s += _1
+            if s == capacity:
+                s = _0
+        out[i] = np.int64(slots[s * _2 + _1])
+
+
+@_kernel(types.void, _U64_IN, _U64_IN, _I64_OUT)
+def table_plan(slots: U64, hashes: U64, out: I64) -> None:
+    capacity = np.uint64(len(slots) // 2)
+    rows = len(hashes)
+    width = np.uint64(2 * rows + 1)
+    last = np.full(2 * rows + 1, -1, np.int64)  # the last row with each hash of this batch
+    for i in range(rows):
+        h = hashes[i]
+        b = _home(h, width)
+        while last[b] != -1 and hashes[last[b]] != h:
+            b += _1
+            if b == width:
+                b = _0
+        if last[b] != -1:
+            out[i] = -(last[b] + 2)
+        else:
+            s = _home(h, capacity)
+            while slots[s * _2 + _1] != _FREE and slots[s * _2] != h:
+                s += _1
+                if s == capacity:
+                    s = _0
+            out[i] = np.int64(slots[s * _2 + _1])
+        last[b] = i
+
+
+@_inline
+def _insert(slots: Any, capacity: Any, h: Any, position: Any) -> None:
+    s = _home(h, capacity)
+    while slots[s * _2 + _1] != _FREE:
+        s += _1
+        if s == capacity:
+            s = _0
+    slots[s * _2] = h
+    slots[s * _2 + _1] = position
+
+
+@_kernel(types.void, _U64_OUT, _U64_IN, _I64_IN)
+def table_insert(slots: U64, hashes: U64, positions: I64) -> None:
+    capacity = np.uint64(len(slots) // 2)
+    for i in range(len(hashes)):
+        _insert(slots, capacity, hashes[i], np.uint64(positions[i]))
+
+
+@_kernel(types.void, _U64_IN, _U64_OUT)
+def table_rehash(slots: U64, out: U64) -> None:
+    capacity = np.uint64(len(out) // 2)
+    for s in range(len(slots) // 2):
+        if slots[2 * s + 1] != _FREE:
+            _insert(out, capacity, slots[2 * s], slots[2 * s + 1])
+
+
+@_inline
+def _remove(slots: Any, capacity: Any, hole: Any) -> None:
+    """Free a slot, and move back what was displaced past it, so that probes still end at a hole."""
+    s = hole
+    while True:
+        s += _1
+        if s == capacity:
+            s = _0
+        if slots[s * _2 + _1] == _FREE:
+            break
+        home = _home(slots[s * _2], capacity)
+        from_home = s - home if s >= home else s + capacity - home
+        from_hole = s - hole if s >= hole else s + capacity - hole
+        if from_home >= from_hole:
+            slots[hole * _2] = slots[s * _2]
+            slots[hole * _2 + _1] = slots[s * _2 + _1]
+            hole = s
+    slots[hole * _2] = _FREE
+    slots[hole * _2 + _1] = _FREE
+
+
+@_kernel(types.UniTuple(types.int64, 2), _U64_OUT, _U64_IN, _I64_IN, _I64_IN)
+def table_replace(slots: U64, hashes: U64, old: I64, new: I64) -> tuple[int, int]:
+    capacity = np.uint64(len(slots) // 2)
+    gained = 0
+    for i in range(len(hashes)):
+        h = hashes[i]
+        if old[i] == -1:
+            if new[i] != -1:
+                _insert(slots, capacity, h, np.uint64(new[i]))
+                gained += 1
+            continue
+        place = np.uint64(old[i])
+        s = _home(h, capacity)
+        while slots[s * _2 + _1] != _FREE and (slots[s * _2 + _1] != place or slots[s * _2] != h):
+            s += _1
+            if s == capacity:
+                s = _0
+        if slots[s * _2 + _1] == _FREE:
+            return gained, i
+        if new[i] != -1:
+            slots[s * _2 + _1] = np.uint64(new[i])
+        else:
+            _remove(slots, capacity, s)
+            gained -= 1
+    return gained, -1
+
+
+# ---- the merge's table ------------------------------------------------------------------------
+
+
+@_inline
+def _equal_keys(key_offsets: Any, key_data: Any, a: Any, b: Any) -> Any:
+    start_a, start_b = key_offsets[a], key_offsets[b]
+    length = key_offsets[a + 1] - start_a
+    same = length == key_offsets[b + 1] - start_b
+    if same:
+        for k in range(length):
+            if key_data[start_a + k] != key_data[start_b + k]:
+                same = False
+                break
+    return same
+
+
+@_kernel(types.int64, _U64_OUT, _U64_IN, _U64_IN, _U8_IN, types.int64, _I64_IN, _I64_IN, _U8_IN)
+def merge_segment(
+    table: U64,
+    hashes: U64,
+    versions: U64,
+    kinds: U8,
+    slot: int,
+    bases: I64,
+    key_offsets: I64,
+    key_data: U8,
+) -> int:
+    capacity = np.uint64(len(table) // 3)
+    by_hash = len(key_offsets) == 0
+    gained = 0
+    for i in range(len(hashes)):
+        h = hashes[i]
+        s = _home(h, capacity)
+        while True:
+            place = table[s * _3 + _1]
+            if place == _FREE:
+                gained += 1
+                break
+            if table[s * _3] == h:
+                if by_hash:
+                    break
+                other = place & _PLACE
+                row = bases[np.int64(other >> _32)] + np.int64(other & _ROW)
+                if _equal_keys(key_offsets, key_data, bases[slot] + i, row):
+                    break
+            s += _1
+            if s == capacity:
+                s = _0
+        if place == _FREE or versions[i] > table[s * _3 + _2]:
+            mine = np.uint64(slot) << _32 | np.uint64(i)
+            if kinds[i] != 0:
+                mine |= _TOMBSTONE
+            table[s * _3] = h
+            table[s * _3 + _1] = mine
+            table[s * _3 + _2] = versions[i]
+    return gained
+
+
+@_kernel(types.void, _U64_IN, _U64_OUT)
+def merge_rehash(table: U64, out: U64) -> None:
+    capacity = np.uint64(len(out) // 3)
+    for t in range(len(table) // 3):
+        if table[3 * t + 1] == _FREE:
+            continue
+        s = _home(table[3 * t], capacity)
+        while out[s * _3 + _1] != _FREE:
+            s += _1
+            if s == capacity:
+                s = _0
+        out[s * _3] = table[3 * t]
+        out[s * _3 + _1] = table[3 * t + 1]
+        out[s * _3 + _2] = table[3 * t + 2]
+
+
+@_kernel(types.int64, _U64_IN, _I64_IN, _U64_OUT, _I64_OUT, _BOOL_OUT)
+def merge_winners(table: U64, bases: I64, hashes: U64, positions: I64, live: Bools) -> int:
+    count = 0
+    for t in range(len(table) // 3):
+        place = table[3 * t + 1]
+        if place & _TOMBSTONE != _0:  # free slots have the bit, too
+            continue
+        hashes[count] = table[3 * t]
+        positions[count] = np.int64(place)
+        live[bases[np.int64(place >> _32)] + np.int64(place & _ROW)] = True
+        count += 1
+    return count

@@ -1,0 +1,186 @@
+"""The kernels in plain Python: what `stelae.storage.kernels` must do, bit for bit.
+
+Slow, obvious, and without numba: property tests compare the two, and a simulated cluster, whose
+tablets have few rows, may run on these. What each does is told in `stelae.storage.kernel_api`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xxhash
+
+from stelae.storage.kernel_api import EMPTY, I32, I64, TOMBSTONE_BIT, U8, U64, Bools
+
+_MASK = (1 << 64) - 1
+_ROW = 0xFFFFFFFF
+
+
+def warm() -> None:
+    """There is nothing to compile."""
+
+
+def mix_values(values: U64, seed: np.uint64, out: U64) -> None:
+    for i, value in enumerate(values.tolist()):
+        x = (value + int(seed)) & _MASK
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
+        out[i] = x ^ x >> 31
+
+
+def hash_bytes(offsets: I32, data: U8, seed: np.uint64, out: U64) -> None:
+    view = data.data
+    bounds = offsets.tolist()
+    for i in range(len(out)):
+        out[i] = xxhash.xxh64_intdigest(bytes(view[bounds[i] : bounds[i + 1]]), int(seed))
+
+
+def put_fixed(values: U64, cursor: I64, out: U8) -> None:
+    for i, value in enumerate(values.tolist()):
+        at = int(cursor[i])
+        out[at : at + 8] = list(value.to_bytes(8, "little"))
+        cursor[i] = at + 8
+
+
+def put_variable(offsets: I32, data: U8, prefix: bool, cursor: I64, out: U8) -> None:
+    for i in range(len(cursor)):
+        content = data[int(offsets[i]) : int(offsets[i + 1])].tobytes()
+        if prefix:
+            content = len(content).to_bytes(4, "little") + content
+        at = int(cursor[i])
+        out[at : at + len(content)] = list(content)
+        cursor[i] = at + len(content)
+
+
+def _home(h: int, capacity: int) -> int:
+    return (h >> 32) * capacity >> 32
+
+
+def table_find(slots: U64, hashes: U64, out: I64) -> None:
+    for i, h in enumerate(hashes.tolist()):
+        out[i] = _first(slots, h)
+
+
+def _first(slots: U64, h: int) -> int:
+    capacity = len(slots) // 2
+    s = _home(h, capacity)
+    while slots[2 * s + 1] != EMPTY:
+        if slots[2 * s] == h:
+            return int(slots[2 * s + 1])
+        s = (s + 1) % capacity
+    return -1
+
+
+def table_plan(slots: U64, hashes: U64, out: I64) -> None:
+    last: dict[int, int] = {}
+    for i, h in enumerate(hashes.tolist()):
+        out[i] = -(last[h] + 2) if h in last else _first(slots, h)
+        last[h] = i
+
+
+def table_insert(slots: U64, hashes: U64, positions: I64) -> None:
+    for h, position in zip(hashes.tolist(), positions.tolist(), strict=True):
+        _insert(slots, 2, h, (position,))
+
+
+def _insert(slots: U64, words: int, h: int, rest: tuple[int, ...]) -> None:
+    capacity = len(slots) // words
+    s = _home(h, capacity)
+    while slots[words * s + 1] != EMPTY:
+        s = (s + 1) % capacity
+    for k, word in enumerate((h, *rest)):
+        slots[words * s + k] = word
+
+
+def table_rehash(slots: U64, out: U64) -> None:
+    for h, position in slots.reshape(-1, 2).tolist():
+        if position != EMPTY:
+            _insert(out, 2, h, (position,))
+
+
+def table_replace(slots: U64, hashes: U64, old: I64, new: I64) -> tuple[int, int]:
+    capacity = len(slots) // 2
+    gained = 0
+    rows = zip(hashes.tolist(), old.tolist(), new.tolist(), strict=True)
+    for i, (h, before, after) in enumerate(rows):
+        if before == -1:
+            if after != -1:
+                _insert(slots, 2, h, (after,))
+                gained += 1
+            continue
+        s = _home(h, capacity)
+        while slots[2 * s + 1] != EMPTY and (slots[2 * s], slots[2 * s + 1]) != (h, before):
+            s = (s + 1) % capacity
+        if slots[2 * s + 1] == EMPTY:
+            return gained, i
+        if after != -1:
+            slots[2 * s + 1] = after
+        else:
+            _remove(slots, s)
+            gained -= 1
+    return gained, -1
+
+
+def _remove(slots: U64, hole: int) -> None:
+    capacity = len(slots) // 2
+    s = (hole + 1) % capacity
+    while slots[2 * s + 1] != EMPTY:
+        home = _home(int(slots[2 * s]), capacity)
+        if (s - home) % capacity >= (s - hole) % capacity:
+            slots[2 * hole : 2 * hole + 2] = slots[2 * s : 2 * s + 2]
+            hole = s
+        s = (s + 1) % capacity
+    slots[2 * hole : 2 * hole + 2] = EMPTY
+
+
+def merge_segment(
+    table: U64,
+    hashes: U64,
+    versions: U64,
+    kinds: U8,
+    slot: int,
+    bases: I64,
+    key_offsets: I64,
+    key_data: U8,
+) -> int:
+    def key(flat_row: int) -> bytes:
+        if len(key_offsets) == 0:
+            return b""
+        return key_data[int(key_offsets[flat_row]) : int(key_offsets[flat_row + 1])].tobytes()
+
+    capacity = len(table) // 3
+    gained = 0
+    rows = zip(hashes.tolist(), versions.tolist(), kinds.tolist(), strict=True)
+    for i, (h, version, kind) in enumerate(rows):
+        position = slot << 32 | i | (TOMBSTONE_BIT if kind else 0)
+        s = _home(h, capacity)
+        while table[3 * s + 1] != EMPTY:
+            place = int(table[3 * s + 1]) & (TOMBSTONE_BIT - 1)
+            other = int(bases[place >> 32]) + (place & _ROW)
+            if table[3 * s] == h and key(other) == key(int(bases[slot]) + i):
+                break
+            s = (s + 1) % capacity
+        if table[3 * s + 1] == EMPTY:
+            gained += 1
+        elif version <= table[3 * s + 2]:
+            continue
+        for k, word in enumerate((h, position, version)):
+            table[3 * s + k] = word
+    return gained
+
+
+def merge_rehash(table: U64, out: U64) -> None:
+    for h, position, version in table.reshape(-1, 3).tolist():
+        if position != EMPTY:
+            _insert(out, 3, h, (position, version))
+
+
+def merge_winners(table: U64, bases: I64, hashes: U64, positions: I64, live: Bools) -> int:
+    count = 0
+    for h, place, _version in table.reshape(-1, 3).tolist():
+        if place & TOMBSTONE_BIT:  # free slots have the bit, too
+            continue
+        hashes[count] = h
+        positions[count] = place
+        live[int(bases[place >> 32]) + (place & _ROW)] = True
+        count += 1
+    return count

@@ -1,0 +1,312 @@
+"""All rows of one tablet in memory: log segments, the hash index over them, clients' results.
+
+The state is determined by the log: every row ever written in order, with rising versions; the
+index says which row of a key is the newest. Nothing here does I/O or reads a clock; nothing is
+asynchronous. `TabletMemory.execute` checks everything first, then changes everything: nothing is
+half done when it raises. Implements design §5 (operations), §6 (log and memory), §9 (adoption).
+
+Invariants: the index holds exactly the live rows; a row's position stays valid until its segment
+is dropped; versions rise in log order and are never given twice, also across recovery.
+
+Readers see rows before they are committed; each answer names the log index to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from stelae.core.errors import InvalidArgument
+from stelae.core.messages import WriteOp
+from stelae.core.schema import TableSchema
+from stelae.storage.client_results import ClientResults
+from stelae.storage.gather import ROW_MASK, SLOT_SHIFT, Located, Snapshot, pieces_of
+from stelae.storage.image import Image, ImageMeta, build_image
+from stelae.storage.index import HashIndex
+from stelae.storage.keys import KeyCodec
+from stelae.storage.merge import Merged, merge
+from stelae.storage.recovered import RecoveredSegment
+from stelae.storage.segment import Row, Segment
+from stelae.storage.shapes import Shape
+from stelae.storage.store import RowStore
+from stelae.storage.write import Executed, group_payload, write_batch, write_rows
+
+__all__ = ["Executed", "Found", "SegmentStats", "TabletMemory", "group_payload"]
+
+_MAX_SHAPES = 64
+
+
+class Found(NamedTuple):
+    """A row that was found: wire values of all columns, its version, its entry's log index."""
+
+    row: Row
+    version: int
+    index: int
+
+
+class SegmentStats(NamedTuple):
+    """What the cleaner and status want to know of a segment."""
+
+    slot: int
+    segment_id: int
+    sealed: bool
+    bytes: int
+    row_count: int
+    live_rows: int
+    dead_rows: int
+    """Overwritten and deleted rows, and tombstones."""
+
+
+class TabletMemory:
+    """See the module. Belongs to one event loop; what may run off it says so."""
+
+    def __init__(self, schema: TableSchema, table: str, codec: KeyCodec | None = None) -> None:
+        """An empty tablet without a head. ``codec`` is for tests."""
+        self.schema = schema
+        self.table = table
+        self.codec = codec or KeyCodec(schema)
+        self.results = ClientResults()
+        self.next_version = 1
+        """The version the next row gets; the safe version of the next prologue."""
+        self.last_index = 0
+        """Log index of the newest write."""
+        self.last_delete_index = 0
+        """Log index of the newest entry with a tombstone: who finds no row waits for it."""
+        self._store = RowStore(schema, table, self.codec)
+        self._shapes: dict[tuple[WriteOp, tuple[str, ...]], Shape] = {}
+
+    # ---- size ----
+
+    @property
+    def row_count(self) -> int:
+        """Live rows."""
+        return len(self._store.index)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of rows, masks and index, about."""
+        rows = sum(s.memory_bytes for s in self._store.segments if s is not None)
+        return rows + self._store.index.nbytes
+
+    @property
+    def head_bytes(self) -> int:
+        """About what the rows of the head take in the log."""
+        head = self._store.head
+        return 0 if head is None else head.bytes
+
+    @property
+    def head_row_count(self) -> int:
+        """Rows in the head, tombstones and dead ones included."""
+        head = self._store.head
+        return 0 if head is None else head.row_count
+
+    def statistics(self) -> list[SegmentStats]:
+        """One for each segment in memory, in slot order."""
+        return [
+            SegmentStats(
+                segment.slot,
+                segment.segment_id,
+                segment.sealed,
+                segment.bytes,
+                segment.row_count,
+                segment.live_count,
+                segment.row_count - segment.live_count,
+            )
+            for segment in self._store.segments
+            if segment is not None
+        ]
+
+    # ---- segments ----
+
+    def new_head(self, segment_id: int) -> int:
+        """Open a new head and close the one before; return the new head's slot."""
+        store = self._store
+        if store.head is not None:
+            store.head.closed = True
+        slot = len(store.segments)
+        store.head = Segment(store.layout, slot, segment_id, self.next_version)
+        store.segments.append(store.head)
+        return slot
+
+    def seal(self, slot: int, table_id: str, tablet_id: str, term: int) -> pa.Buffer:
+        """Build the image of a closed segment; changes nothing, may run off the loop."""
+        segment = self._store.segment(slot)
+        meta = ImageMeta(
+            table_id,
+            tablet_id,
+            segment.segment_id,
+            term,
+            segment.first_index,
+            segment.last_index,
+            segment.row_count,
+            segment.next_version,
+            self.schema.version,
+        )
+        return build_image(segment.stored(), meta, self.codec)
+
+    def install_sealed(self, slot: int, image: Image) -> None:
+        """Hold a closed segment as its image. All its entries must be committed."""
+        segment = self._store.segment(slot)
+        assert segment.closed, "the head is not sealed"
+        assert image.meta.segment_id == segment.segment_id, "the image is of another segment"
+        segment.become_columnar(image.batch, image.buffer.size, sealed=True)
+
+    def drop(self, slot: int) -> None:
+        """Forget a closed segment that has no live row any more."""
+        segment = self._store.segment(slot)
+        assert segment.closed, "the head is not dropped"
+        assert segment.live_count == 0, f"segment {segment.segment_id} has live rows"
+        self._store.segments[slot] = None
+
+    # ---- writing ----
+
+    def execute(
+        self,
+        op: WriteOp,
+        rows: Sequence[Any] | pa.RecordBatch,
+        if_versions: Sequence[int] | None,
+        index: int,
+        columns: Sequence[str] = (),
+    ) -> Executed:
+        """Carry out one call's rows in order, all or none, as (part of) log entry ``index``.
+
+        ``rows``: tuples of wire values of ``columns`` (empty: all; DELETE: the key columns), or a
+        batch that `check_batch` has passed, whose columns say themselves. Columns left out: INSERT
+        and UPSERT write nulls, UPDATE keeps what is there.
+        ``if_versions``: for each row the version its key must have at its turn; 0: absent.
+
+        Raises:
+            VersionMismatch: a condition does not hold; conditions come before the next two.
+            RowExists, RowNotFound: INSERT met a row, UPDATE met none.
+            InvalidArgument: INSERT was given a key twice; a value or column does not fit.
+            ColumnNotFound, TooLarge: as they say.
+        """
+        if isinstance(rows, pa.RecordBatch):
+            conditions = _conditions(if_versions, rows.num_rows)
+            executed = write_batch(
+                self._store, op, rows, conditions, self.next_version, index
+            )
+        else:
+            if if_versions is not None and len(if_versions) not in (0, len(rows)):
+                raise InvalidArgument(f"{len(if_versions)} if_versions for {len(rows)} rows")
+            executed = write_rows(
+                self._store,
+                op,
+                self._shape(op, columns),
+                rows,
+                if_versions or None,
+                self.next_version,
+                index,
+            )
+        self.next_version += executed.row_count
+        self.last_index = index
+        if op is WriteOp.DELETE:
+            self.last_delete_index = index
+        return executed
+
+    def _shape(self, op: WriteOp, columns: Sequence[str]) -> Shape:
+        known = (op, tuple(columns))
+        shape = self._shapes.get(known)
+        if shape is None:
+            deletes = op is WriteOp.DELETE
+            names = columns or (self.schema.key if deletes else self.schema.arrow.names)
+            partial = deletes or op is WriteOp.UPDATE
+            shape = Shape(self.schema, self.table, names, partial=partial, only_key=deletes)
+            if len(self._shapes) >= _MAX_SHAPES:
+                self._shapes.clear()
+            self._shapes[known] = shape
+        return shape
+
+    # ---- reading ----
+
+    def get(self, key: Row) -> Found | None:
+        """The row of a key (wire values in key order).
+
+        Answer once ``index`` is committed; for None, once `last_delete_index` is.
+        """
+        store = self._store
+        position = store.find(self.codec.hash_one(key), key)
+        if position < 0:
+            return None
+        row = position & ROW_MASK
+        segment = store.segment(position >> SLOT_SHIFT)
+        run, i = segment.run_of(row)
+        return Found(run.row(i), run.version(i), segment.log_index(row))
+
+    def locate(self, keys: pa.RecordBatch) -> Located:
+        """Find the rows of many keys; `Located.gather` then reads them, off the loop if wanted.
+
+        ``keys``: the key columns, by name, without nulls. A key may recur.
+        """
+        store = self._store
+        positions = store.find_many(keys, self.codec.hash_batch(keys))
+        found = np.flatnonzero(positions >= 0)
+        at = positions[found]
+        index = self.last_delete_index if len(found) < keys.num_rows else 0
+        index = max(index, self._newest_index(at))
+        return Located(self.schema, found.astype(np.int32), pieces_of(store.segments, at), index)
+
+    def _newest_index(self, positions: NDArray[np.int64]) -> int:
+        newest = 0
+        for segment in self._store.segments:
+            if segment is not None and not segment.sealed and len(positions):
+                low = segment.slot << SLOT_SHIFT
+                inside = positions[(positions >= low) & (positions <= low | ROW_MASK)]
+                if len(inside):
+                    newest = max(newest, segment.log_index(int(inside.max()) & ROW_MASK))
+        return newest
+
+    def get_many(
+        self, keys: pa.RecordBatch, columns: Sequence[str] = ()
+    ) -> tuple[pa.RecordBatch, NDArray[np.int32], int]:
+        """(the rows found, with ``_version``; which keys they are of; the index to wait for)."""
+        self.schema.check_columns(columns, self.table)
+        located = self.locate(keys)
+        return located.gather(columns), located.found, located.index
+
+    def scan_snapshot(self) -> Snapshot:
+        """All rows as of now, to be read off the loop; costs about a microsecond a segment."""
+        return Snapshot(self._store.segments, self.schema, self.table, self.last_index)
+
+    # ---- recovery ----
+
+    def adopt(
+        self, segments: Sequence[RecoveredSegment], merged: Merged | None, now_s: float
+    ) -> None:
+        """Become the state that a recovered log determines; segment i takes slot i.
+
+        In any order, and any segment twice; what was here before is forgotten. ``merged`` is
+        `merge` of the summaries in the same order (None: made here). No head is open afterwards.
+        """
+        if merged is None:
+            merged = merge([segment.summary for segment in segments])
+        assert len(merged.live) == len(segments), "the merge is of other segments"
+        store = self._store
+        store.segments = []
+        store.head = None
+        self.results = ClientResults()
+        for slot, (recovered, live) in enumerate(zip(segments, merged.live, strict=True)):
+            meta = recovered.meta
+            segment = Segment(store.layout, slot, meta.segment_id, meta.next_version)
+            segment.load(recovered, live)
+            store.segments.append(segment)
+            self.results.restore(recovered.results, now_s)
+        store.index = HashIndex.build(merged.hashes, merged.positions)
+        seen = [segment.meta.next_version for segment in segments]
+        self.next_version = max(1, merged.next_version, *seen)
+        self.last_index = max((segment.meta.last_index for segment in segments), default=0)
+        self.last_delete_index = 0
+
+
+def _conditions(if_versions: Sequence[int] | None, row_count: int) -> NDArray[np.int64] | None:
+    if if_versions is None or not len(if_versions):
+        return None
+    if len(if_versions) != row_count:
+        raise InvalidArgument(f"{len(if_versions)} if_versions for {row_count} rows")
+    try:
+        return np.asarray(if_versions, np.int64)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise InvalidArgument(f"if_versions: {error}") from error

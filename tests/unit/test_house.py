@@ -1,0 +1,302 @@
+"""The house keeps its own rules: sizes, imports, banned calls, packaging, errors."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import inspect
+import pickle
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from stelae.core.errors import StelaeError, decode_error, encode_error
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FOLDER_BY_PACKAGE: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
+FACADE = "stelae"
+ROOMS = sorted(set(FOLDER_BY_PACKAGE.values()) - {FACADE})
+SOURCES = sorted(path for room in [*ROOMS, FACADE] for path in (ROOT / room).rglob("*.py"))
+MOVE_TOGETHER = ("ray", "raydp", "pyspark")
+
+MODULE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 60
+
+# Time, chance and ids come from the Runtime. These rooms are, or make, the real one:
+OUTSIDE_WORLD = ("runtime", "actors", "serve", FACADE)
+# ... and these run outside the simulated world: around it with a budget, or inside a Spark task.
+OUTSIDE_FILES = ("simulation/__main__.py", "simulation/runner.py", "recovery/spark*.py")
+BANNED = (
+    "time.time",
+    "time.time_ns",
+    "time.monotonic",
+    "time.monotonic_ns",
+    "time.perf_counter",
+    "time.sleep",
+    "datetime.datetime.now",
+    "datetime.datetime.utcnow",
+    "datetime.datetime.today",
+    "datetime.date.today",
+    "os.urandom",
+    "uuid.uuid1",
+    "uuid.uuid4",
+)
+RANDOM_ALLOWED = ("random.Random",)
+
+
+def name_of(path: Path) -> str:
+    """Path relative to the repository, as people write it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
+    """(local name, dotted origin, line) of every import, at any depth."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                local = alias.asname or alias.name.split(".")[0]
+                yield local, alias.name if alias.asname else local, node.lineno
+                if not alias.asname and "." in alias.name:
+                    yield alias.name, alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module}.{alias.name}", node.lineno
+
+
+def dotted(node: ast.expr) -> str:
+    """``a.b.c`` of nested attributes; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (front := dotted(node.value)):
+        return f"{front}.{node.attr}"
+    return ""
+
+
+def banned_uses(source: str) -> list[tuple[str, int]]:
+    """Every mention of a banned function (called, or handed on), with its line."""
+    tree = ast.parse(source)
+    origin_by_name = {local: origin for local, origin, _ in imports(tree)}
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute | ast.Name):
+            continue
+        front, _, rest = dotted(node).partition(".")
+        if front not in origin_by_name:
+            continue
+        full = f"{origin_by_name[front]}.{rest}" if rest else origin_by_name[front]
+        from_random = full.startswith(("random.", "secrets.", "numpy.random."))
+        if full in BANNED or (from_random and full not in RANDOM_ALLOWED):
+            found.append((full, node.lineno))
+    return found
+
+
+def test_modules_and_functions_stay_small() -> None:
+    """A module has at most 500 lines, a function at most 60 with its docstring."""
+    problems = []
+    for path in SOURCES:
+        text = path.read_text()
+        lines = text.count("\n") + 1
+        if lines > MODULE_LINES_MAX:
+            problems.append(f"{name_of(path)}: {lines} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > FUNCTION_LINES_MAX:
+                    problems.append(f"{name_of(path)}:{node.lineno} {node.name}: {length} lines")
+    assert not problems, "\n".join(problems)
+
+
+def test_every_module_says_its_job() -> None:
+    """A module begins with a docstring."""
+    missing = [
+        name_of(path) for path in SOURCES if not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not missing
+
+
+def test_every_test_says_the_rule_it_proves() -> None:
+    """Each test has a docstring."""
+    missing = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+                node.name.startswith("test_")
+            )
+            if is_test and not ast.get_docstring(node):
+                missing.append(f"{name_of(path)}:{node.lineno} {node.name}")
+    assert not missing, "\n".join(missing)
+
+
+def test_time_chance_and_ids_come_from_the_runtime() -> None:
+    """A seed replays a run only if no room has a clock or dice of its own."""
+    problems = []
+    for path in SOURCES:
+        name = name_of(path)
+        outside = name.split("/")[0] in OUTSIDE_WORLD
+        if outside or any(Path(name).match(pattern) for pattern in OUTSIDE_FILES):
+            continue
+        problems += [f"{name}:{line}: {use}" for use, line in banned_uses(path.read_text())]
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time\ntime.time()",
+        "import time as t\nf = t.monotonic",
+        "from time import time as now\nnow()",
+        "from random import randint\nrandint(0, 1)",
+        "import random\nrandom.random()",
+        "from uuid import uuid4\nid = uuid4()",
+        "import datetime\ndatetime.datetime.now()",
+        "from datetime import datetime\ndatetime.now()",
+        "import os\nos.urandom(3)",
+        "import numpy as np\nnp.random.rand()",
+    ],
+)
+def test_the_search_for_banned_calls_sees_through_aliases(source: str) -> None:
+    """The rule above would prove nothing if a renamed import escaped it."""
+    assert banned_uses(source)
+    assert not banned_uses("import random\nrng: random.Random\nrng.random()")
+
+
+def test_spark_and_connections_stay_in_their_corner_of_recovery() -> None:
+    """Only recovery/spark*.py and stelae/spark.py know Spark; of recovery, only those connect."""
+    problems = []
+    for path in SOURCES:
+        name = name_of(path)
+        if Path(name).match("recovery/spark*.py") or name == f"{FACADE}/spark.py":
+            continue
+        for _, origin, line in imports(ast.parse(path.read_text())):
+            spark = origin.split(".")[0] in ("pyspark", "raydp", "py4j")
+            connects = name.startswith("recovery/") and origin.startswith(
+                ("stelae.client", "stelae.runtime")
+            )
+            if spark or connects:
+                problems.append(f"{name}:{line}: {origin}")
+    assert not problems, "\n".join(problems)
+
+
+def test_every_room_is_mapped_into_the_package() -> None:
+    """A folder with an __init__.py at the root is a room, and a room is listed twice."""
+    present = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+    assert present == sorted([*ROOMS, FACADE])
+    assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == sorted(FOLDER_BY_PACKAGE)
+    nested = [name_of(path) for room in ROOMS for path in (ROOT / room).glob("*/__init__.py")]
+    assert not nested, "a package inside a room has to be mapped too"
+
+
+def test_requirements_are_bounded_and_agree_with_the_lock() -> None:
+    """Ray, RayDP and PySpark are pinned together; the rest is bounded; the lock satisfies all."""
+    locked = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, _, version = line.partition("==")
+            locked[canonical(name)] = version
+    project = PROJECT["project"]
+    extras = [text for texts in project["optional-dependencies"].values() for text in texts]
+    for requirement in map(Requirement, [*project["dependencies"], *extras]):
+        operators = {specifier.operator for specifier in requirement.specifier}
+        if requirement.name in MOVE_TOGETHER:
+            assert operators == {"=="}, requirement
+        elif requirement.name not in ("stelae",):
+            assert operators in ({"=="}, {">=", "<"}), f"{requirement} is not bounded"
+        if requirement.name not in ("stelae", "setuptools"):
+            assert locked[canonical(requirement.name)] in requirement.specifier, requirement
+
+
+def canonical(name: str) -> str:
+    """Distribution names compare without case, and with - for _ and dots."""
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def test_no_other_distribution_ships_our_import_name() -> None:
+    """``stelae`` is ours alone, and nothing named ``core`` or ``serve`` lands beside it."""
+    owners = importlib.metadata.packages_distributions()
+    assert set(owners.get(FACADE, ["stelae"])) == {"stelae"}
+    ours = [room for room in ROOMS if "stelae" in owners.get(room, [])]
+    assert not ours
+
+
+def test_the_wheel_holds_the_whole_package_and_works_outside_the_checkout(tmp_path: Path) -> None:
+    """What is installed is what was written: every module, typed, importable on its own."""
+    checkout, unpacked = tmp_path / "checkout", tmp_path / "unpacked"
+    skip = shutil.ignore_patterns("__pycache__", "*.nbi", "*.nbc")
+    for folder in [*ROOMS, FACADE]:
+        shutil.copytree(ROOT / folder, checkout / folder, ignore=skip)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout / name)
+    command = "-m pip wheel -q --no-deps --no-build-isolation --no-index -w dist ."
+    subprocess.run([sys.executable, *command.split()], cwd=checkout, check=True)
+    (wheel,) = (checkout / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(unpacked)
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"stelae"}
+    modules = {name for name in names if name.endswith(".py")}
+    expected = {
+        name if name.startswith(f"{FACADE}/") else f"{FACADE}/{name}"
+        for name in map(name_of, SOURCES)
+    }
+    assert modules == expected
+    assert "stelae/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    script = "import stelae.core.spec_file as m; print(m.__file__); print(m.load_spec().cluster)"
+    answer = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(unpacked), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.split() == [str(unpacked / "stelae/core/spec_file.py"), "demo"]
+
+
+def error_classes(root: type[StelaeError] = StelaeError) -> list[type[StelaeError]]:
+    """The class and all below it."""
+    below = [found for child in root.__subclasses__() for found in error_classes(child)]
+    return [root, *below]
+
+
+def sample(error: type[StelaeError]) -> StelaeError:
+    """An instance with arguments made up from the constructor's annotations."""
+    samples: dict[str, Any] = {"str": "some text", "int": 7, "float": 1.5, "bool": True}
+    arguments: list[Any] = []
+    for parameter in inspect.signature(error).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            arguments += ["some text"]
+        else:
+            assert parameter.kind is parameter.POSITIONAL_OR_KEYWORD, "pickle passes by position"
+            arguments.append(samples[str(parameter.annotation)])
+    return error(*arguments)
+
+
+@pytest.mark.parametrize("kind", error_classes(), ids=lambda kind: kind.__name__)
+def test_every_error_survives_pickle_and_the_wire(kind: type[StelaeError]) -> None:
+    """Ray pickles errors and servers encode them; class, arguments and text come out the same."""
+    error = sample(kind)
+    for copy in (pickle.loads(pickle.dumps(error)), decode_error(encode_error(error))):
+        assert type(copy) is kind
+        assert copy.args == error.args
+        assert str(copy) == str(error)
+
+
+def test_names_of_errors_are_unique() -> None:
+    """The wire carries an error's class by its name."""
+    names = [kind.__name__ for kind in error_classes()]
+    assert len(names) == len(set(names))
+
+
+def test_assertions_are_on() -> None:
+    """Broken invariants must stop the process; under ``python -O`` they would not."""
+    assert __debug__
