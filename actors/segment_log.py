@@ -224,9 +224,9 @@ class SegmentLog:
             if not segment.may_fill and before_closed and segment.may_open:
                 segment.may_fill = changed = True
             successor = self._unsealed[place + 1] if place < last else None
-            if not segment.may_close and successor is not None:
-                if successor.may_open and successor.is_opened:
-                    segment.may_close = changed = True
+            followed = successor is not None and successor.may_open and successor.is_opened
+            if followed and not segment.may_close:
+                segment.may_close = changed = True
             if changed:
                 segment.wake()
             before_closed = before_closed and segment.note_closed()

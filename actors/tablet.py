@@ -52,7 +52,7 @@ from stelae.core.messages import (
 from stelae.core.records import TableRecord, TabletRecord
 from stelae.core.rpc import Reply
 from stelae.core.runtime import ObjectHandle, Runtime
-from stelae.core.schema import TableSchema
+from stelae.core.schema import VERSION_COLUMN, TableSchema
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 from stelae.core.values import check_batch
@@ -65,6 +65,7 @@ from stelae.storage.entry import (
     encode_prologue,
     entry_length,
 )
+from stelae.storage.gather import read_schema
 from stelae.storage.image import Image
 from stelae.storage.merge import Merged, merge
 from stelae.storage.recovered import RecoveredSegment
@@ -134,8 +135,8 @@ class Tablet:
             started = self._runtime.clock.monotonic()
             await self._log.wait_until(lambda: self._log.head.is_opened)
             for segment in rewritten:
-                self._log.adopt(segment.meta.segment_id, await self._image_of(segment), [])
-            await self._log.wait_until(lambda: self._log.are_sealed(rewritten_ids(rewritten)))
+                self._log.adopt(segment, await self._seal(segment), [])
+            await self._log.wait_until(lambda: self._log.are_sealed(rewritten))
             self._phase("replicate", started)
         except StelaeError as error:
             self._on_fenced(error)
@@ -185,9 +186,7 @@ class Tablet:
 
     # ---- recovery ---------------------------------------------------------------------------
 
-    async def _recover(
-        self, sources: Sequence[SegmentSource], engine: RecoveryEngine
-    ) -> list[RecoveredSegment]:
+    async def _recover(self, sources: Sequence[SegmentSource], engine: RecoveryEngine) -> list[int]:
         """Take the log's rows back into memory; return the segments that were in row form."""
         if not sources:
             return []
@@ -205,34 +204,30 @@ class Tablet:
         else:
             merged = await self._runtime.offload(merge, [s.summary for s in segments])
         now = self._phase("merge", now)
-        self._memory.adopt(segments, merged, now_s=now)
+        self._memory.adopt(segments, merged, now)
+        self._log.committed_index = self._memory.last_index
         rewritten = []
-        for one, segment in zip(fetched, segments, strict=True):
+        for slot, (one, segment) in enumerate(zip(fetched, segments, strict=True)):
             if one.image is None:
-                rewritten.append(segment)
+                self._slots[segment.meta.segment_id] = slot
+                rewritten.append(segment.meta.segment_id)
             else:
                 self._log.adopt(one.source.segment_id, one.image.buffer, one.holders)
         self._phase("install", now)
         return rewritten
 
     def offer_merge(self, next_version: int, blobs: Sequence[memoryview]) -> None:
-        """Take the merge that Spark made of this tablet's summaries; later offers change nothing."""
+        """Take the merge that Spark made of the summaries; later offers change nothing."""
         if self._merge_offered is None or self._merge_offered.done():
             return
         hashes, positions, *live = blobs
         self._merge_offered.set_result(
-            Merged.of_arrays(
+            Merged(
                 np.frombuffer(hashes, np.uint64),
                 np.frombuffer(positions, np.int64),
                 [np.frombuffer(mask, np.bool_) for mask in live],
                 next_version,
             )
-        )
-
-    async def _image_of(self, segment: RecoveredSegment) -> pa.Buffer:
-        """Seal a recovered segment in memory; its image then goes to all replicas."""
-        return await self._install(
-            segment.meta.segment_id, self._memory.slot_of(segment.meta.segment_id)
         )
 
     # ---- the head and sealing ---------------------------------------------------------------
@@ -267,11 +262,8 @@ class Tablet:
         self._log.open_head(buffers, certificate)
 
     async def _seal(self, segment: int) -> pa.Buffer:
-        return await self._install(segment, self._slots.pop(segment))
-
-    async def _install(self, segment: int, slot: int) -> pa.Buffer:
         """Build a closed segment's image, put it into shared memory, and hold that from now on."""
-        runtime = self._runtime
+        runtime, slot = self._runtime, self._slots.pop(segment)
         built = await runtime.offload(
             self._memory.seal, slot, self._table.table_id, self.tablet_id, self.term
         )
@@ -295,15 +287,15 @@ class Tablet:
             await self._committed(known.index)
             return _answer(known.result.outcome)
         if self._log.pending_bytes > self._settings.queue_bytes:
-            raise Overloaded(f"tablet {self.tablet_id}'s queue in bytes", self._settings.queue_bytes)
+            raise Overloaded(
+                f"tablet {self.tablet_id}'s queue in bytes", self._settings.queue_bytes
+            )
         index = self._memory.last_index + 1
         outcome = self._execute(request, rows, index, blobs)
         await self._committed(index)
         return _answer(outcome)
 
-    def _execute(
-        self, request: Write, rows: Any, index: int, blobs: Sequence[memoryview]
-    ) -> bytes:
+    def _execute(self, request: Write, rows: Any, index: int, blobs: Sequence[memoryview]) -> bytes:
         """Check, apply, encode and append in one turn of the loop; return the outcome.
 
         A refusal is logged as well: a late copy of the request must not be carried out after its
@@ -376,42 +368,38 @@ class Tablet:
             await self._committed(newest)
         return Reply(GetReply(tuple(rows)))
 
-    async def get_many(
-        self, request: GetMany, blobs: Sequence[memoryview]
-    ) -> Reply[GetManyReply]:
+    async def get_many(self, request: GetMany, blobs: Sequence[memoryview]) -> Reply[GetManyReply]:
         """Read many rows by key: rows found with versions, and which keys they belong to."""
         memory = self._memory
         self._schema.check_columns(request.columns, self._table.name)
         if not blobs:
             raise InvalidArgument("get_many needs its keys as an Arrow stream")
         keys = _decode_rows(blobs[0], self._schema, self._table.name, self._schema.key)
-        located = memory.get_many(keys)
+        located = memory.locate(keys)
         columns = request.columns or tuple(self._schema.arrow.names)
         encoded = await self._runtime.offload(_encode_found, located, columns)
         if located.index > self._log.committed_index:
             await self._committed(located.index)
-        return Reply(GetManyReply(len(located.found)), [encoded, memoryview(located.found)])
+        return Reply(GetManyReply(len(located.found)), [encoded, memoryview(located.found.data)])
 
     async def scan(self, request: Scan) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """The rows at this point of the log that match, as batches to be read off the loop."""
-        snapshot = self._memory.snapshot()
+        snapshot = self._memory.scan_snapshot()
         batches = snapshot.batches(
             request.columns, request.where, request.limit, with_versions=request.with_versions
         )
         if snapshot.index > self._log.committed_index:
             await self._committed(snapshot.index)
-        return snapshot.schema(request.columns, with_versions=request.with_versions), batches
+        names = list(request.columns or self._schema.arrow.names)
+        if request.with_versions:
+            names.append(VERSION_COLUMN)
+        return read_schema(self._schema, names), batches
 
 
 def _recovered(one: FetchedSegment, codec: Any, schema: TableSchema) -> RecoveredSegment:
     if one.image is not None:
         return RecoveredSegment.from_image(one.image)
     return RecoveredSegment.from_entries(one.entries, codec, schema, one.where)
-
-
-def rewritten_ids(segments: Sequence[RecoveredSegment]) -> list[int]:
-    """Ids of segments, for `SegmentLog.are_sealed`."""
-    return [segment.meta.segment_id for segment in segments]
 
 
 def _answer(outcome: bytes) -> WriteReply:
@@ -429,8 +417,8 @@ def _decode_rows(
         with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
             batch = reader.read_next_batch()
     except (pa.ArrowInvalid, StopIteration, OSError) as error:
-        raise InvalidArgument(f"the rows are not an Arrow IPC stream of one batch: {error}") from error
-    return check_batch(batch, schema, table, columns=columns)
+        raise InvalidArgument(f"not an Arrow IPC stream of one batch: {error}") from error
+    return check_batch(batch, schema, columns=columns, table=table, validate=True)
 
 
 def _encode_found(located: Any, columns: Sequence[str]) -> pa.Buffer:

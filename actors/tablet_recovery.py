@@ -101,7 +101,7 @@ async def _fetch_any(
 def _check(source: SegmentSource, info: ReplicaInfo, data: object, address: str) -> FetchedSegment:
     """Believe a replica's bytes only if their checksums say so. Runs off the event loop."""
     where = f"segment {segment_name(source.segment_id)} from {address}"
-    if info.segment_id != source.segment_id or info.epoch < source.epoch and source.is_head:
+    if info.segment_id != source.segment_id or (info.epoch < source.epoch and source.is_head):
         raise CorruptData(where, 0, "another replica than the one that was planned for")
     if info.state is ReplicaState.SEALED:
         return FetchedSegment(source, where, image=Image.open(data, where))

@@ -194,8 +194,9 @@ class TabletServer:
                 return EMPTY
             await self._close(record.tablet_id)
         if (record.owner, record.owner_incarnation) != (self.info.uuid, self.info.incarnation):
-            raise StaleTerm("incarnation of " + self._name, record.owner_incarnation,
-                            self.info.incarnation)
+            raise StaleTerm(
+                "incarnation of " + self._name, record.owner_incarnation, self.info.incarnation
+            )
         tablet = Tablet(
             self._runtime,
             self._settings,
@@ -214,9 +215,7 @@ class TabletServer:
             return
         opened = TabletOpened(self.info.uuid, self.info.incarnation, tablet.report())
         try:
-            await self._masters.call(
-                TABLET_OPENED, opened, timeout_s=self._settings.call_timeout_s
-            )
+            await self._masters.call(TABLET_OPENED, opened, timeout_s=self._settings.call_timeout_s)
         except StelaeError:
             self._runtime.metrics.count("opened_reports_failed")  # the heartbeat says it again
 

@@ -110,14 +110,14 @@ def measure_merge(rows: int) -> None:
         hashes = rng.integers(0, rows * 2 // 3, count).astype(np.uint64)
         hashes *= np.uint64(0x9E3779B97F4A7C15)
         kinds = (rng.random(count) < 0.02).astype(np.uint8)
-        summaries.append(Summary(hashes, np.arange(start + 1, start + count + 1, dtype="u8"), kinds))
+        summaries.append(
+            Summary(hashes, np.arange(start + 1, start + count + 1, dtype="u8"), kinds)
+        )
     measure("merge, keys known by hash", lambda: merge(summaries), rows)
     measure("merge and index", lambda: merge(summaries).index(), rows)
     half = len(summaries) // 2
     measure("merge and index, halves on two threads", lambda: _both(summaries, half), rows)
-    keyed = [
-        Summary(s.hashes, s.versions, s.kinds, _keys(s.hashes)) for s in summaries[: half + 1]
-    ]
+    keyed = [Summary(s.hashes, s.versions, s.kinds, _keys(s.hashes)) for s in summaries[: half + 1]]
     measured = sum(map(len, keyed))
     measure(f"merge, {measured} rows with 20-byte keys", lambda: merge(keyed), measured)
 

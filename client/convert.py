@@ -43,7 +43,12 @@ def to_arrow(data: Any, schema: pa.Schema) -> pa.Table:
             return pa.Table.from_pandas(data, preserve_index=False)
         if hasattr(data, "__arrow_c_stream__"):
             return pa.table(data)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+    except (
+        pa.ArrowInvalid,
+        pa.ArrowTypeError,
+        pa.ArrowNotImplementedError,
+        OverflowError,
+    ) as error:
         raise InvalidArgument(f"the rows do not fit the table's columns: {error}") from error
     raise InvalidArgument(
         f"rows of type {type(data).__name__}: give a dict, a list of dicts, or an Arrow, pandas or "
@@ -87,7 +92,7 @@ class RowCodec:
             raise ColumnNotFound(str(unknown), self._table, ", ".join(self._schema.arrow.names))
         if columns is not None:
             return tuple(to_wire(row[name], self._types[name], name) for name in columns)
-        values = []
+        values: list[WireValue] = []
         for name, kind, required in self._columns:
             value = row.get(name)
             if value is None:
@@ -128,3 +133,27 @@ class RowCodec:
             name: from_wire(value, self._types[name])
             for name, value in zip(names, values, strict=True)
         }
+
+
+def is_table(data: Any) -> bool:
+    """Whether rows or keys come as a table of columns rather than as Python values."""
+    return not isinstance(data, list | tuple | dict | str | bytes) and (
+        isinstance(data, pa.Table | pa.RecordBatch)
+        or hasattr(data, "to_arrow")
+        or hasattr(data, "__arrow_c_stream__")
+        or type(data).__module__.partition(".")[0] == "pandas"
+    )
+
+
+def encode_batch(batch: pa.RecordBatch) -> pa.Buffer:
+    """A batch as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def decode_batch(blob: Any) -> pa.RecordBatch:
+    """The one batch of an Arrow IPC stream; its columns are views into it."""
+    with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
+        return reader.read_next_batch()

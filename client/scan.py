@@ -57,7 +57,9 @@ async def scan_tablet(
             except InvalidArgument as error:
                 if not cursor:
                     raise
-                raise TabletNotReady(where_.tablet.tablet_id, f"to be read anew: {error}") from error
+                raise TabletNotReady(
+                    where_.tablet.tablet_id, f"to be read anew: {error}"
+                ) from error
             with pa.ipc.open_stream(pa.py_buffer(reply.blobs[0])) as reader:
                 batches.extend(reader)
             cursor, piece = reply.body.cursor, piece + 1

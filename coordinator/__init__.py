@@ -1,1 +1,1 @@
-"""What the leader master decides: the catalog, who is alive, who owns which tablet, what to do next."""
+"""What the leader master decides: catalog, who is alive, who owns which tablet, what to do next."""

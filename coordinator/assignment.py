@@ -4,8 +4,8 @@ Pure and deterministic: the same loads give the same choice. Tablets still being
 so that a batch (a new table, a dead server's tablets) is spread over all servers and is opened in
 parallel; then all tablets, then memory; the UUID breaks ties.
 
-Source: seed Kudu multi-master (a cold tserver cache must not pile tablets up: every master knows all
-servers); RAMCloud P-15 (always the same recovery masters were picked).
+Source: seed Kudu multi-master (a cold tserver cache must not pile tablets up: every master knows
+all servers); RAMCloud P-15 (always the same recovery masters were picked).
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ _SNAPSHOT = msgspec.msgpack.Decoder(_Snapshot)
 
 
 class Catalog:
-    """Tables and tablets as of the last applied entry. Records are immutable: readers may keep them."""
+    """Tables and tablets as of the last applied entry; records never change, readers may keep them."""
 
     def __init__(self) -> None:
         self.tables: dict[TableId, TableRecord] = {}
@@ -257,7 +257,9 @@ class Catalog:
 
     def owned_by(self, owner: ServerUuid, incarnation: int) -> Iterable[TabletRecord]:
         """Live tablets that this run of this server owns, in the order of assignment."""
-        return (self.tablets[tablet_id] for tablet_id in self._of_owner.get((owner, incarnation), ()))
+        return (
+            self.tablets[tablet_id] for tablet_id in self._of_owner.get((owner, incarnation), ())
+        )
 
     def owners(self) -> list[tuple[ServerUuid, int]]:
         """The runs of servers that own live tablets."""

@@ -1,15 +1,15 @@
 """What the leader should do now: a pure function of the catalog, what servers report, and the time.
 
 Level-triggered: nothing is remembered of past events, so a new leader carries on where the old one
-died, and an action that was lost is simply wanted again. Every action is idempotent. The only memory is
-`Pacing`: what was tried a moment ago is not tried again at once.
+died, and an action that was lost is simply wanted again. Every action is idempotent. The only
+memory is `Pacing`: what was tried a moment ago is not tried again at once.
 
 A tablet's life, each arrow one catalog entry that compares the record's generation:
 
 - CREATING or RECOVERING, owner live: the owner is told to open it; once it reports PREPARED in this
   term: -> RUNNING, and the owner is told to serve;
-- owner dead, and surely not serving any more: -> a new owner in the next term, RECOVERING, or CREATING
-  if it never ran (then nothing was acknowledged, and it starts empty);
+- owner dead, and surely not serving any more: -> a new owner in the next term, RECOVERING, or
+  CREATING if it never ran (then nothing was acknowledged, and it starts empty);
 - owner live but FAILED in this term, or no longer reporting what it should serve: the same;
 - DELETED: tservers are told to close it, backups to free it.
 
@@ -22,7 +22,7 @@ Source: seed Kudu multi-master (background tasks, heartbeat handling, appendix A
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -33,7 +33,7 @@ from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
 from stelae.core.errors import NotEnoughServers
 from stelae.core.ids import ServerUuid, TableId, TabletId
-from stelae.core.messages import TabletProgress, TabletReport
+from stelae.core.messages import Heartbeat, TabletProgress, TabletReport
 from stelae.core.records import ServerInfo, ServerKind, TabletRecord, TabletState
 
 MAX_FREED = 256
@@ -52,8 +52,8 @@ class Move:
     tablets: tuple[TabletRecord, ...]
     """The new records."""
     reasons: tuple[str, ...]
-    failed: tuple[TabletId, ...] = ()
-    """Those of them that failed at an owner who lives."""
+    failed_at: Mapping[TabletId, ServerUuid] = field(default_factory=dict)
+    """Of those that failed at a living owner: which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Pacing:
         return now >= self._not_ordered_before.get(tablet_id, now)
 
     def failed(self, tablet_id: TabletId, server: ServerUuid, now: float) -> None:
-        """It failed at ``server`` and is moved now; the next time only after a pause that doubles."""
+        """It failed at ``server`` and is moved now; next time only after a pause that doubles."""
         failures = self._failures.get(tablet_id, 0)
         pause_s = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
         self._failures[tablet_id] = failures + 1
@@ -188,21 +188,23 @@ class _Round:
         self._live = {run_of(s): s for s in liveness.live(ServerKind.TSERVER, now)}
         self._waits: dict[TableId, list[tuple[TabletRecord, str]]] = {}
         self._ready: dict[TableId, list[TabletRecord]] = {}
-        self._failed: list[TabletId] = []
+        self._failed: dict[TabletId, ServerUuid] = {}
         self._orders: list[Action] = []
+        self._given_up: dict[Run, None] = {}
 
     def actions(self) -> list[Action]:
-        given_up = [
-            GiveUp(run_of(seen))
+        self._given_up = {
+            run_of(seen): None
             for seen in self._liveness.all()
             if seen.server.kind is ServerKind.TSERVER
-            and not seen.given_up
+            and not self._liveness.is_given_up(run_of(seen))
             and not self._liveness.is_live(run_of(seen), self._now)
-        ]
+        }
         for tablet in self._catalog.live_tablets():
             self._look_at(tablet)
         moves = self._moves()
         hand_overs = [HandOver(table, tuple(ready)) for table, ready in self._ready.items()]
+        given_up = [GiveUp(run) for run in self._given_up]
         return [*given_up, *hand_overs, *moves, *self._orders, *self._closes()]
 
     def _look_at(self, tablet: TabletRecord) -> None:
@@ -230,6 +232,8 @@ class _Round:
         elif tablet.state is not TabletState.RUNNING or self._now >= self._liveness.free_at(run):
             # A tablet that was not yet handed over has never been served in this term.
             seen = self._liveness.find(run)
+            if seen is None:  # it might speak for the first time before the entry is committed
+                self._given_up[run] = None
             name = seen.server.name if seen is not None else run.uuid
             self._move(tablet, f"{name} is dead")
 
@@ -238,7 +242,7 @@ class _Round:
         if report.progress is TabletProgress.FAILED:
             if self._pacing.may_move(tablet.tablet_id, self._now):
                 self._move(tablet, f"{seen.server.name} gave it up: {report.problem}")
-                self._failed.append(tablet.tablet_id)
+                self._failed[tablet.tablet_id] = tablet.owner
         elif tablet.state is TabletState.RUNNING:
             if report.progress is TabletProgress.PREPARED:
                 self._orders.append(Serve(tablet, seen.server))
@@ -272,22 +276,18 @@ class _Round:
             return []
         loads = tserver_loads(self._catalog, self._live.values())
         moves: list[Action] = []
+        avoid = {**self._pacing.failed_at, **self._failed}
         for table_id, waiting in self._waits.items():
             ids = [tablet.tablet_id for tablet, _ in waiting]
             try:
-                owners = choose_owners(ids, loads, self._avoid())
+                owners = choose_owners(ids, loads, avoid)
             except NotEnoughServers:
                 return moves
             records = tuple(moved(t, owners[t.tablet_id]) for t, _ in waiting)
             reasons = tuple(reason for _, reason in waiting)
-            failed = tuple(t for t in ids if t in self._failed)
-            moves.append(Move(table_id, records, reasons, failed))
+            failed_at = {t: self._failed[t] for t in ids if t in self._failed}
+            moves.append(Move(table_id, records, reasons, failed_at))
         return moves
-
-    def _avoid(self) -> dict[TabletId, ServerUuid]:
-        """Where not to open tablets again: where they failed, just now or before."""
-        now = {tablet_id: self._catalog.tablets[tablet_id].owner for tablet_id in self._failed}
-        return {**self._pacing.failed_at, **now}
 
     def _closes(self) -> Iterable[Action]:
         """What live tservers hold and should not: tablets given away, and deleted ones."""
@@ -337,20 +337,20 @@ def _is_its_own(tablet: TabletRecord, server: ServerInfo, report: TabletReport) 
 # ---- answers to heartbeats ------------------------------------------------------------------
 
 
-def may_have_lease(catalog: Catalog, seen: Seen) -> bool:
+def may_have_lease(catalog: Catalog, heartbeat: Heartbeat) -> bool:
     """Whether a tserver may be granted a lease on what it reports.
 
     Not while it holds a tablet, complete enough to be served, that the catalog has given away:
     a former leader may have told it to serve that one, and this message may still be under way.
     Once it is closed nothing can bring it back, because an owner's term passes once.
     """
-    for report in seen.heartbeat.tablets:
+    for report in heartbeat.tablets:
         tablet = catalog.tablets.get(report.tablet_id)
         if (
             tablet is not None
             and tablet.state is not TabletState.DELETED
             and report.progress in HAD
-            and not _is_its_own(tablet, seen.server, report)
+            and not _is_its_own(tablet, heartbeat.server, report)
         ):
             return False
     return True

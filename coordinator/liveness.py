@@ -1,8 +1,8 @@
 """Who is alive, who has been given up, and until when a server may still be serving.
 
 One run of one server process is (uuid, incarnation). A run is dead when it has been silent for
-``dead_after_s``, when its process surely no longer runs, when its host says it died, or when a later
-incarnation of the same UUID heartbeats (which holds the data directory's lock, so the earlier
+``dead_after_s``, when its process surely no longer runs, when its host says it died, or when a
+later incarnation of the same UUID heartbeats (which holds the data directory's lock, so the earlier
 process is gone). A dead run of a tserver is *given up*: it is fenced, never granted a lease again.
 
 A tablet may be given to another server only once its owner cannot be serving any more: the process
@@ -12,17 +12,19 @@ counts from the earlier sending of its heartbeat). Of former leaders it knows no
 that they granted a lease to everyone until the moment it became leader: a former leader grants only
 after it has confirmed its leadership by a majority *after* the heartbeat came, so none is later.
 
-Being given up is kept in memory only. It need not outlive the leader: what a run owns is in the tablet
-records as (owner, owner_incarnation, term), and each of its tablets that was given away has a higher
-term there. Under a new leader a run that was given up counts as live again, but owns nothing
-more, and gets no lease before it has closed what it no longer owns (`stelae.coordinator.decide`).
+Being given up is kept in memory only. It need not outlive the leader: what a run owns is in the
+tablet records as (owner, owner_incarnation, term), and each of its tablets that was given away has
+a higher term there. Under a new leader a run that was given up counts as live again, but owns
+nothing more, and gets no lease before it has closed what it no longer owns
+(`stelae.coordinator.decide`).
 
-All times are seconds of this master's monotonic clock, given by the caller. Design §7, §9; RAMCloud's
-probabilistic read fencing is replaced by leases.
+All times are seconds of this master's monotonic clock, given by the caller. Design §7, §9;
+RAMCloud's probabilistic read fencing is replaced by leases.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -60,7 +62,6 @@ class Seen:
     """Its process surely no longer runs."""
     announced_dead: bool = False
     """Its host said so; the process may still run for a while."""
-    given_up: bool = False
 
     @property
     def server(self) -> ServerInfo:
@@ -74,6 +75,7 @@ class Liveness:
         self._settings = settings
         self._seen: dict[Run, Seen] = {}  # in the order of first being heard
         self._newest: dict[ServerUuid, int] = {}
+        self._given_up: dict[Run, None] = {}
         self.lead_since = -NEVER
         """When this master last became leader."""
 
@@ -82,8 +84,7 @@ class Liveness:
     def lead(self, now: float) -> None:
         """This master has become leader: silence counts from here, former leases are feared."""
         self.lead_since = now
-        for seen in self._seen.values():
-            seen.given_up = False
+        self._given_up.clear()
 
     def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
         """Take note of a heartbeat. One that was overtaken by a later one adds nothing."""
@@ -135,10 +136,8 @@ class Liveness:
             seen.announced_dead = True
 
     def give_up(self, run: Run) -> None:
-        """From now on this run is fenced, even if it is heard again."""
-        seen = self._seen.get(run)
-        if seen is not None:
-            seen.given_up = True
+        """From now on this run is fenced, even if it is heard again, or for the first time."""
+        self._given_up[run] = None
 
     def grant(self, run: Run, now: float) -> float:
         """The lease to answer a heartbeat with, in seconds; 0 for a run that is dead."""
@@ -148,20 +147,25 @@ class Liveness:
         seen.lease_end = max(seen.lease_end, now + self._settings.lease_s * (1 + CLOCK_DRIFT))
         return self._settings.lease_s
 
-    def forget(self, owned: frozenset[Run]) -> None:
+    def forget(self, owned: Container[Run]) -> None:
         """Drop former runs that own nothing; each UUID keeps its newest."""
-        for run in list(self._seen):
-            if run.incarnation < self._newest[run.uuid] and run not in owned:
-                del self._seen[run]
+
+        def matters(run: Run) -> bool:
+            return run.incarnation >= self._newest.get(run.uuid, 0) or run in owned
+
+        self._seen = {run: seen for run, seen in self._seen.items() if matters(run)}
+        self._given_up = {run: None for run in self._given_up if matters(run)}
 
     # ---- what follows -----------------------------------------------------------------------
 
     def is_live(self, run: Run, now: float) -> bool:
         """Whether this run counts as alive."""
+        if run in self._given_up:
+            return False
         seen = self._seen.get(run)
         if seen is None:
             return self._unheard_is_live(run, now)
-        if seen.gone or seen.given_up or seen.announced_dead:
+        if seen.gone or seen.announced_dead:
             return False
         return now < max(seen.heard_at, self.lead_since) + self._settings.dead_after_s
 
@@ -172,8 +176,9 @@ class Liveness:
         return now < self.lead_since + self._settings.dead_after_s
 
     def is_given_up(self, run: Run) -> bool:
+        """Whether this run is to be told that it must start again."""
         seen = self._seen.get(run)
-        return seen is not None and (seen.given_up or seen.gone)
+        return run in self._given_up or (seen is not None and seen.gone)
 
     def free_at(self, run: Run) -> float:
         """The earliest time at which this run surely no longer serves, if it gets no new lease."""

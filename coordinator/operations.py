@@ -8,7 +8,8 @@
 4. Replicated: from here on it cannot fail.
 5. Commit: `Catalog.apply`, run by the log itself on every master: tablets, tables, then names.
 6. The change is now visible to readers, on disk and in memory alike.
-7. RPCs follow, by the caller (`stelae.coordinator.decide`): level-triggered, until done or superseded.
+7. RPCs follow, by the caller (`stelae.coordinator.decide`): level-triggered, until done or
+superseded.
 
 Names being created are reserved apart from the catalog, so nothing half-made is ever visible. Where
 the outcome of step 3 is unknown the entry may still be applied later; the generations in it keep it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+
 from stelae.core.errors import InvalidArgument
 
 MAX_REPLICAS = 7

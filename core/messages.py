@@ -11,6 +11,7 @@ import enum
 from typing import Any
 
 import msgspec
+
 from stelae.core.durability import Durability
 from stelae.core.ids import Address, RequestId, ServerUuid, TabletId
 from stelae.core.partition import Partitioning

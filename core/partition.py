@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+
 from stelae.core.errors import InvalidArgument
 
 MAX_TABLETS = 1024

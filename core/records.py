@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 import msgspec
+
 from stelae.core.durability import Durability
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.partition import Partitioning

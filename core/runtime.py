@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
+
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import Blob, Handlers, Method, Reply
 

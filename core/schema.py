@@ -12,6 +12,7 @@ from functools import cached_property
 
 import msgspec
 import pyarrow as pa
+
 from stelae.core.errors import ColumnNotFound, InvalidArgument
 
 MAX_COLUMNS = 300

@@ -190,7 +190,7 @@ def _timestamp(value: object, kind: pa.DataType, what: str) -> WireValue:
 
 def _nanosecond(value: datetime.datetime) -> int:
     """pandas' datetimes have a part below the microsecond."""
-    part: int = getattr(value, "nanosecond", 0)  # type: ignore[call-overload]
+    part: int = getattr(value, "nanosecond", 0)
     return part
 
 

@@ -12,24 +12,24 @@ follows closing. Hence:
 - an open replica below the catalog's (valid_segment, valid_epoch) may be short: it is ignored, and
   so is its digest;
 - of a segment that has a closed or sealed replica anywhere, the content is final: it is not open;
-- the lowest open segment ends the log. Where the next head is open too, the close of the former was not
-  yet durable everywhere, so nothing was acknowledged out of the later one;
+- the lowest open segment ends the log. Where the next head is open too, the close of the former was
+  not yet durable everywhere, so nothing was acknowledged out of the later one;
 - of the head only replicas of the highest epoch count, and each of those holds everything that was
-  acknowledged; they differ at most in a tail that no client was told of. The longest is named first:
-  it keeps most of what clients with an unknown outcome may have written;
+  acknowledged; they differ at most in a tail that no client was told of. The longest is named
+  first: it keeps most of what clients with an unknown outcome may have written;
 - the head's digest names the log: of each other segment in it there must be a final replica.
 
-Backups that do not answer are harmless. A missing replica of the head can only make the head missing
-(an error), or leave an older segment as the lowest open one; but the older one is open somewhere
-only as long as nothing was acknowledged out of the newer. A replica that shows a segment closed may be
-out of reach while an open one is at hand: then the close was not durable on all, and the same holds.
-And the old owner cannot go on: to acknowledge it needs every replica of its head, of which the plan has
-found at least one, on a backup that is fenced; to do without that one it needs the catalog's word
-(`RAISE_EPOCH`), which refuses its term.
+Backups that do not answer are harmless. A missing replica of the head can only make the head
+missing (an error), or leave an older segment as the lowest open one; but the older one is open
+somewhere only as long as nothing was acknowledged out of the newer. A replica that shows a segment
+closed may be out of reach while an open one is at hand: then the close was not durable on all, and
+the same holds. And the old owner cannot go on: to acknowledge it needs every replica of its head,
+of which the plan has found at least one, on a backup that is fenced; to do without that one it
+needs the catalog's word (`RAISE_EPOCH`), which refuses its term.
 
 Of one segment there may be final replicas with different content: two recoveries may have converted
-different open replicas of an old head, of which only the later one was put into service. Writers avoid
-it by making such segments under an id of their own term; besides, only replicas that agree
+different open replicas of an old head, of which only the later one was put into service. Writers
+avoid it by making such segments under an id of their own term; besides, only replicas that agree
 with the one of the highest term are named here.
 
 Source: RAMCloud, `Recovery::buildReplicaMap` and `findLogDigest`.

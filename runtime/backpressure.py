@@ -53,14 +53,21 @@ class Room:
         try:
             async with asyncio.timeout(timeout_s):
                 await waiter
-        except TimeoutError:
-            raise Overloaded(f"the queue of bytes for {self._what}", self._limit_bytes) from None
-        finally:
+        except (TimeoutError, asyncio.CancelledError) as error:
             if entry in self._waiters:
                 self._waiters.remove(entry)
-            elif not self._closed:
-                self._granted_bytes -= size
+            else:
+                self._give_back(size)
             self.let_in()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise Overloaded(f"the queue of bytes for {self._what}", self._limit_bytes) from None
+        # Nobody is let in here: the caller counts its bytes as queued only now.
+        self._give_back(size)
+
+    def _give_back(self, size: int) -> None:
+        if not self._closed:
+            self._granted_bytes -= size
 
     def let_in(self) -> None:
         """Wake those for whom there is room."""

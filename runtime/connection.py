@@ -216,8 +216,13 @@ class Connection(asyncio.BufferedProtocol):
         """Where ``size`` bytes wait for their turn; small messages do not wait for large."""
         return self._small_room if size <= SINGLE_BYTES_MAX else self._large_room
 
-    def send(self, kind: Kind, call_id: int, buffers: list[Blob], size: int) -> None:
-        """Queue a message of ``size`` bytes. Senders that can wait ask `room` first."""
+    def send(
+        self, kind: Kind, call_id: int, buffers: list[Blob], size: int, *, alone: bool = False
+    ) -> None:
+        """Queue a message of ``size`` bytes. Senders that can wait ask `room` first.
+
+        ``alone``: no other call is under way here, so no other would share the write.
+        """
         if self._ended:
             return
         if size <= SINGLE_BYTES_MAX:
@@ -230,8 +235,10 @@ class Connection(asyncio.BufferedProtocol):
             self._large_room.queued_bytes += size
         if self._answers and (self._small_room.full or self._large_room.full):
             self._pause_reading()
-        if len(self._small) >= _SMALL_FRAMES_MAX:
+        if alone or len(self._small) >= _SMALL_FRAMES_MAX:
             self._flush_small()
+            if self._large or self._small:
+                self._schedule_flush()
         else:
             self._schedule_flush()
 

@@ -104,8 +104,8 @@ def encode_frame(kind: Kind, call_id: int, payload: bytes) -> bytes:
     return _HEAD_CRC.pack(crc32c(rest)) + rest + payload
 
 
-def decode_head(buffer: memoryview, offset: int) -> Head:
-    """Check and read the head at ``offset``. Raises FrameError."""
+def decode_head(buffer: memoryview, offset: int) -> tuple[int, int, Kind, int, int, int]:
+    """Check and read the head at ``offset``: the fields of `Head`. Raises FrameError."""
     head_crc, length, payload_crc, kind, whole, zero, call_id, total = _HEAD.unpack_from(
         buffer, offset
     )
@@ -116,7 +116,7 @@ def decode_head(buffer: memoryview, offset: int) -> Head:
         raise FrameError(f"a frame of unknown kind {kind}")
     if length > (PART_BYTES if known is Kind.PART else SINGLE_BYTES_MAX):
         raise FrameError(f"a {known.name} frame of {length} bytes is too long")
-    return Head(length, payload_crc, known, whole, call_id, total)
+    return length, payload_crc, known, whole, call_id, total
 
 
 # ---- messages -------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def decode_request(payload: memoryview) -> Request:
     end = body_start + body_bytes
     if end > payload.nbytes:
         raise FrameError("a request ends inside its body")
-    blobs = _decode_blobs(payload, end, lengths)
+    blobs = _decode_blobs(payload, end, lengths) if count or end != payload.nbytes else []
     name = bytes(payload[start:body_start])
     return Request(timeout_ms, destination, name, payload[body_start:end], blobs)
 
@@ -217,7 +217,8 @@ def decode_reply(payload: memoryview) -> tuple[memoryview, list[memoryview]]:
     end = start + body_bytes
     if end > payload.nbytes:
         raise FrameError("a reply ends inside its body")
-    return payload[start:end], _decode_blobs(payload, end, lengths)
+    blobs = _decode_blobs(payload, end, lengths) if count or end != payload.nbytes else []
+    return payload[start:end], blobs
 
 
 # ---- parts ----------------------------------------------------------------------------------

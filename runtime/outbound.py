@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -75,6 +75,7 @@ class Outbound:
         self.address = address
         self.ready = False
         self._limits = limits
+        self._body_bytes_max = limits.message_bytes - _OVERHEAD_BYTES
         self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None
@@ -106,20 +107,17 @@ class Outbound:
         blobs: Sequence[Blob],
         destination: ServerUuid | None,
     ) -> Reply[R]:
-        """See `stelae.core.runtime.Peers.call`."""
+        """See `stelae.core.runtime.Peers.call`. Blobs must not change until the call has ended."""
         to = NO_DESTINATION if destination is None else bytes.fromhex(destination)
         name, body = method.name.encode(), _encode(request)
         deadline_s = self._loop.time() + timeout_s
-        size = len(body) + sum(byte_view(blob).nbytes for blob in blobs)
+        size = len(body)
+        if blobs:
+            size += sum(byte_view(blob).nbytes for blob in blobs)
         connection = self._connection
         assert connection is not None
-        limit = self._limits.message_bytes - _OVERHEAD_BYTES
-        if size > limit:
-            raise TooLarge(f"a call of {method.name}", size, limit)
-        if len(blobs) > BLOBS_MAX:
-            raise InvalidArgument(
-                f"a call of {method.name} has {len(blobs)} blobs, not {BLOBS_MAX}"
-            )
+        if size > self._body_bytes_max or len(blobs) > BLOBS_MAX:
+            self._refuse(method, size, len(blobs))
         if len(self._pending) >= self._limits.requests:
             raise Overloaded(f"unanswered calls to {self.address}", self._limits.requests)
         room = connection.room(size)
@@ -132,33 +130,24 @@ class Outbound:
             raise self._reason or Unavailable(self.address, "the connection ended")
         timeout_ms = min(int(timeout_s * 1000) + 1, _TIMEOUT_MS_MAX)
         buffers, size = encode_request(timeout_ms, to, name, body, blobs)
-        return await self._exchange(method, timeout_s, deadline_s, buffers, size)
-
-    async def _exchange(
-        self,
-        method: Method[Q, R],
-        timeout_s: float,
-        deadline_s: float,
-        buffers: list[Blob],
-        size: int,
-    ) -> Reply[R]:
-        connection = self._connection
-        assert connection is not None
         self._last_call_id = call_id = self._last_call_id + 1
         future: asyncio.Future[Reply[Any]] = self._loop.create_future()
         self._pending[call_id] = _Pending(future, method, timeout_s)
         bucket = self._deadlines.add(call_id, deadline_s)
-        connection.send(Kind.REQUEST, call_id, buffers, size)
-        answered = False
+        alone = len(self._pending) == 1
+        connection.send(Kind.REQUEST, call_id, buffers, size, alone=alone)
         try:
-            reply = await future
-            answered = True
-            return reply
+            return await future
         finally:
-            self._pending.pop(call_id, None)
+            del self._pending[call_id]
             self._deadlines.remove(call_id, bucket)
-            if not answered and size > SINGLE_BYTES_MAX:
-                connection.abandon(call_id)
+            if size > SINGLE_BYTES_MAX:
+                connection.abandon(call_id)  # nothing, unless it ended before all was sent
+
+    def _refuse(self, method: Method[Any, Any], size: int, blobs: int) -> NoReturn:
+        if blobs > BLOBS_MAX:
+            raise InvalidArgument(f"a call of {method.name} has {blobs} blobs, not {BLOBS_MAX}")
+        raise TooLarge(f"a call of {method.name}", size, self._body_bytes_max)
 
     def _expire(self, call_id: int) -> None:
         pending = self._pending.get(call_id)

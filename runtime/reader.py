@@ -70,24 +70,26 @@ class FrameReader:
     def _read_frames(self) -> None:
         """Take every whole frame out of the receive buffer; move the rest to its front."""
         received = self._received
+        message_received = self._sink.message_received
         start, end = 0, self._end
         while end - start >= HEAD_BYTES and not self.closed:
             head = decode_head(received, start)
+            length, payload_crc, kind, _, call_id, _ = head
             payload_start = start + HEAD_BYTES
-            if head.kind is Kind.PART:
-                start = self._begin_part(head, payload_start, end)
+            if kind is Kind.PART:
+                start = self._begin_part(Head(*head), payload_start, end)
                 continue
-            payload_end = payload_start + head.length
+            payload_end = payload_start + length
             if payload_end > end:
                 break
             payload = received[payload_start:payload_end]
-            if crc32c(payload) != head.payload_crc:
+            if crc32c(payload) != payload_crc:
                 raise FrameError("a frame's payload does not match its checksum")
             start = payload_end
-            if head.kind is Kind.ABANDON:
-                self._drop_assembly(head)
+            if kind is Kind.ABANDON:
+                self._drop_assembly(Head(*head))
             else:
-                self._sink.message_received(head.kind, head.call_id, payload, 0.0)
+                message_received(kind, call_id, payload, 0.0)
         if start:
             rest = end - start
             if rest:

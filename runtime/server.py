@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ class Service:
         self.unproved: dict[Connection, None] = {}
         self._next_task = 0
 
-    def run(self, work: Any) -> None:
+    def run(self, work: Callable[[int], Coroutine[Any, Any, None]]) -> None:
         """Run a request's coroutine; it calls `finished` with the number it is given."""
         self._next_task += 1
         number = self._next_task
@@ -182,7 +182,8 @@ class Inbound:
             buffers, size = encode_reply(_encode(reply.body), reply.blobs)
             if size > service.limits.message_bytes:
                 raise TooLarge(f"the reply of {route.name}", size, service.limits.message_bytes)
-            self.connection.send(Kind.REPLY, call_id, buffers, size)
+            alone = self._running == 1
+            self.connection.send(Kind.REPLY, call_id, buffers, size, alone=alone)
         except StelaeError as error:
             self._refuse(call_id, error)
         except Exception as error:

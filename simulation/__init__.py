@@ -24,9 +24,9 @@ disk. Its process may end through an injected disk error (or one named in ``exit
 exception of a handler, a background task or a callback ends the run.
 
 By hand: ``world.crash(name, lose_disk=False)``, ``restart``, ``stop``, ``pause``/``resume`` (a hung
-process), ``partition``/``unpartition``, ``network.clog``/``reset``, ``nodes[name].disk`` (``full``,
-``slowness``, ``fail_next_sync``, ``corrupt``), ``heal``. To look in: ``server(name)``,
-``metrics[name]``, ``note(name, text)``.
+process), ``move`` (a zombie beside its successor), ``partition``/``unpartition``,
+``network.clog``/``reset``, ``nodes[name].disk`` (``full``, ``slowness``, ``fail_next_sync``,
+``corrupt``), ``heal``. To look in: ``server(name)``, ``metrics[name]``, ``note(name, text)``.
 
 Histories: `History` records what clients did, `check_rows` judges it. Scenarios for the runner and
 for ``python -m stelae.simulation SEED --scenario NAME``: see `scenarios`.
@@ -35,9 +35,11 @@ Rules for code that runs here: never await a task or an object of another proces
 global randomness, no clock but ``runtime.clock`` and the loop's; no order taken from sets.
 """
 
-from stelae.simulation.loop import PROCESS, Process, ProcessEnded, SimLoop, SimulationError
+from stelae.simulation.loop import SimLoop, SimulationError
+from stelae.simulation.node import Factory, Node, Server, SimulationFailure
 from stelae.simulation.options import Limits, Options, Servers, Workload
-from stelae.simulation.world import Factory, Node, Server, SimulationFailure, World
+from stelae.simulation.process import PROCESS, Process, ProcessEnded
+from stelae.simulation.world import World
 
 __all__ = [
     "PROCESS",

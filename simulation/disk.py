@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stelae.core.rpc import Blob
-from stelae.simulation.loop import Process
 from stelae.simulation.options import Options
+from stelae.simulation.process import Process
 
 SECTOR_BYTES = 512
 
@@ -234,9 +234,8 @@ def _name(names: dict[str, _Content], path: str, content: _Content | None) -> No
 
 
 def _check_path(path: str) -> str:
-    parts = path.split("/")
-    if not path or any(part in ("", ".", "..") for part in parts):
-        raise ValueError(f"not a relative path with plain parts: {path!r}")
+    assert all(part not in ("", ".", "..") for part in path.split("/")), f"bad path {path!r}"
+    assert not path.endswith(".tmp"), f"{path!r}: the real disk keeps such names for itself"
     return path
 
 

@@ -9,9 +9,10 @@ from typing import ParamSpec, TypeVar
 
 from stelae.core.runtime import ProcessIdentity
 from stelae.simulation.disk import SimDiskView
-from stelae.simulation.loop import Process, SimLoop
+from stelae.simulation.loop import SimLoop
 from stelae.simulation.network import SimPeers
 from stelae.simulation.objects import SimObjects
+from stelae.simulation.process import Process
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -26,6 +26,8 @@ import weakref
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
+from stelae.simulation.process import PROCESS, Process, ProcessEnded
+
 T = TypeVar("T")
 
 LIVELOCK_CALLBACKS = 2_000_000
@@ -38,34 +40,6 @@ COLLECT_EVERY = 100_000
 
 class SimulationError(Exception):
     """The world itself cannot go on: deadlock, livelock, time limit, or a forbidden call."""
-
-
-class ProcessEnded(BaseException):
-    """Raised in whatever a dead process still tries; never seen by code that can act on it."""
-
-
-class Process:
-    """One life of one server or client: the owner of its tasks."""
-
-    __slots__ = ("alive", "context", "held", "incarnation", "name", "paused", "tasks")
-
-    def __init__(self, name: str, incarnation: int) -> None:
-        self.name = name
-        self.incarnation = incarnation
-        self.alive = True
-        self.paused = False
-        self.held: list[SimHandle] = []
-        self.tasks: dict[SimTask[Any], None] = {}
-        self.context = contextvars.Context()
-        self.context.run(PROCESS.set, self)
-
-    def check(self) -> None:
-        """Raise `ProcessEnded` unless the process lives."""
-        if not self.alive:
-            raise ProcessEnded(self.name)
-
-
-PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
 class SimHandle(asyncio.TimerHandle):
@@ -151,7 +125,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._timers: list[tuple[float, int, SimHandle]] = []
         self._timers_made = 0
         self._tasks_made = 0
-        self._world_tasks: dict[SimTask[Any], None] = {}
+        self._world_tasks: dict[asyncio.Task[Any], None] = {}
         self._processes: list[Process] = []
         self._failed: list[weakref.ref[SimTask[Any]]] = []
         self._failure: BaseException | None = None
@@ -232,13 +206,16 @@ class SimLoop(asyncio.AbstractEventLoop):
         if process is not None and not process.alive:  # a ``finally`` of a dead process
             _finish(task)
             return task
-        (self._world_tasks if process is None else process.tasks)[task] = None
+        self._tasks_of(process)[task] = None
         task.add_done_callback(self._task_done, context=context)
         return task
 
+    def _tasks_of(self, process: Process | None) -> dict[asyncio.Task[Any], None]:
+        return self._world_tasks if process is None else process.tasks
+
     def _task_done(self, task: SimTask[Any]) -> None:
         process = PROCESS.get()
-        (self._world_tasks if process is None else process.tasks).pop(task, None)
+        self._tasks_of(process).pop(task, None)
         # Private, unchanged since 3.4, guarded by a test: True until somebody asks for the error.
         if not task.cancelled() and task._log_traceback:
             reference = weakref.ref(task)
@@ -401,6 +378,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         process.alive = False
         process.held.clear()
         for task in list(process.tasks):
+            assert isinstance(task, SimTask)
             _finish(task)
         process.tasks.clear()
         self._processes.remove(process)
@@ -409,6 +387,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         for process in list(self._processes):
             self.kill(process)
         for task in list(self._world_tasks):
+            assert isinstance(task, SimTask)
             _finish(task)
         self._world_tasks.clear()
         self._ready.clear()

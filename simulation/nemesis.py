@@ -1,8 +1,9 @@
 """The nemesis: faults as data, drawn from the seed, carried out by virtual time, shrunk by ddmin.
 
 A schedule is a list of `Action`, each of which ends by itself, so any part of a schedule is one
-too: a failing run shrinks by leaving actions out (Zeller and Hildebrandt, "Simplifying and Isolating
-Failure-Inducing Input", 2002). Which kinds of fault occur, and how often, is up to `Options`.
+too: a failing run shrinks by leaving actions out (Zeller and Hildebrandt, "Simplifying and
+Isolating Failure-Inducing Input", 2002). Which kinds of fault occur, and how often, is up to
+`Options`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from stelae.simulation.options import Options
 from stelae.simulation.world import World
 
 SLOW_DISK_FACTOR = 200.0
+ZOMBIE_RATE = 0.4
+"""Lost disks that come with a zombie, where servers may change their port."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One fault. ``fraction`` in [0, 1) says where in a sync to crash."""
+    """One fault. ``fraction`` in [0, 1) is a free choice: where in a sync to crash, for example."""
 
     at_s: float
     kind: str
@@ -183,7 +186,7 @@ class Nemesis:
             case "crash_in_sync":
                 self._arm(action)
             case "lose_disk":
-                self._lose_disk(name)
+                self._lose_disk(action)
             case "sync_error":
                 world.nodes[name].disk.fail_next_sync = True
             case "reset":
@@ -251,16 +254,22 @@ class Nemesis:
 
         node.disk.on_sync = in_sync
 
-    def _lose_disk(self, name: str) -> None:
+    def _lose_disk(self, action: Action) -> None:
         world = self._world
+        name = action.nodes[0]
         now_s = world.loop.time()
         if self._lost_at_s is not None and now_s - self._lost_at_s < world.options.healing_s:
             return
-        if world.may_lose_disk(name):
-            self._lost_at_s = now_s
-            world.crash(name, lose_disk=True)
-        else:
+        if not world.may_lose_disk(name):
             world.note("nemesis", f"spares the disk of {name}: the promise would not cover it")
+            return
+        self._lost_at_s = now_s
+        node = world.nodes[name]
+        if action.fraction < ZOMBIE_RATE and node.running and not node.fixed_port:
+            zombie = world.move(name)
+            self._after(action.duration_s, lambda _: world.crash(zombie), action)
+        else:
+            world.crash(name, lose_disk=True)
 
 
 def shrink(

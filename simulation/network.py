@@ -30,8 +30,9 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import Blob, Call, Handler, Handlers, Method, Reply
-from stelae.simulation.loop import Process, SimLoop
+from stelae.simulation.loop import SimLoop
 from stelae.simulation.options import Options
+from stelae.simulation.process import Process
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)

@@ -7,7 +7,7 @@ import asyncio
 import pyarrow as pa
 
 from stelae.core.runtime import ObjectHandle
-from stelae.simulation.loop import Process
+from stelae.simulation.process import Process
 
 
 class SimObject:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TextIO
 
 from stelae.simulation.nemesis import Action, shrink
+from stelae.simulation.node import SimulationFailure
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import SimulationFailure, World
+from stelae.simulation.world import World
 
 SEED_BASE_VARIABLE = "STELAE_SEED_BASE"
 KEPT_SEEDS = Path("tests/simulation/seeds.txt")

@@ -2,8 +2,8 @@
 
 A scenario is an async function ``(world, bug) -> None`` that starts servers, lets clients work
 under faults, and judges the outcome. ``bug`` names a planted bug that the scenario's servers then
-have; it is "" in ordinary runs. Names in `SCENARIOS` are loaded when asked for, so that this package
-imports no server; a scenario that lives in a file is named ``path/to/file.py:ATTRIBUTE``.
+have; it is "" in ordinary runs. Names in `SCENARIOS` are loaded when asked for, so that this
+package imports no server; a scenario that lives in a file is named ``path/to/file.py:ATTRIBUTE``.
 """
 
 from __future__ import annotations

@@ -14,81 +14,22 @@ import asyncio
 import functools
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from stelae.core.ids import Address
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.tasks import Tasks
 from stelae.simulation.disk import InjectedDiskError, SimDisk, SimDiskView
 from stelae.simulation.instance import SimClock, SimMetrics, SimRuntime
-from stelae.simulation.loop import PROCESS, Process, SimLoop
+from stelae.simulation.loop import SimLoop
 from stelae.simulation.network import Network, SimPeers
+from stelae.simulation.node import Factory, Node, SimulationFailure
 from stelae.simulation.objects import SimObjects
 from stelae.simulation.options import Options
+from stelae.simulation.process import PROCESS, Process
 from stelae.simulation.story import Story
 
 T = TypeVar("T")
 POLL_S = 0.01
-
-
-class Server(Protocol):
-    """What the world runs: every server of Stelae is one."""
-
-    @property
-    def tasks(self) -> Tasks: ...
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-
-Factory = Callable[[SimRuntime], Server]
-
-
-class SimulationFailure(Exception):
-    """A run that broke a rule; ``__cause__`` is the error, the text is the evidence."""
-
-    def __init__(self, seed: str, error: BaseException, story: str) -> None:
-        super().__init__(seed, error, story)
-        self.seed = seed
-        self.error = error
-        self.story = story
-
-    def __str__(self) -> str:
-        notes = "".join(f"\n  {note}" for note in getattr(self.error, "__notes__", ()))
-        return (
-            f"seed {self.seed}: {type(self.error).__name__}: {self.error}{notes}\n"
-            f"--- story ---\n{self.story}"
-        )
-
-
-class Node:
-    """One place where processes live, one after the other, over one disk."""
-
-    def __init__(self, name: str, kind: str, machine: str, port: int, disk: SimDisk) -> None:
-        self.name = name
-        self.kind = kind
-        self.machine = machine
-        self.port = port
-        self.disk = disk
-        self.factory: Factory | None = None
-        self.auto_restart = True
-        self.fixed_port = True
-        self.exits: tuple[type[BaseException], ...] = ()
-        self.lives = 0
-        self.process: Process | None = None
-        self.runtime: SimRuntime | None = None
-        self.server: Server | None = None
-        self.ready = False
-        self.disks_lost = 0
-
-    @property
-    def address(self) -> Address:
-        return Address(f"{self.name}:{self.port}")
-
-    @property
-    def running(self) -> bool:
-        return self.process is not None and self.process.alive
 
 
 class World:
@@ -246,13 +187,14 @@ class World:
         assert name not in self.nodes, f"there is a node {name} already"
         if machine is None:
             machine = "machine-1" if self.options.one_machine else f"machine-{name}"
+        node = self.nodes[name] = Node(name, kind, machine, 7000, self._make_disk(name))
+        return node
 
+    def _make_disk(self, name: str) -> SimDisk:
         def note(text: str) -> None:
             self.note(name, text)
 
-        disk = SimDisk(self.rng(f"disk/{name}"), self.options, note)
-        node = self.nodes[name] = Node(name, kind, machine, 7000, disk)
-        return node
+        return SimDisk(self.rng(f"disk/{name}"), self.options, note)
 
     def _new_life(self, node: Node) -> Process:
         options = self.options
@@ -301,10 +243,12 @@ class World:
     async def _live(self, node: Node) -> None:
         assert node.factory is not None
         assert node.runtime is not None
+        life = node.lives
         server = node.server = node.factory(node.runtime)
         await server.start()
-        node.ready = True
-        self.note(node.name, "is ready")
+        if node.lives == life:  # or else it has become a zombie meanwhile
+            node.ready = True
+            self.note(node.name, "is ready")
         raise await server.tasks.wait_failed()
 
     def _on_end(self, process: Process, task: asyncio.Task[None]) -> None:
@@ -383,6 +327,35 @@ class World:
         self.crash(name, restart=False)
         self._start_process(self.nodes[name])
 
+    def move(self, name: str) -> str:
+        """Start the server anew on an empty disk, while its old process lives on as a zombie.
+
+        Ray does this when it takes a node for dead that is not. The zombie keeps its address and
+        its disk, belongs to no kind, and ends with `heal` (or `crash`); its disk is lost then.
+
+        Returns:
+            The name of the zombie.
+        """
+        node = self.nodes[name]
+        assert node.running, f"{name} is not running"
+        assert not node.fixed_port, f"{name} has a fixed port, so two of it cannot listen"
+        assert node.process is not None
+        assert node.runtime is not None
+        zombie = Node(f"{name}~{node.lives}", "zombie", node.machine, node.port, node.disk)
+        zombie.host, zombie.auto_restart = node.host, False
+        zombie.lives, zombie.ready = node.lives, node.ready
+        zombie.process, zombie.runtime, zombie.server = node.process, node.runtime, node.server
+        self.nodes[zombie.name] = zombie
+        zombie.process.name = zombie.runtime.peers.name = zombie.name
+        self.network.name_address(zombie.address, zombie.name)
+        self.note(name, f"is taken for dead; its old process lives on as {zombie.name}")
+        node.disks_lost += 1
+        node.disk = self._make_disk(f"{name}/{node.lives}")
+        node.ready = False
+        node.server = None
+        self._start_process(node)
+        return zombie.name
+
     async def stop(self, name: str, timeout_s: float = 60.0) -> None:
         """Stop a server in good order: its ``stop``, then the end of its process.
 
@@ -432,12 +405,14 @@ class World:
                     self.network.unblock(sender, receiver)
 
     def heal(self) -> None:
-        """End every fault: links, hung processes, disks; start what is down."""
+        """End every fault: links, hung processes, zombies, disks; start what is down."""
         self.note("world", "heals")
         self.network.unblock_all()
         for node in self.nodes.values():
             node.disk.heal()
             self.resume(node.name)
+            if node.kind == "zombie":
+                self.crash(node.name)
             if not node.running and node.factory is not None and node.auto_restart:
                 self._start_process(node)
 
@@ -457,4 +432,4 @@ def _injected(error: BaseException) -> bool:
     return False
 
 
-__all__ = ["Factory", "Node", "Server", "SimulationFailure", "World"]
+__all__ = ["Factory", "Node", "SimulationFailure", "World"]

@@ -1,1 +1,53 @@
-"""(docstring to be written with the room)"""
+"""Strongly consistent, durable tables inside a Ray cluster.
+
+::
+
+    import stelae
+    from stelae import hash_partition, segments
+
+    db = stelae.launch("cluster.yaml")      # or stelae.connect("demo")
+    flights = db.create_table("flights", schema, key="id",
+                              partition=hash_partition("id", buckets=8),
+                              durability=segments("disk", "disk"))
+    flights.upsert(arrow_table)             # also pandas, polars, dicts
+    flights.get(42)
+    flights.scan(columns=["dest"], where=[("dest", "=", "LAX")]).to_pandas()
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from stelae.core.durability import segments
+from stelae.core.errors import StelaeError
+from stelae.core.partition import hash_and_range, hash_partition, range_partition
+
+if TYPE_CHECKING:
+    from stelae.api import Database, Table
+    from stelae.cluster import connect, launch
+
+_LAZY = {
+    "Database": "stelae.api",
+    "Table": "stelae.api",
+    "connect": "stelae.cluster",
+    "launch": "stelae.cluster",
+}
+"""Imported at first use, so that ``import stelae`` is quick and rooms can import the package."""
+
+__all__ = [
+    "Database",
+    "StelaeError",
+    "Table",
+    "connect",
+    "hash_and_range",
+    "hash_partition",
+    "launch",
+    "range_partition",
+    "segments",
+]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'stelae' has no attribute {name!r}")

@@ -40,7 +40,7 @@ def cell_reader(array: pa.Array) -> Cell:
     offset = array.offset
     if kind.id in _DTYPES:
         # A memoryview's item is a plain Python number, and its getter a bare C method.
-        read: Cell = memoryview(_values(buffers[1], _DTYPES[kind.id], offset)).__getitem__
+        read: Cell = _values(buffers[1], _DTYPES[kind.id], offset).data.__getitem__
     elif pa.types.is_boolean(kind):
         read = _bit_reader(buffers[1], offset)
     elif pa.types.is_string(kind) or pa.types.is_binary(kind):
@@ -69,7 +69,7 @@ def _bit_reader(buffer: pa.Buffer, offset: int) -> Cell:
 
 
 def _bytes_reader(offsets: pa.Buffer, data: pa.Buffer | None, offset: int, *, text: bool) -> Cell:
-    starts = memoryview(_values(offsets, np.int32, offset))
+    starts = _values(offsets, np.int32, offset).data
     content = memoryview(data).cast("B") if data is not None else memoryview(b"")
     if text:
         return lambda i: str(content[starts[i] : starts[i + 1]], "utf-8")
@@ -80,4 +80,3 @@ def row_reader(batch: pa.RecordBatch) -> Callable[[int], tuple[Any, ...]]:
     """A function from row number to the row's wire values."""
     cells = [cell_reader(column) for column in batch.columns]
     return lambda i: tuple([cell(i) for cell in cells])
-

@@ -27,7 +27,7 @@ class Recorded(NamedTuple):
     """A result, and the log index of its entry: answer with it once that index is committed."""
 
     result: Result
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
 
 
 @dataclass(slots=True)
@@ -104,9 +104,7 @@ class ClientResults:
     def expire(self, now_s: float, expiry_s: float) -> int:
         """Forget clients not heard of for ``expiry_s``; return how many."""
         silent = [
-            name
-            for name, client in self._clients.items()
-            if now_s - client.last_seen_s > expiry_s
+            name for name, client in self._clients.items() if now_s - client.last_seen_s > expiry_s
         ]
         for name in silent:
             self._count -= len(self._clients.pop(name).results)

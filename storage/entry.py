@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from crc32c import crc32c
+
 from stelae.core.errors import CorruptData
 from stelae.core.ids import RequestId
 from stelae.core.messages import Certified

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
 from stelae.core.errors import InvalidArgument
 from stelae.core.schema import TableSchema, is_plain_type
 from stelae.core.values import to_wire

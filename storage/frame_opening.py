@@ -20,6 +20,7 @@ from stelae.core.errors import CorruptData
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import Certified, ReplicaState
 from stelae.core.runtime import Disk, File, Runtime
+from stelae.storage.frame_medium import FrameMedium
 from stelae.storage.frames import (
     EXTENT_FRAMES,
     RECORD_BLOCKS_BYTES,
@@ -38,7 +39,7 @@ from stelae.storage.frames import (
     superblock_offset,
 )
 from stelae.storage.image import IMAGE_TRAILER_BYTES, summary_range
-from stelae.storage.media import PIECE_BYTES, FrameMedium
+from stelae.storage.media import PIECE_BYTES
 from stelae.storage.replicas import Facts, Replica, certify
 
 FRAME_FILE = "frames"

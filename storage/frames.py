@@ -18,7 +18,7 @@ Invariants:
 - No frame is claimed by two replicas: a freed frame is given out again, first in first out, only
   once the record that frees it is durable.
 
-Pure: no I/O. `stelae.storage.media` does that.
+Pure: no I/O. `stelae.storage.frame_medium` does that.
 """
 
 from __future__ import annotations

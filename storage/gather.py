@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+
 from stelae.core.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
 from stelae.storage.filters import Filter, Where
 from stelae.storage.segment import Run, Segment
@@ -44,9 +45,12 @@ class Located:
     index: int
     """The log index that must be committed before the answer may be given; 0: none."""
 
-    def gather(self, columns: Sequence[str], *, with_versions: bool = True) -> pa.RecordBatch:
-        """The rows found, in the order of the keys, with ``columns`` and ``_version``."""
-        names = [*columns, VERSION_COLUMN] if with_versions else list(columns)
+    def gather(self, columns: Sequence[str] = ()) -> pa.RecordBatch:
+        """The rows found, in the order of the keys: ``columns`` (empty: all) and ``_version``.
+
+        Columns must have been checked.
+        """
+        names = [*(columns or self.schema.arrow.names), VERSION_COLUMN]
         schema = read_schema(self.schema, names)
         if not self.pieces:
             return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
@@ -184,5 +188,3 @@ def _mask(
         kept = where.mask(batch)
         found = kept if found is None else pc.and_(found, kept)
     return found
-
-

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 from crc32c import crc32c
+
 from stelae.core.errors import CorruptData
 from stelae.core.rpc import Blob
 from stelae.core.schema import OP_COLUMN, VERSION_COLUMN
@@ -107,9 +108,11 @@ def build_image(batch: pa.RecordBatch, meta: ImageMeta, codec: KeyCodec) -> pa.B
     meta_start = rows_length + summary_length
     end = meta_start + _padded(len(body))
     image = pa.allocate_buffer(end + IMAGE_TRAILER_BYTES)
-    _write_stream(image.slice(0, rows_length), parts[0])
-    _write_stream(image.slice(rows_length, summary_length), parts[1])
-    view = memoryview(image)
+    sink = pa.FixedSizeBufferWriter(image)
+    for part in parts:
+        _write_stream(sink, part)
+    sink.close()
+    view = memoryview(image).cast("B")
     view[meta_start:end] = body.ljust(end - meta_start, b"\0")
     trailer = _Trailer(
         rows_length,
@@ -131,12 +134,11 @@ def _stream_length(batch: pa.RecordBatch) -> int:
     return int(counter.size())
 
 
-def _write_stream(target: pa.Buffer, batch: pa.RecordBatch) -> None:
-    sink = pa.FixedSizeBufferWriter(target)
+def _write_stream(sink: pa.NativeFile, batch: pa.RecordBatch) -> None:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    written = sink.tell()
-    memoryview(target)[written:] = bytes(target.size - written)
+    end = sink.tell()
+    sink.write(bytes(_padded(end) - end))
 
 
 def _pack_trailer(trailer: _Trailer) -> bytes:

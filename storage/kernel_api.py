@@ -7,9 +7,9 @@ sees a batch never imports numba (`default_kernels` does it on the first use).
 Shared layout of the **table** of the hash index (design §6): a flat uint64 array, two words a
 slot, ``hash`` and ``position``; a free slot has `EMPTY` as its position. The home of a hash among
 ``capacity`` slots is ``(hash >> 32) * capacity >> 32``: it rises with the hash, so that any
-capacity will do and tables are grown and built by running through memory in order. Probing is linear, and
-removing shifts back, so that there are no gravestones and no decay. The **merge table** has
-three words a slot: hash, position with `TOMBSTONE_BIT`, version.
+capacity will do and tables are grown and built by running through memory in order. Probing is
+linear, and removing shifts back, so that there are no gravestones and no decay. The **merge table**
+has three words a slot: hash, position with `TOMBSTONE_BIT`, version.
 """
 
 from __future__ import annotations

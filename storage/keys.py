@@ -78,7 +78,7 @@ class ColumnCodec:
             x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & MASK
             x = (x ^ (x >> 27)) * 0x94D049BB133111EB & MASK
             return (x ^ (x >> 31)) & self._mask
-        return xxhash.xxh64_intdigest(self.encode_one(key), self._seed) & self._mask  # type: ignore[no-any-return]
+        return xxhash.xxh64_intdigest(self.encode_one(key), self._seed) & self._mask
 
     def encode_one(self, key: Sequence[WireValue]) -> bytes:
         """The encoding of a tuple of wire values."""

@@ -3,7 +3,7 @@
 ``number = range * buckets + bucket``. The bucket is cut from a hash of the hash columns that has
 another seed than the index's, so that the rows of one tablet still spread over its whole
 index. The range is the number of splits that are not above the row, in the order of Python
-tuples of wire values: numbers by size, text by code points (which is the order of its UTF-8), bytes by bytes.
+tuples of wire values: numbers by size, text by code points (as its UTF-8), bytes by bytes.
 
 Clients and servers both compute this: it must never change.
 """

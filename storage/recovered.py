@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+
 from stelae.core.errors import CorruptData
 from stelae.core.schema import RowKind, TableSchema
 from stelae.core.values import rows_to_batch
@@ -26,8 +27,8 @@ from stelae.storage.entry import (
 )
 from stelae.storage.image import Image, ImageMeta, summarize
 from stelae.storage.keys import KeyCodec
+from stelae.storage.layout import Layout, versions_from
 from stelae.storage.merge import Summary
-from stelae.storage.segment import Layout, versions_from
 
 
 @dataclass(frozen=True, slots=True)

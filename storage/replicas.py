@@ -50,24 +50,20 @@ class Facts(msgspec.Struct, frozen=True):
 class Batch:
     """Changes that become durable together (group commit), and those who wait for it."""
 
-    __slots__ = ("_done", "_error", "changes", "needs_sync")
+    __slots__ = ("_done", "changes", "needs_sync")
 
     def __init__(self) -> None:
         self.changes: dict[Replica, Facts | None] = {}
         """None: the replica is freed."""
         self.needs_sync = False
         self._done = asyncio.Event()
-        self._error: BaseException | None = None
 
-    def finish(self, error: BaseException | None = None) -> None:
-        self._error = error
+    def finish(self) -> None:
         self._done.set()
 
     async def wait(self) -> None:
-        """Wait until it is durable. Raises what prevented that."""
+        """Wait until it is durable; for ever, if the medium failed and the server is ending."""
         await self._done.wait()
-        if self._error is not None:
-            raise self._error
 
 
 class Replica:

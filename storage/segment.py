@@ -17,12 +17,13 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from stelae.core.schema import VERSION_COLUMN, RowKind, TableSchema
+
+from stelae.core.schema import VERSION_COLUMN, RowKind
 from stelae.core.values import rows_to_batch
 from stelae.storage.cells import cell_reader, row_reader
 from stelae.storage.image import ImageMeta
+from stelae.storage.layout import Layout, Row, versions_from
 
-Row: TypeAlias = tuple[Any, ...]
 _OBJECT_BYTES = 48
 """About what one Python value of a row costs in the head."""
 
@@ -36,35 +37,6 @@ class Recovered(Protocol):
     def batch(self) -> pa.RecordBatch: ...
     @property
     def size_bytes(self) -> int: ...
-
-
-class Layout:
-    """The schemas a table's rows take inside a segment."""
-
-    def __init__(self, schema: TableSchema) -> None:
-        self.schema = schema
-        self.stored: pa.Schema = schema.stored
-        self.columns = pa.schema(list(schema.stored)[:-2])
-        """The user's columns, nullable where not key: what heads and entries hold."""
-        self.key_positions = schema.key_positions
-        self.width = len(self.columns)
-
-    def store(
-        self, batch: pa.RecordBatch, kinds: NDArray[np.uint8], versions: NDArray[np.uint64]
-    ) -> pa.RecordBatch:
-        """Put ``_op`` and ``_version`` beside the columns of ``batch``; columns it lacks are null."""
-        names = batch.schema.names
-        arrays = [
-            batch.column(f.name) if f.name in names else pa.nulls(batch.num_rows, f.type)
-            for f in self.columns
-        ]
-        arrays += [pa.array(kinds, pa.uint8()), pa.array(versions, pa.uint64())]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.stored)
-
-
-def versions_from(first_version: int, row_count: int) -> NDArray[np.uint64]:
-    """``row_count`` versions from ``first_version`` on."""
-    return np.arange(first_version, first_version + row_count, dtype=np.uint64)
 
 
 class RowRun:
@@ -252,10 +224,7 @@ class Segment:
         """Append rows of a small call; the live ones are those of kind ROW."""
         self._mark(index)
         last = self.runs[-1] if self.runs else None
-        if (
-            not isinstance(last, RowRun)
-            or last.first_version + len(last.rows) != first_version
-        ):
+        if not isinstance(last, RowRun) or last.first_version + len(last.rows) != first_version:
             last = RowRun(self._layout, first_version)
             self._starts.append(self.row_count)
             self.runs.append(last)
@@ -291,7 +260,7 @@ class Segment:
         self.next_version = first_version + count
 
     def become_columnar(self, batch: pa.RecordBatch, size_bytes: int, *, sealed: bool) -> None:
-        """Hold all rows as one batch of stored columns. Row numbers and the mask stay as they are."""
+        """Hold all rows as one batch of stored columns; row numbers and the mask stay."""
         assert batch.num_rows == self.row_count, "sealing keeps every row in its place"
         self.runs = [SealedRun(self._layout, batch)]
         self._starts = [0]
@@ -334,17 +303,14 @@ class Segment:
     def stored(self) -> pa.RecordBatch:
         """All rows as one contiguous batch of stored columns. The segment must be closed."""
         assert self.closed, "an open head is still growing"
-        batches = []
-        ends = [*self._starts[1:], self.row_count]
-        for run, start, end in zip(self.runs, self._starts, ends, strict=True):
-            batches += [batch for _, batch in run.batches(end - start)]
+        batches = [batch for run, _, count in self.parts() for _, batch in run.batches(count)]
         if not batches:
             return pa.RecordBatch.from_pylist([], schema=self._layout.stored)
         return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
     def parts(self) -> list[tuple[Run, int, int]]:
         """(run, its first row, its row count) of every run, as of now."""
-        ends = [*self._starts[1:], self.row_count]
+        ends = [*self._starts, self.row_count][1:]
         return [
             (run, start, end - start)
             for run, start, end in zip(self.runs, self._starts, ends, strict=True)

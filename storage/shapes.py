@@ -1,4 +1,4 @@
-"""The checked form of rows of a small call: types, ranges, nulls and sizes, before anything is done.
+"""Rows of small calls are checked here before anything is done: types, ranges, nulls, sizes.
 
 A row that does not fit its columns would only be noticed at sealing, when it is too late to refuse
 it. One `Shape` is made per list of columns that callers use, and checks a row in a microsecond.
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
+
 from stelae.core.errors import InvalidArgument, TooLarge
 from stelae.core.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema, is_plain_type
 
@@ -49,7 +50,13 @@ class Shape:
     """
 
     def __init__(
-        self, schema: TableSchema, table: str, columns: Sequence[str], *, partial: bool, only_key: bool
+        self,
+        schema: TableSchema,
+        table: str,
+        columns: Sequence[str],
+        *,
+        partial: bool,
+        only_key: bool,
     ) -> None:
         arrow = schema.arrow
         names = list(columns)
@@ -71,7 +78,9 @@ class Shape:
                 raise InvalidArgument(f"column {field.name!r} ({field.type}) travels as Arrow only")
         self.columns = names
         self._fields = fields
-        types = [_python_type(f.type) | None if f.nullable else _python_type(f.type) for f in fields]
+        types = [
+            _python_type(f.type) | None if f.nullable else _python_type(f.type) for f in fields
+        ]
         row_type = tuple.__class_getitem__(tuple(types))
         self._rows = msgspec.defstruct("Rows", [("rows", list[row_type])], array_like=True)  # type: ignore[valid-type]
         self._builtin = (bytes,) if any(pa.types.is_binary(f.type) for f in fields) else ()

@@ -12,13 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+
 from stelae.core.schema import TableSchema
 from stelae.core.values import from_wire
 from stelae.storage.cells import row_reader
 from stelae.storage.gather import ROW_MASK, SLOT_SHIFT, pieces_of
 from stelae.storage.index import HashIndex
 from stelae.storage.keys import KeyCodec
-from stelae.storage.segment import Layout, Row, Segment
+from stelae.storage.layout import Layout, Row
+from stelae.storage.segment import Segment
 
 NO_ROW = -1
 _MAX_KEY_TEXT = 200
@@ -88,9 +90,7 @@ class RowStore:
             positions[i] = self.find(int(hashes[i]), key_row(self.schema, keys, i))
         return positions
 
-    def differing(
-        self, keys: pa.RecordBatch, positions: NDArray[np.int64]
-    ) -> NDArray[np.bool_]:
+    def differing(self, keys: pa.RecordBatch, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Where ``positions`` has a row, and that row's key is not the one in ``keys``."""
         differs = np.zeros(len(positions), np.bool_)
         at = np.flatnonzero(positions >= 0)

@@ -19,17 +19,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
 from stelae.core.errors import InvalidArgument
 from stelae.core.messages import WriteOp
 from stelae.core.schema import TableSchema
 from stelae.storage.client_results import ClientResults
+from stelae.storage.entry import EntryKind
 from stelae.storage.gather import ROW_MASK, SLOT_SHIFT, Located, Snapshot, pieces_of
 from stelae.storage.image import Image, ImageMeta, build_image
 from stelae.storage.index import HashIndex
 from stelae.storage.keys import KeyCodec
+from stelae.storage.layout import Row
 from stelae.storage.merge import Merged, merge
 from stelae.storage.recovered import RecoveredSegment
-from stelae.storage.segment import Row, Segment
+from stelae.storage.segment import Segment
 from stelae.storage.shapes import Shape
 from stelae.storage.store import RowStore
 from stelae.storage.write import Executed, group_payload, write_batch, write_rows
@@ -44,7 +47,7 @@ class Found(NamedTuple):
 
     row: Row
     version: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index is not missed
 
 
 class SegmentStats(NamedTuple):
@@ -76,6 +79,7 @@ class TabletMemory:
         self.last_delete_index = 0
         """Log index of the newest entry with a tombstone: who finds no row waits for it."""
         self._store = RowStore(schema, table, self.codec)
+        self._closed_bytes = 0
         self._shapes: dict[tuple[WriteOp, tuple[str, ...]], Shape] = {}
 
     # ---- size ----
@@ -88,8 +92,16 @@ class TabletMemory:
     @property
     def memory_bytes(self) -> int:
         """Of rows, masks and index, about."""
-        rows = sum(s.memory_bytes for s in self._store.segments if s is not None)
-        return rows + self._store.index.nbytes
+        head = self._store.head
+        growing = 0 if head is None else head.memory_bytes
+        return self._closed_bytes + growing + self._store.index.nbytes
+
+    def _count_closed(self) -> None:
+        # Kept, so that each write may ask for memory_bytes whatever the number of segments.
+        store = self._store
+        self._closed_bytes = sum(
+            s.memory_bytes for s in store.segments if s is not None and s is not store.head
+        )
 
     @property
     def head_bytes(self) -> int:
@@ -129,6 +141,7 @@ class TabletMemory:
         slot = len(store.segments)
         store.head = Segment(store.layout, slot, segment_id, self.next_version)
         store.segments.append(store.head)
+        self._count_closed()
         return slot
 
     def seal(self, slot: int, table_id: str, tablet_id: str, term: int) -> pa.Buffer:
@@ -153,13 +166,19 @@ class TabletMemory:
         assert segment.closed, "the head is not sealed"
         assert image.meta.segment_id == segment.segment_id, "the image is of another segment"
         segment.become_columnar(image.batch, image.buffer.size, sealed=True)
+        self._count_closed()
 
     def drop(self, slot: int) -> None:
-        """Forget a closed segment that has no live row any more."""
+        """Forget a closed segment that has no live row any more.
+
+        The caller knows that none of its tombstones is still needed: no older row of their keys is
+        in a segment of the log.
+        """
         segment = self._store.segment(slot)
         assert segment.closed, "the head is not dropped"
         assert segment.live_count == 0, f"segment {segment.segment_id} has live rows"
         self._store.segments[slot] = None
+        self._count_closed()
 
     # ---- writing ----
 
@@ -184,11 +203,11 @@ class TabletMemory:
             InvalidArgument: INSERT was given a key twice; a value or column does not fit.
             ColumnNotFound, TooLarge: as they say.
         """
+        if not len(rows):
+            return Executed(EntryKind.ROWS, self.next_version, 0)
         if isinstance(rows, pa.RecordBatch):
             conditions = _conditions(if_versions, rows.num_rows)
-            executed = write_batch(
-                self._store, op, rows, conditions, self.next_version, index
-            )
+            executed = write_batch(self._store, op, rows, conditions, self.next_version, index)
         else:
             if if_versions is not None and len(if_versions) not in (0, len(rows)):
                 raise InvalidArgument(f"{len(if_versions)} if_versions for {len(rows)} rows")
@@ -294,6 +313,7 @@ class TabletMemory:
             segment.load(recovered, live)
             store.segments.append(segment)
             self.results.restore(recovered.results, now_s)
+        self._count_closed()
         store.index = HashIndex.build(merged.hashes, merged.positions)
         seen = [segment.meta.next_version for segment in segments]
         self.next_version = max(1, merged.next_version, *seen)

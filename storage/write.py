@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
 from stelae.core.errors import InvalidArgument, RowExists, RowNotFound, VersionMismatch
 from stelae.core.messages import WriteOp
 from stelae.core.schema import RowKind
 from stelae.storage.cells import row_reader
 from stelae.storage.entry import EntryKind, encode_batch, encode_rows
 from stelae.storage.gather import SLOT_SHIFT, pieces_of
-from stelae.storage.segment import Row
+from stelae.storage.layout import Row
 from stelae.storage.shapes import Shape
 from stelae.storage.store import NO_ROW, RowStore, differing_keys, key_row
 
@@ -168,9 +169,7 @@ def write_batch(
     return Executed(EntryKind.BATCH, first_version, count, batch=full)
 
 
-def _plan(
-    store: RowStore, batch: pa.RecordBatch, hashes: NDArray[np.uint64]
-) -> NDArray[np.int64]:
+def _plan(store: RowStore, batch: pa.RecordBatch, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     """What each row's key has at its turn: a position, -1, or -(j + 2) for row j of the batch."""
     prior = store.index.plan(hashes)
     if store.codec.exact:
@@ -211,10 +210,7 @@ def _check_batch(
     if if_versions is None and op in (WriteOp.UPSERT, WriteOp.DELETE):
         return
     inside = prior < NO_ROW
-    if op is WriteOp.DELETE:
-        present = prior >= 0
-    else:
-        present = prior != NO_ROW
+    present = prior >= 0 if op is WriteOp.DELETE else prior != NO_ROW
     bad = np.zeros(len(prior), np.bool_)
     if op is WriteOp.INSERT:
         bad |= present
@@ -273,9 +269,7 @@ def _reordered(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([batch.column(f.name) for f in schema], schema=schema)
 
 
-def _taken(
-    store: RowStore, positions: NDArray[np.int64], names: Sequence[str]
-) -> pa.RecordBatch:
+def _taken(store: RowStore, positions: NDArray[np.int64], names: Sequence[str]) -> pa.RecordBatch:
     """The columns ``names`` of the rows at ``positions``, in order; a position may recur."""
     pieces = pieces_of(store.segments, positions)
     if len(pieces) == 1:
@@ -283,5 +277,5 @@ def _taken(
     schema = pa.schema([store.layout.columns.field(name) for name in names])
     batches = [_reordered(run.take(rows, names), schema) for run, rows, _ in pieces]
     order = np.empty(len(positions), np.int64)
-    order[np.concatenate([at for _, _, at in pieces])] = np.arange(len(positions))  # type: ignore[arg-type]
+    order[np.concatenate([at for _, _, at in pieces])] = np.arange(len(positions))
     return pa.concat_batches(batches).take(pa.array(order))

@@ -1,8 +1,9 @@
 """A toy that the simulator is proved with: versioned rows on a majority of replicas.
 
 The algorithm is ABD (Attiya, Bar-Noy, Dolev, "Sharing Memory Robustly", 1995) with several writers:
-a write asks a majority for the newest version and stores a newer one at a majority; a read takes the
-newest of a majority and stores it at a majority before it answers. Each rule can be broken by name.
+a write asks a majority for the newest version and stores a newer one at a majority; a read takes
+the newest of a majority and stores it at a majority before it answers. Each rule can be broken by
+name.
 """
 
 from __future__ import annotations
@@ -118,9 +119,7 @@ class Replica:
 class Register:
     """A client: reads and writes rows at a majority of the replicas."""
 
-    def __init__(
-        self, runtime: SimRuntime, replicas: list[Address], number: int, bug: str
-    ) -> None:
+    def __init__(self, runtime: SimRuntime, replicas: list[Address], number: int, bug: str) -> None:
         assert number < WRITERS_MAX
         self._runtime = runtime
         self._replicas = replicas

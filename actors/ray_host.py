@@ -1,0 +1,257 @@
+"""What turns a server into a Ray actor: the only place that applies ``ray.remote`` to one.
+
+The constructor stores its plan and starts the server in the background; it never fails for passing
+trouble (Ray would take the actor for dead for good), but tries again. Ray restarts the process
+when it dies (``max_restarts=-1``) and never repeats a call (``max_task_retries=0``). When a
+background task of the server fails, the process ends: a restart from the disk is the one way back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+from stelae.actors.ray_runtime import RayMetrics, RayObjects
+from stelae.core.errors import AlreadyRunning, StelaeError
+from stelae.core.ids import Address, ServerUuid
+from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.settings import Settings
+from stelae.core.tasks import Tasks
+from stelae.runtime.files import LocalDisk
+from stelae.runtime.handshake import Credentials
+from stelae.runtime.peers import TcpPeers
+from stelae.runtime.real import RealRuntime, end_process_on_broken_invariant
+from stelae.storage.frames import MediumSpec
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "stelae"
+RETRY_PAUSE_S = 0.25
+EXIT_FAILED = 71
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """Everything a server's process needs to know; the same at every restart."""
+
+    kind: ServerKind
+    name: str
+    cluster: str
+    secret: bytes
+    folder: str
+    """Its data directory, absolute."""
+    host: str
+    port: int
+    """0: any free one."""
+    masters: Mapping[str, Address]
+    settings: Settings
+    memory_limit_bytes: int = 0
+    media: tuple[MediumSpec, ...] = ()
+    engine: str = "auto"
+
+
+class Server(Protocol):
+    """What a host asks of a server."""
+
+    tasks: Tasks
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class ServerHost:
+    """The actor class. Its methods are control calls; data goes over the server's own TCP port."""
+
+    def __init__(self, plan: ServerPlan) -> None:
+        self._plan = plan
+        self._server: Server | None = None
+        self._runtime: RealRuntime | None = None
+        self._started = asyncio.Event()
+        self._problem = "not started yet"
+        self._life = asyncio.get_running_loop().create_task(self._live())
+
+    def __repr__(self) -> str:
+        return f"Stelae({self._plan.name})"
+
+    async def ready(self, timeout_s: float) -> str:
+        """Wait until the server listens; return its address, or what keeps it from starting."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._started.wait()
+        except TimeoutError:
+            raise AlreadyRunning(f"{self._plan.name} does not start: {self._problem}") from None
+        assert self._runtime is not None
+        return str(self._runtime.peers.address)
+
+    async def describe(self) -> ServerPlan:
+        """The plan, for whoever connects by the cluster's name. Ray's own rights guard it."""
+        return self._plan
+
+    async def run(self) -> tuple[ServerUuid, int]:
+        """Which run of which tserver or backup this process is: (uuid, incarnation)."""
+        await self._started.wait()
+        info: ServerInfo = self._server.info  # type: ignore[union-attr]
+        return info.uuid, info.incarnation
+
+    async def until_death(self) -> None:
+        """Never return: the caller learns of this process's death by the call's failure."""
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        """Stop the server in order; the process is then killed by the caller."""
+        self._life.cancel()
+        if self._server is not None:
+            await self._server.stop()
+
+    async def _live(self) -> None:
+        while True:
+            try:
+                disk = LocalDisk(self._plan.folder)
+                break
+            except AlreadyRunning as error:  # the process before us may take a moment to end
+                self._problem = str(error)
+                await asyncio.sleep(RETRY_PAUSE_S)
+        while True:
+            try:
+                await self._start(disk)
+                break
+            except (StelaeError, OSError) as error:
+                self._problem = str(error)
+                logger.warning("%s does not start yet: %s", self._plan.name, error)
+                await asyncio.sleep(RETRY_PAUSE_S)
+        self._started.set()
+        assert self._server is not None
+        failure = await self._server.tasks.wait_failed()
+        logger.critical("%s ends: a background task failed", self._plan.name, exc_info=failure)
+        os._exit(EXIT_FAILED)
+
+    async def _start(self, disk: LocalDisk) -> None:
+        plan = self._plan
+        peers = TcpPeers(
+            Credentials(plan.cluster, plan.secret),
+            on_failure=end_process_on_broken_invariant,
+            host=plan.host,
+            port=plan.port,
+        )
+        runtime = RealRuntime(
+            peers, disk, objects=RayObjects(), metrics=RayMetrics(server=plan.name)
+        )
+        try:
+            server = make_server(plan, runtime)
+            await server.start()
+        except BaseException:
+            await peers.close()
+            raise
+        self._runtime, self._server = runtime, server
+        if plan.kind is ServerKind.MASTER:
+            server.tasks.spawn(self._watch_others(server), "death notices")
+
+    async def _watch_others(self, master: Any) -> None:
+        """Tell the master what Ray knows of the deaths of other servers' processes."""
+        names = await asyncio.to_thread(ray.util.list_named_actors)
+        prefix = f"{self._plan.cluster}/"
+        others = sorted(n for n in names if n.startswith((prefix + "tserver", prefix + "backup")))
+        async with asyncio.TaskGroup() as group:
+            for name in others:
+                group.create_task(self._watch_one(master, name))
+
+    async def _watch_one(self, master: Any, name: str) -> None:
+        run: tuple[ServerUuid, int] | None = None
+        while True:
+            try:
+                handle = ray.get_actor(name, namespace=NAMESPACE)
+                run = await handle.run.remote()
+                await handle.until_death.remote()
+            except (ActorDiedError, ActorUnavailableError):
+                if run is not None:
+                    master.server_died(*run)
+            except ValueError:
+                return  # the actor was taken out of the cluster
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+
+def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
+    """Build the server that a plan asks for; imports only what that kind needs."""
+    masters = list(plan.masters.values())
+    if plan.kind is ServerKind.MASTER:
+        from stelae.actors.master import Master
+
+        return Master(
+            runtime,
+            name=plan.name,
+            cluster=plan.cluster,
+            masters=dict(plan.masters),
+            settings=plan.settings,
+        )
+    if plan.kind is ServerKind.BACKUP:
+        from stelae.actors.backup import Backup
+
+        disks = {
+            medium.name: LocalDisk(Path(medium.path) / plan.name)
+            for medium in plan.media
+            if medium.path is not None and Path(medium.path).is_absolute()
+        }
+        return Backup(
+            runtime,
+            name=plan.name,
+            cluster=plan.cluster,
+            masters=masters,
+            settings=plan.settings,
+            media={medium.name: medium for medium in plan.media},
+            disks=disks,
+        )
+    from stelae.actors.tserver import TabletServer
+    from stelae.storage import kernels
+
+    kernels.warm()
+    return TabletServer(
+        runtime,
+        name=plan.name,
+        cluster=plan.cluster,
+        masters=masters,
+        settings=plan.settings,
+        memory_limit_bytes=plan.memory_limit_bytes,
+    )
+
+
+def create_actor(plan: ServerPlan) -> Any:
+    """Start a server's actor: detached, named, restarted for ever, its calls never repeated.
+
+    Raises:
+        AlreadyRunning: an actor of that name is there.
+    """
+    name = f"{plan.cluster}/{plan.name}"
+    actor = ray.remote(ServerHost).options(
+        name=name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=0,
+        max_concurrency=1000,
+        enable_task_events=False,
+        memory=plan.memory_limit_bytes or None,
+    )
+    try:
+        return actor.remote(plan)
+    except ray.exceptions.ActorAlreadyExistsError as error:
+        raise AlreadyRunning(f"cluster {plan.cluster!r} is running already ({name})") from error
+
+
+def cluster_actors(cluster: str) -> dict[str, Any]:
+    """Handles of a cluster's actors, by server name."""
+    found = {}
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        name = entry["name"]
+        if entry["namespace"] == NAMESPACE and name.startswith(f"{cluster}/"):
+            found[name.removeprefix(f"{cluster}/")] = ray.get_actor(name, namespace=NAMESPACE)
+    return dict(sorted(found.items()))

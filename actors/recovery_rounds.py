@@ -1,0 +1,241 @@
+"""Carrying out recoveries: fence the backups, plan from what they hold, tell the new owners to
+open.
+
+One round takes all tablets that wait at that moment, of however many dead servers: every live
+backup is called once, for all of them. Each step is a function of durable facts and can be
+repeated; a round that fails anywhere leaves tablets RECOVERING, and the coordinator begins another
+one.
+
+Source: design §9, phase 1; RAMCloud `Recovery` (its one-recovery-at-a-time limit, P-22, is
+avoided).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from stelae.coordinator.catalog import Catalog
+from stelae.coordinator.decide import Pacing, Recover
+from stelae.coordinator.liveness import Liveness
+from stelae.coordinator.recoveries import Recoveries
+from stelae.core.errors import SegmentsMissing, StelaeError
+from stelae.core.ids import TabletId
+from stelae.core.messages import (
+    FENCE_LOGS,
+    OPEN_TABLET,
+    FenceLogs,
+    LogInventory,
+    OpenTablet,
+    RecoveryEngine,
+)
+from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.runtime import Runtime
+from stelae.core.settings import Settings
+from stelae.recovery.engine import EnginePolicy, RecoveryJob, SparkEngine, choose_engine
+from stelae.recovery.plan import plan_recovery
+
+FENCE_PATIENCE_S = 0.1
+"""Backups that have not answered by then hold up only those tablets whose log is not complete."""
+RESEND_S = 1.0
+"""An owner that was told to open a tablet and does not report it is told again after this time."""
+RETRY_S = 0.2
+"""Pause after a call to an owner failed."""
+MISSING_RETRY_S = 1.0
+"""Pause before backups are asked again for missing segments."""
+
+Inventories = dict[TabletId, dict[ServerInfo, LogInventory]]
+Abandon = Callable[[Sequence[RecoveryJob], str], Awaitable[None]]
+"""Starts these tablets' recoveries again, in the next term, because of the reason given."""
+
+
+class RecoveryRounds:
+    """The leader's recoveries. Lives as long as its leadership."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: Settings,
+        catalog: Catalog,
+        liveness: Liveness,
+        recoveries: Recoveries,
+        pacing: Pacing,
+        problems: dict[TabletId, str],
+        *,
+        policy: EnginePolicy,
+        spark_engine: Callable[[], SparkEngine | None],
+        abandon: Abandon,
+    ) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._catalog = catalog
+        self._liveness = liveness
+        self._recoveries = recoveries
+        self._pacing = pacing
+        self._problems = problems
+        self._policy = policy
+        self._spark_engine = spark_engine
+        self._abandon = abandon
+        self._without_spark: dict[TabletId, None] = {}
+        """Tablets that the Spark engine has failed: they are recovered natively."""
+
+    async def run(self, orders: Sequence[Recover]) -> None:
+        """One round: when it returns, each tablet was opened, or is to be tried again later."""
+        with_log: list[Recover] = []
+        empty: list[RecoveryJob] = []
+        for order in orders:
+            table = self._catalog.tables[order.tablet.table_id]
+            if table.durability.media:
+                with_log.append(order)
+            else:
+                empty.append(RecoveryJob(table, order.tablet, (), order.owner))
+        if empty:
+            self._reached(empty, "fenced", "planned")
+        await asyncio.gather(self._open_all(empty, RecoveryEngine.NATIVE), self._replay(with_log))
+
+    # ---- fence and plan ---------------------------------------------------------------------
+
+    async def _replay(self, orders: list[Recover]) -> None:
+        if not orders:
+            return
+        now = self._runtime.clock.monotonic()
+        backups = [seen.server for seen in self._liveness.live(ServerKind.BACKUP, now)]
+        inventories: Inventories = {order.tablet.tablet_id: {} for order in orders}
+        request = FenceLogs(tuple((o.tablet.tablet_id, o.tablet.term) for o in orders))
+        calls = [
+            asyncio.create_task(self._fence(backup, request, inventories)) for backup in backups
+        ]
+        try:
+            if calls:
+                await asyncio.wait(calls, timeout=FENCE_PATIENCE_S)
+            waiting = await self._plan_and_open(orders, inventories)
+            if waiting and any(not call.done() for call in calls):
+                await asyncio.wait(calls)
+                waiting = await self._plan_and_open(waiting, inventories)
+            for call in calls:
+                await call
+        finally:
+            for call in calls:
+                call.cancel()
+        for order in waiting:
+            self._pause(order.tablet.tablet_id, MISSING_RETRY_S)
+
+    async def _fence(
+        self, backup: ServerInfo, request: FenceLogs, inventories: Inventories
+    ) -> None:
+        """Fence one backup and note what it holds. One that does not answer is done without."""
+        try:
+            reply = await self._runtime.peers.call(
+                backup.address,
+                FENCE_LOGS,
+                request,
+                timeout_s=self._settings.call_timeout_s,
+                destination=backup.uuid,
+            )
+        except StelaeError as error:
+            self._runtime.metrics.count("fences_failed", error=type(error).__name__)
+            return
+        for log in reply.body.logs:
+            if log.tablet_id in inventories:
+                inventories[log.tablet_id][backup] = log
+
+    async def _plan_and_open(
+        self, orders: Sequence[Recover], inventories: Inventories
+    ) -> list[Recover]:
+        """Open what is complete; return the rest, with the reasons noted as problems."""
+        self._recoveries.reached(
+            (o.tablet.tablet_id for o in orders), "fenced", self._runtime.clock.monotonic()
+        )
+        waiting: list[Recover] = []
+        jobs: list[RecoveryJob] = []
+        for order in orders:
+            tablet = order.tablet
+            table = self._catalog.tables[tablet.table_id]
+            try:
+                sources = plan_recovery(
+                    tablet, len(table.durability.media), inventories[tablet.tablet_id]
+                )
+            except SegmentsMissing as error:
+                self._note(tablet.tablet_id, str(error))
+                waiting.append(order)
+            else:
+                self._note(tablet.tablet_id, "")
+                jobs.append(RecoveryJob(table, tablet, sources, order.owner))
+        self._reached(jobs, "planned")
+        await self._open_with_engine(jobs)
+        return waiting
+
+    # ---- open -------------------------------------------------------------------------------
+
+    async def _open_with_engine(self, jobs: list[RecoveryJob]) -> None:
+        spark = self._spark_engine()
+        may = [job for job in jobs if job.tablet.tablet_id not in self._without_spark]
+        engine = choose_engine(self._policy, may, spark_available=spark is not None)
+        if engine is RecoveryEngine.NATIVE or spark is None or not may:
+            await self._open_all(jobs, RecoveryEngine.NATIVE)
+            return
+        natively = [job for job in jobs if job.tablet.tablet_id in self._without_spark]
+        for job in may:
+            recovery = self._recoveries.of(job.tablet.tablet_id)
+            if recovery is not None:
+                recovery.engine = engine.value
+        await asyncio.gather(
+            self._open_all(natively, RecoveryEngine.NATIVE), self._merge_by_spark(spark, may)
+        )
+
+    async def _merge_by_spark(self, spark: SparkEngine, jobs: list[RecoveryJob]) -> None:
+        opened = await self._open_all(jobs, RecoveryEngine.SPARK)
+        if not opened:
+            return
+        try:
+            await spark(opened)
+        except Exception as error:  # whatever Spark raised: the tablets come back without it
+            self._runtime.metrics.count("spark_recoveries_failed", error=type(error).__name__)
+            for job in opened:
+                self._without_spark[job.tablet.tablet_id] = None
+            await self._abandon(opened, f"the Spark engine failed: {error}")
+
+    async def _open_all(
+        self, jobs: Sequence[RecoveryJob], engine: RecoveryEngine
+    ) -> list[RecoveryJob]:
+        """Tell all owners at once; returns the jobs whose owner has taken the order."""
+        taken = await asyncio.gather(*(self._open(job, engine) for job in jobs))
+        return [job for job, is_taken in zip(jobs, taken, strict=True) if is_taken]
+
+    async def _open(self, job: RecoveryJob, engine: RecoveryEngine) -> bool:
+        tablet_id, owner = job.tablet.tablet_id, job.owner
+        order = OpenTablet(job.table, job.tablet, job.sources, engine)
+        try:
+            await self._runtime.peers.call(
+                owner.address,
+                OPEN_TABLET,
+                order,
+                timeout_s=self._settings.call_timeout_s,
+                destination=owner.uuid,
+            )
+        except StelaeError as error:
+            self._note(tablet_id, f"{owner.name} could not be told to open it: {error}")
+            self._pause(tablet_id, RETRY_S)
+            return False
+        self._note(tablet_id, "")
+        self._pause(tablet_id, RESEND_S)
+        self._recoveries.note(tablet_id, owner=owner.name)
+        self._reached([job], "opened")
+        return True
+
+    # ---- notes ------------------------------------------------------------------------------
+
+    def _reached(self, jobs: Sequence[RecoveryJob], *phases: str) -> None:
+        now = self._runtime.clock.monotonic()
+        for phase in phases:
+            self._recoveries.reached((job.tablet.tablet_id for job in jobs), phase, now)
+
+    def _pause(self, tablet_id: TabletId, pause_s: float) -> None:
+        self._pacing.ordered(tablet_id, self._runtime.clock.monotonic() + pause_s)
+
+    def _note(self, tablet_id: TabletId, problem: str) -> None:
+        if problem:
+            self._problems[tablet_id] = problem
+        else:
+            self._problems.pop(tablet_id, None)
+        self._recoveries.note(tablet_id, problem=problem)

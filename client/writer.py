@@ -1,0 +1,224 @@
+"""Writes of one table: rows in any form, cut by tablet, each part repeated until its end is known.
+
+Each tablet's part of a call is atomic and applied once; across tablets there is no transaction: if
+one part is refused, others may have been done, and the error's note says how many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stelae.client.convert import Row, RowCodec, Rows, encode_batch, is_table, to_arrow
+from stelae.client.locations import TableCache
+from stelae.client.retries import on_tablet
+from stelae.client.session import Session
+from stelae.core.errors import InvalidArgument, StelaeError
+from stelae.core.ids import ServerUuid
+from stelae.core.messages import WRITE, TabletLocation, Write, WriteOp, WriteReply
+from stelae.core.runtime import Runtime
+from stelae.core.settings import Settings
+from stelae.core.values import WireRow, check_batch, rows_to_batch
+from stelae.storage.partitioner import Partitioner
+
+Versions = NDArray[np.uint64]
+
+
+class TableWriter:
+    """The writing half of a table handle."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: Settings,
+        session: Session,
+        cache: TableCache,
+        codec: RowCodec,
+        partitioner: Partitioner,
+    ) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._session = session
+        self._cache = cache
+        self._schema = cache.table.schema
+        self._name = cache.table.name
+        self._codec = codec
+        self._partitioner = partitioner
+
+    async def delete(self, keys: Any, if_version: Any, timeout_s: float) -> Versions:
+        """Delete rows by key; see `AsyncTable.delete`."""
+        if is_table(keys):
+            return await self.write(WriteOp.DELETE, keys, if_version, timeout_s)
+        rows = [self._codec.key(key) for key in (keys if isinstance(keys, list) else [keys])]
+        if self._schema.is_plain and len(rows) < self._settings.arrow_rows:
+            return await self._write_rows(WriteOp.DELETE, rows, (), if_version, timeout_s)
+        batch = rows_to_batch(rows, self._schema.key_schema)
+        return await self._write_batch(WriteOp.DELETE, batch, if_version, timeout_s)
+
+    async def write(self, op: WriteOp, rows: Rows, if_version: Any, timeout_s: float) -> Versions:
+        """Write rows in any form that `to_arrow` takes; returns their versions, shape (rows,)."""
+        if isinstance(rows, dict):
+            rows = [rows]
+        small = isinstance(rows, list) and len(rows) < self._settings.arrow_rows
+        if small and self._schema.is_plain:
+            columns = self._update_columns(rows) if op is WriteOp.UPDATE else ()
+            wire = [self._codec.row(row, columns or None) for row in rows]
+            return await self._write_rows(op, wire, columns, if_version, timeout_s)
+        table = to_arrow(rows, self._schema.arrow)
+        batch = await self._check(op, table)
+        return await self._write_batch(op, batch, if_version, timeout_s)
+
+    async def _check(self, op: WriteOp, table: pa.Table) -> pa.RecordBatch:
+        columns = None
+        if op is WriteOp.DELETE:
+            columns = self._schema.key
+            table = table.select([c for c in columns if c in table.column_names])
+        elif op is WriteOp.UPDATE:
+            columns = tuple(n for n in self._schema.arrow.names if n in table.column_names)
+        return await self._runtime.offload(
+            check_batch, table, self._schema, columns=columns, table=self._name
+        )
+
+    def _update_columns(self, rows: Sequence[Row]) -> tuple[str, ...]:
+        """The columns of an update, in schema order: the same in all rows, the key among them."""
+        given = set(rows[0])
+        if any(set(row) != given for row in rows):
+            raise InvalidArgument("the rows of one update must name the same columns")
+        missing = [name for name in self._schema.key if name not in given]
+        if missing:
+            raise InvalidArgument(f"an update needs the key column {missing[0]!r}")
+        self._schema.check_columns(sorted(given), self._name)
+        return tuple(name for name in self._schema.arrow.names if name in given)
+
+    async def _write_rows(
+        self,
+        op: WriteOp,
+        rows: list[WireRow],
+        columns: tuple[str, ...],
+        if_version: Any,
+        timeout_s: float,
+    ) -> Versions:
+        expected = _versions(if_version, len(rows))
+        if not rows:
+            return np.empty(0, np.uint64)
+        numbers = [self._partitioner.tablet_number(self._key_of(op, row, columns)) for row in rows]
+        if len(set(numbers)) == 1:
+            reply = await self._write_part(
+                numbers[0], op, tuple(rows), columns, expected, (), timeout_s
+            )
+            return _version_range(reply)
+        places: dict[int, list[int]] = {}
+        for place, number in enumerate(numbers):
+            places.setdefault(number, []).append(place)
+        versions = np.empty(len(rows), np.uint64)
+
+        async def part(number: int) -> None:
+            mine = places[number]
+            reply = await self._write_part(
+                number,
+                op,
+                tuple(rows[i] for i in mine),
+                columns,
+                tuple(expected[i] for i in mine) if expected else (),
+                (),
+                timeout_s,
+            )
+            versions[mine] = _version_range(reply)
+
+        await _all_parts([part(number) for number in sorted(places)])
+        return versions
+
+    def _key_of(self, op: WriteOp, row: WireRow, columns: tuple[str, ...]) -> WireRow:
+        if op is WriteOp.DELETE:
+            return row
+        if columns:
+            return tuple(row[columns.index(name)] for name in self._schema.key)
+        return tuple(row[place] for place in self._schema.key_positions)
+
+    async def _write_batch(
+        self, op: WriteOp, batch: pa.RecordBatch, if_version: Any, timeout_s: float
+    ) -> Versions:
+        expected = np.array(_versions(if_version, batch.num_rows), np.uint64)
+        if not batch.num_rows:
+            return np.empty(0, np.uint64)
+        parts = await self._runtime.offload(self.split, batch)
+        versions = np.empty(batch.num_rows, np.uint64)
+        columns = tuple(batch.schema.names) if op is WriteOp.UPDATE else ()
+
+        async def part(number: int) -> None:
+            rows, places, blob = parts[number]
+            chosen = tuple(expected[places].tolist()) if len(expected) else ()
+            reply = await self._write_part(number, op, (), columns, chosen, (blob,), timeout_s)
+            versions[places] = _version_range(reply)
+            assert reply.row_count == rows
+
+        await _all_parts([part(number) for number in sorted(parts)])
+        return versions
+
+    def split(self, batch: pa.RecordBatch) -> dict[int, tuple[int, NDArray[np.int64], pa.Buffer]]:
+        """Cut a batch by tablet: number → (rows, their places, Arrow IPC stream). Runs off-loop."""
+        numbers = self._partitioner.tablet_numbers(batch)
+        return {
+            number: (rows.num_rows, places, encode_batch(rows))
+            for number, (rows, places) in self._partitioner.split(batch, numbers).items()
+        }
+
+    async def _write_part(
+        self,
+        number: int,
+        op: WriteOp,
+        rows: tuple[WireRow, ...],
+        columns: tuple[str, ...],
+        expected: tuple[int, ...],
+        blobs: Sequence[pa.Buffer],
+        timeout_s: float,
+    ) -> WriteReply:
+        version = self._cache.table.schema.version
+        with self._session.request() as request:
+
+            async def attempt(
+                where: TabletLocation, owner: ServerUuid, limit_s: float
+            ) -> WriteReply:
+                body = Write(where.tablet.tablet_id, version, op, request, rows, columns, expected)
+                reply = await self._runtime.peers.call(
+                    where.address, WRITE, body, timeout_s=limit_s, blobs=blobs, destination=owner
+                )
+                return reply.body
+
+            return await on_tablet(
+                self._runtime, self._cache, number, "write", attempt, timeout_s=timeout_s
+            )
+
+
+async def _all_parts(parts: Sequence[Awaitable[None]]) -> None:
+    """Run all tablets' parts to their ends; raise the first refusal, saying how many were done."""
+    outcomes = await asyncio.gather(*parts, return_exceptions=True)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if not errors:
+        return
+    done = len(outcomes) - len(errors)
+    if isinstance(errors[0], StelaeError):
+        errors[0].add_note(f"{done} of the call's {len(outcomes)} tablets did their part")
+    raise errors[0]
+
+
+def _versions(if_version: Any, count: int) -> tuple[int, ...]:
+    """``if_version`` of a call as one number for each row, or none."""
+    if if_version is None:
+        return ()
+    if isinstance(if_version, int | np.integer):
+        if_version = [if_version]
+    versions = tuple(int(version) for version in if_version)
+    if len(versions) != count:
+        raise InvalidArgument(f"if_version has {len(versions)} numbers for {count} rows")
+    return versions
+
+
+def _version_range(reply: WriteReply) -> Versions:
+    first = np.uint64(reply.first_version)
+    return first + np.arange(reply.row_count, dtype=np.uint64)

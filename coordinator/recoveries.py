@@ -1,0 +1,168 @@
+"""The story of each recovery, for people: what died, how far each tablet is, how long each phase
+took.
+
+Nothing is decided from it, so it lives in the leader's memory only; a new leader begins a new page
+for what it finds unfinished. Times are seconds of the leader's monotonic clock, shown relative to
+the moment of detection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from stelae.core.ids import TabletId
+from stelae.core.messages import TabletReport
+
+KEPT = 50
+"""Finished recoveries that are still shown."""
+PHASES = ("raised", "fenced", "planned", "opened", "running")
+"""After ``detected``: term raised in the catalog, backups fenced, log found complete, new owner
+told to open, handed over. A phase's time is that of the last tablet to reach it."""
+
+
+@dataclass(slots=True)
+class TabletRecovery:
+    """One tablet of a recovery."""
+
+    table: str
+    owner: str = ""
+    reached: dict[str, float] = field(default_factory=dict)
+    report: TabletReport | None = None
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class Recovery:
+    """All tablets that one dead server owned."""
+
+    number: int
+    server: str
+    cause: str
+    started: float
+    """Wall clock, for people."""
+    detected: float
+    silent_s: float
+    """How long the server had not been heard when it was found dead."""
+    engine: str = "native"
+    tablets: dict[TabletId, TabletRecovery] = field(default_factory=dict)
+
+    @property
+    def is_done(self) -> bool:
+        return all("running" in tablet.reached for tablet in self.tablets.values())
+
+    def phases(self) -> dict[str, float]:
+        """Seconds from detection until all tablets had reached each phase."""
+        times: dict[str, float] = {}
+        for phase in PHASES:
+            reached = [t.reached[phase] for t in self.tablets.values() if phase in t.reached]
+            if reached and len(reached) == len(self.tablets):
+                times[phase] = max(reached) - self.detected
+        return times
+
+    def describe(self) -> dict[str, Any]:
+        """Its part of the status document."""
+        return {
+            "id": self.number,
+            "server": self.server,
+            "cause": self.cause,
+            "state": "done" if self.is_done else "running",
+            "engine": self.engine,
+            "started": self.started,
+            "silent_s": round(self.silent_s, 6),
+            "phases_s": {name: round(time_s, 6) for name, time_s in self.phases().items()},
+            "tablets_total": len(self.tablets),
+            "tablets_running": sum("running" in t.reached for t in self.tablets.values()),
+            "tablets": [self._tablet(t_id, t) for t_id, t in self.tablets.items()],
+        }
+
+    def _tablet(self, tablet_id: TabletId, tablet: TabletRecovery) -> dict[str, Any]:
+        report = tablet.report
+        return {
+            "id": tablet_id,
+            "table": tablet.table,
+            "owner": tablet.owner,
+            "phase": max(tablet.reached, key=PHASES.index, default="detected"),
+            "phases_s": {p: round(t - self.detected, 6) for p, t in tablet.reached.items()},
+            "replay_s": dict(report.phases) if report is not None else {},
+            "rows": report.row_count if report is not None else 0,
+            "problem": tablet.problem,
+        }
+
+
+class Recoveries:
+    """The recoveries that this leader has seen."""
+
+    def __init__(self) -> None:
+        self._all: list[Recovery] = []
+        self._of_tablet: dict[TabletId, Recovery] = {}
+        self._started = 0
+
+    def begin(
+        self, server: str, cause: str, *, now: float, wall: float, silent_s: float
+    ) -> Recovery:
+        """Open a page for a dead server."""
+        self._started += 1
+        recovery = Recovery(self._started, server, cause, wall, now, silent_s)
+        self._all.append(recovery)
+        done = [r for r in self._all if r.is_done]
+        for old in done[: max(0, len(done) - KEPT)]:
+            self._all.remove(old)
+        return recovery
+
+    def running(self, server: str) -> Recovery | None:
+        """The unfinished recovery of that server, if there is one: later tablets join it."""
+        found = [r for r in self._all if r.server == server and not r.is_done]
+        return found[-1] if found else None
+
+    def add(self, recovery: Recovery, tablet_id: TabletId, table: str) -> None:
+        """A tablet belongs to this recovery from now on."""
+        recovery.tablets[tablet_id] = TabletRecovery(table)
+        self._of_tablet[tablet_id] = recovery
+
+    def of(self, tablet_id: TabletId) -> Recovery | None:
+        """The unfinished recovery that a tablet is part of."""
+        return self._of_tablet.get(tablet_id)
+
+    def reached(self, tablet_ids: Iterable[TabletId], phase: str, now: float) -> None:
+        """These tablets have come to a phase; a new attempt passes it again."""
+        for tablet_id in tablet_ids:
+            recovery = self._of_tablet.get(tablet_id)
+            if recovery is None:
+                continue
+            tablet = recovery.tablets[tablet_id]
+            later = PHASES[PHASES.index(phase) + 1 :]
+            tablet.reached = {p: t for p, t in tablet.reached.items() if p not in later}
+            tablet.reached[phase] = now
+            if phase == "running":
+                tablet.problem = ""
+                del self._of_tablet[tablet_id]
+
+    def note(
+        self,
+        tablet_id: TabletId,
+        *,
+        owner: str | None = None,
+        report: TabletReport | None = None,
+        problem: str | None = None,
+    ) -> None:
+        """Keep what is new about a tablet."""
+        recovery = self._of_tablet.get(tablet_id)
+        if recovery is None:
+            return
+        tablet = recovery.tablets[tablet_id]
+        tablet.owner = tablet.owner if owner is None else owner
+        tablet.report = tablet.report if report is None else report
+        tablet.problem = tablet.problem if problem is None else problem
+
+    def drop(self, tablet_ids: Iterable[TabletId]) -> None:
+        """These tablets are deleted: nothing of them is awaited any more."""
+        for tablet_id in tablet_ids:
+            recovery = self._of_tablet.pop(tablet_id, None)
+            if recovery is not None:
+                del recovery.tablets[tablet_id]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """All of them, for the status document, newest first."""
+        return [recovery.describe() for recovery in reversed(self._all) if recovery.tablets]

@@ -1,0 +1,141 @@
+"""The status document (design §12): what there is, where it is, and how it goes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from stelae.coordinator.catalog import Catalog
+from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
+from stelae.coordinator.recoveries import Recoveries
+from stelae.core.ids import TabletId
+from stelae.core.records import (
+    ServerInfo,
+    ServerKind,
+    ServerState,
+    TableRecord,
+    TabletRecord,
+    TabletState,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MasterView:
+    """One master as another sees it."""
+
+    server: ServerInfo
+    is_live: bool
+    is_leader: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StatusInputs:
+    """Everything the document is made from."""
+
+    cluster: str
+    wall: float
+    now: float
+    term: int
+    masters: tuple[MasterView, ...]
+    catalog: Catalog
+    liveness: Liveness
+    recoveries: Recoveries
+    problems: Mapping[TabletId, str]
+
+
+def status_document(inputs: StatusInputs) -> bytes:
+    """The document as JSON."""
+    tablets = [_tablet(inputs, tablet) for tablet in inputs.catalog.live_tablets()]
+    document = {
+        "cluster": inputs.cluster,
+        "time": inputs.wall,
+        "term": inputs.term,
+        "servers": [_master(view) for view in inputs.masters]
+        + [_server(inputs, seen) for seen in inputs.liveness.all()],
+        "tables": [_table(inputs, table) for table in inputs.catalog.live_tables()],
+        "tablets": tablets,
+        "recoveries": inputs.recoveries.describe(),
+        "migrations": [],
+        "copies": [],
+    }
+    return msgspec.json.encode(document)
+
+
+def _describe(server: ServerInfo, state: ServerState) -> dict[str, Any]:
+    return {
+        "kind": server.kind.value,
+        "id": server.name,
+        "uuid": server.uuid,
+        "incarnation": server.incarnation,
+        "node": server.process.node,
+        "pid": server.process.pid,
+        "address": server.address,
+        "state": state.value,
+    }
+
+
+def _master(view: MasterView) -> dict[str, Any]:
+    state = ServerState.LIVE if view.is_live else ServerState.DEAD
+    role = "leader" if view.is_leader else "follower"
+    return {**_describe(view.server, state), "role": role}
+
+
+def _server(inputs: StatusInputs, seen: Seen) -> dict[str, Any]:
+    server, beat = seen.server, seen.heartbeat
+    live = inputs.liveness.is_live(run_of(seen), inputs.now)
+    found = _describe(server, ServerState.LIVE if live else ServerState.DEAD)
+    found["silent_s"] = round(inputs.now - seen.heard_at, 3)
+    if server.kind is ServerKind.BACKUP:
+        found.update(media=list(server.media), logs=len(beat.logs), free_bytes=beat.free_bytes)
+    else:
+        found["tablets"] = sum(1 for _ in inputs.catalog.owned_by(server.uuid, server.incarnation))
+        found.update(memory_bytes=beat.memory_bytes, memory_limit_bytes=beat.memory_limit_bytes)
+    return found
+
+
+def _table(inputs: StatusInputs, table: TableRecord) -> dict[str, Any]:
+    tablets = inputs.catalog.tablets_of(table.table_id)
+    running = [t for t in tablets if t.state is TabletState.RUNNING]
+    return {
+        "id": table.table_id,
+        "name": table.name,
+        "durability": str(table.durability),
+        "key": list(table.schema.key),
+        "schema_version": table.schema.version,
+        "tablets": len(tablets),
+        "tablets_running": len(running),
+        "rows": sum(_reported(inputs, tablet, "row_count") for tablet in running),
+        "memory_bytes": sum(_reported(inputs, tablet, "memory_bytes") for tablet in running),
+    }
+
+
+def _reported(inputs: StatusInputs, tablet: TabletRecord, field: str) -> int:
+    """A figure from the owner's last report of a tablet; 0 where there is none."""
+    seen = inputs.liveness.find(Run(tablet.owner, tablet.owner_incarnation))
+    report = None if seen is None else seen.reports.get(tablet.tablet_id)
+    return 0 if report is None or report.term != tablet.term else int(getattr(report, field))
+
+
+def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
+    table = inputs.catalog.tables[tablet.table_id]
+    seen = inputs.liveness.find(Run(tablet.owner, tablet.owner_incarnation))
+    report = None if seen is None else seen.reports.get(tablet.tablet_id)
+    return {
+        "id": tablet.tablet_id,
+        "table": table.name,
+        "number": tablet.number,
+        "state": tablet.state.value,
+        "term": tablet.term,
+        "leader": seen.server.name if seen is not None else tablet.owner,
+        "address": seen.server.address if seen is not None else "",
+        "durability": str(table.durability),
+        "progress": report.progress.value if report is not None else "",
+        "rows": _reported(inputs, tablet, "row_count"),
+        "memory_bytes": _reported(inputs, tablet, "memory_bytes"),
+        "segments": _reported(inputs, tablet, "segment_count"),
+        "under_replicated": _reported(inputs, tablet, "under_replicated"),
+        "problem": inputs.problems.get(tablet.tablet_id, "") or (report.problem if report else ""),
+    }

@@ -1,0 +1,33 @@
+"""The Runtime of a process that only calls others: no server, no disk."""
+
+from __future__ import annotations
+
+from stelae.core.runtime import File
+from stelae.runtime.handshake import Credentials
+from stelae.runtime.peers import TcpPeers
+from stelae.runtime.real import RealRuntime, end_process_on_broken_invariant
+
+
+class NoDisk:
+    """The disk of a process that has none: to use it is a bug."""
+
+    async def open(self, path: str) -> File:
+        raise AssertionError(f"a client has no disk for {path}")
+
+    async def read(self, path: str) -> bytes:
+        raise AssertionError(f"a client has no disk for {path}")
+
+    async def replace(self, path: str, data: bytes) -> None:
+        raise AssertionError(f"a client has no disk for {path}")
+
+    async def list(self, folder: str) -> list[str]:
+        raise AssertionError(f"a client has no disk for {folder}")
+
+    async def remove(self, path: str) -> None:
+        raise AssertionError(f"a client has no disk for {path}")
+
+
+def client_runtime(cluster: str, secret: bytes) -> RealRuntime:
+    """A runtime for calls to the servers of a cluster. Make it on the loop that will use it."""
+    peers = TcpPeers(Credentials(cluster, secret), on_failure=end_process_on_broken_invariant)
+    return RealRuntime(peers, NoDisk())

@@ -1,0 +1,168 @@
+"""Errors as RFC 9457 problem documents, each class with a stable type and status.
+
+Extension members let a client rebuild the error: ``error`` (the class in `stelae.core.errors`),
+``args`` (its parameters), ``notes``. What the caller should do follows from the status as it does
+from the family: 4xx do not repeat, 429 and 503 (with ``Retry-After``) repeat, 504 repeat only with
+the same request id, 500 tell the operator. (design §12)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from stelae.client.http_protocol import PROBLEM_TYPE
+from stelae.core import errors
+from stelae.core.errors import StelaeError, VersionMismatch
+
+
+class NotAuthenticated(errors.Unauthorized):
+    """No token, or one that is not known."""
+
+
+class NotPermitted(errors.Unauthorized):
+    """The token's role does not allow this."""
+
+
+class MalformedBody(errors.InvalidArgument):
+    """The body cannot be read at all, or is of no known media type."""
+
+
+class UnsupportedMedia(errors.InvalidArgument):
+    """The media type of the body is not one that this path takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemType:
+    """One row of the table of problems."""
+
+    status: int
+    slug: str
+    title: str
+    retry_after_s: int | None = None
+
+    @property
+    def uri(self) -> str:
+        return f"/problems/{self.slug}"
+
+
+PROBLEMS: dict[type[BaseException], ProblemType] = {
+    errors.Rejected: ProblemType(400, "rejected", "The request was refused"),
+    errors.InvalidArgument: ProblemType(400, "invalid-argument", "The request is not valid"),
+    MalformedBody: ProblemType(400, "malformed-body", "The body cannot be read"),
+    UnsupportedMedia: ProblemType(415, "unsupported-media-type", "The media type is not taken"),
+    errors.ColumnNotFound: ProblemType(400, "column-not-found", "There is no such column"),
+    errors.TableNotFound: ProblemType(404, "table-not-found", "There is no such table"),
+    errors.RowNotFound: ProblemType(404, "row-not-found", "There is no such row"),
+    errors.TableExists: ProblemType(409, "table-exists", "A table of that name exists"),
+    errors.RowExists: ProblemType(409, "row-exists", "A row with that key exists"),
+    errors.VersionMismatch: ProblemType(409, "version-mismatch", "The row has another version"),
+    errors.StaleRequest: ProblemType(409, "stale-request", "The request is outdated"),
+    errors.AlreadyRunning: ProblemType(409, "already-running", "It runs already"),
+    errors.TooLarge: ProblemType(413, "too-large", "The request is too large"),
+    NotAuthenticated: ProblemType(401, "not-authenticated", "A token is needed"),
+    NotPermitted: ProblemType(403, "not-permitted", "The token's role is too small"),
+    errors.Unauthorized: ProblemType(502, "cluster-refused", "The cluster refused this server"),
+    errors.ProtocolMismatch: ProblemType(502, "protocol-mismatch", "Versions do not match"),
+    errors.RetryElsewhere: ProblemType(503, "moved", "The tablet is moving", 1),
+    errors.RetryLater: ProblemType(503, "retry-later", "Not possible just now", 1),
+    errors.Overloaded: ProblemType(429, "overloaded", "Too much at once", 1),
+    errors.OutOfMemory: ProblemType(503, "out-of-memory", "The memory limit is reached", 10),
+    errors.NoSpace: ProblemType(503, "no-space", "There is no space left", 10),
+    errors.TabletNotReady: ProblemType(503, "tablet-not-ready", "A tablet is not served", 1),
+    errors.NoQuorum: ProblemType(503, "no-quorum", "The masters have no leader", 1),
+    errors.NotEnoughServers: ProblemType(503, "not-enough-servers", "Too few servers", 5),
+    errors.NameReserved: ProblemType(503, "name-reserved", "The table is being created", 1),
+    errors.Unavailable: ProblemType(503, "unavailable", "A server cannot be reached", 1),
+    errors.DeadlineExpired: ProblemType(503, "deadline-expired", "Not begun in time", 1),
+    errors.OutcomeUnknown: ProblemType(504, "outcome-unknown", "Done or not: it is not known"),
+    errors.DataLost: ProblemType(500, "data-lost", "Data is lost or damaged"),
+    errors.CorruptData: ProblemType(500, "corrupt-data", "Data is damaged"),
+    errors.SegmentsMissing: ProblemType(503, "segments-missing", "Segments are missing", 10),
+    StelaeError: ProblemType(500, "internal-error", "Something went wrong"),
+}
+"""Every class not named here has the row of its nearest ancestor."""
+
+PRECONDITION_FAILED = ProblemType(412, "version-mismatch", "The row has another version")
+INVALID_REQUEST = ProblemType(422, "invalid-request", "The request does not fit the schema")
+INTERNAL = PROBLEMS[StelaeError]
+NOT_FOUND = ProblemType(404, "not-found", "There is nothing at this path")
+METHOD_NOT_ALLOWED = ProblemType(405, "method-not-allowed", "Not with this method")
+
+
+def all_problems() -> dict[str, ProblemType]:
+    """Every problem type by the last part of its URI."""
+    rows = [*PROBLEMS.values(), INVALID_REQUEST, NOT_FOUND, METHOD_NOT_ALLOWED]
+    return {row.slug: row for row in rows}
+
+
+def problem_type(error: StelaeError, *, conditional: bool = False) -> ProblemType:
+    """The row for an error; ``conditional``: the request had ``If-Match`` or ``If-None-Match``."""
+    if conditional and isinstance(error, VersionMismatch):
+        return PRECONDITION_FAILED
+    return next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)
+
+
+def error_document(error: StelaeError, kind: ProblemType) -> dict[str, Any]:
+    """The problem document of an error."""
+    public = next(k for k in type(error).__mro__ if k.__module__ == errors.__name__)
+    document: dict[str, Any] = {
+        "type": kind.uri,
+        "title": kind.title,
+        "status": kind.status,
+        "detail": str(error),
+        "error": public.__name__,
+        "args": list(error.args),
+    }
+    notes = getattr(error, "__notes__", None)
+    if notes:
+        document["notes"] = list(notes)
+    return document
+
+
+def error_response(error: StelaeError, *, conditional: bool = False) -> Response:
+    """The whole answer for an error."""
+    kind = problem_type(error, conditional=conditional)
+    return problem_response(error_document(error, kind), kind)
+
+
+def plain_response(
+    kind: ProblemType,
+    detail: str,
+    *,
+    errors: Sequence[Mapping[str, Any]] = (),
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """The answer for a problem that is no `StelaeError`."""
+    document: dict[str, Any] = {
+        "type": kind.uri,
+        "title": kind.title,
+        "status": kind.status,
+        "detail": detail,
+    }
+    if errors:
+        document["errors"] = list(errors)
+    return problem_response(document, kind, headers)
+
+
+def problem_response(
+    document: Mapping[str, Any], kind: ProblemType, headers: Mapping[str, str] | None = None
+) -> Response:
+    all_headers = dict(headers or {})
+    if kind.retry_after_s is not None:
+        all_headers["Retry-After"] = str(kind.retry_after_s)
+    if kind.status == 401:
+        all_headers["WWW-Authenticate"] = 'Bearer realm="stelae"'
+    return Response(
+        msgspec.json.encode(document, enc_hook=str), kind.status, all_headers, PROBLEM_TYPE
+    )
+
+
+def has_condition(request: Request) -> bool:
+    """Whether the request names a version in its headers."""
+    return "if-match" in request.headers or "if-none-match" in request.headers

@@ -1,0 +1,66 @@
+"""One event loop in a thread of its own: what lets blocking and async callers share connections.
+
+A notebook has a loop already, a script has none, and a Ray actor has several: all of them reach
+the client's loop from outside. `Loop.run` blocks; `Loop.bridge` awaits from whatever loop calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+T = TypeVar("T")
+
+
+class Loop:
+    """A running loop. Threads are daemons: an interpreter that ends does not wait for them."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="stelae")
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` to its end and return what it returns. Ctrl-C cancels it."""
+        assert threading.current_thread() is not self._thread, "would wait for itself"
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def bridge(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """Run ``work`` here, awaited from the caller's loop."""
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+class Bridged:
+    """The async twin of an object that lives on a `Loop`: its coroutines, awaitable anywhere."""
+
+    def __init__(self, loop: Loop, target: Any, wrap: Callable[[Any], Any] = lambda x: x) -> None:
+        self._loop = loop
+        self._target = target
+        self._wrap = wrap
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if not asyncio.iscoroutinefunction(found):
+            return found
+
+        @functools.wraps(found)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return self._wrap(await self._loop.bridge(found(*args, **kwargs)))
+
+        return call

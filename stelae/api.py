@@ -1,0 +1,236 @@
+"""What users hold: a `Database` and its `Table` objects, blocking, with async twins under ``aio``.
+
+Everything is done by `stelae.client` on a loop of its own; these classes block for it. All errors
+are of `stelae.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stelae.aio import Bridged, Loop
+from stelae.client.convert import Key, Rows, to_arrow
+from stelae.client.database import DEFAULT_DURABILITY, AsyncDatabase
+from stelae.client.filters import Where
+from stelae.client.table import DEFAULT_TIMEOUT_S, AsyncTable
+from stelae.core.durability import Durability
+from stelae.core.errors import InvalidArgument
+from stelae.core.partition import Partitioning
+
+Versions = NDArray[np.uint64]
+LOAD_BATCH_BYTES = 16 << 20
+
+
+class Table:
+    """One table. Calls block; ``table.aio`` has the same calls as coroutines."""
+
+    def __init__(self, loop: Loop, table: AsyncTable) -> None:
+        self._loop = loop
+        self._table = table
+        self.aio = Bridged(loop, table)
+
+    @property
+    def name(self) -> str:
+        return self._table.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._table.schema
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._table.key
+
+    def insert(self, rows: Rows, *, timeout: float = DEFAULT_TIMEOUT_S) -> Versions:
+        """Add rows that are not there yet; raises `RowExists` if one is."""
+        return self._loop.run(self._table.insert(rows, timeout=timeout))
+
+    def upsert(
+        self, rows: Rows, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> Versions:
+        """Add or replace rows; returns their versions. ``if_version=0``: only if absent."""
+        return self._loop.run(self._table.upsert(rows, if_version=if_version, timeout=timeout))
+
+    def update(
+        self, rows: Rows, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> Versions:
+        """Change columns of rows that are there; raises `RowNotFound` if one is not."""
+        return self._loop.run(self._table.update(rows, if_version=if_version, timeout=timeout))
+
+    def delete(
+        self, keys: Any, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> Versions:
+        """Delete by key: one key, a list of keys, or a table of key columns. Absent is fine."""
+        return self._loop.run(self._table.delete(keys, if_version=if_version, timeout=timeout))
+
+    def load(
+        self, rows: Any, *, batch_bytes: int = LOAD_BATCH_BYTES, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> int:
+        """Upsert any amount of rows, in several calls; returns how many. Not atomic as a whole."""
+        return sum(batch.num_rows for batch in self.load_batches(rows, batch_bytes, timeout))
+
+    def load_batches(
+        self, rows: Any, batch_bytes: int = LOAD_BATCH_BYTES, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> Iterator[pa.Table]:
+        """`load`, handing out each part once it is durable: for progress bars."""
+        data = to_arrow(rows, self.schema)
+        row_bytes = max(1, data.nbytes // max(1, data.num_rows))
+        step = max(1, batch_bytes // row_bytes)
+        for start in range(0, data.num_rows, step):
+            part = data.slice(start, step)
+            self.upsert(part, timeout=timeout)
+            yield part
+
+    def get(
+        self,
+        key: Key,
+        *,
+        columns: Sequence[str] | None = None,
+        with_version: bool = False,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> dict[str, Any] | None:
+        """The row of a key as a dict, or None."""
+        return self._loop.run(
+            self._table.get(key, columns=columns, with_version=with_version, timeout=timeout)
+        )
+
+    def get_many(
+        self,
+        keys: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        with_versions: bool = False,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> pa.Table:
+        """The rows found, in the order of the keys asked for."""
+        return self._loop.run(
+            self._table.get_many(
+                keys, columns=columns, with_versions=with_versions, timeout=timeout
+            )
+        )
+
+    def scan(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Where = None,
+        limit: int | None = None,
+        with_versions: bool = False,
+        timeout: float = 600.0,
+    ) -> pa.Table:
+        """All rows that match: ``scan(columns=["dest"], where=[("dest", "=", "LAX")])``."""
+        return self._loop.run(
+            self._table.scan(
+                columns=columns,
+                where=where,
+                limit=limit,
+                with_versions=with_versions,
+                timeout=timeout,
+            )
+        )
+
+    def count(self, *, where: Where = None, timeout: float = 600.0) -> int:
+        """How many rows there are (that match)."""
+        return self._loop.run(self._table.count(where=where, timeout=timeout))
+
+    def __len__(self) -> int:
+        return self.count()
+
+    def __repr__(self) -> str:
+        return f"<stelae table {self.name!r}, key ({', '.join(self.key)})>"
+
+
+class Database:
+    """A cluster, as its user sees it. Close it when done; a launched cluster then ends with it."""
+
+    def __init__(self, loop: Loop, database: AsyncDatabase, cluster: str) -> None:
+        self._loop = loop
+        self._database = database
+        self._closed = False
+        self.cluster = cluster
+        self.aio = Bridged(loop, database, self._wrap_async)
+
+    def _wrap_async(self, found: Any) -> Any:
+        return Bridged(self._loop, found) if isinstance(found, AsyncTable) else found
+
+    def create_table(
+        self,
+        name: str,
+        schema: pa.Schema,
+        *,
+        key: str | Sequence[str],
+        partition: Partitioning | None = None,
+        durability: Durability = DEFAULT_DURABILITY,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> Table:
+        """Create a table and wait until it can be written to; raises `TableExists`."""
+        made = self._loop.run(
+            self._database.create_table(
+                name,
+                schema,
+                key=key,
+                partition=partition,
+                durability=durability,
+                timeout=timeout,
+            )
+        )
+        return Table(self._loop, made)
+
+    def table(self, name: str) -> Table:
+        """An existing table; raises `TableNotFound`."""
+        return Table(self._loop, self._loop.run(self._database.table(name)))
+
+    def __getitem__(self, name: str) -> Table:
+        return self.table(name)
+
+    def tables(self) -> list[str]:
+        """The names of all tables."""
+        return [table.name for table in self._loop.run(self._database.tables())]
+
+    def delete_table(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """Delete a table and all its rows, for ever; raises `TableNotFound`."""
+        self._loop.run(self._database.delete_table(name, timeout=timeout))
+
+    def status(self) -> dict[str, Any]:
+        """Servers, tables, tablets, and how recoveries go: the status document."""
+        return self._loop.run(self._database.status())
+
+    def close(self) -> None:
+        """End the connections; again is fine."""
+        if not self._closed:
+            self._closed = True
+            self._loop.run(self._database.close())
+            self._loop.close()
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<stelae database {self.cluster!r}>"
+
+    def _repr_html_(self) -> str:
+        status = self.status()
+        rows = "".join(
+            f"<tr><td>{s['id']}</td><td>{s['kind']}</td><td>{s['state']}</td>"
+            f"<td>{s.get('role', '')}</td><td>{s['address']}</td></tr>"
+            for s in status["servers"]
+        )
+        return (
+            f"<b>Stelae cluster {self.cluster}</b>: {len(status['tables'])} tables"
+            f"<table><tr><th>server</th><th>kind</th><th>state</th><th>role</th>"
+            f"<th>address</th></tr>{rows}</table>"
+        )
+
+
+def check_timeout(timeout: float) -> None:
+    """Raise `InvalidArgument` unless a timeout is a positive number of seconds."""
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise InvalidArgument(f"timeout={timeout!r}: a number of seconds above 0")

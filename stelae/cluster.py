@@ -1,0 +1,158 @@
+"""`launch` and `connect`: from a ``cluster.yaml`` or a name to a `Database`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+
+from stelae import launcher
+from stelae.aio import Loop
+from stelae.api import Database
+from stelae.client.database import AsyncDatabase
+from stelae.core.errors import InvalidArgument, NotEnoughServers, StelaeError
+from stelae.core.ids import Address
+from stelae.core.records import ServerState
+from stelae.core.settings import Settings
+from stelae.core.spec import ClusterSpec
+from stelae.core.spec_file import load_spec
+from stelae.runtime.client import client_runtime
+
+READY_TIMEOUT_S = 60.0
+POLL_S = 0.05
+
+Progress = Callable[[str], None]
+
+
+def _silent(_: str) -> None:
+    """No progress is shown."""
+
+
+class LaunchedDatabase(Database):
+    """A database whose cluster this process has launched: closing it takes the cluster down."""
+
+    spec: ClusterSpec
+    actors: dict[str, Any]
+    owns_ray: bool
+
+    def close(self) -> None:
+        """Stop all servers in order, and Ray if it was started for them. Data stays on disk."""
+        if self._closed:
+            return
+        super().close()
+        if ray.is_initialized():
+            _down(self.actors, self.owns_ray)
+
+
+def _down(actors: dict[str, Any], owns_ray: bool) -> None:
+    launcher.kill_servers(actors)
+    if owns_ray:
+        ray.shutdown()
+
+
+def launch(
+    spec: str | os.PathLike[str] | Mapping[str, Any] | ClusterSpec | None = None,
+    *,
+    progress: Progress = _silent,
+    **overrides: Any,
+) -> LaunchedDatabase:
+    """Stand a cluster up on Ray, and return a database on it once every server is live.
+
+    ``spec`` is the path of a ``cluster.yaml``, its content as a dict, or a `ClusterSpec`;
+    ``overrides`` change single fields (``launch("cluster.yaml", tservers={"count": 5})``). An
+    existing ``data_dir`` is used again: what was stored is served again.
+
+    Raises:
+        InvalidArgument: the spec is wrong; the text names line and field.
+        AlreadyRunning: the cluster runs, or its data_dir is in use.
+        NotEnoughServers: some server did not come up in time.
+    """
+    checked = load_spec(spec, **overrides)
+    state = launcher.prepare(checked)
+    progress("starting Ray")
+    owns_ray = launcher.start_ray(checked)
+    try:
+        progress("starting servers")
+        actors = launcher.start_servers(checked, state)
+        try:
+            progress("waiting for the masters")
+            database = _attach(
+                LaunchedDatabase,
+                checked.cluster,
+                state.secret,
+                [Address(a) for a in state.masters.values()],
+                checked.settings(),
+            )
+            database.spec, database.actors, database.owns_ray = checked, actors, owns_ray
+            _wait_live(database, checked)
+        except BaseException:
+            launcher.kill_servers(actors)
+            raise
+    except BaseException:
+        if owns_ray:
+            ray.shutdown()
+        raise
+    return database
+
+
+def _wait_live(database: Database, spec: ClusterSpec) -> None:
+    wanted = spec.masters.count + spec.tservers.count + spec.backups.count
+
+    async def all_live() -> None:
+        clock = database._database.runtime.clock
+        deadline = clock.monotonic() + READY_TIMEOUT_S
+        live = 0
+        while clock.monotonic() < deadline:
+            status = await database._database.status(timeout=READY_TIMEOUT_S)
+            live = sum(1 for s in status["servers"] if s["state"] == ServerState.LIVE.value)
+            if live >= wanted:
+                return
+            await clock.sleep(POLL_S)
+        raise NotEnoughServers("launch", wanted, "servers", live)
+
+    database._loop.run(all_live())
+
+
+def connect(cluster: str, *, token: str | None = None) -> Database:
+    """Connect to a running cluster: by name in this Ray, by its data_dir, or by URL over HTTP.
+
+    Raises:
+        InvalidArgument: neither a cluster's name, nor a data_dir, nor a URL.
+        Unavailable: no such cluster runs here.
+    """
+    if cluster.startswith(("http://", "https://")):
+        return _connect_http(cluster, token)
+    if os.path.isdir(cluster):
+        state = launcher.load_state(cluster)
+        masters = [Address(address) for address in state.masters.values()]
+        return _attach(Database, state.cluster, state.secret, masters, Settings())
+    if not ray.is_initialized():
+        ray.init(address="auto", namespace=launcher.NAMESPACE, log_to_driver=False)
+    plan = launcher.find_cluster(cluster)
+    return _attach(Database, cluster, plan.secret, list(plan.masters.values()), plan.settings)
+
+
+def _connect_http(url: str, token: str | None) -> Database:
+    from stelae.client.http import HttpDatabase
+
+    if token is None:
+        raise InvalidArgument("connecting over HTTP needs token=; launch wrote one to its data_dir")
+    loop = Loop()
+    return Database(loop, HttpDatabase(url, token), url)  # type: ignore[arg-type]
+
+
+def _attach(
+    kind: type[Any], cluster: str, secret: bytes, masters: list[Address], settings: Settings
+) -> Any:
+    loop = Loop()
+
+    async def open_database() -> AsyncDatabase:
+        return AsyncDatabase(client_runtime(cluster, secret), masters, settings)
+
+    try:
+        return kind(loop, loop.run(open_database()), cluster)
+    except StelaeError:
+        loop.close()
+        raise

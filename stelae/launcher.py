@@ -1,0 +1,219 @@
+"""Standing a cluster up on Ray, finding one that stands, and taking it down.
+
+A cluster's ``data_dir`` holds the servers' folders, the cluster's secret and admin token (both
+0600) and ``cluster.json``: where the masters listen, so that they listen there again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from stelae.actors.ray_host import NAMESPACE, ServerPlan, cluster_actors, create_actor
+from stelae.core.errors import AlreadyRunning, InvalidArgument, Unavailable
+from stelae.core.ids import Address
+from stelae.core.records import ServerKind
+from stelae.core.spec import ClusterSpec
+from stelae.recovery.java import find_java, java_environment
+from stelae.runtime.files import LocalDisk
+from stelae.runtime.handshake import SECRET_BYTES
+from stelae.storage.frames import MediumSpec
+
+STATE_FILE = "cluster.json"
+SECRET_FILE = "secret"
+START_TIMEOUT_S = 90.0
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """What `connect` needs to know of a cluster; kept in ``cluster.json``."""
+
+    cluster: str
+    data_dir: str
+    masters: dict[str, str]
+    ray_address: str = ""
+    http: str = ""
+    keeper_pid: int = 0
+
+    @property
+    def secret(self) -> bytes:
+        return (Path(self.data_dir) / SECRET_FILE).read_bytes()
+
+    def save(self) -> None:
+        path = Path(self.data_dir) / STATE_FILE
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        os.replace(temporary, path)
+
+
+def load_state(data_dir: str | Path) -> ClusterState:
+    """Read ``cluster.json``. Raises InvalidArgument where there is none."""
+    path = Path(data_dir) / STATE_FILE
+    try:
+        return ClusterState(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise InvalidArgument(
+            f"{data_dir} is not a cluster's data_dir: it has no {STATE_FILE}"
+        ) from None
+
+
+def start_ray(spec: ClusterSpec) -> bool:
+    """Start or join Ray as the spec says; true if this process started it.
+
+    What must stand in the environment before Ray starts is set here: the auth mode (a cluster with
+    two modes kills actors), and Java for RayDP where there is one.
+    """
+    if ray.is_initialized():
+        return False
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if spec.spark is not None:
+        with contextlib.suppress(Unavailable):
+            os.environ.update(java_environment(find_java()))
+    options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
+    if spec.ray.address == "local":
+        options |= {"address": "local", "include_dashboard": False}
+        if spec.ray.num_cpus is not None:
+            options["num_cpus"] = spec.ray.num_cpus
+    else:
+        options["address"] = spec.ray.address
+    ray.init(**options)
+    return spec.ray.address == "local"
+
+
+def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:
+    """One plan for each server of the spec."""
+    masters = {name: Address(address) for name, address in state.masters.items()}
+    common = ServerPlan(
+        kind=ServerKind.MASTER,
+        name="",
+        cluster=spec.cluster,
+        secret=state.secret,
+        folder="",
+        host="127.0.0.1",
+        port=0,
+        masters=masters,
+        settings=spec.settings(),
+        engine=spec.recovery.engine,
+    )
+    media = tuple(
+        MediumSpec(name=name, path=m.path, sync=m.sync or "always", size_bytes=m.size_bytes)
+        for name, m in spec.media.items()
+    )
+    found = []
+    for name, address in masters.items():
+        port = int(address.rpartition(":")[2])
+        found.append(replace(common, name=name, port=port))
+    for name in _names("backup", spec.backups.count):
+        found.append(replace(common, kind=ServerKind.BACKUP, name=name, media=media))
+    for name in _names("tserver", spec.tservers.count):
+        memory = spec.tservers.memory_bytes
+        found.append(replace(common, kind=ServerKind.TSERVER, name=name, memory_limit_bytes=memory))
+    return [replace(p, folder=str(Path(state.data_dir) / p.name)) for p in found]
+
+
+def prepare(spec: ClusterSpec) -> ClusterState:
+    """Make or read the cluster's data directory.
+
+    Raises:
+        AlreadyRunning: a server of a running cluster uses it.
+        InvalidArgument: it belongs to another cluster, or is not ours to write to.
+    """
+    folder = Path(spec.data_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        state = _read_or_make(spec, folder)
+    except OSError as error:
+        raise InvalidArgument(f"data_dir {folder}: {error.strerror or error}") from error
+    for name in [*state.masters, *_names("tserver", spec.tservers.count)]:
+        if (folder / name).exists():
+            LocalDisk(folder / name).close()
+    return state
+
+
+def _read_or_make(spec: ClusterSpec, folder: Path) -> ClusterState:
+    secret = folder / SECRET_FILE
+    if not secret.exists():
+        descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+    if (folder / STATE_FILE).exists():
+        state = load_state(folder)
+        if state.cluster != spec.cluster:
+            raise InvalidArgument(
+                f"data_dir {folder} holds cluster {state.cluster!r}, not {spec.cluster!r}"
+            )
+        if len(state.masters) != spec.masters.count:
+            raise InvalidArgument(
+                f"data_dir {folder} was made for {len(state.masters)} masters; "
+                f"masters.count is {spec.masters.count}: their number is fixed at launch"
+            )
+        return replace(state, data_dir=str(folder), http="", keeper_pid=0)
+    names = _names("master", spec.masters.count)
+    ports = list(_free_ports(len(names)))
+    masters = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
+    state = ClusterState(spec.cluster, str(folder), masters)
+    state.save()
+    return state
+
+
+def _names(kind: str, count: int) -> list[str]:
+    return [f"{kind}-{number}" for number in range(1, count + 1)]
+
+
+def _free_ports(count: int) -> Iterator[int]:
+    with contextlib.ExitStack() as sockets:
+        bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
+        for each in bound:
+            each.bind(("127.0.0.1", 0))
+        yield from [each.getsockname()[1] for each in bound]
+
+
+def start_servers(spec: ClusterSpec, state: ClusterState) -> dict[str, Any]:
+    """Create all actors at once and wait until each listens. On failure none is left behind.
+
+    Raises:
+        AlreadyRunning: the cluster runs already, or a server cannot start; the text says why.
+    """
+    if cluster_actors(spec.cluster):
+        raise AlreadyRunning(f"cluster {spec.cluster!r} is running already in this Ray")
+    actors: dict[str, Any] = {}
+    try:
+        for plan in plans(spec, state):
+            actors[plan.name] = create_actor(plan)
+        ray.get([actor.ready.remote(START_TIMEOUT_S) for actor in actors.values()])
+    except BaseException:
+        kill_servers(actors)
+        raise
+    return actors
+
+
+def kill_servers(actors: dict[str, Any], *, grace_s: float = 5.0) -> None:
+    """Stop servers in order, masters last, then end their processes and take their names back."""
+    order = sorted(actors, key=lambda name: name.startswith("master"))
+    stops = [actors[name].stop.remote() for name in order]
+    ray.wait(stops, num_returns=len(stops), timeout=grace_s)
+    for name in order:
+        ray.kill(actors[name])
+
+
+def find_cluster(name: str) -> ServerPlan:
+    """The plan of some server of a running cluster: it has the masters' addresses and the secret.
+
+    Raises:
+        Unavailable: no such cluster runs in this Ray.
+    """
+    actors = cluster_actors(name)
+    if not actors:
+        raise Unavailable(f"cluster {name!r}", "it does not run in this Ray")
+    plan: ServerPlan = ray.get(next(iter(actors.values())).describe.remote())
+    return plan

@@ -1,0 +1,230 @@
+"""What one backup holds: its replicas by log and segment, and how they are read.
+
+Invariants: a replica that exists is durable, and what is said of it was so at one moment; one that
+is replaced while it is read is read again, for its frames may be another's by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from crc32c import crc32c
+
+from stelae.core.errors import CorruptData, InvalidArgument, TabletNotReady, TooLarge
+from stelae.core.ids import TabletId, segment_name
+from stelae.core.messages import Certified, ReadReplica, ReplicaInfo, ReplicaState
+from stelae.core.rpc import Blob
+from stelae.core.runtime import Runtime
+from stelae.storage.entry import HEADER_BYTES, entry_length
+from stelae.storage.image import IMAGE_TRAILER_BYTES, summary_range
+from stelae.storage.media import PIECE_BYTES, Medium
+from stelae.storage.replicas import Facts, Replica, blob_size, certify, joined, read_digest
+
+REPLY_BYTES_MAX = 96 << 20
+READ_ATTEMPTS = 3
+
+
+class Holdings:
+    """The replicas of all media of a backup."""
+
+    def __init__(self, runtime: Runtime, media: Mapping[str, Medium], server: str) -> None:
+        self._runtime = runtime
+        self._media = media
+        self._server = server
+        self._logs: dict[TabletId, dict[int, Replica]] = {}
+        self._locks: weakref.WeakValueDictionary[tuple[TabletId, int], asyncio.Lock]
+        self._locks = weakref.WeakValueDictionary()
+
+    # ---- the map ----------------------------------------------------------------------------
+
+    @property
+    def logs(self) -> list[TabletId]:
+        return sorted(self._logs)
+
+    def segments(self, log: TabletId) -> list[int]:
+        return sorted(self._logs.get(log, {}))
+
+    def find(self, log: TabletId, segment_id: int) -> Replica | None:
+        return self._logs.get(log, {}).get(segment_id)
+
+    def enter(self, replica: Replica) -> None:
+        self._logs.setdefault(replica.tablet_id, {})[replica.segment_id] = replica
+
+    def enter_found(self, replica: Replica) -> Facts:
+        """Enter a replica found at start, and return what it is.
+
+        If it is on two media, a seal was moving it to the other one.
+        """
+        facts = replica.facts
+        assert facts is not None, "what is found exists"
+        other = self.find(replica.tablet_id, replica.segment_id)
+        if other is not None and _rank(other) >= _rank(replica):
+            self._media[replica.medium].free(replica)
+            return facts
+        if other is not None:
+            self._media[other.medium].free(other)
+        self.enter(replica)
+        return facts
+
+    def forget(self, replica: Replica) -> None:
+        """Free a replica, and take it out of the map."""
+        segments = self._logs[replica.tablet_id]
+        assert segments[replica.segment_id] is replica
+        del segments[replica.segment_id]
+        if not segments:
+            del self._logs[replica.tablet_id]
+        self._media[replica.medium].free(replica)
+
+    def lock(self, log: TabletId, segment_id: int) -> asyncio.Lock:
+        """Held while a segment's replica changes; it lasts only as long as somebody has it."""
+        key = log, segment_id
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
+
+    async def quiesce(self, logs: Mapping[TabletId, object]) -> None:
+        """Wait until the changes to these logs that have begun are in a batch, or refused."""
+        for log, segment_id in sorted(key for key in self._locks if key[0] in logs):
+            async with self.lock(log, segment_id):
+                continue
+
+    # ---- what is said of it -----------------------------------------------------------------
+
+    async def describe(self, log: TabletId) -> tuple[ReplicaInfo, ...]:
+        """The replicas of a log that durably exist, by segment. An open one whose prologue cannot
+        be read is lost, and left out."""
+        infos: list[ReplicaInfo] = []
+        for segment_id in self.segments(log):
+            replica = self.find(log, segment_id)
+            if replica is None or replica.facts is None:
+                continue
+            facts = replica.facts
+            digest: tuple[int, ...] = ()
+            if facts.state is ReplicaState.OPEN:
+                try:
+                    digest = await self._digest(replica, facts)
+                except CorruptData:
+                    self._runtime.metrics.count("backup_damaged_replicas")
+                    continue
+                if replica.freed:
+                    continue
+            infos.append(_info(replica, facts, digest))
+        return tuple(infos)
+
+    async def _digest(self, replica: Replica, facts: Facts) -> tuple[int, ...]:
+        if replica.digest is None:
+            medium = self._media[replica.medium]
+            if facts.length < HEADER_BYTES:
+                raise CorruptData(replica.where, 0, "no prologue")
+            length = entry_length(await medium.read(replica, 0, HEADER_BYTES))
+            if length > facts.length:
+                raise CorruptData(replica.where, 0, "the prologue is longer than the replica")
+            head = await medium.read(replica, 0, length)
+            replica.digest = read_digest(bytes(head), replica.where)
+        return replica.digest
+
+    # ---- reading ----------------------------------------------------------------------------
+
+    def _readable(self, log: TabletId, segment_id: int) -> tuple[Replica, Facts]:
+        replica = self.find(log, segment_id)
+        if replica is None or replica.facts is None:
+            name = segment_name(segment_id)
+            raise InvalidArgument(f"backup {self._server} has no segment {name} of tablet {log}")
+        return replica, replica.facts
+
+    async def read(self, request: ReadReplica) -> tuple[ReplicaInfo, Blob]:
+        """Bytes of a replica. An image that is read whole is checked here; rows are served as they
+        are, and checked entry by entry by whoever reads them.
+
+        Raises:
+            CorruptData: the medium does not have what the record says.
+            InvalidArgument: there is no such replica, or it has no such bytes.
+        """
+        for _ in range(READ_ATTEMPTS):
+            replica, facts = self._readable(request.tablet_id, request.segment_id)
+            offset = request.offset
+            length = request.length or facts.length - offset
+            if offset < 0 or length < 0 or offset + length > facts.length:
+                text = f"bytes {offset}+{length} of {facts.length}"
+                raise InvalidArgument(f"{replica.where}: {text}")
+            if length > REPLY_BYTES_MAX:
+                raise TooLarge(f"read of {replica.where}", length, REPLY_BYTES_MAX)
+            data = await self._media[replica.medium].read(replica, offset, length)
+            if replica.freed:
+                continue
+            whole = facts.state is ReplicaState.SEALED and length == facts.length
+            if whole and await checksum(self._runtime, data) != facts.crc:
+                raise CorruptData(replica.where, 0, "bad checksum of the image")
+            return _info(replica, facts, replica.digest or ()), data
+        raise _busy(request.tablet_id, request.segment_id)
+
+    async def read_summary(self, log: TabletId, segment_id: int) -> tuple[ReplicaInfo, Blob]:
+        """The tail of an image; of rows, all of them."""
+        for _ in range(READ_ATTEMPTS):
+            replica, facts = self._readable(log, segment_id)
+            medium = self._media[replica.medium]
+            offset, length = 0, facts.length
+            if facts.state is ReplicaState.SEALED:
+                start = max(0, facts.length - IMAGE_TRAILER_BYTES)
+                trailer = await medium.read(replica, start, facts.length - start)
+                if replica.freed:
+                    continue
+                offset, length = summary_range(trailer, facts.length, replica.where)
+            data = await medium.read(replica, offset, length)
+            if not replica.freed:
+                return _info(replica, facts, replica.digest or ()), data
+        raise _busy(log, segment_id)
+
+
+async def checksum(runtime: Runtime, data: Blob) -> int:
+    """CRC-32C, off the event loop if the data is large."""
+    if blob_size([data]) < PIECE_BYTES:
+        return int(crc32c(data))
+    return int(await runtime.offload(crc32c, data))
+
+
+async def check_certificate(
+    runtime: Runtime, base: Certified, new: Certified, views: Sequence[memoryview], where: str
+) -> None:
+    """Check that the bytes which follow ``base`` make up ``new``: entries whole and undamaged.
+
+    Raises:
+        InvalidArgument: they do not.
+    """
+    data = joined(views)[: new.length - base.length]
+    try:
+        if len(data) < PIECE_BYTES:
+            found = certify(base, data, where)
+        else:
+            found = await runtime.offload(certify, base, data, where)
+    except CorruptData as error:
+        raise InvalidArgument(f"the certificate does not fit: {error}") from error
+    if found != new:
+        raise InvalidArgument(f"{where}: the certificate says {new}, the entries {found}")
+
+
+def _busy(log: TabletId, segment_id: int) -> TabletNotReady:
+    return TabletNotReady(log, f"having segment {segment_name(segment_id)} replaced")
+
+
+def _rank(replica: Replica) -> tuple[Any, ...]:
+    facts = replica.facts
+    assert facts is not None
+    return facts.state is ReplicaState.SEALED, facts.term, facts.epoch, facts.length
+
+
+def _info(replica: Replica, facts: Facts, digest: tuple[int, ...]) -> ReplicaInfo:
+    return ReplicaInfo(
+        replica.segment_id,
+        facts.term,
+        facts.epoch,
+        facts.state,
+        replica.medium,
+        facts.length,
+        facts.crc,
+        digest,
+    )

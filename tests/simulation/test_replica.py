@@ -1,0 +1,331 @@
+"""Replicas in the deterministic world: three servers, a register each key, every kind of fault.
+
+What clients saw must be linearizable, and nothing acknowledged may be lost; planted bugs in the
+shell prove that the world can see them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from stelae.actors.replica import Replica, ReplicaSettings
+from stelae.consensus.settings import RaftSettings
+from stelae.core.errors import (
+    DataLost,
+    NotLeader,
+    OutcomeUnknown,
+    RetryElsewhere,
+    RetryLater,
+)
+from stelae.core.ids import Address, ServerUuid, TabletId
+from stelae.core.replication import TermAndVote
+from stelae.core.rpc import Call, Method, Reply
+from stelae.core.runtime import Runtime
+from stelae.core.tasks import Tasks
+from stelae.simulation.checkers import require_rows
+from stelae.simulation.history import History
+from stelae.simulation.nemesis import Nemesis
+from stelae.simulation.options import Options
+from stelae.simulation.world import SimulationFailure, World
+
+GROUP = TabletId("00000000000000000000000000000001")
+NAMES = ("m1", "m2", "m3")
+TICK_S = 0.02
+
+
+class Put(msgspec.Struct, frozen=True, array_like=True):
+    key: str
+    value: str
+
+
+class Get(msgspec.Struct, frozen=True, array_like=True):
+    key: str
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    version: int
+    value: str | None
+
+
+PUT: Method[Put, Row] = Method("put", Put, Row)
+GET: Method[Get, Row] = Method("get", Get, Row)
+
+
+class Registers:
+    """A state machine: the last value of each key, versioned by log index; a value is put once."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+        self.done: dict[str, int] = {}
+
+    def apply(self, index: int, term: int, command: bytes) -> Row:
+        put = msgspec.msgpack.decode(command, type=Put)
+        if put.value not in self.done:
+            self.done[put.value] = index
+            self.rows[put.key] = Row(index, put.value)
+        return Row(self.done[put.value], put.value)
+
+    def snapshot(self) -> bytes:
+        return msgspec.msgpack.encode((self.rows, self.done))
+
+    def restore(self, data: bytes) -> None:
+        self.rows, self.done = msgspec.msgpack.decode(
+            data, type=tuple[dict[str, Row], dict[str, int]]
+        )
+
+
+class RegisterServer:
+    """One server with one replica."""
+
+    def __init__(self, runtime: Runtime, world: World, name: str, bug: str) -> None:
+        self.tasks = Tasks()
+        self.runtime = runtime
+        self.bug = bug
+        self.uuid = ServerUuid(f"uuid-{name}")
+        self.registers = Registers()
+        options = world.options
+        raft = RaftSettings(
+            batch_entries_max=options.limits.batch_operations,
+            inflight_max=4,
+            snapshot_chunk_bytes=200,
+            lease_duration_us=int(TICK_S * 6 * 1e6) if options.shuffle else 0,
+        )
+        settings = ReplicaSettings(
+            raft=raft,
+            tick_s=TICK_S,
+            log_file_bytes=600,
+            snapshot_entries=options.limits.snapshot_entries,
+            keep_entries=options.limits.snapshot_entries // 2,
+        )
+        peers = {ServerUuid(f"uuid-{peer}"): world.address(peer) for peer in NAMES}
+        self.replica = Replica(
+            runtime, self.tasks, GROUP, self.uuid, peers, self.registers, settings
+        )
+        plant(self.replica, bug)
+        self.replica.on_role_change(lambda change: world.note(name, str(change)))
+
+    async def start(self) -> None:
+        handlers = {**self.replica.handlers(), PUT: self.put, GET: self.get}
+        await self.runtime.peers.listen(self.uuid, handlers)
+        await self.replica.start()
+
+    async def stop(self) -> None:
+        await self.replica.stop()
+        await self.tasks.close()
+
+    async def put(self, call: Call[Put]) -> Reply[Row]:
+        if self.replica._core is None:
+            raise NotLeader(self.uuid, 0, "")
+        row = await self.replica.propose(msgspec.msgpack.encode(call.body), call.timeout_s)
+        assert isinstance(row, Row)
+        return Reply(row)
+
+    async def get(self, call: Call[Get]) -> Reply[Row]:
+        if self.replica._core is None:
+            raise NotLeader(self.uuid, 0, "")
+        if self.bug != "no read barrier":
+            await self.replica.read_barrier(call.timeout_s)
+        elif not self.replica.is_leader:
+            raise NotLeader(self.uuid, 0, "")
+        return Reply(self.registers.rows.get(call.body.key, Row(0, None)))
+
+
+class UnsyncedFile:
+    """The planted bug: a file that says it is durable when it is not."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    async def sync(self) -> None:
+        return None
+
+
+def plant(replica: Replica, bug: str) -> None:
+    """Break the shell."""
+    storage = replica._storage
+    save = storage.save
+    if bug == "no sync":
+        disk = storage._disk
+        real_open = disk.open
+
+        class Lying:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(disk, name)
+
+            async def open(self, path: str) -> Any:
+                return UnsyncedFile(await real_open(path))
+
+        storage._disk = Lying()  # type: ignore[assignment]
+    elif bug == "vote forgotten":
+
+        async def forgetful(vote: TermAndVote | None, snapshot: Any, entries: Any) -> None:
+            await save(vote and TermAndVote(vote.term, None), snapshot, entries)
+
+        storage.save = forgetful  # type: ignore[method-assign]
+    elif bug == "sent before saved":
+
+        async def hasty(vote: Any, snapshot: Any, entries: Any) -> None:
+            replica._links.send(replica.core._taken.messages)  # type: ignore[union-attr]
+            await save(vote, snapshot, entries)
+
+        storage.save = hasty  # type: ignore[method-assign]
+
+
+async def call_leader(world: World, client: Runtime, method: Any, request: Any, start: int) -> Any:
+    """One operation: try the servers until one surely did it, or it is unknown."""
+    address: Address | None = None
+    for attempt in range(40):
+        target = address or world.address(NAMES[(start + attempt) % len(NAMES)])
+        address = None
+        try:
+            reply = await client.peers.call(target, method, request, timeout_s=1.0)
+        except NotLeader as error:
+            address = Address(error.leader) if error.leader else None
+            await asyncio.sleep(0.02)
+        except (RetryLater, RetryElsewhere):
+            await asyncio.sleep(0.05)
+        except OutcomeUnknown:
+            if method is PUT:
+                raise
+        else:
+            return reply.body
+    return None
+
+
+async def work(world: World, history: History, name: str, operations: int) -> None:
+    client = world.client(name)
+    rng = world.rng(f"workload/{name}")
+    for number in range(operations):
+        key = f"k{rng.randrange(4)}"
+        write = rng.random() < 0.5
+        value = f"{name}-{number}" if write else None
+        operation = history.begin(name, "write" if write else "read", key, value)
+        request = Put(key, value) if value is not None else Get(key)
+        method: Any = PUT if write else GET
+        try:
+            row = await call_leader(world, client, method, request, rng.randrange(3))
+        except OutcomeUnknown:
+            history.unknown(operation)
+        else:
+            if row is None:
+                history.failed(operation)
+            else:
+                version = row.version if row.value is not None else None
+                history.ok(operation, version=version, value=row.value)
+        await asyncio.sleep(rng.expovariate(20.0))
+
+
+def ready_leader(world: World) -> str | None:
+    """The name of a server whose replica leads and is ready."""
+    for name in NAMES:
+        server = world.server(name)
+        if server is not None and world.nodes[name].ready and server.replica.leader_ready:
+            return name
+    return None
+
+
+def replicas_agree(world: World) -> bool:
+    """True once all servers hold the same rows."""
+    rows = [world.server(name).registers.rows for name in NAMES]
+    return all(other == rows[0] for other in rows)
+
+
+async def scenario(world: World, bug: str = "", duration_s: float = 8.0) -> History:
+    """Clients work under faults; then all is healed, and everything is read once more."""
+    history = History(world.loop.time)
+    for name in NAMES:
+        world.start(
+            name,
+            lambda runtime, name=name: RegisterServer(runtime, world, name, bug),
+            kind="master",
+        )
+    world.leader_hint = lambda: ready_leader(world)
+    await world.wait_ready()
+    await world.wait_until(lambda: ready_leader(world) is not None, 60.0, "a first leader")
+    nemesis = Nemesis.begin(world, duration_s=duration_s)
+    await asyncio.gather(*(work(world, history, f"c{i}", 25) for i in range(3)))
+    await nemesis.finish()
+    await world.wait_until(lambda: ready_leader(world) is not None, 60.0, "a leader after healing")
+    reader = world.client("reader")
+    for key in ("k0", "k1", "k2", "k3"):
+        operation = history.begin("reader", "read", key)
+        row = await call_leader(world, reader, GET, Get(key), 0)
+        assert row is not None, "no answer after all faults ended"
+        version = row.version if row.value is not None else None
+        history.ok(operation, version=version, value=row.value)
+    require_rows(history)
+    await world.wait_until(lambda: replicas_agree(world), 60.0, "replicas agree")
+    return history
+
+
+@pytest.mark.parametrize("first_seed", range(0, 40, 8))
+def test_registers_are_linearizable_under_every_kind_of_fault(first_seed: int) -> None:
+    """Crashes, torn writes, partitions, pauses and slow disks lose nothing and show nothing old."""
+    done = 0
+    for seed in range(first_seed, first_seed + 8):
+        world = World(seed, Options.draw(seed))
+        history = world.run(scenario(world))
+        done += history.count("ok")
+    assert done > 200, "the clients hardly got anything done"
+
+
+def test_a_calm_group_serves_everything_in_one_term() -> None:
+    """Without faults there is one election, and no operation fails."""
+    world = World(1, Options())
+    history = world.run(scenario(world))
+    assert history.count("ok") == len(history.operations)
+    assert {world_term for world_term in history_terms(world)} == {1}
+
+
+def history_terms(world: World) -> list[int]:
+    return [node.server.replica.term for node in world.nodes.values() if node.kind == "master"]
+
+
+def test_a_decayed_log_is_refused_and_named() -> None:
+    """A flipped byte in the middle of the log is `CorruptData`, never other data."""
+
+    async def decay(world: World) -> None:
+        await scenario(world, duration_s=0.1)
+        await world.stop("m1")
+        disk = world.nodes["m1"].disk
+        path = [path for path in disk.paths() if path.startswith("wals/")][0]
+        disk.corrupt(path, 70)
+        world.restart("m1")
+        await world.wait_until(lambda: world.nodes["m1"].ready, 30.0, "never")
+
+    world = World(3, Options())
+    with pytest.raises(SimulationFailure) as failure:
+        world.run(decay(world))
+    assert isinstance(failure.value.error, DataLost)
+    assert "wals/" in str(failure.value.error)
+
+
+@pytest.mark.parametrize(
+    "bug", ["no sync", "vote forgotten", "sent before saved", "no read barrier"]
+)
+def test_a_planted_bug_in_the_shell_is_found(bug: str) -> None:
+    """Each of these mistakes breaks a promise within a few dozen worlds."""
+    for seed in range(150):
+        options = Options.draw(seed)
+        if bug != "no read barrier":
+            options = options.but(
+                crash_every_s=0.3,
+                crash_in_sync_every_s=0.5,
+                keep_unsynced_rate=0.0,
+                restart_min_s=0.02,
+                restart_mean_s=0.05,
+            )
+        world = World(seed, options)
+        try:
+            world.run(scenario(world, bug, duration_s=4.0))
+        except SimulationFailure as failure:
+            assert not isinstance(failure.error, AttributeError | TypeError | NameError), failure
+            return
+    pytest.fail(f"{bug}: not found")

@@ -1,0 +1,169 @@
+"""Seeds, faults as data, shrinking, replay; and the proof that planted bugs are found."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stelae.core.errors import InvalidArgument
+from stelae.simulation import Options
+from stelae.simulation.__main__ import main
+from stelae.simulation.nemesis import Action, draw_schedule, shrink
+from stelae.simulation.runner import (
+    derive_seeds,
+    find_bug,
+    keep_seed,
+    kept_seeds,
+    run_seed,
+    run_seeds,
+    shrink_failure,
+)
+from stelae.simulation.scenarios import Scenario, load_scenario
+from stelae.simulation.world import World
+
+REGISTER = f"{Path(__file__).parent / 'register.py'}:SCENARIO"
+KV = load_scenario(REGISTER)
+BUGS = sys.modules["stelae_scenario_register"].BUGS
+
+
+def test_a_correct_register_passes_under_all_faults():
+    """The toy is right, and the world does not accuse it: kept seeds and new ones."""
+    outcomes = run_seeds(KV, 40, budget_s=20.0)
+    assert len(outcomes) >= 10
+    kinds = {action.kind for outcome in outcomes for action in outcome.schedule}
+    assert {"crash", "crash_in_sync", "pause", "split", "one_way", "sync_error"} <= kinds
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_found(bug):
+    """Each broken rule of the toy is seen within a bounded number of seeds."""
+    outcome = find_bug(KV, bug, max_seeds=150)
+    assert outcome.failure is not None
+    again = run_seed(KV, outcome.seed, bug=bug)
+    assert again.digest == outcome.digest
+    assert str(again.failure) == str(outcome.failure)
+
+
+def test_a_run_is_the_same_in_every_process():
+    """Traces do not depend on PYTHONHASHSEED, nor on what ran before in the process."""
+    seeds = derive_seeds("kv", 3, "hash")
+    program = (
+        "import sys\n"
+        "from stelae.simulation.runner import run_seed\n"
+        "from stelae.simulation.scenarios import load_scenario\n"
+        "scenario = load_scenario(sys.argv[1])\n"
+        "print(*[run_seed(scenario, int(seed)).digest for seed in sys.argv[2:]])\n"
+    )
+    command = [sys.executable, "-c", program, REGISTER, *map(str, seeds)]
+    processes = [
+        subprocess.Popen(
+            command, env={**os.environ, "PYTHONHASHSEED": number}, stdout=subprocess.PIPE, text=True
+        )
+        for number in ("0", "1", "12345")
+    ]
+    printed = {process.communicate()[0] for process in processes}
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    here = " ".join(run_seed(KV, seed).digest for seed in reversed(seeds)).split()
+    assert printed == {" ".join(reversed(here)) + "\n"}
+
+
+def test_the_world_is_fast_enough():
+    """At least tens of thousands of callbacks a second, even on a busy machine."""
+    began_s = time.process_time()
+    steps = sum(run_seed(KV, seed).steps for seed in range(5))
+    assert steps / (time.process_time() - began_s) > 20_000
+
+
+def test_swarm_options_switch_faults_off():
+    """Each fault is absent from some seeds and present in others, and a seed fixes all."""
+    drawn = [Options.draw(seed) for seed in range(50)]
+    for name in ("drop_request_rate", "crash_every_s", "lost_disk_every_s", "duplicate_rate"):
+        off = [getattr(options, name) == 0.0 for options in drawn]
+        assert 5 < sum(off) < 45
+    assert drawn == [Options.draw(seed) for seed in range(50)]
+
+
+def test_lost_disks_respect_their_budget():
+    """Only kinds named losable lose disks, and never two within the healing time."""
+    options = Options(lost_disk_every_s=1.0, healing_s=20.0)
+    servers = {"master": ["m1"], "backup": ["b1", "b2"]}
+    schedule = draw_schedule(options, random.Random(1), servers, [], 500.0, {"backup"})
+    lost = [action for action in schedule if action.kind == "lose_disk"]
+    assert len(lost) > 10
+    assert {action.nodes[0] for action in lost} == {"b1", "b2"}
+    gaps = [late.at_s - early.at_s for early, late in itertools.pairwise(lost)]
+    assert min(gaps) >= 20.0
+    assert not draw_schedule(options, random.Random(1), servers, [], 500.0, ())
+
+
+def test_shrinking_finds_the_faults_that_matter():
+    """Of a hundred faults only the two that fail together are left."""
+    schedule = [Action(float(number), "crash", ("a",)) for number in range(100)]
+    needed = {schedule[17], schedule[83]}
+    assert shrink(schedule, lambda part: needed <= set(part)) == [schedule[17], schedule[83]]
+    assert shrink(schedule, lambda part: True) == []
+
+
+def test_a_failing_run_shrinks_to_a_schedule_that_still_fails():
+    """The shrunk faults are a part of those drawn, and fail in the same way when replayed."""
+    bug = "carry on after a failed sync"
+    outcome = find_bug(KV, bug, max_seeds=150)
+    least = shrink_failure(KV, outcome, bug=bug, runs_max=15)
+    assert len(least) < len(outcome.schedule)
+    assert [action for action in outcome.schedule if action in least] == least
+    assert run_seed(KV, outcome.seed, bug=bug, schedule=least).failure is not None
+
+
+async def _always_fails(world: World, bug: str) -> None:
+    raise AssertionError("always")
+
+
+def test_a_failing_seed_is_kept_and_its_replay_command_printed(tmp_path, capsys):
+    """Seeds that failed once run first for ever after."""
+    kept = tmp_path / "seeds.txt"
+    scenario = Scenario("broken", _always_fails)
+    with pytest.raises(AssertionError, match="simulation 7 --scenario broken"):
+        run_seeds(scenario, [7], kept=kept)
+    assert "to replay: python -m stelae.simulation 7" in capsys.readouterr().err
+    keep_seed("other", 8, "cause", kept)
+    keep_seed("broken", 7, "again", kept)
+    assert kept_seeds("broken", kept) == [7]
+    assert kept.read_text() == "broken 7  # AssertionError: always\nother 8  # cause\n"
+
+
+def test_seeds_follow_the_base(monkeypatch):
+    """Another commit tries other seeds; the same one tries the same."""
+    monkeypatch.setenv("STELAE_SEED_BASE", "abc")
+    assert derive_seeds("kv", 3) == derive_seeds("kv", 3, "abc")
+    assert derive_seeds("kv", 3) != derive_seeds("kv", 3, "abd")
+    assert derive_seeds("kv", 3) != derive_seeds("tables", 3)
+
+
+def test_the_command_line_replays_traces_and_shrinks(tmp_path, capsys):
+    """A seed is replayed from the shell, with its trace, and judged by the exit code."""
+    trace = tmp_path / "trace.txt"
+    assert main(["5", "--scenario", REGISTER, "--trace", str(trace)]) == 0
+    assert run_seed(KV, 5).digest in capsys.readouterr().out
+    assert "is ready" in trace.read_text()
+    bug = "no sync before the answer"
+    seed = find_bug(KV, bug).seed
+    assert main([str(seed), "--scenario", REGISTER, "--bug", bug, "--shrink"]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED" in printed
+    assert "shrunk from" in printed
+    assert main(["5", "--scenario", "no such thing"]) == 2
+
+
+def test_unknown_scenarios_are_named_as_such():
+    """The error says what there is."""
+    with pytest.raises(InvalidArgument, match=r"there are .*kv"):
+        load_scenario("nothing")
+    with pytest.raises(InvalidArgument, match="is not a Scenario"):
+        load_scenario(REGISTER.replace("SCENARIO", "BUGS"))

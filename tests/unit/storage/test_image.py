@@ -1,0 +1,135 @@
+"""Images of sealed segments: readable as Arrow, summarised, and damage of every kind found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stelae.core.errors import CorruptData
+from stelae.core.schema import RowKind, TableSchema
+from stelae.storage.image import (
+    IMAGE_TRAILER_BYTES,
+    Image,
+    ImageMeta,
+    build_image,
+    read_tail,
+    summary_range,
+)
+from stelae.storage.keys import KeyCodec
+from stelae.storage.layout import Layout, versions_from
+
+EXACT = TableSchema.of(
+    pa.schema([pa.field("id", pa.int64()), pa.field("x", pa.float64(), nullable=False)]), ["id"]
+)
+TEXT = TableSchema.of(pa.schema([("name", pa.string()), ("x", pa.float64())]), ["name"])
+
+
+def image_of(schema: TableSchema, row_count: int) -> pa.Buffer:
+    """An image of rows of which every third is a tombstone."""
+    ids = np.arange(row_count)
+    key = pa.array(ids) if schema is EXACT else pa.array([f"k{i}" for i in ids.tolist()])
+    kinds = np.where(ids % 3 == 2, RowKind.TOMBSTONE, RowKind.ROW).astype(np.uint8)
+    x = pa.array(ids / 2, mask=kinds == RowKind.TOMBSTONE)
+    columns = pa.RecordBatch.from_arrays([key, x], names=list(schema.arrow.names))
+    batch = Layout(schema).store(columns, kinds, versions_from(7, row_count))
+    meta = ImageMeta("table", "tablet", 3, 2, 5, 9, row_count, 7 + row_count, 1)
+    return build_image(batch, meta, KeyCodec(schema))
+
+
+@pytest.mark.parametrize("schema", [EXACT, TEXT])
+@pytest.mark.parametrize("row_count", [0, 1, 100])
+def test_an_image_is_an_arrow_stream_and_more(schema: TableSchema, row_count: int) -> None:
+    """Any Arrow reader reads the whole buffer as the rows, `_op` and `_version` included."""
+    buffer = image_of(schema, row_count)
+    table = pa.ipc.open_stream(buffer).read_all()
+    assert table.schema.equals(schema.stored)
+    assert table.num_rows == row_count
+    image = Image.open(buffer, "image")
+    assert image.batch.schema.equals(schema.stored)
+    assert pa.Table.from_batches([image.batch]).equals(table)
+    assert image.meta.row_count == row_count
+
+
+@pytest.mark.parametrize("schema", [EXACT, TEXT])
+def test_the_tail_alone_gives_the_summary(schema: TableSchema) -> None:
+    """From the trailer a backup finds the tail; its summary is that of the rows."""
+    buffer = image_of(schema, 100)
+    data = bytes(buffer)
+    offset, length = summary_range(data[-IMAGE_TRAILER_BYTES:], len(data), "image")
+    assert offset + length == len(data)
+    tail = read_tail(data[offset:], "image")
+    image = Image.open(buffer, "image")
+    assert tail.meta == image.meta
+    codec = KeyCodec(schema)
+    for summary in (tail.summary, image.summary()):
+        assert np.array_equal(summary.hashes, codec.hash_batch(image.batch))
+        assert np.array_equal(summary.versions, np.arange(7, 107))
+        assert np.array_equal(summary.kinds, image.batch.column("_op").to_numpy())
+        if schema is EXACT:
+            assert summary.keys is None
+        else:
+            assert summary.keys is not None
+            assert summary.keys.equals(codec.encode_batch(image.batch))
+
+
+def test_an_opened_image_copies_nothing() -> None:
+    """Columns and summary lie inside the image's own buffer."""
+    buffer = image_of(EXACT, 1000)
+    image = Image.open(buffer, "image")
+    end = buffer.address + buffer.size
+    for column in image.batch.columns:
+        assert buffer.address <= column.buffers()[1].address < end
+    address = image.summary().hashes.__array_interface__["data"][0]
+    assert buffer.address < address < end
+
+
+IMAGES = {schema.key: bytes(image_of(schema, 20)) for schema in (EXACT, TEXT)}
+
+
+@settings(max_examples=300)
+@given(data=st.data(), key=st.sampled_from(list(IMAGES)))
+def test_any_changed_bit_of_an_image_is_found(data: st.DataObject, key: tuple[str, ...]) -> None:
+    """A flipped bit anywhere makes the image corrupt; one in the tail, the tail too."""
+    whole = IMAGES[key]
+    bit = data.draw(st.integers(0, 8 * len(whole) - 1))
+    damaged = bytearray(whole)
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptData):
+        Image.open(bytes(damaged), "image")
+    offset, _ = summary_range(whole[-IMAGE_TRAILER_BYTES:], len(whole), "image")
+    if bit // 8 < offset:
+        assert read_tail(bytes(damaged[offset:]), "image").meta.row_count == 20
+    else:
+        with pytest.raises(CorruptData):
+            read_tail(bytes(damaged[offset:]), "image")
+
+
+@pytest.mark.parametrize("key", list(IMAGES))
+def test_any_truncated_image_is_corrupt(key: tuple[str, ...]) -> None:
+    """No prefix and no suffix of an image is taken for one; nor for a tail, but the tail itself."""
+    whole = IMAGES[key]
+    offset, length = summary_range(whole[-IMAGE_TRAILER_BYTES:], len(whole), "image")
+    for cut in range(len(whole)):
+        with pytest.raises(CorruptData):
+            Image.open(whole[:cut], "image")
+        if cut:
+            with pytest.raises(CorruptData):
+                Image.open(whole[cut:], "image")
+        if cut != offset:
+            with pytest.raises(CorruptData):
+                read_tail(whole[cut:], "image")
+    with pytest.raises(CorruptData):
+        summary_range(whole[-IMAGE_TRAILER_BYTES:], length - 1, "image")
+
+
+def test_rows_without_their_checksum_are_still_counted() -> None:
+    """With check_rows=False only the checksum over the rows is left out."""
+    whole = bytearray(IMAGES[EXACT.key])
+    offset, _ = summary_range(bytes(whole[-IMAGE_TRAILER_BYTES:]), len(whole), "image")
+    whole[offset - 70] ^= 1
+    assert Image.open(bytes(whole), "image", check_rows=False).batch.num_rows == 20
+    with pytest.raises(CorruptData, match="rows"):
+        Image.open(bytes(whole), "image")

@@ -1,0 +1,147 @@
+"""The hash index against a plain dict of lists."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stelae.storage import kernels, kernels_reference
+from stelae.storage.index import MAX_LOAD, HashIndex
+from stelae.storage.kernel_api import Kernels
+
+BOTH = pytest.mark.parametrize("module", [kernels, kernels_reference], ids=["numba", "reference"])
+# The first kind collides all the time and crowds few homes; the last is what real hashes are like.
+HASHES = st.integers(0, 5).map(lambda n: n << 61) | st.integers(0, 2**64 - 1)
+BATCHES = st.lists(st.lists(st.tuples(HASHES, st.sampled_from("wwd")), max_size=30), max_size=6)
+
+
+def u64(values: list[int]) -> np.ndarray:
+    return np.array(values, np.uint64)
+
+
+@BOTH
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(batches=BATCHES, one_by_one=st.booleans())
+def test_planned_batches_keep_the_index_equal_to_a_dict(
+    module: Kernels, batches: list[list[tuple[int, str]]], one_by_one: bool
+) -> None:
+    """Writes and deletes with keys repeated within a batch: plan tells exactly what is before each
+    row, and replace, all at once or row by row, leaves one entry for each key that is there."""
+    index, model = HashIndex(module), dict[int, int]()
+    position = 0
+    for batch in batches:
+        hashes = u64([key_hash for key_hash, _what in batch])
+        prior = index.plan(hashes).tolist()
+        old, new = [], []
+        earlier: dict[int, int] = {}
+        for row, (key_hash, what) in enumerate(batch):
+            if key_hash in earlier:
+                assert prior[row] == -(earlier[key_hash] + 2)
+                old.append(new[earlier[key_hash]])
+            else:
+                assert prior[row] == model.get(key_hash, -1)
+                old.append(prior[row])
+            new.append(position if what == "w" else -1)
+            earlier[key_hash] = row
+            position += 1
+        if one_by_one:
+            for key_hash, before, after in zip(hashes.tolist(), old, new, strict=True):
+                index.replace_one(key_hash, before, after)
+        else:
+            index.replace(hashes, np.array(old, np.int64), np.array(new, np.int64))
+        model.update(zip(hashes.tolist(), new, strict=True))
+        model = {key_hash: place for key_hash, place in model.items() if place != -1}
+        assert len(index) == len(model)
+        wanted = [model.get(key_hash, -1) for key_hash in hashes.tolist()]
+        assert index.find(hashes).tolist() == wanted
+        assert [index.find_one(key_hash) for key_hash in hashes.tolist()] == wanted
+
+
+@BOTH
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(steps=st.lists(st.tuples(HASHES, st.sampled_from("iirm")), max_size=120))
+def test_colliding_keys_coexist(module: Kernels, steps: list[tuple[int, str]]) -> None:
+    """Entries with one hash are told apart by position: each moves and goes alone."""
+    index, model = HashIndex(module), dict[int, list[int]]()
+    for position, (key_hash, what) in enumerate(steps):
+        places = model.setdefault(key_hash, [])
+        if what == "i" or not places:
+            index.replace_one(key_hash, -1, position)
+            places.append(position)
+        else:
+            old = places.pop(position % len(places))
+            index.replace(
+                u64([key_hash]), np.array([old]), np.array([position if what == "m" else -1])
+            )
+            if what == "m":
+                places.append(position)
+        assert sorted(index.candidates(key_hash)) == sorted(places)
+        found = index.find_one(key_hash)
+        assert found == int(index.find(u64([key_hash]))[0])
+        assert found in places or (found, places) == (-1, [])
+    assert len(index) == sum(map(len, model.values()))
+
+
+@BOTH
+def test_build_holds_exactly_what_it_was_given(module: Kernels) -> None:
+    """Every pair is found, in whatever order it came, also at the largest positions."""
+    rng = np.random.default_rng(7)
+    hashes = rng.integers(0, 1 << 64, 2000, dtype=np.uint64)
+    positions = rng.permutation(2000) + ((1 << 62) | 5)
+    for order in (np.arange(2000), np.argsort(hashes)):
+        index = HashIndex.build(hashes[order], positions[order], module)
+        assert len(index) == 2000
+        assert (index.find(hashes) == positions).all()
+        assert (index.find(hashes + np.uint64(1)) == -1).all()
+
+
+@BOTH
+def test_removing_everything_leaves_an_empty_table(module: Kernels) -> None:
+    """No gravestones remain: after as many removals as insertions each slot is free again."""
+    index = HashIndex(module)
+    hashes = np.random.default_rng(8).integers(0, 1 << 64, 3000, dtype=np.uint64)
+    places, none = np.arange(3000), np.full(3000, -1)
+    for _ in range(3):
+        index.replace(hashes, none, places)
+        index.replace(hashes[::-1].copy(), places[::-1].copy(), none)
+        assert len(index) == 0
+        assert (index._slots == np.uint64(2**64 - 1)).all()
+
+
+def test_memory_stays_within_28_bytes_an_entry_at_every_size() -> None:
+    """Growing by small steps never leaves the load above the limit nor memory above 28 bytes."""
+    index, start = HashIndex(), 0
+    hashes = np.random.default_rng(9).integers(0, 1 << 64, 60_000, dtype=np.uint64)
+    for end in range(500, 60_001, 500):
+        index.replace(hashes[start:end], np.full(500, -1), np.arange(start, end))
+        start = end
+        assert len(index) * 16 / MAX_LOAD <= index.nbytes <= 28 * max(len(index), 600)
+    assert (index.find(hashes) == np.arange(60_000)).all()
+
+
+@BOTH
+def test_a_missing_entry_is_a_broken_invariant(module: Kernels) -> None:
+    """Replacing (hash, old) that is not there stops with AssertionError, in bulk and for one."""
+    index = HashIndex(module)
+    index.replace_one(5, -1, 7)
+    with pytest.raises(AssertionError, match="no index entry"):
+        index.replace(u64([5]), np.array([8]), np.array([9]))
+    for new in (9, -1):
+        with pytest.raises(AssertionError, match="no index entry"):
+            index.replace_one(5, 8, new)
+    assert index.find_one(5) == 7
+
+
+def test_inputs_may_be_strided_or_read_only_but_not_of_another_type() -> None:
+    """Sliced and read-only arrays work; float hashes or short positions are refused."""
+    hashes = np.arange(20, dtype=np.uint64)[::2]
+    hashes.flags.writeable = False
+    index = HashIndex()
+    index.replace(hashes, np.full(10, -1), np.arange(20)[::2])
+    assert index.find(hashes).tolist() == list(range(0, 20, 2))
+    with pytest.raises(AssertionError):
+        index.find(np.array([1.0]))  # type: ignore[arg-type]
+    with pytest.raises(AssertionError):
+        index.replace(hashes, np.full(9, -1), np.arange(10))
