@@ -211,16 +211,14 @@ class Backup:
         self._fences.check(log, term)
 
     def _writable(self, request: WriteReplica) -> Replica | None:
-        """The replica to write to. A copy never finished gives way to a new one."""
+        """The replica to write to. Half of a copy gives way to one on another medium."""
         held = self._holdings.find(request.tablet_id, request.segment_id)
         if held is None:
             return None
-        if held.wanted is None and request.create and request.offset == 0:
-            if held.medium != request.medium:
+        if held.medium != request.medium:
+            if held.wanted is None and request.create and request.offset == 0:
                 self._holdings.forget(held)
                 return None
-            held.written = 0
-        if held.medium != request.medium:
             raise InvalidArgument(f"{held.where} is on medium {held.medium!r} here")
         return held
 

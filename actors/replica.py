@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from stelae.actors.replica_links import ReplicaLinks
 from stelae.actors.replica_requests import Proposal, ReplicaRequests
 from stelae.actors.replica_storage import ReplicaStorage
+from stelae.actors.replica_types import ReplicaSettings, RoleChange, StateMachine
 from stelae.consensus.messages import RAFT_MESSAGE, Message, RaftMessages, check_message
 from stelae.consensus.raft import Raft
 from stelae.consensus.ready import Ready, Role, Status, Tick, Unreachable
-from stelae.consensus.settings import RaftSettings
 from stelae.core.errors import DeadlineExpired, NotLeader, StelaeError, TabletNotHere
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.replication import EntryKind, Snapshot, first_configuration
@@ -27,46 +25,7 @@ from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 
-
-class StateMachine(Protocol):
-    """What the log drives. All three are called by the replica's loop, one at a time."""
-
-    def apply(self, index: int, term: int, command: bytes) -> object:
-        """Apply a committed command; must depend on nothing but earlier commands."""
-        ...
-
-    def snapshot(self) -> bytes:
-        """The whole state after the last command applied."""
-        ...
-
-    def restore(self, data: bytes) -> None:
-        """Replace the whole state by that of a snapshot; empty bytes are never given."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSettings:
-    """How a replica behaves. Keep ``raft.lease_duration_us`` below ``(election_ticks-2)`` ticks."""
-
-    raft: RaftSettings = field(default_factory=RaftSettings)
-    tick_s: float = 0.05
-    log_file_bytes: int = 8 << 20
-    snapshot_entries: int = 2000  # applied since the last snapshot, or
-    snapshot_bytes: int = 16 << 20  # bytes of commands applied since then
-    keep_entries: int = 500  # kept behind a snapshot for followers that lag
-    queue_bytes: int = 64 << 20  # commands not yet answered
-    inbox_messages_max: int = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class RoleChange:
-    """``ready``: this replica leads, and has applied all that was committed before its term."""
-
-    role: Role
-    term: int
-    leader: ServerUuid | None
-    leader_address: Address | None
-    ready: bool
+__all__ = ["Replica", "ReplicaSettings", "RoleChange", "StateMachine", "raft_handlers"]
 
 
 class Replica:

@@ -210,6 +210,11 @@ class ReplicatedSegment:
                 if was_sealed:
                     self._start(replica)
 
+    def avoid(self, backup: ServerUuid) -> None:
+        """Put no replica on this backup for a while."""
+        now = self._context.runtime.clock.monotonic()
+        self._avoid[backup] = now + self._context.settings.append_timeout_s
+
     def _replace(self, replica: SegmentReplica) -> None:
         """Start anew elsewhere. An open replica left behind is made stale by a higher epoch."""
         if self.image is None and not self.was_closed:
@@ -370,7 +375,7 @@ class ReplicatedSegment:
         refused = isinstance(error, RetryLater) and not replica.created
         if refused or now - replica.troubled_since >= patience_s:
             if replica.backup is not None:
-                self._avoid[replica.backup] = now + context.settings.append_timeout_s
+                self.avoid(replica.backup)
             self._replace(replica)
         await context.runtime.clock.sleep(RETRY_PAUSE_S)
 

@@ -122,10 +122,11 @@ class SegmentLog:
         return segment_id(self.term, self._heads_made + 1)
 
     def adopt(
-        self, segment: int, image: pa.Buffer, holders: list[tuple[ServerUuid, str]]
+        self, segment: int, image: pa.Buffer, holders: list[tuple[ServerUuid, str]], epoch: int
     ) -> ReplicatedSegment:
-        """Take over a segment of the log from before a recovery."""
+        """Take over a segment of the log from before a recovery, in its last epoch."""
         adopted = ReplicatedSegment(self, segment, self._media)
+        adopted.epoch = adopted.epoch_registered = epoch
         adopted.adopt(image, holders)
         self._segments[segment] = adopted
         adopted.start()

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from stelae.actors.membership import Membership
+from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.segment_log import RaiseEpoch, SegmentLog
 from stelae.actors.tablet_recovery import FetchedSegment, fetch_segments
 from stelae.core.errors import (
@@ -89,11 +90,12 @@ class Tablet:
         table: TableRecord,
         record: TabletRecord,
         raise_epoch: RaiseEpoch,
+        tasks: Tasks,
     ) -> None:
         self.tablet_id = record.tablet_id
         self.term = record.term
         self.progress = TabletProgress.OPENING
-        self.tasks = Tasks()
+        self.tasks = Tasks(tasks)
         self._runtime = runtime
         self._settings = settings
         self._table = table
@@ -134,9 +136,9 @@ class Tablet:
             self._first_head = self._log.head.segment_id
             started = self._runtime.clock.monotonic()
             await self._log.wait_until(lambda: self._log.head.is_opened)
-            for segment in rewritten:
-                self._log.adopt(segment, await self._seal(segment), [])
-            await self._log.wait_until(lambda: self._log.are_sealed(rewritten))
+            for segment, epoch in rewritten.items():
+                self._log.adopt(segment, await self._seal(segment), [], epoch)
+            await self._log.wait_until(lambda: self._log.are_sealed(list(rewritten)))
             self._phase("replicate", started)
         except StelaeError as error:
             self._on_fenced(error)
@@ -148,6 +150,8 @@ class Tablet:
         """The catalog says that this server owns the tablet in this term."""
         if self.progress is TabletProgress.PREPARED:
             self.progress = TabletProgress.SERVING
+            census = ReplicaCensus(self._log, self._table.durability.media)
+            self.tasks.spawn(census.run(), f"{self.tablet_id[:8]}/census")
 
     async def close(self) -> None:
         """Stop all work on the tablet; waiting calls end as they do when a server dies."""
@@ -186,10 +190,10 @@ class Tablet:
 
     # ---- recovery ---------------------------------------------------------------------------
 
-    async def _recover(self, sources: Sequence[SegmentSource], engine: RecoveryEngine) -> list[int]:
-        """Take the log's rows back into memory; return the segments that were in row form."""
+    async def _recover(self, sources: Sequence[SegmentSource], engine: RecoveryEngine) -> dict[int, int]:
+        """Take the log's rows back into memory; return the epochs of segments in row form."""
         if not sources:
-            return []
+            return {}
         if engine is RecoveryEngine.SPARK:
             self._merge_offered = asyncio.get_running_loop().create_future()
         now = self._runtime.clock.monotonic()
@@ -206,13 +210,14 @@ class Tablet:
         now = self._phase("merge", now)
         self._memory.adopt(segments, merged, now)
         self._log.committed_index = self._memory.last_index
-        rewritten = []
+        rewritten: dict[int, int] = {}
         for slot, (one, segment) in enumerate(zip(fetched, segments, strict=True)):
             if one.image is None:
                 self._slots[segment.meta.segment_id] = slot
-                rewritten.append(segment.meta.segment_id)
+                rewritten[segment.meta.segment_id] = one.source.epoch
             else:
-                self._log.adopt(one.source.segment_id, one.image.buffer, one.holders)
+                source = one.source
+                self._log.adopt(source.segment_id, one.image.buffer, one.holders, source.epoch)
         self._phase("install", now)
         return rewritten
 

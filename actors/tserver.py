@@ -135,6 +135,10 @@ class TabletServer:
     def _measure(self) -> tuple[TabletReport, ...]:
         """Look at all tablets; between two looks `_memory_bytes` grows by what writes bring."""
         self._memory_bytes = sum(tablet.memory_bytes for tablet in self._tablets.values())
+        return self.reports()
+
+    def reports(self) -> tuple[TabletReport, ...]:
+        """How each tablet of this server is."""
         return tuple(tablet.report() for tablet in self._tablets.values())
 
     async def _heartbeat(self, master: Address) -> None:
@@ -204,6 +208,7 @@ class TabletServer:
             table=call.body.table,
             record=record,
             raise_epoch=self._raise_epoch_of(record.tablet_id, record.term),
+            tasks=self.tasks,
         )
         self._tablets[record.tablet_id] = tablet
         self.tasks.spawn(self._open(tablet, call.body), f"open {record.tablet_id[:8]}")

@@ -159,7 +159,7 @@ class Raft:
         if ready.committed:
             self.log.applied_index = ready.committed[-1].index
         if self.leader is not None:
-            self._advance_commit()
+            self.leader.advance_commit()
             self._finish_transfer()
 
     def status(self) -> Status:
@@ -345,7 +345,7 @@ class Raft:
         leader.heard(progress, response.round)
         if response.accepted:
             progress.accepted(response.index, self.log.base.index)
-            self._advance_commit()
+            leader.advance_commit()
         else:
             match = response.hint.index
             if match >= self.log.base.index:
@@ -396,10 +396,6 @@ class Raft:
         entry = Entry(self.term, self.log.last.index + 1, kind, body)
         self.log.append(entry)
         return entry.op_id
-
-    def _advance_commit(self) -> None:
-        assert self.leader is not None
-        self.leader.advance_commit()
 
     def _collect_reads(self) -> None:
         assert self.leader is not None

@@ -11,10 +11,12 @@ class Tasks:
     """The background tasks of one server.
 
     The first task that fails ends the scope: `failure` resolves to its exception, and the server's
-    host ends the process (or the simulated run). `close` cancels and awaits all tasks.
+    host ends the process (or the simulated run). `close` cancels and awaits all tasks. A scope within
+    another (of a tablet within its server's) hands its failure on to it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parent: Tasks | None = None) -> None:
+        self._parent = parent
         self._tasks: dict[asyncio.Task[None], None] = {}  # a dict keeps the order of starting
         self._failed = asyncio.Event()
         self._error: BaseException | None = None
@@ -30,11 +32,16 @@ class Tasks:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
-        if task.cancelled() or task.exception() is None:
-            return
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
         if self._error is None:
-            self._error = task.exception()
+            self._error = error
             self._failed.set()
+        if self._parent is not None:
+            self._parent._fail(error)
 
     async def wait_failed(self) -> BaseException:
         """Wait until a task fails, and return its exception."""

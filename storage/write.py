@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +20,17 @@ from stelae.core.messages import WriteOp
 from stelae.core.schema import RowKind
 from stelae.storage.cells import row_reader
 from stelae.storage.entry import EntryKind, encode_batch, encode_rows
-from stelae.storage.gather import SLOT_SHIFT, pieces_of
+from stelae.storage.gather import ROW_MASK, SLOT_SHIFT, pieces_of
 from stelae.storage.layout import Row
 from stelae.storage.shapes import Shape
 from stelae.storage.store import NO_ROW, RowStore, differing_keys, key_row
 
+_Change: TypeAlias = tuple[int, int, int]
+"""(key hash, the key's position before, and after)."""
+# An enum's members are looked up through its class each time, which the row path feels.
+_UPSERT = WriteOp.UPSERT
+_DELETE = WriteOp.DELETE
+_ROWS = EntryKind.ROWS
 _ROW_BYTE = bytes([RowKind.ROW])
 _TOMBSTONE_BYTE = bytes([RowKind.TOMBSTONE])
 
@@ -56,7 +62,13 @@ def group_payload(group: Sequence[Executed]) -> bytes:
 
 
 def _check(
-    store: RowStore, op: WriteOp, key: Row, found: int, expected: int | None, *, repeated: bool
+    store: RowStore,
+    op: WriteOp,
+    key: Row,
+    found: int,
+    expected: int | None,
+    *,
+    repeated: bool = False,
 ) -> None:
     """Refuse a row whose key has version ``found`` (0: absent) at its turn.
 
@@ -91,47 +103,68 @@ def write_rows(
     head = store.head
     assert head is not None, "a tablet writes once it has a head"
     base = head.slot << SLOT_SHIFT | head.row_count
-    deletes = op is WriteOp.DELETE
-    fills = op is WriteOp.UPDATE and bool(shape.missing)
-    plain = if_versions is None and op in (WriteOp.UPSERT, WriteOp.DELETE)
-    several = len(checked) > 1
-    earlier: dict[Row, int] = {}
-    hashes: list[int] = []
-    olds: list[int] = []
-    full: list[Row] = []
-    for i, row in enumerate(checked):
+    deletes = op is _DELETE
+    if len(checked) == 1:
+        row = checked[0]
         key = shape.key(row)
         key_hash = store.codec.hash_one(key)
-        repeated = several and key in earlier
-        old = earlier[key] if repeated else store.find(key_hash, key)
-        if not plain:
-            if old < 0:
-                found = 0
-            elif old >= base:
-                found = first_version + old - base
-            else:
-                found = store.version_at(old)
-            expected = None if if_versions is None else if_versions[i]
-            _check(store, op, key, found, expected, repeated=repeated)
-        if several:
-            earlier[key] = NO_ROW if deletes else base + i
-        if fills:
-            row = shape.full(row, full[old - base] if old >= base else store.row_at(old))
-        else:
-            row = shape.full(row)
-        hashes.append(key_hash)
-        olds.append(old)
-        full.append(row)
-    count = len(full)
-    kinds = (_TOMBSTONE_BYTE if deletes else _ROW_BYTE) * count
-    replace = store.index.replace_one
+        old = store.find(key_hash, key)
+        if if_versions is not None or not (deletes or op is _UPSERT):
+            expected = None if if_versions is None else if_versions[0]
+            _check(store, op, key, store.version_at(old) if old >= 0 else 0, expected)
+        full = [_full(store, op, shape, row, old, base, checked)]
+        changes: Sequence[_Change] = ((key_hash, old, NO_ROW if deletes else base),)
+    else:
+        full, changes = _plan_rows(store, op, shape, checked, if_versions, first_version, base)
+    kinds = (_TOMBSTONE_BYTE if deletes else _ROW_BYTE) * len(full)
     head.append_rows(full, kinds, size_bytes, first_version, index)
-    for i in range(count):
-        old = olds[i]
-        replace(hashes[i], old, NO_ROW if deletes else base + i)
+    for key_hash, old, new in changes:
+        store.index.replace_one(key_hash, old, new)
         if old >= 0:
-            store.segment(old >> SLOT_SHIFT).kill(old & 0xFFFFFFFF)
-    return Executed(EntryKind.ROWS, first_version, count, kinds, full)
+            store.segment(old >> SLOT_SHIFT).kill(old & ROW_MASK)
+    return Executed(_ROWS, first_version, len(full), kinds, full)
+
+
+def _plan_rows(
+    store: RowStore,
+    op: WriteOp,
+    shape: Shape,
+    rows: list[Row],
+    if_versions: Sequence[int] | None,
+    first_version: int,
+    base: int,
+) -> tuple[list[Row], tuple[_Change, ...]]:
+    """The full rows of a call, and what each does to the index, in order."""
+    deletes = op is _DELETE
+    earlier: dict[Row, int] = {}
+    full: list[Row] = []
+    changes: list[_Change] = []
+    for i, row in enumerate(rows):
+        key = shape.key(row)
+        key_hash = store.codec.hash_one(key)
+        repeated = key in earlier
+        old = earlier[key] if repeated else store.find(key_hash, key)
+        if old < 0:
+            found = 0
+        elif old >= base:
+            found = first_version + old - base
+        else:
+            found = store.version_at(old)
+        expected = None if if_versions is None else if_versions[i]
+        _check(store, op, key, found, expected, repeated=repeated)
+        new = earlier[key] = NO_ROW if deletes else base + i
+        full.append(_full(store, op, shape, row, old, base, full))
+        changes.append((key_hash, old, new))
+    return full, tuple(changes)
+
+
+def _full(
+    store: RowStore, op: WriteOp, shape: Shape, row: Row, old: int, base: int, written: list[Row]
+) -> Row:
+    """The row with all columns; an update keeps those not given from the row at ``old``."""
+    if op is WriteOp.UPDATE and shape.missing:
+        return shape.full(row, written[old - base] if old >= base else store.row_at(old))
+    return shape.full(row)
 
 
 # ---- bulk calls -----------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from stelae.core.errors import (
     RetryLater,
 )
 from stelae.core.ids import Address, ServerUuid, TabletId
-from stelae.core.replication import TermAndVote
 from stelae.core.rpc import Call, Method, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
@@ -163,12 +162,6 @@ def plant(replica: Replica, bug: str) -> None:
                 return UnsyncedFile(await real_open(path))
 
         storage._disk = Lying()  # type: ignore[assignment]
-    elif bug == "vote forgotten":
-
-        async def forgetful(vote: TermAndVote | None, snapshot: Any, entries: Any) -> None:
-            await save(vote and TermAndVote(vote.term, None), snapshot, entries)
-
-        storage.save = forgetful  # type: ignore[method-assign]
     elif bug == "sent before saved":
 
         async def hasty(vote: Any, snapshot: Any, entries: Any) -> None:
@@ -288,6 +281,92 @@ def history_terms(world: World) -> list[int]:
     return [node.server.replica.term for node in world.nodes.values() if node.kind == "master"]
 
 
+def test_members_are_found_again_at_their_new_address() -> None:
+    """A server that comes back on another port is heard, and so reached, without configuration."""
+
+    async def move(world: World) -> None:
+        for name in NAMES:
+            world.start(
+                name,
+                lambda runtime, name=name: RegisterServer(runtime, world, name, ""),
+                fixed_port=False,
+            )
+        await world.wait_until(lambda: ready_leader(world) is not None, 30.0, "a leader")
+        client = world.client("c")
+        for round_number in range(4):
+            name = ready_leader(world) or NAMES[0]
+            world.crash(name)
+            await world.wait_ready()
+            await world.wait_until(lambda: ready_leader(world) is not None, 30.0, "a leader")
+            put = Put("k", f"v{round_number}")
+            assert await call_leader(world, client, PUT, put, round_number) is not None
+            await world.wait_until(lambda: replicas_agree(world), 30.0, "replicas agree")
+
+    world = World(5, Options())
+    world.run(move(world))
+
+
+def test_proposals_that_wait_together_share_one_sync() -> None:
+    """Group commit: a hundred proposals at once cost a few writes, not a hundred."""
+
+    async def burst(world: World) -> None:
+        for name in NAMES:
+            world.start(name, lambda runtime, name=name: RegisterServer(runtime, world, name, ""))
+        await world.wait_until(lambda: ready_leader(world) is not None, 30.0, "a leader")
+        name = ready_leader(world)
+        assert name is not None
+        replica = world.server(name).replica
+        saves = []
+        save = replica._storage.save
+
+        async def counted(vote: Any, snapshot: Any, entries: Any) -> None:
+            if entries:
+                saves.append(len(entries))
+            await save(vote, snapshot, entries)
+
+        replica._storage.save = counted
+
+        async def propose_all() -> None:
+            commands = [msgspec.msgpack.encode(Put("k", f"v{i}")) for i in range(100)]
+            rows = await asyncio.gather(*(replica.propose(c, 5.0) for c in commands))
+            assert len({row.version for row in rows}) == 100
+
+        await world.spawn(name, propose_all())
+        assert sum(saves) == 100
+        assert len(saves) <= 3
+
+    world = World(6, Options())
+    world.run(burst(world))
+
+
+def test_leadership_goes_where_it_is_asked_to() -> None:
+    """Transfer ends with the target leading the next term, and nothing is lost."""
+
+    async def hand_over(world: World) -> None:
+        for name in NAMES:
+            world.start(name, lambda runtime, name=name: RegisterServer(runtime, world, name, ""))
+        await world.wait_until(lambda: ready_leader(world) is not None, 30.0, "a leader")
+        client = world.client("c")
+        for target in ("m3", "m1", "m2"):
+            name = ready_leader(world)
+            if name is None or name == target:
+                continue
+            assert await call_leader(world, client, PUT, Put("k", target), 0) is not None
+            replica = world.server(name).replica
+            term = replica.term
+            moving = replica.transfer_leadership(ServerUuid(f"uuid-{target}"), 5.0)
+            await world.spawn(name, moving)
+            await world.wait_until(
+                lambda t=target: ready_leader(world) == t, 5.0, "the target leads"
+            )
+            assert world.server(target).replica.term == term + 1
+            row = await call_leader(world, client, GET, Get("k"), 0)
+            assert row.value == target
+
+    world = World(7, Options())
+    world.run(hand_over(world))
+
+
 def test_a_decayed_log_is_refused_and_named() -> None:
     """A flipped byte in the middle of the log is `CorruptData`, never other data."""
 
@@ -295,7 +374,7 @@ def test_a_decayed_log_is_refused_and_named() -> None:
         await scenario(world, duration_s=0.1)
         await world.stop("m1")
         disk = world.nodes["m1"].disk
-        path = [path for path in disk.paths() if path.startswith("wals/")][0]
+        path = next(path for path in disk.paths() if path.startswith("wals/"))
         disk.corrupt(path, 70)
         world.restart("m1")
         await world.wait_until(lambda: world.nodes["m1"].ready, 30.0, "never")
@@ -308,7 +387,8 @@ def test_a_decayed_log_is_refused_and_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "bug", ["no sync", "vote forgotten", "sent before saved", "no read barrier"]
+    "bug",
+    ["no sync", pytest.param("sent before saved", marks=pytest.mark.slow), "no read barrier"],
 )
 def test_a_planted_bug_in_the_shell_is_found(bug: str) -> None:
     """Each of these mistakes breaks a promise within a few dozen worlds."""
@@ -326,6 +406,7 @@ def test_a_planted_bug_in_the_shell_is_found(bug: str) -> None:
         try:
             world.run(scenario(world, bug, duration_s=4.0))
         except SimulationFailure as failure:
-            assert not isinstance(failure.error, AttributeError | TypeError | NameError), failure
+            if isinstance(failure.error, AttributeError | TypeError | NameError):
+                raise  # the plant is broken, not the promise
             return
     pytest.fail(f"{bug}: not found")

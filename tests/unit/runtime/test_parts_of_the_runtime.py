@@ -12,12 +12,14 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.core.errors import DeadlineExpired, Overloaded, decode_error
+from stelae.core.errors import DeadlineExpired, Overloaded, Unavailable, decode_error
 from stelae.core.ids import ServerUuid
 from stelae.core.rpc import Blob, Call, Method, Reply
 from stelae.runtime.backpressure import Room
+from stelae.runtime.connection import Connection
 from stelae.runtime.deadlines import Deadlines
 from stelae.runtime.frames import NO_DESTINATION, Kind, encode_request
+from stelae.runtime.handshake import Credentials, ServerHandshake
 from stelae.runtime.limits import Limits
 from stelae.runtime.processes import process_gone, this_process
 from stelae.runtime.real import CountingMetrics, LocalObjects
@@ -257,3 +259,57 @@ def test_metrics_are_kept_by_name_and_tags() -> None:
     assert metrics.counts == {("writes", (("kind", "b"), ("table", "a"))): 3.0}
     assert metrics.gauges == {("size", ()): 5.0}
     assert metrics.observations == {("wait", ()): (2, 2.0)}
+
+
+# ---- back-pressure of an answering end ------------------------------------------------------
+
+
+class SlowTransport(asyncio.Transport):
+    """Takes what is written, and notes whether it is being read from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = True
+        self.written = 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += memoryview(data).nbytes
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def abort(self) -> None:
+        pass
+
+
+async def test_an_answering_end_stops_reading_while_its_answers_pile_up() -> None:
+    """A peer that asks and does not read cannot fill this server's memory."""
+    errors: list[BaseException] = []
+    service = Service(ServerUuid("a" * 32), {}, Limits(), errors.append)
+    inbound = Inbound(service)
+    handshake = ServerHandshake(Credentials("demo", bytes(32)), "peer")
+    limits = Limits(large_bytes=1_000_000)
+    connection = Connection(inbound, handshake, limits, answers=True, peer="peer")
+    inbound.connection = connection
+    transport = SlowTransport()
+    connection.connection_made(transport)
+    connection.pause_writing()
+    answer = bytes(600_000)
+    connection.send(Kind.REPLY, 1, [answer], len(answer))
+    assert transport.reading
+    connection.send(Kind.REPLY, 2, [answer], len(answer))
+    assert not transport.reading
+    assert transport.written == 0
+    connection.resume_writing()
+    for _ in range(10):  # some parts a turn
+        await asyncio.sleep(0)
+    assert transport.written > 2 * len(answer)
+    assert transport.reading
+    connection.fail(Unavailable("peer", "the test is over"))
+    assert errors == []

@@ -126,12 +126,13 @@ def test_a_missing_entry_is_a_broken_invariant(module: Kernels) -> None:
     """Replacing (hash, old) that is not there stops with AssertionError, in bulk and for one."""
     index = HashIndex(module)
     index.replace_one(5, -1, 7)
+    index.replace_one(6, -1, 8)  # the same home: neither hash nor position alone names an entry
     with pytest.raises(AssertionError, match="no index entry"):
         index.replace(u64([5]), np.array([8]), np.array([9]))
     for new in (9, -1):
         with pytest.raises(AssertionError, match="no index entry"):
             index.replace_one(5, 8, new)
-    assert index.find_one(5) == 7
+    assert (index.find_one(5), index.find_one(6), len(index)) == (7, 8, 2)
 
 
 def test_inputs_may_be_strided_or_read_only_but_not_of_another_type() -> None:

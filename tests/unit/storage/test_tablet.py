@@ -549,7 +549,8 @@ def test_every_plain_type_comes_back_from_head_and_image() -> None:
     )
     zero = tuple(type(value)() for value in one)
     rows = [("a", *one), ("b", *zero), ("c", *([None] * len(one))), ("d", *one)]
-    for data in (rows, rows_to_batch(rows, schema.arrow)):
+    sliced = rows_to_batch([rows[0]] * 3 + rows, schema.arrow).slice(3)
+    for data in (rows, rows_to_batch(rows, schema.arrow), sliced):
         tablet = fresh(schema)
         tablet.execute(WriteOp.UPSERT, data, None, 1)
         tablet.new_head(2)

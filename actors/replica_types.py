@@ -1,0 +1,51 @@
+"""What a replica's host gives it and hears from it: state machine, settings, changes of role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stelae.consensus.ready import Role
+from stelae.consensus.settings import RaftSettings
+from stelae.core.ids import Address, ServerUuid
+
+
+class StateMachine(Protocol):
+    """What the log drives. All three are called by the replica's loop, one at a time."""
+
+    def apply(self, index: int, term: int, command: bytes) -> object:
+        """Apply a committed command; must depend on nothing but earlier commands."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """The whole state after the last command applied."""
+        ...
+
+    def restore(self, data: bytes) -> None:
+        """Replace the whole state by that of a snapshot; empty bytes are never given."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """How a replica behaves. Keep ``raft.lease_duration_us`` below ``(election_ticks-2)`` ticks."""
+
+    raft: RaftSettings = field(default_factory=RaftSettings)
+    tick_s: float = 0.05
+    log_file_bytes: int = 8 << 20
+    snapshot_entries: int = 2000  # applied since the last snapshot, or
+    snapshot_bytes: int = 16 << 20  # bytes of commands applied since then
+    keep_entries: int = 500  # kept behind a snapshot for followers that lag
+    queue_bytes: int = 64 << 20  # commands not yet answered
+    inbox_messages_max: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChange:
+    """``ready``: this replica leads, and has applied all that was committed before its term."""
+
+    role: Role
+    term: int
+    leader: ServerUuid | None
+    leader_address: Address | None
+    ready: bool

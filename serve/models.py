@@ -1,0 +1,186 @@
+"""Bodies of the HTTP API, as pydantic models: what requests are held to, and what OpenAPI shows."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Json = Any
+
+
+class Body(BaseModel):
+    """Base of request bodies: unknown members are refused, nothing is converted silently."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class FieldProblem(BaseModel):
+    path: str = Field(examples=["columns.0.type"])
+    message: str = Field(examples=["Field required"])
+
+
+class Problem(BaseModel):
+    """An RFC 9457 problem document. `type` is stable; `error`, `args` rebuild the error."""
+
+    type: str = Field(examples=["/problems/row-exists"])
+    title: str = Field(examples=["A row with that key exists"])
+    status: int = Field(examples=[409])
+    detail: str = Field(
+        examples=["insert into 'flights': a row with key (42,) exists already (version 7)"]
+    )
+    error: str | None = Field(default=None, examples=["RowExists"])
+    args: list[Json] | None = Field(default=None, examples=[["flights", "(42,)", 7]])
+    notes: list[str] | None = None
+    errors: list[FieldProblem] | None = None
+
+
+class Column(Body):
+    name: str = Field(examples=["id"])
+    type: str = Field(
+        examples=["int64"],
+        description="An Arrow type: int8 … uint64, bool, string, binary, float, double, "
+        "date32, timestamp[us], timestamp[us, tz=UTC], decimal128(10, 2), …",
+    )
+    nullable: bool = True
+
+
+class Hash(Body):
+    columns: list[str] = Field(min_length=1, examples=[["id"]])
+    buckets: int = Field(ge=1, le=1024, examples=[8])
+
+
+class Range(Body):
+    columns: list[str] = Field(min_length=1)
+    splits: list[list[Json]] = Field(
+        description="Ascending; each has one value for each column: the first key of a range."
+    )
+
+
+class Partition(Body):
+    hash: Hash | None = None
+    range: Range | None = None
+
+
+class DurabilityModel(Body):
+    segments: list[str] = Field(
+        examples=[["disk", "disk"]],
+        description="The medium of each segment replica; empty: rows live in memory only.",
+    )
+
+
+class CreateTableRequest(Body):
+    """Either `columns` or `arrow_schema`."""
+
+    name: str = Field(examples=["flights"])
+    columns: list[Column] | None = None
+    arrow_schema: str | None = Field(
+        default=None, description="An Arrow schema as an IPC message, in base64: for any type."
+    )
+    key: list[str] = Field(min_length=1, examples=[["id"]])
+    partition: Partition | None = None
+    durability: DurabilityModel | None = Field(
+        default=None, description='`{"segments": ["disk", "disk"]}` if absent.'
+    )
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "flights",
+                    "columns": [
+                        {"name": "id", "type": "int64", "nullable": False},
+                        {"name": "dest", "type": "string"},
+                        {"name": "departed", "type": "timestamp[us, tz=UTC]"},
+                    ],
+                    "key": ["id"],
+                    "partition": {"hash": {"columns": ["id"], "buckets": 8}},
+                    "durability": {"segments": ["disk", "disk"]},
+                }
+            ]
+        },
+    )
+
+
+class TableInfo(BaseModel):
+    id: str
+    name: str
+    columns: list[Column]
+    arrow_schema: str = Field(description="The Arrow schema as an IPC message, in base64.")
+    key: list[str]
+    partition: Partition
+    durability: DurabilityModel
+    schema_version: int
+    generation: int
+    tablets: int = Field(description="How many tablets it is cut into.")
+
+
+class TableListing(BaseModel):
+    tables: list[TableInfo]
+
+
+class WriteRequest(Body):
+    op: Literal["insert", "upsert", "update", "delete"] = "upsert"
+    rows: list[dict[str, Json]] = Field(
+        examples=[[{"id": 42, "dest": "LAX"}]],
+        description="delete: the key columns; update: the key and the columns to change, "
+        "the same in all rows.",
+    )
+    if_versions: list[int] | None = Field(
+        default=None, description="For each row the version that it must have; 0: be absent."
+    )
+
+
+class WriteReply(BaseModel):
+    versions: list[int] = Field(examples=[[7]], description="Of each row, in the order given.")
+
+
+class RowReply(BaseModel):
+    version: int = Field(examples=[7])
+
+
+class GetRequest(Body):
+    keys: list[Json] = Field(
+        examples=[[42, 43]],
+        description="Each a value, an array (composite key), or an object of the key columns.",
+    )
+    columns: list[str] | None = Field(default=None, min_length=1)
+    with_versions: bool = Field(default=False, description="Adds `_version` to each row.")
+
+
+class RowsReply(BaseModel):
+    rows: list[dict[str, Json]] = Field(
+        description="Those found, in the order of their keys.", examples=[[{"id": 42}]]
+    )
+
+
+class ScanRequest(Body):
+    columns: list[str] | None = Field(default=None, min_length=1)
+    where: list[Json] | None = Field(
+        default=None,
+        examples=[[["dest", "=", "LAX"]]],
+        description="`[[column, operator, value], …]`: all hold; or a list of such lists: any of "
+        "them holds. Operators: = == != < <= > >= in, not in.",
+    )
+    limit: int | None = Field(default=None, ge=0)
+    with_versions: bool = Field(default=False, description="Adds `_version` to each row.")
+
+
+class Health(BaseModel):
+    status: Literal["ok", "unavailable"]
+
+
+class Document(BaseModel):
+    """Part of the status document; more members may come."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Cluster(Document):
+    cluster: str
+    servers: list[dict[str, Json]]
+    tables: list[dict[str, Json]]
+    tablets: list[dict[str, Json]]
+    recoveries: list[dict[str, Json]]

@@ -1,0 +1,120 @@
+"""A whole Stelae cluster in the world: real masters, tservers, backups and clients."""
+
+from __future__ import annotations
+
+from stelae.actors.backup import Backup
+from stelae.actors.master import Master
+from stelae.actors.tserver import TabletServer
+from stelae.client.database import AsyncDatabase
+from stelae.core.ids import Address
+from stelae.core.messages import TabletProgress
+from stelae.core.runtime import Runtime
+from stelae.core.settings import Settings
+from stelae.simulation.node import Factory
+from stelae.simulation.world import World
+from stelae.storage.frames import MediumSpec
+
+CLUSTER = "simulated"
+MEMORY_LIMIT_BYTES = 64 << 20
+MEDIA = {
+    "disk": MediumSpec(name="disk", path="disk"),
+    "ram": MediumSpec(name="ram", size_bytes=16 << 20),
+}
+
+
+class SimCluster:
+    """Starts a cluster's servers in ``world``, as many of each as its options say."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        limits = world.options.limits
+        self.settings = Settings(
+            segment_bytes=limits.segment_size_bytes,
+            raft_snapshot_entries=limits.snapshot_entries,
+            arrow_rows=4,
+            append_timeout_s=0.5,
+            call_timeout_s=2.0,
+            scan_batch_bytes=2048,
+        )
+        servers = world.options.servers
+        self.masters = [f"master-{n}" for n in range(1, servers.masters + 1)]
+        self.tservers = [f"tserver-{n}" for n in range(1, servers.tservers + 1)]
+        self.backups = [f"backup-{n}" for n in range(1, servers.backups + 1)]
+
+    @property
+    def addresses(self) -> dict[str, Address]:
+        return {name: self.world.address(name) for name in self.masters}
+
+    async def start(self) -> None:
+        """Start all servers and wait until each listens."""
+        for name in self.masters:
+            self.world.start(name, self._master(name), kind="master")
+        for name in self.backups:
+            self.world.start(name, self._backup(name), kind="backup", fixed_port=False)
+        for name in self.tservers:
+            self.world.start(name, self._tserver(name), kind="tserver", fixed_port=False)
+        self.world.leader_hint = self.leader
+        await self.world.wait_ready()
+
+    def _master(self, name: str) -> Factory:
+        def make(runtime: Runtime) -> Master:
+            return Master(
+                runtime,
+                name=name,
+                cluster=CLUSTER,
+                masters=self.addresses,
+                settings=self.settings,
+            )
+
+        return make
+
+    def _backup(self, name: str) -> Factory:
+        def make(runtime: Runtime) -> Backup:
+            return Backup(
+                runtime,
+                name=name,
+                cluster=CLUSTER,
+                masters=list(self.addresses.values()),
+                settings=self.settings,
+                media=MEDIA,
+            )
+
+        return make
+
+    def _tserver(self, name: str) -> Factory:
+        def make(runtime: Runtime) -> TabletServer:
+            return TabletServer(
+                runtime,
+                name=name,
+                cluster=CLUSTER,
+                masters=list(self.addresses.values()),
+                settings=self.settings,
+                memory_limit_bytes=MEMORY_LIMIT_BYTES,
+            )
+
+        return make
+
+    def database(self, client: str) -> AsyncDatabase:
+        """A client's process, with a connection to the cluster."""
+        runtime = self.world.client(client)
+        return AsyncDatabase(runtime, list(self.addresses.values()), self.settings)
+
+    def leader(self) -> str | None:
+        """The master that coordinates right now, if one does."""
+        for name in self.masters:
+            server = self.world.server(name)
+            if server is not None and server.coordinator is not None:
+                return name
+        return None
+
+    def is_whole(self, tablets: int) -> bool:
+        """Whether so many tablets are served, every segment at full strength."""
+        reports = [
+            report
+            for name in self.tservers
+            if (server := self.world.server(name)) is not None
+            for report in server.reports()
+            if report.progress is TabletProgress.SERVING
+        ]
+        served = {report.tablet_id for report in reports}
+        return len(served) == tablets and not any(r.under_replicated for r in reports)

@@ -1,0 +1,230 @@
+"""The ``tables`` scenario: a cluster's tables under load and every kind of fault.
+
+No acknowledged write may be lost, doubled or out of order; deletes stay deleted; versions only
+grow; and once the faults end, every tablet is served again with every segment at full strength.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pyarrow as pa
+
+from stelae.client.database import AsyncDatabase
+from stelae.client.table import AsyncTable
+from stelae.core.durability import segments
+from stelae.core.errors import (
+    OutcomeUnknown,
+    Rejected,
+    RetryElsewhere,
+    RetryLater,
+    StelaeError,
+)
+from stelae.core.partition import hash_partition
+from stelae.simulation.checkers import require_rows, unread_keys
+from stelae.simulation.cluster import SimCluster
+from stelae.simulation.history import History, Operation
+from stelae.simulation.nemesis import Nemesis
+from stelae.simulation.options import Options
+from stelae.simulation.scenarios import Scenario
+from stelae.simulation.world import World
+from tests.simulation.planted import planted
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("value", pa.string())])
+TABLE = "rows"
+TABLETS = 2
+CALL_TIMEOUT_S = 8.0
+HEAL_TIMEOUT_S = 120.0
+FAULTS_S = 25.0
+
+
+class Client:
+    """One client: a random mix of operations, each recorded with what came of it."""
+
+    def __init__(
+        self, name: str, world: World, database: AsyncDatabase, history: History, rng: random.Random
+    ) -> None:
+        self.name = name
+        self._world = world
+        self._database = database
+        self._history = history
+        self._rng = rng
+        self._count = 0
+        self._seen: dict[int, int] = {}
+
+    async def run(self, until_s: float) -> None:
+        """Work until ``until_s`` of the loop's time or until the operations are used up."""
+        work = self._world.options.workload
+        table = await self._database.table(TABLE)
+        for _ in range(work.operations):
+            if self._world.loop.time() >= until_s:
+                return
+            await self._one(table)
+            await self._database.runtime.clock.sleep(self._rng.expovariate(1.0) * work.think_s)
+
+    async def _one(self, table: AsyncTable) -> None:
+        work = self._world.options.workload
+        kinds = [self._write, self._write_many, self._delete, self._read, self._read_many]
+        shares = [work.write_share, 0.1, work.delete_share, work.read_share, 0.05]
+        await self._rng.choices(kinds, shares)[0](table)
+
+    def _value(self) -> str:
+        self._count += 1
+        filler = "x" * self._rng.randrange(self._world.options.workload.value_bytes)
+        return f"{self.name}-{self._count}-{filler}"
+
+    def _key(self) -> int:
+        return self._rng.randrange(self._world.options.workload.keys)
+
+    async def _write(self, table: AsyncTable) -> None:
+        key, value = self._key(), self._value()
+        expected = self._seen.get(key) if self._rng.random() < 0.2 else None
+        operation = self._history.begin(self.name, "write", str(key), value, expected=expected)
+        row = {"id": key, "value": value}
+        try:
+            versions = await table.upsert(row, if_version=expected, timeout=CALL_TIMEOUT_S)
+        except StelaeError as error:
+            self._failed(operation, error)
+        else:
+            self._seen[key] = int(versions[0])
+            self._history.ok(operation, version=int(versions[0]))
+
+    async def _write_many(self, table: AsyncTable) -> None:
+        """One call with several keys, in Arrow if there are enough: parts may end differently."""
+        keys = sorted({self._key() for _ in range(self._rng.randrange(2, 9))})
+        values = [self._value() for _ in keys]
+        operations = [
+            self._history.begin(self.name, "write", str(key), value)
+            for key, value in zip(keys, values, strict=True)
+        ]
+        rows = [{"id": key, "value": value} for key, value in zip(keys, values, strict=True)]
+        try:
+            versions = await table.upsert(rows, timeout=CALL_TIMEOUT_S)
+        except StelaeError:
+            for operation in operations:
+                self._history.unknown(operation)
+        else:
+            for operation, version in zip(operations, versions.tolist(), strict=True):
+                self._history.ok(operation, version=version)
+
+    async def _delete(self, table: AsyncTable) -> None:
+        key = self._key()
+        operation = self._history.begin(self.name, "delete", str(key))
+        try:
+            versions = await table.delete(key, timeout=CALL_TIMEOUT_S)
+        except StelaeError as error:
+            self._failed(operation, error)
+        else:
+            self._history.ok(operation, version=int(versions[0]))
+
+    async def _read(self, table: AsyncTable) -> None:
+        key = self._key()
+        await self.read(table, key, CALL_TIMEOUT_S)
+
+    async def read(self, table: AsyncTable, key: int, timeout_s: float) -> None:
+        """Read one key and record what was seen."""
+        operation = self._history.begin(self.name, "read", str(key))
+        try:
+            row = await table.get(key, with_version=True, timeout=timeout_s)
+        except StelaeError as error:
+            self._failed(operation, error)
+            return
+        if row is None:
+            self._history.ok(operation)
+        else:
+            self._seen[key] = row["_version"]
+            self._history.ok(operation, version=row["_version"], value=row["value"])
+
+    async def _read_many(self, table: AsyncTable) -> None:
+        """A scan or a multi-get: a read of every key that it could have returned."""
+        keys = range(self._world.options.workload.keys)
+        operations = [self._history.begin(self.name, "read", str(key)) for key in keys]
+        try:
+            if self._rng.random() < 0.5:
+                found = await table.scan(with_versions=True, timeout=CALL_TIMEOUT_S)
+            else:
+                found = await table.get_many(
+                    list(keys), with_versions=True, timeout=CALL_TIMEOUT_S
+                )
+        except StelaeError as error:
+            for operation in operations:
+                self._failed(operation, error)
+            return
+        rows = {row["id"]: row for row in found.to_pylist()}
+        assert len(rows) == found.num_rows, "a key came twice"
+        for key, operation in zip(keys, operations, strict=True):
+            row = rows.get(key)
+            if row is None:
+                self._history.ok(operation)
+            else:
+                self._history.ok(operation, version=row["_version"], value=row["value"])
+
+    def _failed(self, operation: Operation, error: StelaeError) -> None:
+        if isinstance(error, Rejected | RetryLater | RetryElsewhere):
+            self._history.failed(operation)
+        else:
+            assert isinstance(error, OutcomeUnknown), f"unexpected: {error!r}"
+            self._history.unknown(operation)
+
+
+def may_lose(cluster: SimCluster, name: str) -> bool:
+    """Whether segments(disk, disk) covers the loss of this backup's disk right now."""
+    world = cluster.world
+    if not cluster.is_whole(TABLETS):
+        return False
+    return all(world.server(other) is not None for other in cluster.backups if other != name)
+
+
+async def run(world: World, bug: str = "") -> None:
+    """Start a cluster, let clients work under faults, end the faults, and judge."""
+    with planted(bug):
+        await _run(world)
+
+
+async def _run(world: World) -> None:
+    cluster = SimCluster(world)
+    await cluster.start()
+    history = History(world.loop.time)
+    admin = cluster.database("admin")
+    await admin.create_table(
+        TABLE,
+        SCHEMA,
+        key="id",
+        partition=hash_partition("id", TABLETS),
+        durability=segments("disk", "disk"),
+        timeout=60.0,
+    )
+    clients = [
+        Client(f"c{n}", world, cluster.database(f"c{n}"), history, world.rng(f"client/{n}"))
+        for n in range(world.options.workload.clients)
+    ]
+    world.may_lose_disk = lambda name: may_lose(cluster, name)
+    nemesis = Nemesis.begin(world, FAULTS_S, losable=("backup",))
+    until_s = world.loop.time() + FAULTS_S
+    tasks = [world.spawn(client.name, client.run(until_s)) for client in clients]
+    await world.wait_until(lambda: all(t.done() for t in tasks), 600.0, "the clients to end")
+    for task in tasks:
+        task.result()
+    await nemesis.finish()
+    await world.wait_until(lambda: cluster.is_whole(TABLETS), HEAL_TIMEOUT_S, "full strength")
+    await _read_all(world, cluster, history)
+    require_rows(history)
+
+
+async def _read_all(world: World, cluster: SimCluster, history: History) -> None:
+    """Read every key once more, now that nothing fails."""
+    reader = Client("reader", world, cluster.database("reader"), history, world.rng("reader"))
+    table = await reader._database.table(TABLE)
+    since = len(history.operations) and max(o.invoked for o in history.operations)
+    for key in range(world.options.workload.keys):
+        await reader.read(table, key, HEAL_TIMEOUT_S)
+    assert not unread_keys(history, since), "a key could not be read in a healed cluster"
+
+
+def options(seed: int) -> Options:
+    """What the servers promise to survive: two replicas of each segment."""
+    drawn = Options.draw(seed)
+    return drawn.but(full_disk_every_s=0.0, restart_mean_s=min(drawn.restart_mean_s, 1.0))
+
+
+SCENARIO = Scenario("tables", run, options)

@@ -1,0 +1,310 @@
+"""`stelae.coordinator.decide` and `liveness`: what the leader does, as conversations in seconds."""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+
+from stelae.coordinator.catalog import Catalog, CatalogBatch
+from stelae.coordinator.decide import (
+    Action,
+    Close,
+    GiveUp,
+    HandOver,
+    Move,
+    Open,
+    Pacing,
+    Recover,
+    Serve,
+    decide,
+    may_have_lease,
+    to_drop,
+    to_serve,
+)
+from stelae.coordinator.liveness import Liveness, Run
+from stelae.core.durability import segments
+from stelae.core.ids import Address, ServerUuid, TableId, TabletId
+from stelae.core.messages import Heartbeat, TabletProgress, TabletReport
+from stelae.core.partition import Partitioning
+from stelae.core.records import (
+    ServerInfo,
+    ServerKind,
+    TableRecord,
+    TableState,
+    TabletRecord,
+    TabletState,
+)
+from stelae.core.runtime import ProcessIdentity
+from stelae.core.schema import TableSchema
+from stelae.core.settings import Settings
+
+SETTINGS = Settings(heartbeat_s=0.2, lease_s=1.5, dead_after_s=2.0)
+SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
+P = TabletProgress
+
+
+def server(name: str, incarnation: int = 1, kind: ServerKind = ServerKind.TSERVER) -> ServerInfo:
+    return ServerInfo(
+        kind, name, ServerUuid(name), incarnation, Address(f"{name}:1"), ProcessIdentity("n", 1, 0)
+    )
+
+
+def run(name: str, incarnation: int = 1) -> Run:
+    return Run(ServerUuid(name), incarnation)
+
+
+def report(tablet_id: str, term: int, progress: TabletProgress, head: int = 0) -> TabletReport:
+    return TabletReport(TabletId(tablet_id), term, progress, head_segment=head)
+
+
+class World:
+    """A leader's view, driven by hand."""
+
+    def __init__(self, *tablets: TabletRecord) -> None:
+        self.catalog = Catalog()
+        self.liveness = Liveness(SETTINGS)
+        self.pacing = Pacing()
+        self.now = 100.0
+        table = TableRecord(
+            TableId("T"), "t", SCHEMA, Partitioning(), segments("disk"), TableState.RUNNING
+        )
+        self.put(CatalogBatch((table,), tablets))
+        self.liveness.lead(self.now)
+
+    def put(self, batch: CatalogBatch) -> None:
+        self.catalog.apply(1, 1, batch.encode())
+
+    def beat(self, name: str, *reports: TabletReport, incarnation: int = 1) -> float:
+        """A heartbeat sent and received now; returns the lease granted."""
+        beat = Heartbeat(server(name, incarnation), self.now, tuple(reports))
+        self.liveness.heartbeat(beat, self.now)
+        if not may_have_lease(self.catalog, beat):
+            return 0.0
+        return self.liveness.grant(run(name, incarnation), self.now)
+
+    def decide(self, *, obey: bool = True) -> list[Action]:
+        """What is to be done; catalog entries and give-ups are carried out."""
+        actions = decide(self.catalog, self.liveness, self.pacing, self.now, missing_after_s=2.0)
+        for action in actions if obey else []:
+            if isinstance(action, Move | HandOver):
+                self.put(CatalogBatch(tablets=action.tablets))
+            if isinstance(action, GiveUp):
+                self.liveness.give_up(action.run)
+        return actions
+
+    @property
+    def tablet(self) -> TabletRecord:
+        return self.catalog.tablets[TabletId("a")]
+
+
+def tablet(owner: str = "s1", state: TabletState = TabletState.RUNNING) -> TabletRecord:
+    """Tablet ``a`` in term 1, owned by the first run of ``owner``."""
+    return TabletRecord(TabletId("a"), TableId("T"), 0, state, 1, ServerUuid(owner), 1)
+
+
+def kinds(actions: list[Action]) -> list[type[object]]:
+    return [type(action) for action in actions]
+
+
+def test_a_tablet_goes_from_creating_to_serving() -> None:
+    """Golden conversation: open, prepared, hand-over with the new head as mark, serve, nothing."""
+    world = World(tablet(state=TabletState.CREATING))
+    world.beat("s1")
+    assert kinds(world.decide()) == [Open]
+    world.beat("s1", report("a", 1, P.OPENING))
+    assert world.decide() == []
+    world.now += 0.1
+    world.beat("s1", report("a", 1, P.PREPARED, head=7))
+    assert kinds(world.decide()) == [HandOver]
+    assert (world.tablet.state, world.tablet.valid_segment) == (TabletState.RUNNING, 7)
+    assert kinds(world.decide()) == [Serve]
+    assert to_serve(world.catalog, server("s1")) == (("a", 1),)
+    world.now += 0.1
+    world.beat("s1", report("a", 1, P.SERVING))
+    assert world.decide() == []
+
+
+def test_a_hand_over_keeps_an_epoch_that_was_raised_for_the_same_head() -> None:
+    """The owner replaced a replica before it was handed the tablet."""
+    raised = msgspec.structs.replace(
+        tablet(state=TabletState.CREATING), valid_segment=7, valid_epoch=2
+    )
+    world = World(raised)
+    world.beat("s1", report("a", 1, P.PREPARED, head=7))
+    world.decide()
+    assert (world.tablet.valid_segment, world.tablet.valid_epoch) == (7, 2)
+
+
+def test_a_silent_owner_is_given_up_and_its_tablet_recovered_elsewhere() -> None:
+    """Golden conversation of a hung server: dead after 2 s, fenced for ever, next term."""
+    world = World(tablet())
+    assert world.beat("s1", report("a", 1, P.SERVING)) == 1.5
+    for _ in range(10):
+        world.now += 0.2
+        world.beat("s2")
+        assert [a for a in world.decide() if not isinstance(a, GiveUp)] == [] or world.now >= 102
+    assert world.tablet.owner == "s2"
+    assert (world.tablet.state, world.tablet.term) == (TabletState.RECOVERING, 2)
+    assert Recover(world.tablet, server("s2")) in world.decide()
+    assert world.beat("s1", report("a", 1, P.SERVING)) == 0.0
+    assert world.liveness.is_given_up(run("s1"))
+    world.beat("s2", report("a", 2, P.PREPARED, head=9))
+    assert HandOver in kinds(world.decide())
+
+
+def test_a_process_surely_gone_costs_no_wait_for_its_lease() -> None:
+    """SIGKILL on a visible node: the tablet moves in the same look."""
+    world = World(tablet())
+    world.now += 10  # long since leader: leases of former leaders are over
+    world.beat("s1", report("a", 1, P.SERVING))
+    world.beat("s2")
+    world.liveness.process_gone(run("s1"))
+    assert kinds(world.decide()) == [Move]
+
+
+def test_a_process_surely_gone_needs_no_wait_under_a_new_leader_either() -> None:
+    """The fear of a former leader's lease is for processes that may still run."""
+    world = World(tablet())
+    world.beat("s1")
+    world.beat("s2")
+    world.liveness.process_gone(run("s1"))
+    assert Move in kinds(world.decide())
+
+
+def test_rays_notice_alone_waits_for_the_end_of_the_lease() -> None:
+    """Ray has been seen to run the old and the new copy of an actor side by side."""
+    world = World(tablet())
+    world.now += 10
+    world.beat("s1", report("a", 1, P.SERVING))
+    world.beat("s2")
+    world.liveness.server_died(run("s1"))
+    assert kinds(world.decide()) == [GiveUp]
+    world.now += 1.4
+    world.beat("s2")
+    assert world.decide() == []
+    assert world.beat("s1", report("a", 1, P.SERVING)) == 0.0
+    world.now += 0.12
+    assert Move in kinds(world.decide())
+
+
+def test_a_new_leader_fears_leases_granted_by_the_former() -> None:
+    """An owner it has never heard, announced dead or silent, is waited for."""
+    world = World(tablet())
+    world.beat("s2")
+    for _ in range(19):
+        world.now += 0.1
+        world.beat("s2")
+        assert world.decide() == []
+    world.now += 0.11
+    world.beat("s2")
+    actions = world.decide()
+    assert kinds(actions) == [GiveUp, Move]
+    assert world.beat("s1", report("a", 1, P.SERVING)) == 0.0, "first heard after it was given up"
+
+
+def test_a_newer_incarnation_proves_the_older_one_gone() -> None:
+    """It holds the lock of the data directory; the restarted server may recover its own tablet."""
+    world = World(tablet())
+    world.beat("s1", report("a", 1, P.SERVING))
+    world.now += 0.1
+    world.beat("s1", incarnation=2)
+    assert Move in kinds(world.decide())
+    assert (world.tablet.owner_incarnation, world.tablet.term) == (2, 2)
+    assert world.liveness.is_given_up(run("s1", 1))
+
+
+def test_a_recovering_tablet_whose_new_owner_dies_moves_on_at_once() -> None:
+    """It was not served in that term, so there is no lease to wait for."""
+    world = World(tablet("s2", TabletState.RECOVERING))
+    world.beat("s2", report("a", 1, P.OPENING))
+    world.beat("s3")
+    world.liveness.server_died(run("s2"))
+    assert Move in kinds(world.decide())
+    assert (world.tablet.owner, world.tablet.term) == ("s3", 2)
+    assert world.tablet.state is TabletState.RECOVERING
+
+
+def test_a_failed_opening_goes_elsewhere_and_then_waits() -> None:
+    """A tablet that fails everywhere does not spin; the pause doubles."""
+    world = World(tablet(state=TabletState.CREATING))
+    moves = 0
+    for _ in range(100):
+        for name in ("s1", "s2"):
+            if world.tablet.owner == name:
+                world.beat(name, report("a", world.tablet.term, P.FAILED))
+            else:
+                world.beat(name)
+        for action in world.decide():
+            if isinstance(action, Move):
+                moves += 1
+                former = action.failed_at[TabletId("a")]
+                assert action.tablets[0].owner != former
+                assert action.tablets[0].state is TabletState.CREATING
+                world.pacing.failed(TabletId("a"), former, world.now)
+        world.now += 0.1
+    assert 4 <= moves <= 6
+
+
+def test_a_tablet_that_vanished_from_a_live_owner_is_recovered() -> None:
+    """Level-triggered: what should be is compared with what is reported."""
+    world = World(tablet())
+    for _ in range(21):
+        world.beat("s1")
+        world.now += 0.1
+        moves = [a for a in world.decide() if isinstance(a, Move)]
+    assert moves
+    assert world.tablet.state is TabletState.RECOVERING
+
+
+def test_tablets_given_away_are_closed_and_no_lease_is_granted_before() -> None:
+    """A deposed owner that still holds the tablet whole cannot serve it by a later lease."""
+    world = World(msgspec.structs.replace(tablet("s2"), term=2))
+    assert world.beat("s1", report("a", 1, P.PREPARED)) == 0.0
+    assert world.beat("s2", report("a", 2, P.SERVING)) == 1.5
+    assert world.decide() == [Close(server("s1"), TabletId("a"), 1)]
+    world.now += 0.1
+    assert world.beat("s1") == 1.5
+
+
+def test_deleted_tablets_are_closed_and_dropped_unknown_ones_left_alone() -> None:
+    """Seed, appendix A: only what the catalog says is deleted is ever deleted."""
+    world = World(tablet(state=TabletState.DELETED))
+    world.beat("s1", report("a", 1, P.SERVING), report("unknown", 1, P.SERVING))
+    assert world.decide() == [Close(server("s1"), TabletId("a"), 1)]
+    assert to_drop(world.catalog, [TabletId("unknown"), TabletId("a")]) == ("a",)
+
+
+def test_no_live_tserver_means_waiting() -> None:
+    """And the moment one comes, everything goes on."""
+    world = World(tablet())
+    world.now += 10
+    assert kinds(world.decide()) == [GiveUp]
+    assert world.tablet.term == 1
+    world.beat("s3")
+    assert Move in kinds(world.decide())
+    assert world.tablet.owner == "s3"
+
+
+def test_a_heartbeat_that_was_overtaken_adds_nothing() -> None:
+    """Reports are ordered by the sender's clock."""
+    world = World(tablet(state=TabletState.CREATING))
+    late = Heartbeat(server("s1"), 50.0)
+    world.beat("s1", report("a", 1, P.PREPARED))
+    world.liveness.heartbeat(late, world.now)
+    assert kinds(world.decide()) == [HandOver]
+
+
+def test_a_dead_servers_tablets_are_spread_evenly() -> None:
+    """All survivors take part in the recovery."""
+    records = [
+        msgspec.structs.replace(tablet(), tablet_id=TabletId(f"{n:02}"), number=n) for n in range(8)
+    ]
+    world = World(*records)
+    world.now += 10
+    world.beat("s1")
+    for name in ("s2", "s3", "s4"):
+        world.beat(name)
+    world.liveness.process_gone(run("s1"))
+    world.decide()
+    owners = [t.owner for t in world.catalog.tablets.values()]
+    assert sorted(owners.count(ServerUuid(name)) for name in ("s2", "s3", "s4")) == [2, 3, 3]
