@@ -87,6 +87,7 @@ class Coordinator:
         self._busy: dict[Key, None] = {}
         self._not_before: dict[Key, float] = {}
         self._watched: dict[Run, None] = {}
+        self._looked_at = 0.0
         self._rounds = RecoveryRounds(
             runtime,
             settings,
@@ -104,7 +105,8 @@ class Coordinator:
 
     def start(self) -> None:
         """Begin to lead: everything committed before is applied."""
-        self._liveness.lead(self._runtime.clock.monotonic())
+        self._looked_at = self._runtime.clock.monotonic()
+        self._liveness.lead(self._looked_at)
         for seen in self._liveness.all():
             self.watch(seen.server)
         self._spawn(self._loop(), "coordinator")
@@ -146,6 +148,10 @@ class Coordinator:
     def _step(self) -> None:
         """One look: begin whatever is to be done and not under way."""
         now = self._runtime.clock.monotonic()
+        if now - self._looked_at > self._settings.lease_s / 2:
+            self._liveness.stalled(now)  # what came meanwhile waits to be read
+            self._runtime.metrics.count("coordinator_stalls")
+        self._looked_at = now
         self._liveness.forget({Run(*owner): None for owner in self._catalog.owners()})
         actions = decide(
             self._catalog,

@@ -124,12 +124,15 @@ class SegmentLog:
     def adopt(
         self, segment: int, image: pa.Buffer, holders: list[tuple[ServerUuid, str]], epoch: int
     ) -> ReplicatedSegment:
-        """Take over a segment of the log from before a recovery, in its last epoch."""
+        """Take over a segment of the log from before a recovery, in its last epoch.
+
+        It is in the digest of every head opened from now on. Missing replicas are made once its
+        `ReplicatedSegment.start` is called.
+        """
         adopted = ReplicatedSegment(self, segment, self._media)
         adopted.epoch = adopted.epoch_registered = epoch
         adopted.adopt(image, holders)
         self._segments[segment] = adopted
-        adopted.start()
         return adopted
 
     def open_head(self, prologue: list[Blob], certificate: Certified) -> ReplicatedSegment:

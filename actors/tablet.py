@@ -136,9 +136,10 @@ class Tablet:
             self._first_head = self._log.head.segment_id
             started = self._runtime.clock.monotonic()
             await self._log.wait_until(lambda: self._log.head.is_opened)
-            for segment, epoch in rewritten.items():
-                self._log.adopt(segment, await self._seal(segment), [], epoch)
-            await self._log.wait_until(lambda: self._log.are_sealed(list(rewritten)))
+            for segment in self._log.segments:
+                if segment is not self._log.head:
+                    segment.start()
+            await self._log.wait_until(lambda: self._log.are_sealed(rewritten))
             self._phase("replicate", started)
         except StelaeError as error:
             self._on_fenced(error)
@@ -190,10 +191,14 @@ class Tablet:
 
     # ---- recovery ---------------------------------------------------------------------------
 
-    async def _recover(self, sources: Sequence[SegmentSource], engine: RecoveryEngine) -> dict[int, int]:
-        """Take the log's rows back into memory; return the epochs of segments in row form."""
+    async def _recover(self, sources: Sequence[SegmentSource], engine: RecoveryEngine) -> list[int]:
+        """Take the log's rows back into memory; return the segments that were in row form.
+
+        All of them are in the log, and so in the next digest, before this returns; those in row
+        form as their images, which no backup has yet: the new head must be durable first.
+        """
         if not sources:
-            return {}
+            return []
         if engine is RecoveryEngine.SPARK:
             self._merge_offered = asyncio.get_running_loop().create_future()
         now = self._runtime.clock.monotonic()
@@ -210,14 +215,16 @@ class Tablet:
         now = self._phase("merge", now)
         self._memory.adopt(segments, merged, now)
         self._log.committed_index = self._memory.last_index
-        rewritten: dict[int, int] = {}
-        for slot, (one, segment) in enumerate(zip(fetched, segments, strict=True)):
-            if one.image is None:
-                self._slots[segment.meta.segment_id] = slot
-                rewritten[segment.meta.segment_id] = one.source.epoch
-            else:
-                source = one.source
+        rewritten = []
+        for slot, one in enumerate(fetched):
+            source = one.source
+            if one.image is not None:
                 self._log.adopt(source.segment_id, one.image.buffer, one.holders, source.epoch)
+                continue
+            self._slots[source.segment_id] = slot
+            image = await self._seal(source.segment_id)
+            self._log.adopt(source.segment_id, image, [], source.epoch)
+            rewritten.append(source.segment_id)
         self._phase("install", now)
         return rewritten
 

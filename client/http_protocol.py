@@ -28,7 +28,7 @@ PROBLEM_TYPE = "application/problem+json"
 TIMEOUT_HEADER = "X-Request-Timeout-Seconds"
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 REQUEST_ID_HEADER = "Stelae-Request-Id"
-"""Of Stelae's own client, in place of `IDEMPOTENCY_HEADER`: lets servers forget answered requests."""
+"""Of Stelae's own client, instead of `IDEMPOTENCY_HEADER`: servers may forget what was answered."""
 
 IF_VERSION_COLUMN = "_if_version"
 """In an Arrow body of ``rows:write``: the version that each row must have; 0: must be absent."""
@@ -46,7 +46,9 @@ def parse_request_id(text: str) -> RequestId:
     sequence, _, first = rest.partition(".")
     numbers = [part for part in (sequence, first) if part.isascii() and part.isdecimal()]
     if len(numbers) != 2 or not client.isalnum() or not client.isascii() or len(client) > 64:
-        raise InvalidArgument(f"{REQUEST_ID_HEADER} {text[:80]!r}: client.sequence.first_incomplete")
+        raise InvalidArgument(
+            f"{REQUEST_ID_HEADER} {text[:80]!r}: client.sequence.first_incomplete"
+        )
     request = RequestId(ClientId(client), int(sequence), int(first))
     if not 0 <= request.first_incomplete <= request.sequence < 1 << 63:
         raise InvalidArgument(f"{REQUEST_ID_HEADER} {text[:80]!r}: the numbers make no sense")

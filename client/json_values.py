@@ -45,7 +45,7 @@ _FRACTION_DIGITS = 9
 
 
 def to_json_value(value: Any, kind: pa.DataType) -> Any:
-    """What `msgspec.json.encode` writes as this value's JSON. ``value`` is as ``as_py`` gives it."""
+    """What `msgspec.json.encode` writes as JSON for a value, which is as ``as_py`` gives it."""
     if value is None:
         return None
     if pa.types.is_floating(kind):

@@ -7,6 +7,7 @@ one part is refused, others may have been done, and the error's note says how ma
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -70,6 +71,15 @@ class AsyncTable:
     @property
     def record(self) -> TableRecord:
         return self._cache.table
+
+    def with_session(self, session: Session) -> AsyncTable:
+        """The same table, its writes numbered by ``session``."""
+        other = copy.copy(self)
+        other._session = session
+        other._writer = TableWriter(
+            self._runtime, self._settings, session, self._cache, self._codec, self._partitioner
+        )
+        return other
 
     # ---- writes -----------------------------------------------------------------------------
 

@@ -15,7 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stelae.consensus.log_view import LogView
-from stelae.consensus.messages import AppendRequest, Message, SnapshotRequest
+from stelae.consensus.messages import (
+    AppendRequest,
+    AppendResponse,
+    Message,
+    SnapshotRequest,
+    SnapshotResponse,
+)
 from stelae.consensus.progress import Progress, ProgressState
 from stelae.consensus.quorum import majority, reached_by_majority
 from stelae.consensus.settings import RaftSettings
@@ -173,6 +179,31 @@ class Leader:
         )
 
     # ---- counting --------------------------------------------------------------------------
+
+    def on_append_response(self, response: AppendResponse) -> None:
+        """A follower took entries, or its log does not match yet: go on from there."""
+        progress = self.progress.get(response.source)
+        if progress is None:
+            return
+        self.heard(progress, response.round)
+        if response.accepted:
+            progress.accepted(response.index, self._log.base.index)
+            self.advance_commit()
+            return
+        match = response.hint.index
+        if match >= self._log.base.index:
+            match = self._log.last_possible_match(response.hint).index
+        progress.refused(response.index, match + 1)
+
+    def on_snapshot_response(self, response: SnapshotResponse) -> None:
+        """A follower wants the next chunk."""
+        progress = self.progress.get(response.source)
+        if progress is None:
+            return
+        self.heard(progress, response.round)
+        snapshot = progress.snapshot
+        if snapshot is not None and snapshot.last == response.last:
+            progress.snapshot_at(min(response.next_offset, len(snapshot.data)))
 
     def heard(self, progress: Progress, round_number: int) -> None:
         """Any answer of this term: its sender lives, and followed after that round began."""

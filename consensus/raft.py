@@ -338,21 +338,10 @@ class Raft:
         self._quiet_ticks = 0
 
     def _on_append_response(self, response: AppendResponse) -> None:
-        leader = self.leader
-        if leader is None or response.source not in leader.progress:
-            return
-        progress = leader.progress[response.source]
-        leader.heard(progress, response.round)
-        if response.accepted:
-            progress.accepted(response.index, self.log.base.index)
-            leader.advance_commit()
-        else:
-            match = response.hint.index
-            if match >= self.log.base.index:
-                match = self.log.last_possible_match(response.hint).index
-            progress.refused(response.index, match + 1)
-        self._collect_reads()
-        self._finish_transfer()
+        if self.leader is not None:
+            self.leader.on_append_response(response)
+            self._collect_reads()
+            self._finish_transfer()
 
     def _on_snapshot(self, request: SnapshotRequest) -> None:
         index = request.last.index
@@ -373,15 +362,9 @@ class Raft:
         self._send(AppendResponse, request.source, True, index, hint, request.round)
 
     def _on_snapshot_response(self, response: SnapshotResponse) -> None:
-        leader = self.leader
-        if leader is None or response.source not in leader.progress:
-            return
-        progress = leader.progress[response.source]
-        leader.heard(progress, response.round)
-        snapshot = progress.snapshot
-        if snapshot is not None and snapshot.last == response.last:
-            progress.snapshot_at(min(response.next_offset, len(snapshot.data)))
-        self._collect_reads()
+        if self.leader is not None:
+            self.leader.on_snapshot_response(response)
+            self._collect_reads()
 
     # ---- leading ---------------------------------------------------------------------------
 

@@ -76,10 +76,15 @@ class Liveness:
         self._seen: dict[Run, Seen] = {}  # in the order of first being heard
         self._newest: dict[ServerUuid, int] = {}
         self._given_up: dict[Run, None] = {}
+        self._listening_since = -NEVER
         self.lead_since = -NEVER
         """When this master last became leader."""
 
     # ---- what happens -----------------------------------------------------------------------
+
+    def stalled(self, now: float) -> None:
+        """This master itself did nothing until now: the silence of others was its own."""
+        self._listening_since = now
 
     def lead(self, now: float) -> None:
         """This master has become leader: silence counts from here, former leases are feared."""
@@ -167,13 +172,16 @@ class Liveness:
             return self._unheard_is_live(run, now)
         if seen.gone or seen.announced_dead:
             return False
-        return now < max(seen.heard_at, self.lead_since) + self._settings.dead_after_s
+        return now < self._silent_since(seen.heard_at) + self._settings.dead_after_s
 
     def _unheard_is_live(self, run: Run, now: float) -> bool:
         """A run this master has never heard may be talking to the others: give it time."""
         if run.incarnation < self._newest.get(run.uuid, 0):
             return False
-        return now < self.lead_since + self._settings.dead_after_s
+        return now < self._silent_since(-NEVER) + self._settings.dead_after_s
+
+    def _silent_since(self, heard_at: float) -> float:
+        return max(heard_at, self.lead_since, self._listening_since)
 
     def is_given_up(self, run: Run) -> bool:
         """Whether this run is to be told that it must start again."""

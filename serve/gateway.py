@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
 
 import anyio.to_thread
@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from stelae.client.database import AsyncDatabase
 from stelae.client.http_protocol import ARROW_TYPE, JSON_TYPE, NDJSON_TYPE, TIMEOUT_HEADER
 from stelae.client.table import AsyncTable
-from stelae.core.errors import DeadlineExpired, InvalidArgument, StelaeError, TableNotFound
+from stelae.core.errors import DeadlineExpired, InvalidArgument, TableNotFound
 from stelae.serve.guard import Limits
 from stelae.serve.problems import MalformedBody, UnsupportedMedia
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 DatabaseSource: TypeAlias = AsyncDatabase | Callable[[], AsyncDatabase | Awaitable[AsyncDatabase]]
 HANDLE_S = 1.0
-"""How long a handle on a table is used without asking the masters whether the table is still that."""
+"""How long a handle on a table is used without asking the masters for it again."""
 HEALTH_S = 1.0
 OFFLOAD_BYTES = 32 << 10
 """From this size on, bodies are read and written off the event loop."""
@@ -131,7 +131,7 @@ class Gateway:
             timeout_s = math.nan
         if not 0 < timeout_s <= self.limits.timeout_max_s:
             raise InvalidArgument(
-                f"{TIMEOUT_HEADER} {text[:40]!r}: more than 0, at most {self.limits.timeout_max_s:g}"
+                f"{TIMEOUT_HEADER} {text[:40]!r}: above 0, at most {self.limits.timeout_max_s:g}"
             )
         return timeout_s
 

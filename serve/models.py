@@ -164,7 +164,7 @@ class ScanRequest(Body):
         description="`[[column, operator, value], …]`: all hold; or a list of such lists: any of "
         "them holds. Operators: = == != < <= > >= in, not in.",
     )
-    limit: int | None = Field(default=None, ge=0)
+    limit: int | None = Field(default=None, ge=0, le=1 << 53)
     with_versions: bool = Field(default=False, description="Adds `_version` to each row.")
 
 

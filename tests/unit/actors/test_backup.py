@@ -512,6 +512,46 @@ def test_a_fence_is_durable_and_complete() -> None:
     run(scenario)
 
 
+def test_nothing_is_between_accepted_and_fenced() -> None:
+    """A write, a copy's end or a seal that races with a fence is in its answer, or is refused."""
+    outcomes: dict[str, int] = {}
+
+    async def scenario(owner: Owner) -> None:
+        for number in range(60):
+            segment_id, delay_s = SEGMENT + number, number % 12 * 0.0003
+            rows = Rows(segment_id)
+            await owner.write(rows, segment_id=segment_id, term=number + 1)
+            start = len(rows.data)
+            rows.add(number, pad=9000)
+
+            async def change(number: int = number, rows: Rows = rows, start: int = start) -> None:
+                if number % 2:
+                    await owner.seal(
+                        make_image(rows=300), segment_id=SEGMENT + number, term=number + 1
+                    )
+                else:
+                    await owner.write(rows, start, segment_id=SEGMENT + number, term=number + 1)
+
+            writing = asyncio.create_task(change())
+            await owner.runtime.clock.sleep(delay_s)
+            (log,) = await owner.fence((LOG, number + 2))
+            info = next(info for info in log.replicas if info.segment_id == segment_id)
+            changed = info.state is ReplicaState.SEALED or info.length > start
+            try:
+                await writing
+            except StaleTerm:
+                assert not changed, number
+                outcomes["refused"] = outcomes.get("refused", 0) + 1
+            else:
+                assert changed, number
+                outcomes["accepted"] = outcomes.get("accepted", 0) + 1
+
+    uneven = Options(sync_min_s=0.00002, sync_mean_s=0.01)  # a fence may be faster than a write
+    run(scenario, options=uneven, settings=msgspec.structs.replace(SETTINGS, queue_bytes=1 << 20))
+    assert outcomes["refused"] > 5
+    assert outcomes["accepted"] > 5
+
+
 def test_a_higher_term_raises_the_fence() -> None:
     """Who writes in a higher term shuts out the lower ones, across a restart as well."""
 
@@ -762,7 +802,7 @@ def test_heartbeats_tell_what_is_held_and_obey_the_leader(is_leader: bool) -> No
         master: Any = world.server("m1")
         newest = master.heard[-1]
         assert newest.logs == ((OTHER,) if is_leader else (LOG, OTHER))
-        assert newest.server == world.server("b1").info  # type: ignore[attr-defined]
+        assert newest.server == world.server("b1").info
         assert newest.server.media == ("disk", "flash", "ram", "tiny")
         assert newest.memory_bytes == len(Rows().data)
         assert newest.memory_limit_bytes == 1 << 16

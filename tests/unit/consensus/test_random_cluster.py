@@ -325,14 +325,14 @@ def test_random_lives_keep_every_promise(first_seed: int) -> None:
 
 def test_the_random_lives_do_what_they_claim() -> None:
     """Leaders change, snapshots travel, reads of both kinds happen: the test is not idle."""
-    clusters = [Cluster(seed) for seed in range(12)]
+    clusters = [Cluster(seed) for seed in range(6)]
     for cluster in clusters:
         live(cluster)
-    assert sum(len(cluster.leaders) for cluster in clusters) > 30
-    assert sum(cluster.lease_reads for cluster in clusters) > 100
-    assert sum(cluster.index_reads for cluster in clusters) > 100
+    assert sum(len(cluster.leaders) for cluster in clusters) > 15
+    assert sum(cluster.lease_reads for cluster in clusters) > 50
+    assert sum(cluster.index_reads for cluster in clusters) > 50
     restored = [n for c in clusters for n in c.nodes.values() if n.saved.snapshot is not None]
-    assert len(restored) > 10
+    assert len(restored) > 5
 
 
 def answer_append_unchecked(log: LogView, request: AppendRequest) -> AppendResponse:

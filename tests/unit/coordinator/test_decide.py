@@ -308,3 +308,15 @@ def test_a_dead_servers_tablets_are_spread_evenly() -> None:
     world.decide()
     owners = [t.owner for t in world.catalog.tablets.values()]
     assert sorted(owners.count(ServerUuid(name)) for name in ("s2", "s3", "s4")) == [2, 3, 3]
+
+
+def test_a_master_that_stalled_itself_gives_nobody_up() -> None:
+    """After a pause of its own process the silence was not the others'."""
+    world = World(tablet())
+    world.beat("s1", report("a", 1, P.SERVING))
+    world.beat("s2")
+    world.now += 5
+    world.liveness.stalled(world.now)
+    assert world.decide() == []
+    world.now += 2
+    assert kinds(world.decide()) == [GiveUp, GiveUp]

@@ -1,0 +1,296 @@
+"""One table over HTTP: `AsyncTable` again. Rows travel as Arrow streams, checked at both ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stelae.client.convert import Key, RowCodec, Rows, is_table, to_arrow
+from stelae.client.filters import Where, normalize_filters
+from stelae.client.http_protocol import (
+    ARROW_END,
+    ARROW_TYPE,
+    IF_VERSION_COLUMN,
+    JSON_TYPE,
+    REQUEST_ID_HEADER,
+    format_request_id,
+)
+from stelae.client.json_values import to_json_value
+from stelae.client.session import Session
+from stelae.client.table import DEFAULT_TIMEOUT_S
+from stelae.core.errors import InvalidArgument, Unavailable
+from stelae.core.records import TableRecord
+from stelae.core.schema import VERSION_COLUMN
+from stelae.core.values import check_batch, from_wire, rows_to_batch
+
+if TYPE_CHECKING:
+    from stelae.client.http import HttpTransport
+
+Versions = NDArray[np.uint64]
+SCAN_TIMEOUT_S = 600.0
+
+
+class HttpTable:
+    """See `stelae.client.table.AsyncTable`. Made by the database."""
+
+    def __init__(self, transport: HttpTransport, session: Session, record: TableRecord) -> None:
+        self._transport = transport
+        self._session = session
+        self._record = record
+        self._schema = record.schema
+        self._codec = RowCodec(record.schema, record.name)
+        self._path = f"/v1/tables/{quote(record.name, safe='')}"
+
+    @property
+    def name(self) -> str:
+        return self._record.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of its columns."""
+        return self._schema.arrow
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._schema.key
+
+    @property
+    def record(self) -> TableRecord:
+        return self._record
+
+    # ---- writes -----------------------------------------------------------------------------
+
+    async def insert(self, rows: Rows, *, timeout: float = DEFAULT_TIMEOUT_S) -> Versions:
+        """See `AsyncTable.insert`."""
+        return await self._write("insert", rows, None, timeout)
+
+    async def upsert(
+        self, rows: Rows, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> Versions:
+        """See `AsyncTable.upsert`."""
+        return await self._write("upsert", rows, if_version, timeout)
+
+    async def update(
+        self, rows: Rows, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> Versions:
+        """See `AsyncTable.update`."""
+        return await self._write("update", rows, if_version, timeout)
+
+    async def delete(
+        self, keys: Any, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> Versions:
+        """See `AsyncTable.delete`."""
+        if not is_table(keys) and not isinstance(keys, list):
+            keys = [keys]
+        return await self._send("delete", self._key_rows(keys), if_version, timeout)
+
+    async def _write(self, op: str, rows: Rows, if_version: Any, timeout_s: float) -> Versions:
+        batch = await asyncio.to_thread(self._batch, op, rows)
+        return await self._send(op, batch, if_version, timeout_s)
+
+    def _batch(self, op: str, rows: Rows) -> pa.RecordBatch:
+        if isinstance(rows, dict):
+            rows = [rows]
+        columns: tuple[str, ...] | None = None
+        if op == "update" and isinstance(rows, list):
+            if any(row.keys() != rows[0].keys() for row in rows):
+                raise InvalidArgument("the rows of one update must name the same columns")
+            self._schema.check_columns([*rows[0]] if rows else [], self.name)
+            columns = tuple(n for n in self.schema.names if rows and n in rows[0])
+        if isinstance(rows, list) and self._schema.is_plain:
+            names = columns or tuple(self.schema.names)
+            wire = [self._codec.row(row, columns) for row in rows]
+            batch = rows_to_batch(wire, pa.schema([self.schema.field(name) for name in names]))
+            return check_batch(batch, self._schema, columns=names, table=self.name)
+        table = to_arrow(rows, self.schema)
+        if op == "update":
+            columns = tuple(n for n in self.schema.names if n in table.column_names)
+        return check_batch(table, self._schema, columns=columns, table=self.name)
+
+    async def _send(
+        self, op: str, batch: pa.RecordBatch, if_version: Any, timeout_s: float
+    ) -> Versions:
+        if if_version is not None:
+            if op == "insert":
+                raise InvalidArgument("insert takes no versions: it wants every row to be absent")
+            versions = np.atleast_1d(np.asarray(if_version, np.uint64))
+            if len(versions) != batch.num_rows:
+                raise InvalidArgument(
+                    f"if_version has {len(versions)} numbers for {batch.num_rows} rows"
+                )
+            batch = batch.append_column(IF_VERSION_COLUMN, pa.array(versions))
+        if not batch.num_rows:
+            return np.empty(0, np.uint64)
+        content = await asyncio.to_thread(_stream, batch)
+        with self._session.request() as request:
+            response = await self._transport.call(
+                "POST",
+                f"{self._path}/rows:write?op={op}",
+                what=f"{op} {self.name}",
+                timeout_s=timeout_s,
+                repeatable=True,
+                content=content,
+                headers={
+                    "Content-Type": ARROW_TYPE,
+                    "Accept": ARROW_TYPE,
+                    REQUEST_ID_HEADER: format_request_id(request),
+                },
+            )
+        table = _table(response.content)
+        return table.column(VERSION_COLUMN).to_numpy()  # type: ignore[no-any-return]
+
+    # ---- reads ------------------------------------------------------------------------------
+
+    async def get(
+        self,
+        key: Key,
+        *,
+        columns: Sequence[str] | None = None,
+        with_version: bool = False,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> dict[str, Any] | None:
+        """See `AsyncTable.get`."""
+        found = await self.get_many(
+            [key], columns=columns, with_versions=with_version, timeout=timeout
+        )
+        rows = found.to_pylist()
+        return rows[0] if rows else None
+
+    async def get_many(
+        self,
+        keys: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        with_versions: bool = False,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> pa.Table:
+        """See `AsyncTable.get_many`."""
+        chosen = self._chosen(columns)
+        content = await asyncio.to_thread(_stream, self._key_rows(keys))
+        query: list[tuple[str, str]] = [("columns", name) for name in chosen]
+        query.append(("with_versions", "true" if with_versions else "false"))
+        response = await self._transport.call(
+            "POST",
+            f"{self._path}/rows:get?{urlencode(query)}",
+            what=f"get {self.name}",
+            timeout_s=timeout,
+            repeatable=True,
+            content=content,
+            headers={"Content-Type": ARROW_TYPE, "Accept": ARROW_TYPE},
+        )
+        return await asyncio.to_thread(_table, response.content)
+
+    async def scan(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Where = None,
+        limit: int | None = None,
+        with_versions: bool = False,
+        timeout: float = SCAN_TIMEOUT_S,
+    ) -> pa.Table:
+        """See `AsyncTable.scan`."""
+        body = {
+            "columns": list(self._chosen(columns)) or None,
+            "where": self._filters_json(where),
+            "limit": limit,
+            "with_versions": with_versions,
+        }
+        response = await self._transport.call(
+            "POST",
+            f"{self._path}/rows:scan",
+            what=f"scan {self.name}",
+            timeout_s=timeout,
+            repeatable=True,
+            content=msgspec.json.encode(body),
+            headers={"Content-Type": JSON_TYPE, "Accept": ARROW_TYPE},
+        )
+        if not response.content.endswith(ARROW_END):
+            raise Unavailable(self._transport.url, f"the scan of {self.name!r} broke off")
+        return await asyncio.to_thread(_table, response.content)
+
+    async def scan_batches(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Where = None,
+        limit: int | None = None,
+        with_versions: bool = False,
+        timeout: float = SCAN_TIMEOUT_S,
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """See `AsyncTable.scan_batches`. Handed out once all are here: a scan that breaks off
+        begins anew."""
+        table = await self.scan(
+            columns=columns,
+            where=where,
+            limit=limit,
+            with_versions=with_versions,
+            timeout=timeout,
+        )
+        for batch in table.to_batches():
+            yield batch
+
+    async def count(self, *, where: Where = None, timeout: float = SCAN_TIMEOUT_S) -> int:
+        """See `AsyncTable.count`."""
+        table = await self.scan(columns=[self.key[0]], where=where, timeout=timeout)
+        return int(table.num_rows)
+
+    # ---- helpers ----------------------------------------------------------------------------
+
+    def _chosen(self, columns: Sequence[str] | None) -> tuple[str, ...]:
+        if columns is None:
+            return ()
+        if isinstance(columns, str) or not columns:
+            raise InvalidArgument("columns is a list of one or more column names")
+        self._schema.check_columns(columns, self.name)
+        return tuple(columns)
+
+    def _key_rows(self, keys: Any) -> pa.RecordBatch:
+        if isinstance(keys, pa.Array | pa.ChunkedArray):
+            keys = pa.table([keys], names=[self.key[0]])
+        if is_table(keys):
+            table = to_arrow(keys, self._schema.key_schema)
+            names = [name for name in self.key if name in table.column_names]
+            return check_batch(table.select(names), self._schema, columns=self.key, table=self.name)
+        return rows_to_batch([self._codec.key(key) for key in keys], self._schema.key_schema)
+
+    def _filters_json(self, where: Where) -> list[Any] | None:
+        groups = normalize_filters(where, self._schema, self.name)
+        if not groups:
+            return None
+        found = []
+        for group in groups:
+            terms = []
+            for column, operator, value in group:
+                kind = self.schema.field(column).type
+                if isinstance(value, tuple):
+                    shown: Any = [to_json_value(from_wire(item, kind), kind) for item in value]
+                else:
+                    shown = to_json_value(from_wire(value, kind), kind)
+                terms.append([column, operator, shown])
+            found.append(terms)
+        return found
+
+
+def _stream(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def _table(data: bytes) -> pa.Table:
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            table = reader.read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise Unavailable("the HTTP server", f"its answer is not Arrow: {error}") from None
+    return table

@@ -1,0 +1,223 @@
+"""The HTTP API as a FastAPI application over a database. Knows no Ray. (design §12)
+
+Paths and bodies are in ``/openapi.json``. Every error is a problem document
+(`stelae.serve.problems`); every path but ``/healthz`` wants a token (`stelae.serve.guard`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.responses import HTMLResponse, Response
+
+from stelae.core.errors import StelaeError
+from stelae.serve import rows, tables
+from stelae.serve.gateway import DatabaseSource, Gateway, InvalidBody, gateway_of
+from stelae.serve.guard import Guard, Limits
+from stelae.serve.models import (
+    Cluster,
+    CreateTableRequest,
+    Document,
+    GetRequest,
+    Health,
+    Problem,
+    ScanRequest,
+    WriteRequest,
+)
+from stelae.serve.openapi import finish, problems
+from stelae.serve.page import HEADERS, status_page
+from stelae.serve.problems import (
+    INTERNAL,
+    INVALID_REQUEST,
+    METHOD_NOT_ALLOWED,
+    NOT_FOUND,
+    ProblemType,
+    all_problems,
+    error_response,
+    has_condition,
+    plain_response,
+)
+from stelae.serve.tables import json_response
+from stelae.serve.tokens import TokenVerifier
+
+logger = logging.getLogger(__name__)
+
+DESCRIPTION = """Strongly consistent, durable tables inside Ray.
+
+Send `Authorization: Bearer <token>`. Roles: `read` reads, `write` also writes rows, `admin` also
+makes and deletes tables. JSON for a few rows, Arrow IPC streams
+(`application/vnd.apache.arrow.stream`) for many.
+
+JSON: dates and timestamps are ISO 8601 text, binary is base64, decimals are text, NaN and the
+infinities are the text `NaN`, `Infinity`, `-Infinity`; integers are exact beyond 2**53.
+"""
+_BODIES = (Problem, CreateTableRequest, WriteRequest, GetRequest, ScanRequest)
+
+
+def make_app(
+    database: DatabaseSource,
+    tokens: TokenVerifier,
+    limits: Limits | None = None,
+) -> FastAPI:
+    """The application.
+
+    ``database``: an `AsyncDatabase` of the loop that the application will run in, or a function
+    that makes one there, called at the first request; what it made is closed with the application.
+    """
+    limits = limits or Limits()
+    gateway = Gateway(database, limits)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        del app
+        yield
+        await gateway.close()
+
+    app = _Application(
+        title="Stelae",
+        version="1",
+        description=DESCRIPTION,
+        docs_url=None,  # they load scripts from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    app.state.gateway = gateway
+    app.include_router(_health)
+    app.include_router(_status)
+    app.include_router(tables.router)
+    app.include_router(rows.router)
+    _add_error_handlers(app)
+    app.add_middleware(Guard, verifier=tokens, limits=limits)
+    return app
+
+
+class _Application(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        if not self.openapi_schema:
+            self.openapi_schema = finish(super().openapi(), _BODIES)
+        return self.openapi_schema
+
+
+# ---- health and status ----------------------------------------------------------------------
+
+_health = APIRouter(tags=["health"])
+_status = APIRouter(tags=["status"])
+
+
+@_health.get(
+    "/healthz",
+    response_model=Health,
+    responses={503: {"description": "The masters do not answer.", "model": Health}},
+)
+async def healthz(request: Request) -> Response:
+    """Whether the cluster's masters answer. The one path that needs no token."""
+    try:
+        await gateway_of(request).check_health()
+    except StelaeError:
+        return json_response({"status": "unavailable"}, 503)
+    return json_response({"status": "ok"})
+
+
+@_status.get("/", response_class=HTMLResponse, responses=problems(503))
+async def page(request: Request) -> Response:
+    """The status page. A browser may give the token as password (any user name)."""
+    return HTMLResponse(status_page(await _document(request)), headers=HEADERS)
+
+
+@_status.get("/v1/cluster", response_model=Cluster, responses=problems(503))
+async def cluster(request: Request) -> Response:
+    """The status document: servers, tables, tablets, recoveries."""
+    return json_response(await _document(request))
+
+
+@_status.get("/v1/servers", response_model=Document, responses=problems(503))
+async def servers(request: Request) -> Response:
+    """All servers."""
+    return json_response({"servers": (await _document(request))["servers"]})
+
+
+@_status.get("/v1/recoveries", response_model=Document, responses=problems(503))
+async def recoveries(request: Request) -> Response:
+    """Recoveries, past and under way."""
+    return json_response({"recoveries": (await _document(request))["recoveries"]})
+
+
+@_status.get("/v1/tablets/{tablet_id}", response_model=Document, responses=problems(404, 503))
+async def tablet(request: Request, tablet_id: str) -> Response:
+    """One tablet: where it is, its state, leader, term and durability."""
+    for found in (await _document(request))["tablets"]:
+        if found["id"] == tablet_id:
+            return json_response(found)
+    raise HTTPException(404, f"there is no tablet {tablet_id[:80]!r}")
+
+
+@_status.get("/problems/{slug}", response_model=Document, responses=problems(404))
+async def problem(slug: str) -> Response:
+    """What a problem type means."""
+    kind = all_problems().get(slug)
+    if kind is None:
+        raise HTTPException(404, f"there is no problem type {slug[:80]!r}")
+    return json_response({"type": kind.uri, "title": kind.title, "status": kind.status})
+
+
+async def _document(request: Request) -> dict[str, Any]:
+    gateway = gateway_of(request)
+    database = await gateway.database()
+    return await database.status(timeout=gateway.timeout_s(request))
+
+
+# ---- errors ---------------------------------------------------------------------------------
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(StelaeError, _stelae_error)
+    app.add_exception_handler(InvalidBody, _invalid_body)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(StarletteHTTPException, _http_error)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _stelae_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StelaeError)
+    return error_response(error, conditional=has_condition(request))
+
+
+async def _invalid_body(request: Request, error: Exception) -> Response:
+    assert isinstance(error, InvalidBody)
+    return _invalid(error.errors)
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return _invalid(
+        [
+            {"path": ".".join(str(part) for part in item["loc"]), "message": item["msg"]}
+            for item in error.errors()[:20]
+        ]
+    )
+
+
+def _invalid(errors: list[dict[str, str]]) -> Response:
+    detail = "; ".join(f"{error['path'] or 'body'}: {error['message']}" for error in errors)
+    return plain_response(INVALID_REQUEST, detail, errors=errors)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StarletteHTTPException)
+    kind = {404: NOT_FOUND, 405: METHOD_NOT_ALLOWED}.get(error.status_code)
+    if kind is None:
+        kind = ProblemType(error.status_code, "http-error", str(error.detail))
+    return plain_response(kind, str(error.detail), headers=error.headers)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """Starlette raises it again after this answer, so that the server's log has its trace."""
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return plain_response(INTERNAL, f"an unexpected {type(error).__name__}; the log has more")

@@ -1,0 +1,563 @@
+"""Routes of rows: one by its key, as JSON; many as JSON or Arrow.
+
+The ETag of a row is its version. Keys in paths: the key columns' values in key order, separated by
+commas, each percent-encoded (a comma inside a value is ``%2C``); see `stelae.client.json_values`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from stelae.client.http_protocol import ARROW_TYPE, IF_VERSION_COLUMN, JSON_TYPE, NDJSON_TYPE
+from stelae.client.json_values import (
+    encode_rows,
+    from_json_value,
+    from_path_text,
+    to_json_value,
+)
+from stelae.client.table import AsyncTable
+from stelae.core.errors import ColumnNotFound, InvalidArgument, RowNotFound
+from stelae.core.schema import VERSION_COLUMN
+from stelae.core.values import from_wire
+from stelae.serve.arrow_bodies import check_row_count, read_stream, write_stream
+from stelae.serve.gateway import (
+    ALL_TYPES,
+    ROW_TYPES,
+    Gateway,
+    answer_type,
+    body_type,
+    gateway_of,
+    offload,
+    parse_json,
+    parse_model,
+)
+from stelae.serve.guard import principal_of
+from stelae.serve.models import (
+    GetRequest,
+    RowReply,
+    RowsReply,
+    ScanRequest,
+    WriteReply,
+    WriteRequest,
+)
+from stelae.serve.openapi import (
+    IDEMPOTENCY_PARAMETER,
+    TIMEOUT_PARAMETER,
+    json_body,
+    problems,
+    row_answers,
+)
+from stelae.serve.problems import MalformedBody, UnsupportedMedia
+from stelae.serve.requests import numbered
+from stelae.serve.tables import json_response
+from stelae.serve.tokens import Role
+
+router = APIRouter(prefix="/v1/tables/{table}", tags=["rows"])
+
+SCAN_TIMEOUT_S = 600.0
+MAX_VERSION = (1 << 64) - 1
+_RAW_KEY = re.compile(rb"/v1/tables/[^/]+/rows/(.*)", re.DOTALL)
+_ETAG = re.compile(r'"(\d{1,20})"')
+_OPS = ("insert", "upsert", "update", "delete")
+
+_IF_MATCH = {
+    "name": "If-Match",
+    "in": "header",
+    "required": False,
+    "description": "The version that the row must have, as in its ETag; otherwise 412.",
+    "schema": {"type": "string"},
+    "example": '"7"',
+}
+_IF_ABSENT = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "description": "`*`: the row must be absent; otherwise 412.",
+    "schema": {"type": "string"},
+    "example": "*",
+}
+_OP = {
+    "name": "op",
+    "in": "query",
+    "required": False,
+    "description": "With an Arrow body: what to do with its rows. `upsert` if absent.",
+    "schema": {"type": "string", "enum": list(_OPS)},
+}
+
+
+# ---- one row --------------------------------------------------------------------------------
+
+
+@router.get(
+    "/rows/{key:path}",
+    responses={200: {"description": "The row.", "model": dict[str, Any]}, **problems(404, 503)},
+    openapi_extra={"parameters": [TIMEOUT_PARAMETER]},
+)
+async def get_row(
+    request: Request, table: str, key: str, columns: Annotated[list[str] | None, Query()] = None
+) -> Response:
+    """Read one row, linearizably. Its version is the ETag; `If-None-Match` may name one."""
+    gateway = gateway_of(request)
+    timeout_s = gateway.timeout_s(request)
+
+    async def work(handle: AsyncTable) -> Response:
+        values = _path_key(request, handle)
+        row = await handle.get(values, columns=columns, with_version=True, timeout=timeout_s)
+        if row is None:
+            raise RowNotFound(table, str(tuple(_show_key(handle, values))))
+        headers = {"ETag": f'"{row.pop(VERSION_COLUMN)}"'}
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        schema = handle.schema
+        content = {name: to_json_value(v, schema.field(name).type) for name, v in row.items()}
+        response = json_response(content)
+        response.headers.update(headers)
+        return response
+
+    return await gateway.on_table(table, timeout_s, work)
+
+
+@router.put(
+    "/rows/{key:path}",
+    response_model=RowReply,
+    responses=problems(404, 409, 412, 413, 415, 503, 504),
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                JSON_TYPE: {
+                    "schema": {"type": "object", "additionalProperties": True},
+                    "example": {"dest": "LAX"},
+                }
+            },
+        },
+        "parameters": [_IF_MATCH, _IF_ABSENT, TIMEOUT_PARAMETER, IDEMPOTENCY_PARAMETER],
+    },
+)
+async def put_row(request: Request, table: str, key: str) -> Response:
+    """Add or replace one row; columns not named become null. Needs the role `write`."""
+    principal_of(request).check(Role.WRITE)
+    gateway = gateway_of(request)
+    timeout_s = gateway.timeout_s(request)
+    condition = _condition(request)
+    if body_type(request) != JSON_TYPE:
+        raise UnsupportedMedia(f"this path takes {JSON_TYPE}")
+    body = await gateway.body(request, timeout_s)
+    content = await offload(len(body), parse_json, body)
+    if not isinstance(content, dict):
+        raise MalformedBody("the body must be a JSON object: column names and values")
+
+    async def work(handle: AsyncTable) -> Response:
+        values = _path_key(request, handle)
+        row = _row(content, handle)
+        for name, value in zip(handle.key, values, strict=True):
+            if row.setdefault(name, value) != value:
+                raise InvalidArgument(f"key column {name!r} differs between path and body")
+        target = numbered(request, handle, b"put", body)
+        versions = await target.upsert([row], if_version=condition, timeout=timeout_s)
+        return _versioned(int(versions[0]))
+
+    return await gateway.on_table(table, timeout_s, work)
+
+
+@router.delete(
+    "/rows/{key:path}",
+    status_code=204,
+    responses=problems(404, 409, 412, 503, 504),
+    openapi_extra={"parameters": [_IF_MATCH, TIMEOUT_PARAMETER, IDEMPOTENCY_PARAMETER]},
+)
+async def delete_row(request: Request, table: str, key: str) -> Response:
+    """Delete one row; that it is absent is no error. Needs the role `write`."""
+    principal_of(request).check(Role.WRITE)
+    gateway = gateway_of(request)
+    timeout_s = gateway.timeout_s(request)
+    condition = _condition(request)
+
+    async def work(handle: AsyncTable) -> Response:
+        values = _path_key(request, handle)
+        target = numbered(request, handle, b"delete", b"")
+        await target.delete([values], if_version=condition, timeout=timeout_s)
+        return Response(status_code=204)
+
+    return await gateway.on_table(table, timeout_s, work)
+
+
+def _versioned(version: int) -> Response:
+    response = json_response({"version": version})
+    response.headers["ETag"] = f'"{version}"'
+    return response
+
+
+def _condition(request: Request) -> int | None:
+    """The version that the row must have, by the headers; 0: it must be absent."""
+    match = request.headers.get("if-match")
+    absent = request.headers.get("if-none-match")
+    if match is not None and absent is not None:
+        raise InvalidArgument("give If-Match or If-None-Match, not both")
+    if absent is not None:
+        if absent.strip() != "*":
+            raise InvalidArgument("If-None-Match of a write takes * alone: the row must be absent")
+        return 0
+    if match is None:
+        return None
+    found = _ETAG.fullmatch(match.strip())
+    if found is None or not 0 < int(found[1]) <= MAX_VERSION:
+        raise InvalidArgument(f'If-Match {match[:40]!r}: give one version, as in its ETag: "7"')
+    return int(found[1])
+
+
+def _path_key(request: Request, table: AsyncTable) -> tuple[Any, ...]:
+    """The key in the path as wire values. Raises InvalidArgument."""
+    raw = request.scope.get("raw_path") or request.scope["path"].encode()
+    match = _RAW_KEY.search(raw)
+    assert match is not None, "the route matched"
+    parts = match[1].split(b",")
+    if len(parts) != len(table.key):
+        raise InvalidArgument(
+            f"the key of {table.name!r} has {len(table.key)} column(s), {', '.join(table.key)}; "
+            f"{len(parts)} value(s) were given (a comma inside a value is %2C)"
+        )
+    values = []
+    for name, part in zip(table.key, parts, strict=True):
+        what = f"key column {name!r}"
+        try:
+            text = unquote_to_bytes(part).decode()
+        except UnicodeDecodeError:
+            raise InvalidArgument(f"{what}: the path is not UTF-8") from None
+        values.append(from_path_text(text, table.schema.field(name).type, what))
+    return tuple(values)
+
+
+def _show_key(table: AsyncTable, values: tuple[Any, ...]) -> list[Any]:
+    kinds = [table.schema.field(name).type for name in table.key]
+    return [
+        to_json_value(from_wire(value, kind), kind)
+        for value, kind in zip(values, kinds, strict=True)
+    ]
+
+
+def _row(content: dict[str, Any], table: AsyncTable) -> dict[str, Any]:
+    """A JSON object as a row. Raises ColumnNotFound, InvalidArgument."""
+    schema = table.schema
+    row = {}
+    for name, value in content.items():
+        if schema.get_field_index(name) < 0:
+            raise ColumnNotFound(name[:80], table.name, ", ".join(schema.names))
+        row[name] = from_json_value(value, schema.field(name).type, f"column {name!r}")
+    return row
+
+
+# ---- many rows: writing ---------------------------------------------------------------------
+
+
+@router.post(
+    "/rows:write",
+    responses=row_answers(WriteReply, (404, 409, 413, 415, 422, 503, 504)),
+    openapi_extra=json_body(WriteRequest, arrow=True, parameters=(_OP, IDEMPOTENCY_PARAMETER)),
+)
+async def write_rows(request: Request, table: str) -> Response:
+    """Write many rows, in order; all that fall into one tablet are written together or not at all.
+
+    As Arrow: `op` is a query parameter, and a column `_if_version` (uint64) may name versions.
+    Across tablets there is no transaction: after an error some may have done their part, and
+    the problem's `notes` say how many. Needs the role `write`.
+    """
+    principal_of(request).check(Role.WRITE)
+    gateway = gateway_of(request)
+    timeout_s = gateway.timeout_s(request)
+    media = body_type(request)
+    if media not in ROW_TYPES:
+        raise UnsupportedMedia(f"this path takes {JSON_TYPE} and {ARROW_TYPE}")
+    body = await gateway.body(request, timeout_s)
+    if media == ARROW_TYPE:
+        op = request.query_params.get("op", "upsert")
+        if op not in _OPS:
+            raise InvalidArgument(f"op={op[:40]!r}: one of {', '.join(_OPS)}")
+        data, expected = await offload(len(body), _arrow_rows, body, gateway)
+    else:
+        wanted = await offload(len(body), parse_model, body, WriteRequest)
+        check_row_count(len(wanted.rows), gateway.limits.rows)
+        op, data, expected = wanted.op, wanted.rows, wanted.if_versions
+
+    async def work(handle: AsyncTable) -> Response:
+        target = numbered(request, handle, op.encode(), body)
+        rows = data
+        if media == ARROW_TYPE and op in ("update", "delete"):
+            _check_key_columns(data, handle)
+        if media == JSON_TYPE:
+            rows = await offload(len(body), _json_rows, data, handle, op)
+        versions = await _write(target, op, rows, expected, timeout_s)
+        if answer_type(request, ROW_TYPES) == ARROW_TYPE:
+            column = pa.table({VERSION_COLUMN: pa.array(versions, pa.uint64())})
+            return Response(write_stream(column.schema, column.to_batches()), media_type=ARROW_TYPE)
+        return json_response({"versions": versions.tolist()})
+
+    return await gateway.on_table(table, timeout_s, work)
+
+
+async def _write(
+    table: AsyncTable, op: str, rows: Any, expected: list[int] | None, timeout_s: float
+) -> Any:
+    if expected is not None:
+        _checked_versions(expected)
+    if not len(rows):
+        return np.empty(0, np.uint64)
+    if op == "insert":
+        if expected is not None:
+            raise InvalidArgument("insert takes no versions: it wants every row to be absent")
+        return await table.insert(rows, timeout=timeout_s)
+    if op == "upsert":
+        return await table.upsert(rows, if_version=expected, timeout=timeout_s)
+    if op == "update":
+        return await table.update(rows, if_version=expected, timeout=timeout_s)
+    return await table.delete(rows, if_version=expected, timeout=timeout_s)
+
+
+def _arrow_rows(body: bytes, gateway: Gateway) -> tuple[pa.Table, list[int] | None]:
+    limits = gateway.limits
+    table = read_stream(body, size_bytes_max=limits.body_bytes, rows_max=limits.rows)
+    if IF_VERSION_COLUMN not in table.column_names:
+        return table, None
+    column = table.column(IF_VERSION_COLUMN)
+    if not pa.types.is_integer(column.type) or column.null_count:
+        raise InvalidArgument(f"column {IF_VERSION_COLUMN} holds a version for each row")
+    expected = column.to_pylist()
+    return table.drop_columns([IF_VERSION_COLUMN]), expected
+
+
+def _checked_versions(expected: list[int]) -> list[int]:
+    if any(not 0 <= version <= MAX_VERSION for version in expected):
+        raise InvalidArgument("a version is 0 or more")
+    return expected
+
+
+def _json_rows(rows: list[dict[str, Any]], table: AsyncTable, op: str) -> list[Any]:
+    if op == "delete":
+        return [_json_key(row, table) for row in rows]
+    if op == "update" and any(row.keys() != rows[0].keys() for row in rows):
+        raise InvalidArgument("the rows of one update must name the same columns")
+    return [_row(row, table) for row in rows]
+
+
+def _json_key(value: Any, table: AsyncTable) -> tuple[Any, ...]:
+    """A key as JSON has it: an object, an array, or the value of the one key column."""
+    names = table.key
+    if isinstance(value, dict):
+        if value.keys() != set(names):
+            raise InvalidArgument(f"the key of {table.name!r} is made of {', '.join(names)}")
+        value = [value[name] for name in names]
+    elif not isinstance(value, list):
+        value = [value]
+    if len(value) != len(names):
+        raise InvalidArgument(
+            f"the key of {table.name!r} has {len(names)} column(s), {', '.join(names)}; "
+            f"{len(value)} value(s) were given"
+        )
+    return tuple(
+        from_json_value(part, table.schema.field(name).type, f"key column {name!r}")
+        for name, part in zip(names, value, strict=True)
+    )
+
+
+# ---- many rows: reading ---------------------------------------------------------------------
+
+
+@router.post(
+    "/rows:get",
+    responses=row_answers(RowsReply, (404, 413, 415, 422, 503)),
+    openapi_extra=json_body(GetRequest, arrow=True),
+)
+async def get_rows(
+    request: Request,
+    table: str,
+    columns: Annotated[list[str] | None, Query()] = None,
+    with_versions: bool = False,
+) -> Response:
+    """Read many rows by key: those found, in the order of their keys.
+
+    As Arrow: the body's columns are the key columns, and `columns` and `with_versions` are query
+    parameters.
+    """
+    gateway = gateway_of(request)
+    timeout_s = gateway.timeout_s(request)
+    media = body_type(request)
+    if media not in ROW_TYPES:
+        raise UnsupportedMedia(f"this path takes {JSON_TYPE} and {ARROW_TYPE}")
+    body = await gateway.body(request, timeout_s)
+    keys: Any
+    if media == ARROW_TYPE:
+        keys, _ = await offload(len(body), _arrow_rows, body, gateway)
+    else:
+        wanted = await offload(len(body), parse_model, body, GetRequest)
+        check_row_count(len(wanted.keys), gateway.limits.rows)
+        keys, columns, with_versions = wanted.keys, wanted.columns, wanted.with_versions
+
+    async def work(handle: AsyncTable) -> Response:
+        chosen = keys
+        if media == JSON_TYPE:
+            chosen = [_json_key(key, handle) for key in keys]
+        else:
+            _check_key_columns(keys, handle)
+        found = await handle.get_many(
+            chosen, columns=columns, with_versions=with_versions, timeout=timeout_s
+        )
+        return await offload(found.nbytes, _rows_answer, request, found)
+
+    return await gateway.on_table(table, timeout_s, work)
+
+
+def _check_key_columns(keys: pa.Table, table: AsyncTable) -> None:
+    missing = [name for name in table.key if name not in keys.column_names]
+    if missing:
+        raise InvalidArgument(f"the body lacks the key column {missing[0]!r}")
+
+
+def _rows_answer(request: Request, found: pa.Table) -> Response:
+    if answer_type(request, ROW_TYPES) == ARROW_TYPE:
+        return Response(write_stream(found.schema, found.to_batches()), media_type=ARROW_TYPE)
+    return Response(b'{"rows":[' + b",".join(encode_rows(found)) + b"]}", media_type=JSON_TYPE)
+
+
+@router.post(
+    "/rows:scan",
+    responses=row_answers(RowsReply, (404, 413, 415, 422, 503), ndjson=True),
+    openapi_extra=json_body(ScanRequest),
+)
+async def scan_rows(request: Request, table: str) -> Response:
+    """Read all rows that match, as a stream: Arrow, JSON lines, or one JSON object.
+
+    Each tablet is read at one point of its log. An error after the first rows breaks the connection
+    off: an Arrow stream is whole if it has its end marker, JSON if it can be parsed, and JSON lines
+    if the chunked transfer ended as it should.
+    """
+    gateway = gateway_of(request)
+    timeout_s = gateway.timeout_s(request, SCAN_TIMEOUT_S)
+    wanted = await gateway.json_body(request, ScanRequest, timeout_s)
+
+    async def work(handle: AsyncTable) -> Response:
+        batches = handle.scan_batches(
+            columns=wanted.columns,
+            where=_filters(wanted.where, handle),
+            limit=wanted.limit,
+            with_versions=wanted.with_versions,
+            timeout=timeout_s,
+        )
+        first = await anext(batches, None)  # what is wrong with the request shows here
+        media = answer_type(request, ALL_TYPES)
+        if media == ARROW_TYPE:
+            schema = _scan_schema(handle, wanted)
+            return StreamingResponse(_arrow_pieces(schema, first, batches), media_type=media)
+        pieces = _json_pieces(first, batches, lines=media == NDJSON_TYPE)
+        return StreamingResponse(pieces, media_type=media)
+
+    return await gateway.on_table(table, timeout_s, work)
+
+
+def _filters(where: list[Any] | None, table: AsyncTable) -> list[Any] | None:
+    """Filters with their JSON values as the client takes them; the client checks their shape."""
+    if where is None:
+        return None
+    if all(isinstance(term, list) and term and isinstance(term[0], str) for term in where):
+        return [_filter(term, table) for term in where]
+    groups = [group if isinstance(group, list) else [group] for group in where]
+    return [[_filter(term, table) for term in group] for group in groups]
+
+
+def _filter(term: Any, table: AsyncTable) -> Any:
+    if not isinstance(term, list) or len(term) != 3 or not isinstance(term[0], str):
+        raise InvalidArgument(
+            f"filter {msgspec.json.encode(term).decode()[:80]} is not [column, operator, value]"
+        )
+    column, operator, value = term
+    if not isinstance(operator, str):
+        raise InvalidArgument("the operator of a filter is text")
+    if table.schema.get_field_index(column) >= 0:
+        kind, what = table.schema.field(column).type, f"filter on {column!r}"
+        if isinstance(value, list):
+            value = [from_json_value(item, kind, what) for item in value]
+        else:
+            value = from_json_value(value, kind, what)
+    return (column, operator, value)
+
+
+def _scan_schema(table: AsyncTable, wanted: ScanRequest) -> pa.Schema:
+    fields = [table.schema.field(name) for name in wanted.columns or table.schema.names]
+    if wanted.with_versions:
+        fields.append(pa.field(VERSION_COLUMN, pa.uint64(), False))
+    return pa.schema(fields)
+
+
+async def _all(
+    first: pa.RecordBatch | None, rest: AsyncIterator[pa.RecordBatch]
+) -> AsyncIterator[pa.RecordBatch]:
+    if first is not None:
+        yield first
+        async for batch in rest:
+            yield batch
+
+
+async def _arrow_pieces(
+    schema: pa.Schema, first: pa.RecordBatch | None, rest: AsyncIterator[pa.RecordBatch]
+) -> AsyncIterator[bytes]:
+    """An Arrow stream in pieces: its start, one for each batch, its end marker."""
+    sink = _Pieces()
+    writer = pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), schema)
+    yield sink.take()
+    async for batch in _all(first, rest):
+        await offload(batch.nbytes, writer.write_batch, batch.cast(schema))
+        yield sink.take()
+    writer.close()
+    yield sink.take()
+
+
+class _Pieces:
+    """A file that hands out what was written to it."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+
+    def write(self, data: Any) -> int:
+        self._written.append(bytes(data))
+        return len(self._written[-1])
+
+    def flush(self) -> None:
+        """Everything is there at once."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def take(self) -> bytes:
+        written, self._written = self._written, []
+        return b"".join(written)
+
+
+JSON_PIECE_ROWS = 5000
+
+
+async def _json_pieces(
+    first: pa.RecordBatch | None, rest: AsyncIterator[pa.RecordBatch], *, lines: bool
+) -> AsyncIterator[bytes]:
+    separator = b"\n" if lines else b","
+    if not lines:
+        yield b'{"rows":['
+    begun = False
+    async for batch in _all(first, rest):
+        for start in range(0, batch.num_rows, JSON_PIECE_ROWS):
+            part = batch.slice(start, JSON_PIECE_ROWS)
+            rows = await offload(part.nbytes, encode_rows, part)
+            piece = separator.join(rows)
+            yield piece + b"\n" if lines else b"," + piece if begun else piece
+            begun = True
+    if not lines:
+        yield b"]}"

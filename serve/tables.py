@@ -1,0 +1,212 @@
+"""Routes of the catalog: tables as JSON, made and deleted."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from stelae.client.database import DEFAULT_DURABILITY
+from stelae.client.json_values import from_json_value, to_json_value
+from stelae.core.durability import Durability, segments
+from stelae.core.errors import InvalidArgument
+from stelae.core.partition import HashPartition, Partitioning, RangePartition
+from stelae.core.records import TableRecord
+from stelae.core.values import from_wire
+from stelae.serve.gateway import gateway_of
+from stelae.serve.guard import principal_of
+from stelae.serve.models import CreateTableRequest, Partition, TableInfo, TableListing
+from stelae.serve.openapi import json_body, problems
+from stelae.serve.tokens import Role
+
+router = APIRouter(prefix="/v1", tags=["tables"])
+
+_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns), tz=([A-Za-z0-9_+:/-]{1,64})\]")
+_DECIMAL = re.compile(r"decimal128\((\d{1,2}), ?(-?\d{1,2})\)")
+_FIXED = re.compile(r"fixed_size_binary\[(\d{1,6})\]")
+
+
+@router.get("/tables", response_model=TableListing, responses=problems(503))
+async def list_tables(request: Request) -> Response:
+    """All tables, by name."""
+    gateway = gateway_of(request)
+    database = await gateway.database()
+    records = await database.tables(timeout=gateway.timeout_s(request))
+    return json_response({"tables": [describe_table(record) for record in records]})
+
+
+@router.post(
+    "/tables",
+    response_model=TableInfo,
+    status_code=201,
+    responses=problems(400, 409, 413, 422, 503, 504),
+    openapi_extra=json_body(CreateTableRequest),
+)
+async def create_table(request: Request) -> Response:
+    """Create a table, and wait until it can be written to. Needs the role `admin`.
+
+    A repeated call answers 409 (`table-exists`) if the first one succeeded.
+    """
+    principal_of(request).check(Role.ADMIN)
+    gateway = gateway_of(request)
+    timeout_s = gateway.timeout_s(request)
+    body = await gateway.json_body(request, CreateTableRequest, timeout_s)
+    schema = requested_schema(body)
+    database = await gateway.database()
+    table = await database.create_table(
+        body.name,
+        schema,
+        key=body.key,
+        partition=requested_partition(body.partition, schema),
+        durability=requested_durability(body),
+        timeout=timeout_s,
+    )
+    gateway.forget(body.name)
+    response = json_response(describe_table(table.record), 201)
+    response.headers["Location"] = f"/v1/tables/{table.name}".encode().decode("latin-1")
+    return response
+
+
+@router.get("/tables/{table}", response_model=TableInfo, responses=problems(404, 503))
+async def get_table(request: Request, table: str) -> Response:
+    """One table: its columns, key, partitioning, durability."""
+    gateway = gateway_of(request)
+    handle = await gateway.look_up(table, gateway.timeout_s(request))
+    return json_response(describe_table(handle.record))
+
+
+@router.delete("/tables/{table}", status_code=204, responses=problems(404, 503, 504))
+async def delete_table(request: Request, table: str) -> Response:
+    """Delete a table and all its rows, for ever. Needs the role `admin`."""
+    principal_of(request).check(Role.ADMIN)
+    gateway = gateway_of(request)
+    database = await gateway.database()
+    gateway.forget(table)
+    try:
+        await database.delete_table(table, timeout=gateway.timeout_s(request))
+    finally:
+        gateway.forget(table)
+    return Response(status_code=204)
+
+
+# ---- to JSON --------------------------------------------------------------------------------
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def describe_table(record: TableRecord) -> dict[str, Any]:
+    """A table as `TableInfo` shows it."""
+    schema = record.schema.arrow
+    return {
+        "id": record.table_id,
+        "name": record.name,
+        "columns": [
+            {"name": field.name, "type": str(field.type), "nullable": field.nullable}
+            for field in schema
+        ],
+        "arrow_schema": base64.b64encode(record.schema.arrow_ipc).decode(),
+        "key": list(record.schema.key),
+        "partition": _describe_partition(record.partitioning, schema),
+        "durability": {"segments": list(record.durability.media)},
+        "schema_version": record.schema.version,
+        "generation": record.generation,
+        "tablets": record.partitioning.tablet_count,
+    }
+
+
+def _describe_partition(partitioning: Partitioning, schema: pa.Schema) -> dict[str, Any]:
+    by_hash, by_range = partitioning.hash, partitioning.range
+    found: dict[str, Any] = {"hash": None, "range": None}
+    if by_hash is not None:
+        found["hash"] = {"columns": list(by_hash.columns), "buckets": by_hash.buckets}
+    if by_range is not None:
+        kinds = [schema.field(name).type for name in by_range.columns]
+        found["range"] = {
+            "columns": list(by_range.columns),
+            "splits": [
+                [
+                    to_json_value(from_wire(value, kind), kind)
+                    for value, kind in zip(split, kinds, strict=True)
+                ]
+                for split in by_range.splits
+            ],
+        }
+    return found
+
+
+# ---- from JSON ------------------------------------------------------------------------------
+
+
+def requested_schema(body: CreateTableRequest) -> pa.Schema:
+    """Raises InvalidArgument."""
+    if (body.columns is None) == (body.arrow_schema is None):
+        raise InvalidArgument("give either columns or arrow_schema")
+    if body.columns is not None:
+        fields = [
+            pa.field(column.name, type_named(column.type, column.name), column.nullable)
+            for column in body.columns
+        ]
+        return pa.schema(fields)
+    assert body.arrow_schema is not None
+    try:
+        data = base64.b64decode(body.arrow_schema, validate=True)
+        return pa.ipc.read_schema(pa.py_buffer(data))
+    except (binascii.Error, ValueError, pa.ArrowException, OSError) as error:
+        raise InvalidArgument(f"arrow_schema is not an Arrow schema in base64: {error}") from None
+
+
+def type_named(text: str, column: str) -> pa.DataType:
+    """The Arrow type that ``str`` of it names. Raises InvalidArgument."""
+    try:
+        if match := _TIMESTAMP.fullmatch(text):
+            return pa.timestamp(match[1], match[2])
+        if match := _DECIMAL.fullmatch(text):
+            return pa.decimal128(int(match[1]), int(match[2]))
+        if match := _FIXED.fullmatch(text):
+            return pa.binary(int(match[1]))
+        return pa.type_for_alias(text)
+    except (ValueError, pa.ArrowException) as error:
+        raise InvalidArgument(
+            f"column {column!r}: {text[:80]!r} is no type known here ({error}); try arrow_schema"
+        ) from None
+
+
+def requested_durability(body: CreateTableRequest) -> Durability:
+    """Raises InvalidArgument."""
+    if body.durability is None:
+        return DEFAULT_DURABILITY
+    return segments(*body.durability.segments)
+
+
+def requested_partition(partition: Partition | None, schema: pa.Schema) -> Partitioning:
+    """Splits become wire values. Raises InvalidArgument."""
+    if partition is None:
+        return Partitioning()
+    by_hash = by_range = None
+    if partition.hash is not None:
+        by_hash = HashPartition(tuple(partition.hash.columns), partition.hash.buckets)
+    if partition.range is not None:
+        names = partition.range.columns
+        for name in names:
+            if schema.get_field_index(name) < 0:
+                raise InvalidArgument(f"partition.range: there is no column {name!r}")
+        kinds = [schema.field(name).type for name in names]
+        if any(len(split) != len(kinds) for split in partition.range.splits):
+            raise InvalidArgument("each split has one value for each range column")
+        splits = tuple(
+            tuple(
+                from_json_value(value, kind, "range split")
+                for value, kind in zip(split, kinds, strict=True)
+            )
+            for split in partition.range.splits
+        )
+        by_range = RangePartition(tuple(names), splits)
+    return Partitioning(by_hash, by_range)

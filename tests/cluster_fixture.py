@@ -1,0 +1,148 @@
+"""A whole cluster in one event loop: real servers over real TCP and real files, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from stelae.actors.backup import Backup
+from stelae.actors.master import Master
+from stelae.actors.tserver import TabletServer
+from stelae.client.database import AsyncDatabase
+from stelae.core.ids import Address
+from stelae.core.settings import Settings
+from stelae.runtime.files import LocalDisk
+from stelae.runtime.handshake import Credentials
+from stelae.runtime.peers import TcpPeers
+from stelae.runtime.real import RealRuntime
+from stelae.storage.frames import MediumSpec
+
+CLUSTER = "test"
+SECRET = bytes(range(32))
+MIB = 1 << 20
+SETTINGS = Settings(
+    heartbeat_s=0.05, lease_s=2.0, dead_after_s=3.0, raft_tick_s=0.02, segment_bytes=MIB
+)
+MEDIA = {
+    "disk": MediumSpec(name="disk", path="disk"),
+    "ram": MediumSpec(name="ram", size_bytes=64 * MIB),
+}
+
+
+class LocalCluster:
+    """Its servers by kind, and one open client. ``failures`` are handlers' unexpected errors."""
+
+    def __init__(self, root: Path, settings: Settings, masters: int) -> None:
+        self.root = root
+        self.settings = settings
+        self.failures: list[BaseException] = []
+        self.masters: list[Master] = []
+        self.tservers: list[TabletServer] = []
+        self.backups: list[Backup] = []
+        self.addresses = {
+            f"master-{n}": Address(f"127.0.0.1:{port}")
+            for n, port in enumerate(free_ports(masters))
+        }
+        self._stack = AsyncExitStack()
+
+    @property
+    def master_addresses(self) -> tuple[Address, ...]:
+        return tuple(self.addresses.values())
+
+    def client_runtime(self, name: str, port: int = 0) -> RealRuntime:
+        """A runtime with a data directory of its own, closed with the cluster."""
+        peers = TcpPeers(Credentials(CLUSTER, SECRET), on_failure=self.failures.append, port=port)
+        runtime = RealRuntime(peers, LocalDisk(self.root / name))
+        self._stack.push_async_callback(runtime.close)
+        return runtime
+
+    def connect(self, name: str = "client") -> AsyncDatabase:
+        """One more client."""
+        return AsyncDatabase(self.client_runtime(name), self.master_addresses, self.settings)
+
+    async def start(self, tservers: int, backups: int) -> None:
+        for name, address in self.addresses.items():
+            runtime = self.client_runtime(name, int(address.rpartition(":")[2]))
+            master = Master(
+                runtime,
+                name=name,
+                cluster=CLUSTER,
+                masters=self.addresses,
+                settings=self.settings,
+                engine="native",
+            )
+            await self._start_server(master)
+            self.masters.append(master)
+        for n in range(backups):
+            name = f"backup-{n}"
+            backup = Backup(
+                self.client_runtime(name),
+                name=name,
+                cluster=CLUSTER,
+                masters=self.master_addresses,
+                settings=self.settings,
+                media=MEDIA,
+            )
+            await self._start_server(backup)
+            self.backups.append(backup)
+        for n in range(tservers):
+            name = f"tserver-{n}"
+            tserver = TabletServer(
+                self.client_runtime(name),
+                name=name,
+                cluster=CLUSTER,
+                masters=self.master_addresses,
+                settings=self.settings,
+                memory_limit_bytes=256 * MIB,
+            )
+            await self._start_server(tserver)
+            self.tservers.append(tserver)
+        self.database = self.connect()
+        await self._wait_live(len(self.masters) + backups + tservers)
+
+    async def _wait_live(self, count: int) -> None:
+        """Wait until the leader has heard every server, so that tablets spread over all."""
+        async with asyncio.timeout(20):
+            while True:
+                servers = (await self.database.status())["servers"]
+                if sum(server["state"] == "live" for server in servers) >= count:
+                    return
+                await asyncio.sleep(0.01)
+
+    async def _start_server(self, server: Master | Backup | TabletServer) -> None:
+        await server.start()
+        self._stack.push_async_callback(server.stop)
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+        assert not self.failures, self.failures
+
+
+@asynccontextmanager
+async def local_cluster(
+    root: Path,
+    *,
+    masters: int = 1,
+    tservers: int = 2,
+    backups: int = 2,
+    settings: Settings = SETTINGS,
+) -> AsyncIterator[LocalCluster]:
+    """A cluster that serves, and is stopped in order at the end."""
+    cluster = LocalCluster(root, settings, masters)
+    try:
+        await cluster.start(tservers, backups)
+        yield cluster
+    finally:
+        await cluster.stop()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that nobody listens on just now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
+    return ports

@@ -1,0 +1,66 @@
+"""What the HTTP tests share: an application over a real cluster, and clients with tokens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+from fastapi import FastAPI
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cluster_fixture import LocalCluster, local_cluster
+
+from stelae.client.http import HttpDatabase
+from stelae.serve.app import make_app
+from stelae.serve.guard import Limits
+from stelae.serve.tokens import Role, TokenVerifier, make_token
+
+ARROW = "application/vnd.apache.arrow.stream"
+PROBLEM = "application/problem+json"
+
+
+class World:
+    """One application in this process; `client` talks to it without a socket."""
+
+    def __init__(self, cluster: LocalCluster, limits: Limits | None = None) -> None:
+        made = {role: make_token(role.value, role) for role in Role}
+        self.cluster = cluster
+        self.tokens = {role: token for role, (token, _) in made.items()}
+        self.verifier = TokenVerifier(entry for _, entry in made.values())
+        self.app: FastAPI = make_app(cluster.database, self.verifier, limits)
+
+    def client(
+        self, role: Role | None = Role.ADMIN, app: FastAPI | None = None
+    ) -> httpx.AsyncClient:
+        headers = {} if role is None else {"Authorization": f"Bearer {self.tokens[role]}"}
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(app or self.app, raise_app_exceptions=False),
+            base_url="http://stelae",
+            headers=headers,
+        )
+
+    def database(self, role: Role = Role.ADMIN) -> HttpDatabase:
+        """Stelae's own client over this application."""
+        return HttpDatabase("http://stelae", self.tokens[role], self.client(None))
+
+
+@asynccontextmanager
+async def http_world(root: Path) -> AsyncIterator[World]:
+    async with local_cluster(root) as cluster:
+        yield World(cluster)
+
+
+def problem_of(response: httpx.Response, status: int, slug: str) -> dict[str, object]:
+    """Check that the answer is this problem, and return its document."""
+    document: dict[str, object] = response.json()
+    assert response.status_code == status, document
+    assert response.headers["content-type"] == PROBLEM
+    assert document["type"] == f"/problems/{slug}", document
+    assert document["status"] == status
+    assert document["title"]
+    assert document["detail"]
+    return document

@@ -1,0 +1,205 @@
+"""Masters in the simulated world: golden stories, and seeds of the ``masters`` scenario."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stelae.core.ids import ServerUuid
+from stelae.core.messages import TabletProgress
+from stelae.simulation import Options, World
+from stelae.simulation.cluster import SimCluster
+from stelae.simulation.runner import derive_seeds, kept_seeds, replay_command, run_seed
+
+_NAME = "stelae_scenario_masters"
+if _NAME not in sys.modules:
+    _SPEC = importlib.util.spec_from_file_location(_NAME, Path(__file__).with_name("masters.py"))
+    assert _SPEC is not None
+    assert _SPEC.loader is not None
+    sys.modules[_NAME] = importlib.util.module_from_spec(_SPEC)
+    _SPEC.loader.exec_module(sys.modules[_NAME])
+masters: Any = sys.modules[_NAME]
+
+SEEDS = 20
+
+
+async def start(world: World) -> tuple[SimCluster, Any]:
+    """A calm cluster with a leader, and a client."""
+    cluster = SimCluster(world)
+    await cluster.start()
+    await world.wait_until(lambda: cluster.leader() is not None, 30, "a leader")
+    return cluster, masters.DdlClient(world, cluster, "c1")
+
+
+def whole(world: World, cluster: SimCluster) -> bool:
+    return bool(masters.in_order(world, cluster))
+
+
+def leader_of(world: World, cluster: SimCluster) -> Any:
+    name = cluster.leader()
+    assert name is not None
+    return world.server(name)
+
+
+def test_a_table_is_created_served_and_deleted_without_a_trace() -> None:
+    """The whole life of a table; nothing is left on tservers when it is gone."""
+
+    async def story(world: World) -> None:
+        cluster, client = await start(world)
+        assert await client.create("t")
+        await world.wait_until(lambda: whole(world, cluster), 10, "all tablets served")
+        assert await client.look("t")
+        await client.delete("t")
+        assert await client.look("t") is None
+        await world.wait_until(
+            lambda: not any(world.server(name).reports() for name in cluster.tservers),
+            10,
+            "all tablets closed",
+        )
+
+    world = World(1, Options())
+    world.run(story(world))
+
+
+def test_a_killed_tserver_is_replaced_within_moments() -> None:
+    """A visible crash: from the kill to the order to open, 150 ms at most; all tablets at once."""
+
+    async def story(world: World) -> None:
+        cluster, client = await start(world)
+        for number in range(4):
+            await client.create(f"c1-{number}")
+        await world.wait_until(lambda: whole(world, cluster), 10, "all tablets served")
+        leader = leader_of(world, cluster)
+        seen = leader.liveness.live("tserver", leader._runtime.clock.monotonic())
+        victim = seen[0].server
+        owned = list(leader.catalog.owned_by(victim.uuid, victim.incarnation))
+        assert len(owned) >= 2
+        killed = world.loop.time()
+        world.crash(victim.name)
+
+        def opened() -> bool:
+            pages = leader.coordinator.recoveries.describe()
+            return bool(pages) and pages[0]["phases_s"].get("opened") is not None
+
+        await world.wait_until(opened, 2, "new owners told to open", poll_s=0.001)
+        assert world.loop.time() - killed <= 0.15
+        await world.wait_until(lambda: whole(world, cluster), 10, "all tablets served again")
+        page = leader.coordinator.recoveries.describe()[0]
+        assert (page["server"], page["state"]) == (victim.name, "done")
+        assert page["tablets_running"] == len(owned)
+        phases = [page["phases_s"][name] for name in ("raised", "fenced", "planned", "opened")]
+        assert phases == sorted(phases)
+
+    world = World(2, Options())
+    world.run(story(world))
+
+
+def test_a_recovery_begun_by_one_leader_is_finished_by_the_next() -> None:
+    """The leader dies right after the tserver: everything goes on from replicated state."""
+
+    async def story(world: World) -> None:
+        cluster, client = await start(world)
+        for number in range(3):
+            await client.create(f"c1-{number}")
+        await world.wait_until(lambda: whole(world, cluster), 10, "all tablets served")
+        leader = cluster.leader()
+        assert leader is not None
+        world.crash(cluster.tservers[0])
+        await asyncio.sleep(0.01)
+        world.crash(leader)
+        await world.wait_until(lambda: whole(world, cluster), 60, "all tablets served again")
+        assert cluster.leader() != leader
+
+    for seed in range(5):
+        world = World(seed, Options())
+        world.run(story(world))
+
+
+def test_a_create_right_after_an_election_finds_all_tservers() -> None:
+    """KUDU-1358: every master hears every heartbeat, so a new leader's cache is warm."""
+
+    async def story(world: World) -> None:
+        cluster, client = await start(world)
+        await asyncio.sleep(1.0)
+        leader = cluster.leader()
+        assert leader is not None
+        world.crash(leader)
+        await world.wait_until(lambda: cluster.leader() not in (None, leader), 30, "a new leader")
+        new = leader_of(world, cluster)
+        now = new._runtime.clock.monotonic()
+        assert len(new.liveness.live("tserver", now)) == len(cluster.tservers)
+        assert await client.create("t")
+        await world.wait_until(lambda: whole(world, cluster), 30, "all tablets served")
+
+    world = World(4, Options())
+    world.run(story(world))
+
+
+def test_a_delete_whose_calls_were_never_sent_is_done_under_the_next_leader() -> None:
+    """KUDU-1374: the leader dies between the entry and the calls; level-triggered, nothing is lost."""
+
+    async def story(world: World) -> None:
+        cluster, client = await start(world)
+        await client.create("t")
+        await world.wait_until(lambda: whole(world, cluster), 10, "all tablets served")
+        leader = cluster.leader()
+        assert leader is not None
+        world.partition([leader], cluster.tservers)
+        await client.delete("t")
+        world.crash(leader)
+        world.unpartition([leader], cluster.tservers)
+        await world.wait_until(
+            lambda: not any(world.server(name).reports() for name in cluster.tservers),
+            30,
+            "all tablets closed",
+        )
+
+    world = World(5, Options())
+    world.run(story(world))
+
+
+def test_rays_death_notice_moves_tablets_only_after_the_lease() -> None:
+    """On a machine that cannot be seen into, the notice saves the silence, not the lease."""
+
+    async def story(world: World) -> None:
+        cluster, client = await start(world)
+        await client.create("c1-0")
+        await world.wait_until(lambda: whole(world, cluster), 10, "all tablets served")
+        leader = leader_of(world, cluster)
+        tablet = next(iter(leader.catalog.live_tablets()))
+        owner = leader.liveness.newest(ServerUuid(tablet.owner)).server
+        told = world.loop.time()
+        for name in cluster.masters:
+            world.server(name).server_died(owner.uuid, owner.incarnation)
+        await world.wait_until(
+            lambda: leader.catalog.tablets[tablet.tablet_id].term > tablet.term, 10, "a new owner"
+        )
+        assert (
+            world.loop.time() - told >= cluster.settings.lease_s - 2 * cluster.settings.heartbeat_s
+        )
+        old = world.server(owner.name)
+        assert (
+            old is None
+            or not any(
+                report.progress is TabletProgress.SERVING and report.term == tablet.term
+                for report in old.reports()
+            )
+            or not old._lease.is_valid
+        )
+
+    world = World(6, Options(one_machine=False))
+    world.run(story(world))
+
+
+@pytest.mark.parametrize(
+    "seed", kept_seeds("masters") + derive_seeds("masters", SEEDS), ids=lambda seed: f"seed{seed}"
+)
+def test_masters_keep_their_word_under_faults(seed: int) -> None:
+    """A seed of the scenario; on failure the command that replays it is printed."""
+    outcome = run_seed(masters.SCENARIO, seed)
+    assert outcome.failure is None, f"{replay_command('masters', seed)}\n{outcome.failure}"
