@@ -56,6 +56,13 @@ from stelae.core.tasks import Tasks
 from stelae.runtime.instance import load_or_create_instance
 
 
+class GivenUp(Exception):
+    """The masters have given this run of the server up: the process ends, and a new run begins.
+
+    Its tablets go to others, or to the new run, in a higher term; a new run gets leases again.
+    """
+
+
 class TabletServer:
     """One tserver. ``memory_limit_bytes`` bounds the rows of all its tablets, index included."""
 
@@ -175,9 +182,7 @@ class TabletServer:
             return
         if reply.fenced:
             self._lease.revoke()
-            for tablet_id in list(self._tablets):
-                await self._close(tablet_id)
-            return
+            raise GivenUp(f"{self._name}, run {self.info.incarnation}")
         self.members.update(reply.servers)
         for tablet_id, term in reply.serve:
             tablet = self._tablets.get(tablet_id)

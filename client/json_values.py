@@ -39,6 +39,8 @@ from stelae.core.values import from_wire, to_wire
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NANOSECONDS = re.compile(r"(.*[.,]\d{6})(\d+)(.*)", re.DOTALL)
 _FRACTION_DIGITS = 9
+_NOT_A_TIME = -(1 << 63)
+"""The one moment that has no text (NumPy takes it for NaT); it is shown as its integer."""
 
 
 # ---- to JSON --------------------------------------------------------------------------------
@@ -83,8 +85,12 @@ def column_to_json(column: pa.Array) -> list[Any]:
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         days = kind == pa.date32()
         stored = column.view(pa.int32() if days else pa.int64()).to_pylist()
-        return [to_json_value(from_wire(value, kind), kind) for value in stored]
+        return [value if value == _NOT_A_TIME else _moment(value, kind) for value in stored]
     return [to_json_value(value, kind) for value in column.to_pylist()]
+
+
+def _moment(value: int | None, kind: pa.DataType) -> Any:
+    return to_json_value(from_wire(value, kind), kind)
 
 
 def batch_to_json_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
@@ -142,13 +148,13 @@ def _timestamp(text: str, kind: pa.DataType, what: str) -> Any:
     if match is None:
         return to_wire(text, kind, what)
     digits = match[2].rstrip("0")
-    moment = to_wire(match[1] + match[3], kind, what)
     if not digits:
-        return moment
+        return to_wire(match[1] + match[3], kind, what)
     if kind.unit != "ns" or 6 + len(digits) > _FRACTION_DIGITS:
         raise InvalidArgument(f"{what}: {text[:80]!r} is finer than {kind}")
-    assert isinstance(moment, int)
-    return to_wire(moment + int(digits.ljust(3, "0")), kind, what)
+    microseconds = to_wire(match[1] + match[3], pa.timestamp("us", kind.tz), what)
+    assert isinstance(microseconds, int)
+    return to_wire(1000 * microseconds + int(digits.ljust(3, "0")), kind, what)
 
 
 def _from_other(value: Any, kind: pa.DataType, what: str) -> Any:

@@ -91,7 +91,7 @@ _SNAPSHOT = msgspec.msgpack.Decoder(_Snapshot)
 
 
 class Catalog:
-    """Tables and tablets as of the last applied entry; records never change, readers may keep them."""
+    """Tables and tablets as of the last applied entry; the records never change."""
 
     def __init__(self) -> None:
         self.tables: dict[TableId, TableRecord] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stelae.actors.backup import Backup
 from stelae.actors.master import Master
-from stelae.actors.tserver import TabletServer
+from stelae.actors.tserver import GivenUp, TabletServer
 from stelae.client.database import AsyncDatabase
 from stelae.core.ids import Address
 from stelae.core.messages import TabletProgress
@@ -52,7 +52,9 @@ class SimCluster:
         for name in self.backups:
             self.world.start(name, self._backup(name), kind="backup", fixed_port=False)
         for name in self.tservers:
-            self.world.start(name, self._tserver(name), kind="tserver", fixed_port=False)
+            self.world.start(
+                name, self._tserver(name), kind="tserver", fixed_port=False, exits=(GivenUp,)
+            )
         self.world.leader_hint = self.leader
         await self.world.wait_ready()
 

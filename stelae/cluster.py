@@ -34,22 +34,38 @@ class LaunchedDatabase(Database):
     """A database whose cluster this process has launched: closing it takes the cluster down."""
 
     spec: ClusterSpec
+    state: launcher.ClusterState
     actors: dict[str, Any]
     owns_ray: bool
+    lock: launcher.LaunchLock
+
+    @property
+    def http_url(self) -> str:
+        """Of the HTTP front; empty if the spec has none."""
+        return self.state.http
 
     def close(self) -> None:
         """Stop all servers in order, and Ray if it was started for them. Data stays on disk."""
         if self._closed:
             return
         super().close()
-        if ray.is_initialized():
-            _down(self.actors, self.owns_ray)
+        try:
+            if ray.is_initialized():
+                launcher.take_down(self.state, self.actors, owns_ray=self.owns_ray)
+        finally:
+            self.lock.release()
 
+    def leave(self) -> None:
+        """End the connections and leave the cluster running in the Ray that it was launched in.
 
-def _down(actors: dict[str, Any], owns_ray: bool) -> None:
-    launcher.kill_servers(actors)
-    if owns_ray:
-        ray.shutdown()
+        Raises:
+            InvalidArgument: that Ray was started for it, and ends with this process.
+        """
+        if self.owns_ray:
+            raise InvalidArgument("this cluster's Ray ends with this process: close it instead")
+        if not self._closed:
+            super().close()
+            self.lock.release()
 
 
 def launch(
@@ -66,33 +82,46 @@ def launch(
 
     Raises:
         InvalidArgument: the spec is wrong; the text names line and field.
-        AlreadyRunning: the cluster runs, or its data_dir is in use.
+        AlreadyRunning: the cluster runs, or its data_dir or its HTTP port is in use.
         NotEnoughServers: some server did not come up in time.
     """
     checked = load_spec(spec, **overrides)
-    state = launcher.prepare(checked)
+    state, lock = launcher.prepare(checked)
+    try:
+        return _launch(checked, state, lock, progress)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _launch(
+    spec: ClusterSpec, state: launcher.ClusterState, lock: launcher.LaunchLock, progress: Progress
+) -> LaunchedDatabase:
     progress("starting Ray")
-    owns_ray = launcher.start_ray(checked)
+    owns_ray = launcher.start_ray(spec)
+    actors: dict[str, Any] = {}
     try:
         progress("starting servers")
-        actors = launcher.start_servers(checked, state)
+        launcher.start_servers(spec, state, actors)
+        progress("waiting for the masters")
+        database: LaunchedDatabase = _attach(
+            LaunchedDatabase,
+            spec.cluster,
+            state.secret,
+            [Address(a) for a in state.masters.values()],
+            spec.settings(),
+        )
+        database.spec, database.actors = spec, actors
+        database.owns_ray, database.lock = owns_ray, lock
         try:
-            progress("waiting for the masters")
-            database = _attach(
-                LaunchedDatabase,
-                checked.cluster,
-                state.secret,
-                [Address(a) for a in state.masters.values()],
-                checked.settings(),
-            )
-            database.spec, database.actors, database.owns_ray = checked, actors, owns_ray
-            _wait_live(database, checked)
+            _wait_live(database, spec)
+            database.state = launcher.running(state, http="")
+            database.state.save()
         except BaseException:
-            launcher.kill_servers(actors)
+            Database.close(database)
             raise
     except BaseException:
-        if owns_ray:
-            ray.shutdown()
+        launcher.take_down(state, actors, owns_ray=owns_ray)
         raise
     return database
 

@@ -1,17 +1,21 @@
 """Standing a cluster up on Ray, finding one that stands, and taking it down.
 
 A cluster's ``data_dir`` holds the servers' folders, the cluster's secret and admin token (both
-0600) and ``cluster.json``: where the masters listen, so that they listen there again.
+0600) and ``cluster.json``: where the masters listen, so that they listen there again. The process
+that holds a cluster in a Ray of its own has ``launch.lock`` for as long.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +28,16 @@ from stelae.core.ids import Address
 from stelae.core.records import ServerKind
 from stelae.core.spec import ClusterSpec
 from stelae.recovery.java import find_java, java_environment
-from stelae.runtime.files import LocalDisk
+from stelae.runtime.files import LOCK_FILE as SERVER_LOCK_FILE
 from stelae.runtime.handshake import SECRET_BYTES
 from stelae.storage.frames import MediumSpec
 
 STATE_FILE = "cluster.json"
 SECRET_FILE = "secret"
+LOCK_FILE = "launch.lock"
 START_TIMEOUT_S = 90.0
+END_TIMEOUT_S = 15.0
+POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -41,8 +48,11 @@ class ClusterState:
     data_dir: str
     masters: dict[str, str]
     ray_address: str = ""
+    """Of the Ray that it runs in, while it runs."""
     http: str = ""
+    """URL of its HTTP front, while it runs."""
     keeper_pid: int = 0
+    """Process that holds it for `stelae up`, while it runs."""
 
     @property
     def secret(self) -> bytes:
@@ -66,6 +76,57 @@ def load_state(data_dir: str | Path) -> ClusterState:
         ) from None
 
 
+class LaunchLock:
+    """Held by the process that launches a cluster, from before it looks until it is down.
+
+    Raises:
+        AlreadyRunning: another process holds it; the text names its pid.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor = os.open(
+            folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        if not _try_lock(self._descriptor):
+            holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip()
+            self.release()
+            raise AlreadyRunning(
+                f"data_dir {folder} is in use by process {holder or 'unknown'}, which runs the "
+                "cluster; take that down first (`stelae down`, or close() in that process), or "
+                "give this cluster another data_dir"
+            )
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+
+    def release(self) -> None:
+        """Let go; again is fine."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def lock_holder(folder: str | Path) -> int:
+    """Pid of the process that holds a cluster's launch lock; 0 if nobody does."""
+    try:
+        descriptor = os.open(Path(folder) / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        if _try_lock(descriptor):
+            return 0
+        return int(os.pread(descriptor, 32, 0).decode() or 0)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def start_ray(spec: ClusterSpec) -> bool:
     """Start or join Ray as the spec says; true if this process started it.
 
@@ -79,7 +140,11 @@ def start_ray(spec: ClusterSpec) -> bool:
     if spec.spark is not None:
         with contextlib.suppress(Unavailable):
             os.environ.update(java_environment(find_java()))
-    options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
+    options: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "log_to_driver": False,
+        "logging_level": logging.WARNING,
+    }
     if spec.ray.address == "local":
         options |= {"address": "local", "include_dashboard": False}
         if spec.ray.num_cpus is not None:
@@ -121,23 +186,70 @@ def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:
     return [replace(p, folder=str(Path(state.data_dir) / p.name)) for p in found]
 
 
-def prepare(spec: ClusterSpec) -> ClusterState:
-    """Make or read the cluster's data directory.
+def prepare(spec: ClusterSpec) -> tuple[ClusterState, LaunchLock]:
+    """Make or read the cluster's data directory, and take hold of it.
 
     Raises:
-        AlreadyRunning: a server of a running cluster uses it.
+        AlreadyRunning: a server of a running cluster uses it, or another process launches it; or
+            the port of the HTTP front is taken.
         InvalidArgument: it belongs to another cluster, or is not ours to write to.
     """
     folder = Path(spec.data_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        state = _read_or_make(spec, folder)
+        lock = LaunchLock(folder)
+        try:
+            state = _read_or_make(spec, folder)
+            names = [plan.name for plan in plans(spec, state)]
+            if busy := next((name for name in names if _is_locked(folder / name)), None):
+                raise AlreadyRunning(
+                    f"data_dir {folder} is in use: {busy} of cluster {spec.cluster!r} runs on it"
+                )
+            _check_http_port(spec)
+        except BaseException:
+            lock.release()
+            raise
     except OSError as error:
         raise InvalidArgument(f"data_dir {folder}: {error.strerror or error}") from error
-    for name in [*state.masters, *_names("tserver", spec.tservers.count)]:
-        if (folder / name).exists():
-            LocalDisk(folder / name).close()
-    return state
+    return state, lock
+
+
+def _is_locked(folder: Path) -> bool:
+    """Whether a server runs on this folder."""
+    try:
+        descriptor = os.open(folder / SERVER_LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def wait_ended(folders: Iterable[Path], timeout_s: float = END_TIMEOUT_S) -> list[str]:
+    """Wait until no server runs on these folders; the names of those that still do."""
+    deadline = time.monotonic() + timeout_s
+    left = list(folders)
+    while left := [folder for folder in left if _is_locked(folder)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(POLL_S)
+    return [folder.name for folder in left]
+
+
+def _check_http_port(spec: ClusterSpec) -> None:
+    """A Ray of our own has a Serve of its own: its port must be free."""
+    if spec.serve is None or spec.serve.port == 0 or spec.ray.address != "local":
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((spec.serve.host, spec.serve.port))
+        except OSError as error:
+            raise AlreadyRunning(
+                f"serve.port {spec.serve.port} on {spec.serve.host} cannot be used: "
+                f"{error.strerror}; choose another in cluster.yaml, or 0 for any free one"
+            ) from None
 
 
 def _read_or_make(spec: ClusterSpec, folder: Path) -> ClusterState:
@@ -157,7 +269,7 @@ def _read_or_make(spec: ClusterSpec, folder: Path) -> ClusterState:
                 f"data_dir {folder} was made for {len(state.masters)} masters; "
                 f"masters.count is {spec.masters.count}: their number is fixed at launch"
             )
-        return replace(state, data_dir=str(folder), http="", keeper_pid=0)
+        return replace(state, data_dir=str(folder), ray_address="", http="", keeper_pid=0)
     names = _names("master", spec.masters.count)
     ports = list(_free_ports(len(names)))
     masters = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stelae.core.ids import ServerUuid
-from stelae.core.messages import TabletProgress
+from stelae.core.records import ServerKind
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.runner import derive_seeds, kept_seeds, replay_command, run_seed
@@ -75,7 +75,7 @@ def test_a_killed_tserver_is_replaced_within_moments() -> None:
             await client.create(f"c1-{number}")
         await world.wait_until(lambda: whole(world, cluster), 10, "all tablets served")
         leader = leader_of(world, cluster)
-        seen = leader.liveness.live("tserver", leader._runtime.clock.monotonic())
+        seen = leader.liveness.live(ServerKind.TSERVER, leader._runtime.clock.monotonic())
         victim = seen[0].server
         owned = list(leader.catalog.owned_by(victim.uuid, victim.incarnation))
         assert len(owned) >= 2
@@ -132,7 +132,7 @@ def test_a_create_right_after_an_election_finds_all_tservers() -> None:
         await world.wait_until(lambda: cluster.leader() not in (None, leader), 30, "a new leader")
         new = leader_of(world, cluster)
         now = new._runtime.clock.monotonic()
-        assert len(new.liveness.live("tserver", now)) == len(cluster.tservers)
+        assert len(new.liveness.live(ServerKind.TSERVER, now)) == len(cluster.tservers)
         assert await client.create("t")
         await world.wait_until(lambda: whole(world, cluster), 30, "all tablets served")
 
@@ -141,7 +141,7 @@ def test_a_create_right_after_an_election_finds_all_tservers() -> None:
 
 
 def test_a_delete_whose_calls_were_never_sent_is_done_under_the_next_leader() -> None:
-    """KUDU-1374: the leader dies between the entry and the calls; level-triggered, nothing is lost."""
+    """KUDU-1374: the leader dies between the entry and the calls; nothing hangs on an event."""
 
     async def story(world: World) -> None:
         cluster, client = await start(world)
@@ -164,7 +164,7 @@ def test_a_delete_whose_calls_were_never_sent_is_done_under_the_next_leader() ->
 
 
 def test_rays_death_notice_moves_tablets_only_after_the_lease() -> None:
-    """On a machine that cannot be seen into, the notice saves the silence, not the lease."""
+    """Where a process cannot be seen, it has ended itself, or its lease has, before."""
 
     async def story(world: World) -> None:
         cluster, client = await start(world)
@@ -179,18 +179,11 @@ def test_rays_death_notice_moves_tablets_only_after_the_lease() -> None:
         await world.wait_until(
             lambda: leader.catalog.tablets[tablet.tablet_id].term > tablet.term, 10, "a new owner"
         )
-        assert (
-            world.loop.time() - told >= cluster.settings.lease_s - 2 * cluster.settings.heartbeat_s
-        )
         old = world.server(owner.name)
-        assert (
-            old is None
-            or not any(
-                report.progress is TabletProgress.SERVING and report.term == tablet.term
-                for report in old.reports()
-            )
-            or not old._lease.is_valid
-        )
+        is_same_run = old is not None and old.info.incarnation == owner.incarnation
+        assert not is_same_run or not old._lease.is_valid
+        if is_same_run:
+            assert world.loop.time() - told >= cluster.settings.lease_s / 2
 
     world = World(6, Options(one_machine=False))
     world.run(story(world))

@@ -1,0 +1,262 @@
+"""The recovery job: tablets' summaries merged by tasks of the whole cluster, results installed.
+
+One task for each executor core, each with a group of tablets. A task fetches the summaries from the
+backups itself, runs the same kernels as the native engine, and hands each result to the tserver
+that takes the tablet over, which meanwhile loads the rows (`INSTALL_MERGE`, fenced by the term).
+Only counts, times and errors go through Spark: rows through its JVM cost four times as much.
+
+What a task does may be done twice: a second result changes nothing, and one of an earlier term is
+refused. Source: design §9; seed RAMCloud master recovery (partial replay from summaries).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from stelae.core.errors import SegmentsMissing, StelaeError
+from stelae.core.ids import TabletId, segment_name
+from stelae.core.messages import (
+    INSTALL_MERGE,
+    READ_SUMMARIES,
+    Certified,
+    InstallMerge,
+    ReadSummaries,
+    ReplicaInfo,
+    ReplicaState,
+    SegmentSource,
+)
+from stelae.core.rpc import Blob
+from stelae.core.runtime import Runtime
+from stelae.core.schema import TableSchema
+from stelae.core.settings import Settings
+from stelae.recovery.engine import RecoveryJob
+from stelae.recovery.spark_link import ClusterLink, connected
+from stelae.storage.entry import read_entries
+from stelae.storage.image import read_tail
+from stelae.storage.keys import KeyCodec
+from stelae.storage.merge import Merged, Summary, merge
+from stelae.storage.recovered import RecoveredSegment
+
+CONCURRENT_TABLETS = 4
+"""Of one task: some wait for backups while others merge."""
+CONCURRENT_FETCHES = 8
+ROUNDS = 3
+"""How often all replicas of a segment are asked before the tablet is given up."""
+
+OUTCOME_SCHEMA = (
+    "tablet string, rows long, winners long, summary_bytes long, "
+    "fetch_s double, merge_s double, install_s double, problem string"
+)
+
+encode_jobs = msgspec.msgpack.Encoder().encode
+_decode_jobs = msgspec.msgpack.Decoder(tuple[RecoveryJob, ...]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class TabletOutcome:
+    """What became of one tablet in the job. ``problem`` empty: its merge is installed."""
+
+    tablet_id: TabletId
+    row_count: int = 0
+    winner_count: int = 0
+    summary_bytes: int = 0
+    fetch_s: float = 0.0
+    merge_s: float = 0.0
+    install_s: float = 0.0
+    problem: str = ""
+
+    def row(self) -> tuple[Any, ...]:
+        """Its columns as `OUTCOME_SCHEMA` names them."""
+        return (
+            self.tablet_id,
+            self.row_count,
+            self.winner_count,
+            self.summary_bytes,
+            self.fetch_s,
+            self.merge_s,
+            self.install_s,
+            self.problem,
+        )
+
+
+# ---- the driver's side ----------------------------------------------------------------------
+
+
+def group_jobs(jobs: Sequence[RecoveryJob], groups: int) -> list[tuple[RecoveryJob, ...]]:
+    """Deal jobs out to at most ``groups`` tasks of about the same size, none of them empty.
+
+    Largest first, each to the group that has least so far.
+    """
+    count = min(groups, len(jobs))
+    dealt: list[list[RecoveryJob]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for job in sorted(jobs, key=lambda job: (-job.size_bytes, job.tablet.tablet_id)):
+        smallest = min(range(count), key=lambda place: (sizes[place], place))
+        dealt[smallest].append(job)
+        sizes[smallest] += max(job.size_bytes, 1)
+    return [tuple(group) for group in dealt]
+
+
+def run_job(
+    spark: Any, link: ClusterLink, jobs: Sequence[RecoveryJob], cores: int
+) -> list[TabletOutcome]:
+    """Run the job on a Spark session and wait for it; an outcome for each tablet. Blocks.
+
+    Raises whatever Spark raises; the caller bounds the time.
+    """
+    groups = [encode_jobs(group) for group in group_jobs(jobs, cores)]
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield merge_group(link, groups[number])
+
+    count = len(groups)
+    rows = spark.range(0, count, 1, count).mapInArrow(task, OUTCOME_SCHEMA).collect()
+    return [TabletOutcome(*row) for row in rows]
+
+
+# ---- the task's side ------------------------------------------------------------------------
+
+
+def merge_group(link: ClusterLink, group: bytes) -> pa.RecordBatch:
+    """Recover a group of tablets (`encode_jobs`); a row of `OUTCOME_SCHEMA` for each."""
+    jobs = _decode_jobs(group)
+    with connected(link) as (runtime, run):
+        outcomes = run(merge_tablets(runtime, link.settings, jobs))
+    columns = zip(*(outcome.row() for outcome in outcomes), strict=True)
+    names = [column.split()[0] for column in OUTCOME_SCHEMA.split(", ")]
+    return pa.RecordBatch.from_pydict(dict(zip(names, map(list, columns), strict=True)))
+
+
+async def merge_tablets(
+    runtime: Runtime, settings: Settings, jobs: Sequence[RecoveryJob]
+) -> list[TabletOutcome]:
+    """Merge and install each tablet; what fails, fails alone and is named in its outcome."""
+    turns = asyncio.Semaphore(CONCURRENT_TABLETS)
+
+    async def one(job: RecoveryJob) -> TabletOutcome:
+        async with turns:
+            try:
+                return await _merge_tablet(runtime, settings, job)
+            except StelaeError as error:
+                return TabletOutcome(job.tablet.tablet_id, problem=str(error) or repr(error))
+
+    return list(await asyncio.gather(*(one(job) for job in jobs)))
+
+
+async def _merge_tablet(runtime: Runtime, settings: Settings, job: RecoveryJob) -> TabletOutcome:
+    began = time.perf_counter()
+    summaries, size_bytes = await fetch_summaries(runtime, settings, job)
+    fetched = time.perf_counter()
+    merged = await runtime.offload(merge, summaries)
+    done = time.perf_counter()
+    await install(runtime, settings, job, merged)
+    return TabletOutcome(
+        job.tablet.tablet_id,
+        row_count=sum(len(summary) for summary in summaries),
+        winner_count=len(merged.hashes),
+        summary_bytes=size_bytes,
+        fetch_s=fetched - began,
+        merge_s=done - fetched,
+        install_s=time.perf_counter() - done,
+    )
+
+
+async def fetch_summaries(
+    runtime: Runtime, settings: Settings, job: RecoveryJob
+) -> tuple[list[Summary], int]:
+    """The summaries of a log in the order of its sources, and how many bytes were fetched.
+
+    Raises:
+        SegmentsMissing: none of a segment's replicas could be read; the message names them all.
+    """
+    codec = KeyCodec(job.table.schema)
+    turns = asyncio.Semaphore(CONCURRENT_FETCHES)
+
+    async def fetch(source: SegmentSource) -> tuple[Summary, int] | None:
+        async with turns:
+            return await _fetch_any(runtime, settings, job, source, codec)
+
+    fetched = await asyncio.gather(*(fetch(source) for source in job.sources))
+    missing = [s.segment_id for s, f in zip(job.sources, fetched, strict=True) if f is None]
+    if missing:
+        names = ", ".join(segment_name(segment) for segment in missing)
+        raise SegmentsMissing(job.tablet.tablet_id, f"a readable replica of segments {names}")
+    found = [one for one in fetched if one is not None]
+    return [summary for summary, _ in found], sum(size for _, size in found)
+
+
+async def _fetch_any(
+    runtime: Runtime,
+    settings: Settings,
+    job: RecoveryJob,
+    source: SegmentSource,
+    codec: KeyCodec,
+) -> tuple[Summary, int] | None:
+    """Ask each replica, a random one first so that backups share the load; the next if one fails.
+
+    Of the head, replicas may differ in what no client was told of; there the order of the plan is
+    kept, the longest first (`Tablet` compares row counts with those of the rows it has loaded).
+    """
+    replicas = list(source.replicas)
+    if not source.is_head:
+        runtime.rng.shuffle(replicas)
+    request = ReadSummaries(job.tablet.tablet_id, (source.segment_id,))
+    for _ in range(ROUNDS):
+        for uuid, address, _medium in replicas:
+            try:
+                reply = await runtime.peers.call(
+                    address,
+                    READ_SUMMARIES,
+                    request,
+                    timeout_s=settings.call_timeout_s,
+                    destination=uuid,
+                )
+                info, blob = reply.body.infos[0], reply.blobs[0]
+                where = f"segment {segment_name(source.segment_id)} from {address}"
+                read = await runtime.offload(
+                    read_summary, info, blob, codec, job.table.schema, where
+                )
+                return read, memoryview(blob).nbytes
+            except StelaeError:
+                runtime.metrics.count("summary_reads_failed")
+        await runtime.clock.sleep(settings.heartbeat_s)
+    return None
+
+
+def read_summary(
+    info: ReplicaInfo, data: Blob, codec: KeyCodec, schema: TableSchema, where: str
+) -> Summary:
+    """Check and read what a backup serves of a segment: an image's tail, or certified rows.
+
+    Raises:
+        CorruptData: a checksum does not match.
+    """
+    if info.state is ReplicaState.SEALED:
+        return read_tail(data, where).summary
+    certificate = Certified(info.length, info.crc)
+    entries = read_entries(data, certificate, where)
+    return RecoveredSegment.from_entries(entries, codec, schema, where).summary
+
+
+async def install(runtime: Runtime, settings: Settings, job: RecoveryJob, merged: Merged) -> None:
+    """Hand a merge to the tserver that takes the tablet over."""
+    await runtime.peers.call(
+        job.owner.address,
+        INSTALL_MERGE,
+        InstallMerge(job.tablet.tablet_id, job.tablet.term, merged.next_version),
+        timeout_s=settings.call_timeout_s,
+        blobs=[
+            memoryview(array).cast("B")
+            for array in (merged.hashes, merged.positions, *merged.live)
+        ],
+        destination=job.owner.uuid,
+    )

@@ -1,0 +1,61 @@
+"""How a Spark task reaches a cluster: over the cluster's own TCP, from a plain Python process.
+
+Nothing of the data goes through Spark: a task connects to backups and tservers itself. What it
+needs for that travels in the task's closure. Knows neither Spark nor Ray. Implements design §9
+(the Spark engine) and §12 (`stelae.spark`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import uvloop
+
+from stelae.core.ids import Address
+from stelae.core.settings import Settings
+from stelae.runtime.client import client_runtime
+from stelae.runtime.real import RealRuntime
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLink:
+    """Where a cluster's masters are, and the secret that opens its ports. Never shows the secret.
+
+    Whoever can pickle a closure for this Spark session can use it; guard the session as the data.
+    """
+
+    cluster: str
+    masters: tuple[Address, ...]
+    secret: bytes = field(repr=False)
+    settings: Settings = Settings()
+
+
+class Run(Protocol):
+    """Runs one coroutine on a task's event loop, to its end."""
+
+    def __call__(self, work: Coroutine[Any, Any, T]) -> T: ...
+
+
+@contextmanager
+def connected(link: ClusterLink) -> Iterator[tuple[RealRuntime, Run]]:
+    """A client's runtime, and what runs coroutines on its loop; closed at the end of the block.
+
+    A task of its own connects in a few milliseconds, so nothing is kept between tasks: there is
+    no state that a reused Python worker could carry from one session or cluster to the next.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+
+        async def open_runtime() -> RealRuntime:
+            return client_runtime(link.cluster, link.secret)
+
+        runtime = runner.run(open_runtime())
+        try:
+            yield runtime, runner.run
+        finally:
+            runner.run(runtime.close())
