@@ -235,6 +235,7 @@ class Coordinator:
             self.recoveries.note(tablet.tablet_id, report=report)
         now = self._runtime.clock.monotonic()
         self.recoveries.reached((tablet.tablet_id for tablet in done), "running", now)
+        self._rounds.recovered([tablet.tablet_id for tablet in done])
 
     async def _replace(self, tablets: Sequence[TabletRecord]) -> list[TabletRecord]:
         """Replicate new records of tablets in one entry, leaving out those overtaken meanwhile."""

@@ -20,11 +20,13 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from stelae.actors.ray_runtime import RayMetrics, RayObjects
+from stelae.actors.spark_host import RaySparkEngine, SparkPlan
 from stelae.core.errors import AlreadyRunning, StelaeError
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.records import ServerInfo, ServerKind
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
+from stelae.recovery.engine import EnginePolicy
 from stelae.runtime.files import LocalDisk
 from stelae.runtime.handshake import Credentials
 from stelae.runtime.peers import TcpPeers
@@ -55,7 +57,9 @@ class ServerPlan:
     settings: Settings
     memory_limit_bytes: int = 0
     media: tuple[MediumSpec, ...] = ()
-    engine: str = "auto"
+    engine: EnginePolicy = "auto"
+    spark: SparkPlan | None = None
+    """For masters, where the cluster has Spark."""
 
 
 class Server(Protocol):
@@ -154,6 +158,12 @@ class ServerHost:
         self._runtime, self._server = runtime, server
         if plan.kind is ServerKind.MASTER:
             server.tasks.spawn(self._watch_others(server), "death notices")
+            if plan.spark is not None:
+                self._give_spark(server, plan.spark)
+
+    def _give_spark(self, master: Any, plan: SparkPlan) -> None:
+        master.spark_engine = engine = RaySparkEngine(plan)
+        master.tasks.spawn(engine.watch(lambda: master.is_leader), "state of Spark")
 
     async def _watch_others(self, master: Any) -> None:
         """Tell the master what Ray knows of the deaths of other servers' processes."""
@@ -191,6 +201,7 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
             cluster=plan.cluster,
             masters=dict(plan.masters),
             settings=plan.settings,
+            engine=plan.engine,
         )
     if plan.kind is ServerKind.BACKUP:
         from stelae.actors.backup import Backup

@@ -13,7 +13,9 @@ avoided).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.decide import Pacing, Recover
@@ -32,8 +34,17 @@ from stelae.core.messages import (
 from stelae.core.records import ServerInfo, ServerKind
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
-from stelae.recovery.engine import EnginePolicy, RecoveryJob, SparkEngine, choose_engine
+from stelae.recovery.engine import (
+    Choice,
+    EngineChooser,
+    EnginePolicy,
+    RecoveryJob,
+    SparkEngine,
+    SparkState,
+)
 from stelae.recovery.plan import plan_recovery
+
+logger = logging.getLogger(__name__)
 
 FENCE_PATIENCE_S = 0.1
 """Backups that have not answered by then hold up only those tablets whose log is not complete."""
@@ -47,6 +58,21 @@ MISSING_RETRY_S = 1.0
 Inventories = dict[TabletId, dict[ServerInfo, LogInventory]]
 Abandon = Callable[[Sequence[RecoveryJob], str], Awaitable[None]]
 """Starts these tablets' recoveries again, in the next term, because of the reason given."""
+
+
+ATTEMPTS_KEPT = 64
+"""Choices of an engine whose outcome is awaited."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Tablets opened together with one engine: what was expected, and who is not back yet."""
+
+    choice: Choice
+    spark: SparkState | None
+    jobs: list[RecoveryJob]
+    began: float
+    left: dict[TabletId, None]
 
 
 class RecoveryRounds:
@@ -73,7 +99,8 @@ class RecoveryRounds:
         self._recoveries = recoveries
         self._pacing = pacing
         self._problems = problems
-        self._policy = policy
+        self._chooser = EngineChooser(policy)
+        self._attempts: list[Attempt] = []
         self._spark_engine = spark_engine
         self._abandon = abandon
         self._without_spark: dict[TabletId, None] = {}
@@ -170,17 +197,64 @@ class RecoveryRounds:
     async def _open_with_engine(self, jobs: list[RecoveryJob]) -> None:
         spark = self._spark_engine()
         may = [job for job in jobs if job.tablet.tablet_id not in self._without_spark]
-        engine = choose_engine(self._policy, may, spark_available=spark is not None)
-        if engine is RecoveryEngine.NATIVE or spark is None or not may:
+        state = None if spark is None else spark.state
+        choice = self._chooser.choose(may, state)
+        if choice.engine is RecoveryEngine.NATIVE or spark is None or not may:
+            self._begin_attempt(choice, state, jobs)
             await self._open_all(jobs, RecoveryEngine.NATIVE)
             return
         natively = [job for job in jobs if job.tablet.tablet_id in self._without_spark]
-        for job in may:
-            recovery = self._recoveries.of(job.tablet.tablet_id)
-            if recovery is not None:
-                recovery.engine = engine.value
+        self._begin_attempt(choice, state, may)
         await asyncio.gather(
             self._open_all(natively, RecoveryEngine.NATIVE), self._merge_by_spark(spark, may)
+        )
+
+    def _begin_attempt(
+        self, choice: Choice, spark: SparkState | None, jobs: list[RecoveryJob]
+    ) -> None:
+        """Say what is expected, and remember it until the tablets run."""
+        if not jobs:
+            return
+        logger.info(
+            "recovery of %d tablets, %.1f MB, by the %s engine: expected %.2f s native, %s Spark",
+            len(jobs),
+            sum(job.size_bytes for job in jobs) / 1e6,
+            choice.engine.value,
+            choice.native_s,
+            "no" if choice.spark_s is None else f"{choice.spark_s:.2f} s",
+        )
+        left = {job.tablet.tablet_id: None for job in jobs}
+        for attempt in self._attempts:
+            attempt.left = {tablet: None for tablet in attempt.left if tablet not in left}
+        now = self._runtime.clock.monotonic()
+        self._attempts = [a for a in self._attempts if a.left][-ATTEMPTS_KEPT:]
+        self._attempts.append(Attempt(choice, spark, jobs, now, left))
+        for job in jobs:
+            recovery = self._recoveries.of(job.tablet.tablet_id)
+            if recovery is not None:
+                recovery.engine = choice.engine.value
+
+    def recovered(self, tablet_ids: Iterable[TabletId]) -> None:
+        """These tablets run: if they are the last of an attempt, learn from how long it took."""
+        now = self._runtime.clock.monotonic()
+        for tablet_id in tablet_ids:
+            for attempt in self._attempts:
+                if tablet_id in attempt.left:
+                    del attempt.left[tablet_id]
+                    if not attempt.left:
+                        self._learn(attempt, now - attempt.began)
+        self._attempts = [attempt for attempt in self._attempts if attempt.left]
+
+    def _learn(self, attempt: Attempt, seconds: float) -> None:
+        choice = attempt.choice
+        self._chooser.learn(choice, attempt.jobs, attempt.spark, seconds)
+        self._runtime.metrics.observe("recovery_s", seconds, engine=choice.engine.value)
+        logger.info(
+            "recovery of %d tablets by the %s engine took %.2f s; expected were %.2f s",
+            len(attempt.jobs),
+            choice.engine.value,
+            seconds,
+            choice.expected_s,
         )
 
     async def _merge_by_spark(self, spark: SparkEngine, jobs: list[RecoveryJob]) -> None:
@@ -188,12 +262,18 @@ class RecoveryRounds:
         if not opened:
             return
         try:
-            await spark(opened)
+            problems = await spark(opened)
         except Exception as error:  # whatever Spark raised: the tablets come back without it
             self._runtime.metrics.count("spark_recoveries_failed", error=type(error).__name__)
-            for job in opened:
-                self._without_spark[job.tablet.tablet_id] = None
-            await self._abandon(opened, f"the Spark engine failed: {error}")
+            problems = {job.tablet.tablet_id: str(error) for job in opened}
+        failed = [job for job in opened if job.tablet.tablet_id in problems]
+        if not failed:
+            return
+        reason = f"the Spark engine failed: {problems[failed[0].tablet.tablet_id]}"
+        logger.warning("%d tablets go on with the native engine: %s", len(failed), reason)
+        for job in failed:
+            self._without_spark[job.tablet.tablet_id] = None
+        await self._abandon(failed, reason)
 
     async def _open_all(
         self, jobs: Sequence[RecoveryJob], engine: RecoveryEngine

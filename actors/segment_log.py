@@ -89,7 +89,7 @@ class SegmentLog:
         self._seal_work = asyncio.Event()
         self._observers: list[asyncio.Future[None]] = []
         self._failure: StelaeError | None = None
-        self._heads_made = 0
+        self._segments_made = 0
 
     def start(self) -> None:
         """Begin to follow membership and to seal; the tasks end with the tablet."""
@@ -118,27 +118,30 @@ class SegmentLog:
         """Heads in whose content bytes may wait for the order rules (1 in quiet times)."""
         return sum(1 for segment in self._unsealed if not segment.was_closed)
 
-    def next_head_id(self) -> int:
-        return segment_id(self.term, self._heads_made + 1)
+    def next_id(self) -> int:
+        """An id for a new segment: above all others of the log, and of no other owner's."""
+        self._segments_made += 1
+        return segment_id(self.term, self._segments_made)
 
     def adopt(
         self, segment: int, image: pa.Buffer, holders: list[tuple[ServerUuid, str]], epoch: int
     ) -> ReplicatedSegment:
         """Take over a segment of the log from before a recovery, in its last epoch.
 
-        It is in the digest of every head opened from now on. Missing replicas are made once its
-        `ReplicatedSegment.start` is called.
+        It is in the digest of every head opened from now on. Missing replicas are made anew.
         """
         adopted = ReplicatedSegment(self, segment, self._media)
         adopted.epoch = adopted.epoch_registered = epoch
         adopted.adopt(image, holders)
         self._segments[segment] = adopted
+        adopted.start()
         return adopted
 
-    def open_head(self, prologue: list[Blob], certificate: Certified) -> ReplicatedSegment:
+    def open_head(
+        self, segment_id: int, prologue: list[Blob], certificate: Certified
+    ) -> ReplicatedSegment:
         """Make the next head current; its replicas follow as the order rules permit."""
-        segment = ReplicatedSegment(self, self.next_head_id(), self._media)
-        self._heads_made += 1
+        segment = ReplicatedSegment(self, segment_id, self._media)
         segment.append(prologue, certificate)
         self._segments[segment.segment_id] = segment
         self._unsealed.append(segment)

@@ -12,6 +12,7 @@ up as a whole (FAILED), never repaired.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -68,6 +69,7 @@ from stelae.storage.entry import (
 )
 from stelae.storage.gather import read_schema
 from stelae.storage.image import Image
+from stelae.storage.keys import KeyCodec
 from stelae.storage.merge import Merged, merge
 from stelae.storage.recovered import RecoveredSegment
 from stelae.storage.tablet import TabletMemory
@@ -76,6 +78,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_reply = msgspec.msgpack.Decoder(WriteReply).decode
 _DONE, _REFUSED = b"\0", b"\1"
 _SMALL_BATCH_BYTES = 64 << 10
+MERGE_PATIENCE_S = 180.0
+"""A tablet that nobody brings a merge from Spark is merged here after this time: the leader gives
+up earlier, so it is for leaders that are lost with what they had under way."""
 
 
 class Tablet:
@@ -103,7 +108,7 @@ class Tablet:
         self._problem = ""
         self._phases: list[tuple[str, float]] = []
         self._memory = TabletMemory(table.schema, table.name)
-        self._merge_offered: asyncio.Future[Merged] | None = None
+        self._merge_offered: asyncio.Future[Merged | None] | None = None
         self._certificates = CertificateBuilder()
         self._slots: dict[int, int] = {}
         self._objects: dict[int, ObjectHandle] = {}
@@ -126,8 +131,9 @@ class Tablet:
     async def open(self, sources: Sequence[SegmentSource], engine: RecoveryEngine) -> None:
         """Bring the log back, open a head of this term, and be PREPARED; or FAILED, saying why.
 
-        What the old owner left in row form (its head above all) is sealed on all replicas before
-        this returns: from the hand-over on, open replicas of earlier terms are ignored.
+        What the old owner left in row form (its head above all) is sealed on all replicas, as new
+        segments, before this returns: from the hand-over on, open replicas of earlier terms are
+        ignored. Under new ids, because two recoveries may read different ends of one old head.
         """
         try:
             rewritten = await self._recover(sources, engine)
@@ -136,9 +142,6 @@ class Tablet:
             self._first_head = self._log.head.segment_id
             started = self._runtime.clock.monotonic()
             await self._log.wait_until(lambda: self._log.head.is_opened)
-            for segment in self._log.segments:
-                if segment is not self._log.head:
-                    segment.start()
             await self._log.wait_until(lambda: self._log.are_sealed(rewritten))
             self._phase("replicate", started)
         except StelaeError as error:
@@ -192,10 +195,9 @@ class Tablet:
     # ---- recovery ---------------------------------------------------------------------------
 
     async def _recover(self, sources: Sequence[SegmentSource], engine: RecoveryEngine) -> list[int]:
-        """Take the log's rows back into memory; return the segments that were in row form.
+        """Take the log's rows back into memory; return the segments made of those in row form.
 
-        All of them are in the log, and so in the next digest, before this returns; those in row
-        form as their images, which no backup has yet: the new head must be durable first.
+        All of them are in the log, and so in the next digest, before this returns.
         """
         if not sources:
             return []
@@ -204,34 +206,62 @@ class Tablet:
         now = self._runtime.clock.monotonic()
         fetched = await fetch_segments(self._runtime, self._settings, self.tablet_id, sources)
         now = self._phase("read", now)
-        segments = [
-            await self._runtime.offload(_recovered, one, self._memory.codec, self._schema)
-            for one in fetched
-        ]
-        if self._merge_offered is not None:
-            merged = await self._merge_offered
-        else:
+        segments = []
+        for one in fetched:
+            new_id = one.source.segment_id if one.image is not None else self._log.next_id()
+            segments.append(
+                await self._runtime.offload(
+                    _recovered, one, new_id, self._memory.codec, self._schema
+                )
+            )
+        merged = await self._offered([len(segment.summary) for segment in segments])
+        if merged is None:
             merged = await self._runtime.offload(merge, [s.summary for s in segments])
         now = self._phase("merge", now)
         self._memory.adopt(segments, merged, now)
         self._log.committed_index = self._memory.last_index
         rewritten = []
-        for slot, one in enumerate(fetched):
-            source = one.source
+        for slot, (one, segment) in enumerate(zip(fetched, segments, strict=True)):
+            new_id = segment.meta.segment_id
             if one.image is not None:
-                self._log.adopt(source.segment_id, one.image.buffer, one.holders, source.epoch)
+                self._log.adopt(new_id, one.image.buffer, one.holders, one.source.epoch)
                 continue
-            self._slots[source.segment_id] = slot
-            image = await self._seal(source.segment_id)
-            self._log.adopt(source.segment_id, image, [], source.epoch)
-            rewritten.append(source.segment_id)
+            self._slots[new_id] = slot
+            self._log.adopt(new_id, await self._seal(new_id), [], 0)
+            rewritten.append(new_id)
         self._phase("install", now)
         return rewritten
+
+    async def _offered(self, row_counts: Sequence[int]) -> Merged | None:
+        """The merge that Spark makes of segments with so many rows; None: merge here after all.
+
+        Replicas of a head may differ in rows that were never acknowledged: a merge of another
+        replica than the one that was loaded here is of no use.
+        """
+        if self._merge_offered is None:
+            return None
+        try:
+            async with asyncio.timeout(MERGE_PATIENCE_S):
+                merged = await self._merge_offered
+        except TimeoutError:
+            self._runtime.metrics.count("merges_not_offered")
+            return None
+        if merged is not None and [len(live) for live in merged.live] != list(row_counts):
+            self._runtime.metrics.count("merges_of_other_replicas")
+            return None
+        return merged
+
+    def merge_here(self) -> None:
+        """Spark will not merge the summaries: do not wait for it any longer."""
+        if self._merge_offered is not None and not self._merge_offered.done():
+            self._merge_offered.set_result(None)
 
     def offer_merge(self, next_version: int, blobs: Sequence[memoryview]) -> None:
         """Take the merge that Spark made of the summaries; later offers change nothing."""
         if self._merge_offered is None or self._merge_offered.done():
             return
+        if len(blobs) < 2:
+            raise InvalidArgument("a merge has hashes, positions and a mask for each segment")
         hashes, positions, *live = blobs
         self._merge_offered.set_result(
             Merged(
@@ -246,7 +276,7 @@ class Tablet:
 
     def _roll(self) -> None:
         """Open the next head: its prologue says everything that a recovery needs beside rows."""
-        memory, segment = self._memory, self._log.next_head_id()
+        memory, segment = self._memory, self._log.next_id()
         memory.results.expire(self._runtime.clock.monotonic(), self._settings.client_expiry_s)
         self._slots[segment] = memory.new_head(segment)
         prologue = Prologue(
@@ -271,7 +301,7 @@ class Tablet:
         )
         buffers = encode_entry(entry)
         certificate = self._certificates.extend(buffers[0], entry_length(buffers[0]))
-        self._log.open_head(buffers, certificate)
+        self._log.open_head(segment, buffers, certificate)
 
     async def _seal(self, segment: int) -> pa.Buffer:
         """Build a closed segment's image, put it into shared memory, and hold that from now on."""
@@ -408,10 +438,15 @@ class Tablet:
         return read_schema(self._schema, names), batches
 
 
-def _recovered(one: FetchedSegment, codec: Any, schema: TableSchema) -> RecoveredSegment:
+def _recovered(
+    one: FetchedSegment, new_id: int, codec: KeyCodec, schema: TableSchema
+) -> RecoveredSegment:
+    """A fetched segment in the form of the merge; one in row form gets a new id."""
     if one.image is not None:
         return RecoveredSegment.from_image(one.image)
-    return RecoveredSegment.from_entries(one.entries, codec, schema, one.where)
+    found = RecoveredSegment.from_entries(one.entries, codec, schema, one.where)
+    meta = msgspec.structs.replace(found.meta, segment_id=new_id)
+    return dataclasses.replace(found, meta=meta)
 
 
 def _answer(outcome: bytes) -> WriteReply:

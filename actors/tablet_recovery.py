@@ -72,9 +72,10 @@ async def fetch_segments(
 async def _fetch_any(
     runtime: Runtime, settings: Settings, tablet_id: TabletId, source: SegmentSource
 ) -> FetchedSegment | None:
-    """Try each replica, starting with a random one so that backups share the load."""
+    """Try each replica: of a head the longest first, else a random one, to share the load."""
     replicas = list(source.replicas)
-    runtime.rng.shuffle(replicas)
+    if not source.is_head:
+        runtime.rng.shuffle(replicas)
     for _ in range(ROUNDS):
         for uuid, address, _medium in replicas:
             try:

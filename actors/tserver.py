@@ -40,6 +40,7 @@ from stelae.core.messages import (
     InstallMerge,
     OpenTablet,
     RaiseEpoch,
+    RecoveryEngine,
     Scan,
     ServeTablet,
     TabletOpened,
@@ -86,6 +87,8 @@ class TabletServer:
         self._masters = MastersClient(runtime, masters)
         self._lease = Lease(runtime.clock)
         self._tablets: dict[TabletId, Tablet] = {}
+        self._closed_terms: dict[TabletId, int] = {}
+        """Of each tablet that was closed here: a late order to open it again is refused."""
         self._scans = ScanSessions(runtime, settings)
         self._report_now: dict[Address, asyncio.Event] = {}
         self._memory_bytes = 0
@@ -195,11 +198,16 @@ class TabletServer:
 
     async def _on_open(self, call: Call[OpenTablet]) -> Reply[Empty]:
         record = call.body.tablet
+        closed_term = self._closed_terms.get(record.tablet_id, 0)
+        if record.term <= closed_term:
+            raise StaleTerm("term of tablet", record.term, closed_term + 1)
         current = self._tablets.get(record.tablet_id)
         if current is not None:
             if current.term > record.term:
                 raise StaleTerm("term of tablet", record.term, current.term)
             if current.term == record.term:
+                if call.body.engine is RecoveryEngine.NATIVE:
+                    current.merge_here()
                 return EMPTY
             await self._close(record.tablet_id)
         if (record.owner, record.owner_incarnation) != (self.info.uuid, self.info.incarnation):
@@ -216,7 +224,7 @@ class TabletServer:
             tasks=self.tasks,
         )
         self._tablets[record.tablet_id] = tablet
-        self.tasks.spawn(self._open(tablet, call.body), f"open {record.tablet_id[:8]}")
+        tablet.tasks.spawn(self._open(tablet, call.body), f"open {record.tablet_id[:8]}")
         return EMPTY
 
     async def _open(self, tablet: Tablet, order: OpenTablet) -> None:
@@ -268,6 +276,7 @@ class TabletServer:
     async def _close(self, tablet_id: TabletId) -> None:
         tablet = self._tablets.pop(tablet_id, None)
         if tablet is not None:
+            self._closed_terms[tablet_id] = tablet.term
             self._scans.drop(tablet_id)
             await tablet.close()
 

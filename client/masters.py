@@ -17,6 +17,7 @@ from stelae.core.errors import (
     NotLeader,
     OutcomeUnknown,
     RetryLater,
+    Unavailable,
 )
 from stelae.core.ids import Address
 from stelae.core.rpc import Method
@@ -54,16 +55,18 @@ class MastersClient:
 
         Raises:
             Rejected, StaleTerm, …: what the leader answered.
-            NoQuorum: no leader was found in time, and the request was surely not carried out.
+            RetryLater: what the leader answered to the last attempt, and surely none was carried out.
+        NoQuorum: no leader was found in time.
             OutcomeUnknown: the deadline passed with an attempt whose answer was lost.
         """
         clock = self._runtime.clock
         deadline = clock.monotonic() + timeout_s
         maybe_done: OutcomeUnknown | None = None
+        refused: RetryLater | None = None
         while True:
             left_s = deadline - clock.monotonic()
             if left_s <= 0:
-                raise maybe_done or NoQuorum(", ".join(self._masters))
+                raise maybe_done or refused or NoQuorum(", ".join(self._masters))
             address = self._masters[self._leader % len(self._masters)]
             try:
                 reply = await self._runtime.peers.call(
@@ -76,8 +79,11 @@ class MastersClient:
             except OutcomeUnknown as error:
                 maybe_done = error
                 self._leader += 1
-            except RetryLater:
+            except Unavailable:
                 self._leader += 1
+                await clock.sleep(PAUSE_S)
+            except RetryLater as error:
+                refused = error
                 await clock.sleep(PAUSE_S)
 
     def _follow(self, hint: str) -> bool:

@@ -1,25 +1,40 @@
 """Which engine merges the summaries of recovered logs, and the jobs that the Spark engine is given.
 
 Native: each tserver merges its own tablets. Spark: one job of the whole cluster merges all of them
-and hands the results to the tservers (`INSTALL_MERGE`); it pays when there are many tablets at
-once.
+and hands the results to the tservers (`INSTALL_MERGE`), which load the rows meanwhile; it pays when
+the cluster has more cores than the tservers that take over.
+
+The policy ``auto`` predicts how long each would take, from rates measured on earlier recoveries and
+from whether the Spark session is warm, takes the shorter, and learns from the outcome.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
+from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages import RecoveryEngine, SegmentSource
 from stelae.core.records import ServerInfo, TableRecord, TabletRecord
 
-SPARK_TABLETS = 64
-SPARK_BYTES = 4 << 30
-"""``auto`` chooses Spark from so many tablets and log bytes on: measured, it takes 1.5 to 2 times
-as long as native where both have the same cores, so it needs those of the whole cluster."""
-
 EnginePolicy: TypeAlias = Literal["auto", "native", "spark"]
+
+NATIVE_FIXED_S = 0.1
+NATIVE_BYTES_PER_S = 400e6
+"""Log bytes that one tserver fetches, loads and merges in a second, until measured."""
+LOAD_SHARE = 0.6
+"""Of the native time, what loading the rows takes: a tserver spends it with either engine."""
+SPARK_FIXED_S = 0.6
+"""Spark's own time for a job of few tasks on a warm session."""
+SPARK_BYTES_PER_S = 700e6
+"""Log bytes whose summaries one Spark core fetches and merges in a second, until measured."""
+LEARNING_RATE = 0.5
+SMALL_BYTES = 16 << 20
+"""Recoveries below this size say nothing about rates."""
+FACTOR_MAX = 16.0
+"""A learnt rate stays within this factor of the one assumed at first: one odd outcome, or a busy
+machine, must not turn an engine off for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +51,93 @@ class RecoveryJob:
         return sum(source.length for source in self.sources)
 
 
-SparkEngine: TypeAlias = Callable[[Sequence[RecoveryJob]], Awaitable[None]]
-"""Merges the jobs' summaries and installs the results at the owners; raises if it cannot."""
+@dataclass(frozen=True, slots=True)
+class SparkState:
+    """What is known of the Spark session at the moment."""
+
+    cores: int
+    start_s: float
+    """Until it can take a job: 0 if it is warm."""
 
 
-def choose_engine(
-    policy: EnginePolicy, jobs: Sequence[RecoveryJob], *, spark_available: bool
-) -> RecoveryEngine:
-    """The engine for recovering ``jobs`` together; without Spark it is native in any case."""
-    if not spark_available or policy == "native":
-        return RecoveryEngine.NATIVE
-    if policy == "spark":
-        return RecoveryEngine.SPARK
-    large = sum(job.size_bytes for job in jobs) >= SPARK_BYTES
-    return RecoveryEngine.SPARK if len(jobs) >= SPARK_TABLETS and large else RecoveryEngine.NATIVE
+class SparkEngine(Protocol):
+    """Merges jobs' summaries on Spark and installs the results at the owners."""
+
+    @property
+    def state(self) -> SparkState: ...
+
+    async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
+        """Return the tablets that failed, each with the reason. Raises if the job failed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The engine for some jobs, and what was expected of each (seconds; None: not to be had)."""
+
+    engine: RecoveryEngine
+    native_s: float
+    spark_s: float | None
+
+    @property
+    def expected_s(self) -> float:
+        if self.engine is RecoveryEngine.SPARK and self.spark_s is not None:
+            return self.spark_s
+        return self.native_s
+
+
+class EngineChooser:
+    """Chooses by the policy, and learns how fast the engines are here. Pure."""
+
+    def __init__(self, policy: EnginePolicy) -> None:
+        self._policy = policy
+        self._slowness = {RecoveryEngine.NATIVE: 1.0, RecoveryEngine.SPARK: 1.0}
+        """Measured time over the time that the assumed rates give."""
+
+    def choose(self, jobs: Sequence[RecoveryJob], spark: SparkState | None) -> Choice:
+        """The engine for recovering ``jobs`` together; without Spark it is native in any case."""
+        native_s = self._slowness[RecoveryEngine.NATIVE] * native_seconds(jobs)
+        if spark is None:
+            return Choice(RecoveryEngine.NATIVE, native_s, None)
+        spark_s = spark.start_s + self._slowness[RecoveryEngine.SPARK] * spark_seconds(
+            jobs, spark.cores
+        )
+        take_spark = self._policy == "spark" or (self._policy == "auto" and spark_s < native_s)
+        engine = RecoveryEngine.SPARK if take_spark else RecoveryEngine.NATIVE
+        return Choice(engine, native_s, spark_s)
+
+    def learn(
+        self, choice: Choice, jobs: Sequence[RecoveryJob], spark: SparkState | None, seconds: float
+    ) -> None:
+        """Take note that ``jobs`` took ``seconds`` with the engine chosen (``spark`` as then)."""
+        if sum(job.size_bytes for job in jobs) < SMALL_BYTES:
+            return
+        if choice.engine is RecoveryEngine.NATIVE:
+            assumed_s = native_seconds(jobs)
+        else:
+            assert spark is not None, "Spark was chosen"
+            assumed_s = spark_seconds(jobs, spark.cores)
+            seconds = seconds - spark.start_s
+        measured = min(max(seconds / assumed_s, 1 / FACTOR_MAX), FACTOR_MAX)
+        old = self._slowness[choice.engine]
+        self._slowness[choice.engine] = old + LEARNING_RATE * (measured - old)
+
+
+def native_seconds(jobs: Sequence[RecoveryJob]) -> float:
+    """Time of the native engine at the assumed rate: that of the tserver that takes most."""
+    return NATIVE_FIXED_S + _busiest_bytes(jobs) / NATIVE_BYTES_PER_S
+
+
+def spark_seconds(jobs: Sequence[RecoveryJob], cores: int) -> float:
+    """Time of a warm Spark engine at the assumed rates: tservers load rows while tasks merge."""
+    load_s = LOAD_SHARE * _busiest_bytes(jobs) / NATIVE_BYTES_PER_S
+    total_bytes = sum(job.size_bytes for job in jobs)
+    merge_s = total_bytes / (max(1, min(cores, len(jobs))) * SPARK_BYTES_PER_S)
+    return SPARK_FIXED_S + max(load_s, merge_s)
+
+
+def _busiest_bytes(jobs: Sequence[RecoveryJob]) -> int:
+    by_owner: dict[ServerUuid, int] = {}
+    for job in jobs:
+        by_owner[job.owner.uuid] = by_owner.get(job.owner.uuid, 0) + job.size_bytes
+    return max(by_owner.values(), default=0)

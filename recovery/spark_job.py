@@ -254,9 +254,6 @@ async def install(runtime: Runtime, settings: Settings, job: RecoveryJob, merged
         INSTALL_MERGE,
         InstallMerge(job.tablet.tablet_id, job.tablet.term, merged.next_version),
         timeout_s=settings.call_timeout_s,
-        blobs=[
-            memoryview(array).cast("B")
-            for array in (merged.hashes, merged.positions, *merged.live)
-        ],
+        blobs=[pa.py_buffer(a) for a in (merged.hashes, merged.positions, *merged.live)],
         destination=job.owner.uuid,
     )

@@ -21,6 +21,7 @@ from stelae.client.table import DEFAULT_TIMEOUT_S, AsyncTable
 from stelae.core.durability import Durability
 from stelae.core.errors import InvalidArgument
 from stelae.core.partition import Partitioning
+from stelae.recovery.spark_link import ClusterLink
 
 Versions = NDArray[np.uint64]
 LOAD_BATCH_BYTES = 16 << 20
@@ -153,6 +154,8 @@ class Database:
         self._database = database
         self._closed = False
         self.cluster = cluster
+        self.link: ClusterLink | None = None
+        """How Spark tasks reach the cluster; None where the connection is HTTP."""
         self.aio = Bridged(loop, database, self._wrap_async)
 
     def _wrap_async(self, found: Any) -> Any:

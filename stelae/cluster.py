@@ -18,6 +18,7 @@ from stelae.core.records import ServerState
 from stelae.core.settings import Settings
 from stelae.core.spec import ClusterSpec
 from stelae.core.spec_file import load_spec
+from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime
 
 READY_TIMEOUT_S = 60.0
@@ -121,7 +122,7 @@ def _launch(
             Database.close(database)
             raise
     except BaseException:
-        launcher.take_down(state, actors, owns_ray=owns_ray)
+        launcher.take_down(state, actors, owns_ray=owns_ray, grace_s=1.0)
         raise
     return database
 
@@ -181,7 +182,9 @@ def _attach(
         return AsyncDatabase(client_runtime(cluster, secret), masters, settings)
 
     try:
-        return kind(loop, loop.run(open_database()), cluster)
+        database = kind(loop, loop.run(open_database()), cluster)
+        database.link = ClusterLink(cluster, tuple(masters), secret, settings)
+        return database
     except StelaeError:
         loop.close()
         raise

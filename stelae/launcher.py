@@ -23,11 +23,13 @@ from typing import Any
 import ray
 
 from stelae.actors.ray_host import NAMESPACE, ServerPlan, cluster_actors, create_actor
-from stelae.core.errors import AlreadyRunning, InvalidArgument, Unavailable
+from stelae.actors.spark_host import SPARK_NAME, SparkPlan, spark_actor
+from stelae.core.errors import AlreadyRunning, InvalidArgument, StelaeError, Unavailable
 from stelae.core.ids import Address
 from stelae.core.records import ServerKind
 from stelae.core.spec import ClusterSpec
 from stelae.recovery.java import find_java, java_environment
+from stelae.recovery.spark_session import SessionSize
 from stelae.runtime.files import LOCK_FILE as SERVER_LOCK_FILE
 from stelae.runtime.handshake import SECRET_BYTES
 from stelae.storage.frames import MediumSpec
@@ -138,8 +140,10 @@ def start_ray(spec: ClusterSpec) -> bool:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if spec.spark is not None:
-        with contextlib.suppress(Unavailable):
+        with contextlib.suppress(InvalidArgument):  # no Java: all but Spark works
             os.environ.update(java_environment(find_java()))
+    # Ray prints notices of dead workers even so; a cluster tells of its dead servers itself.
+    ray._private.worker._worker_logs_enabled = False
     options: dict[str, Any] = {
         "namespace": NAMESPACE,
         "log_to_driver": False,
@@ -151,7 +155,13 @@ def start_ray(spec: ClusterSpec) -> bool:
             options["num_cpus"] = spec.ray.num_cpus
     else:
         options["address"] = spec.ray.address
-    ray.init(**options)
+    try:
+        ray.init(**options)
+    except ConnectionError as error:
+        raise Unavailable(
+            f"Ray at {spec.ray.address!r}",
+            f"{error}; start one (`ray start --head`), or write ray: {{address: local}}",
+        ) from error
     return spec.ray.address == "local"
 
 
@@ -175,15 +185,31 @@ def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:
         for name, m in spec.media.items()
     )
     found = []
+    spark = spark_plan(spec, state)
     for name, address in masters.items():
         port = int(address.rpartition(":")[2])
-        found.append(replace(common, name=name, port=port))
+        found.append(replace(common, name=name, port=port, spark=spark))
     for name in _names("backup", spec.backups.count):
         found.append(replace(common, kind=ServerKind.BACKUP, name=name, media=media))
     for name in _names("tserver", spec.tservers.count):
         memory = spec.tservers.memory_bytes
         found.append(replace(common, kind=ServerKind.TSERVER, name=name, memory_limit_bytes=memory))
     return [replace(p, folder=str(Path(state.data_dir) / p.name)) for p in found]
+
+
+def spark_plan(spec: ClusterSpec, state: ClusterState) -> SparkPlan | None:
+    """The plan of the cluster's Spark session; None if the spec has none."""
+    if spec.spark is None:
+        return None
+    wanted = spec.spark
+    return SparkPlan(
+        cluster=spec.cluster,
+        masters=tuple(Address(address) for address in state.masters.values()),
+        secret=state.secret,
+        settings=spec.settings(),
+        size=SessionSize(wanted.executors, wanted.cores, wanted.memory_bytes),
+        warm=wanted.warm,
+    )
 
 
 def prepare(spec: ClusterSpec) -> tuple[ClusterState, LaunchLock]:
@@ -290,30 +316,60 @@ def _free_ports(count: int) -> Iterator[int]:
         yield from [each.getsockname()[1] for each in bound]
 
 
-def start_servers(spec: ClusterSpec, state: ClusterState) -> dict[str, Any]:
-    """Create all actors at once and wait until each listens. On failure none is left behind.
+def start_servers(spec: ClusterSpec, state: ClusterState, actors: dict[str, Any]) -> None:
+    """Create all actors at once, put each into ``actors``, and wait until each listens.
 
     Raises:
-        AlreadyRunning: the cluster runs already, or a server cannot start; the text says why.
+        AlreadyRunning: the cluster runs already, or a server cannot start; the text says why. What
+            is in ``actors`` then is the caller's to take down.
     """
     if cluster_actors(spec.cluster):
         raise AlreadyRunning(f"cluster {spec.cluster!r} is running already in this Ray")
-    actors: dict[str, Any] = {}
+    for plan in plans(spec, state):
+        actors[plan.name] = create_actor(plan)
     try:
-        for plan in plans(spec, state):
-            actors[plan.name] = create_actor(plan)
         ray.get([actor.ready.remote(START_TIMEOUT_S) for actor in actors.values()])
-    except BaseException:
-        kill_servers(actors)
-        raise
-    return actors
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        raise (cause if isinstance(cause, StelaeError) else error) from None
+    spark = spark_plan(spec, state)
+    if spark is not None and spark.warm:
+        actors[SPARK_NAME] = spark_actor(spark)
+
+
+def running(state: ClusterState, *, http: str = "") -> ClusterState:
+    """The state of a cluster that runs, for others to find it by."""
+    address = ray.get_runtime_context().gcs_address
+    return replace(state, ray_address=address, http=http)
+
+
+def take_down(
+    state: ClusterState, actors: dict[str, Any], *, owns_ray: bool, grace_s: float = 5.0
+) -> None:
+    """End a cluster's servers, and Ray if it was started for them; wait until all have ended.
+
+    Raises:
+        StelaeError: some server's process does not end; the text names it.
+    """
+    if ray.is_initialized():
+        actors = {**cluster_actors(state.cluster), **actors}  # also a Spark started on demand
+    kill_servers(actors, grace_s=grace_s)
+    if owns_ray:
+        ray.shutdown()
+    folder = Path(state.data_dir)
+    left = wait_ended(folder / name for name in actors)
+    if left:
+        raise StelaeError(f"{', '.join(left)} did not end within {END_TIMEOUT_S:g} s")
+    if folder.is_dir():
+        replace(state, ray_address="", http="", keeper_pid=0).save()
 
 
 def kill_servers(actors: dict[str, Any], *, grace_s: float = 5.0) -> None:
     """Stop servers in order, masters last, then end their processes and take their names back."""
     order = sorted(actors, key=lambda name: name.startswith("master"))
     stops = [actors[name].stop.remote() for name in order]
-    ray.wait(stops, num_returns=len(stops), timeout=grace_s)
+    if stops:
+        ray.wait(stops, num_returns=len(stops), timeout=grace_s)
     for name in order:
         ray.kill(actors[name])
 

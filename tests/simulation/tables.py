@@ -55,12 +55,20 @@ class Client:
     async def run(self, until_s: float) -> None:
         """Work until ``until_s`` of the loop's time or until the operations are used up."""
         work = self._world.options.workload
-        table = await self._database.table(TABLE)
+        table = await self.table()
         for _ in range(work.operations):
             if self._world.loop.time() >= until_s:
                 return
             await self._one(table)
             await self._database.runtime.clock.sleep(self._rng.expovariate(1.0) * work.think_s)
+
+    async def table(self) -> AsyncTable:
+        """The table, however long the masters take to say where it is."""
+        while True:
+            try:
+                return await self._database.table(TABLE)
+            except (OutcomeUnknown, RetryLater):
+                await self._database.runtime.clock.sleep(0.1)
 
     async def _one(self, table: AsyncTable) -> None:
         work = self._world.options.workload
@@ -214,7 +222,7 @@ async def _run(world: World) -> None:
 async def _read_all(world: World, cluster: SimCluster, history: History) -> None:
     """Read every key once more, now that nothing fails."""
     reader = Client("reader", world, cluster.database("reader"), history, world.rng("reader"))
-    table = await reader._database.table(TABLE)
+    table = await reader.table()
     since = len(history.operations) and max(o.invoked for o in history.operations)
     for key in range(world.options.workload.keys):
         await reader.read(table, key, HEAL_TIMEOUT_S)

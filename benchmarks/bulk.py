@@ -1,0 +1,131 @@
+"""Many rows: load beside PostgreSQL's COPY, reads by key and by scan, and the memory they take."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from clusters import cluster, resident_bytes, servers, shared_store_bytes
+from etcd import Missing
+from figures import Figure, at_least, at_most, median, percentile, shown, skipped, timed
+from generated import SCHEMA, rows
+from postgres import Postgres, postgres
+
+from stelae import hash_partition, segments
+
+SETTLE_S = 20.0
+PER_ROW_BYTES = 40
+
+
+def measure(quick: bool) -> list[Figure]:
+    """Figures of load, get, get_many, scan and memory."""
+    count = 100_000 if quick else 1_000_000
+    rounds = 1 if quick else 3
+    data = rows(np.random.default_rng(7).permutation(count))
+    with contextlib.ExitStack() as stack:
+        try:
+            peer: Postgres | None = stack.enter_context(postgres())
+            missing = ""
+        except Missing as error:
+            peer, missing = None, str(error)
+        database = stack.enter_context(cluster("bulk", tservers={"count": 3, "memory": "3GiB"}))
+        _table(database, "warm").load(data.slice(0, count // 10))
+        database.delete_table("warm")
+        figures, table = _load(database, data, peer, missing, rounds)
+        figures += _memory(database, table, data)
+        return figures + _reads(table, count, quick)
+
+
+def _table(database: Any, name: str) -> Any:
+    return database.create_table(
+        name,
+        SCHEMA,
+        key="id",
+        partition=hash_partition("id", 8),
+        durability=segments("disk", "disk"),
+    )
+
+
+def _load(
+    database: Any, data: pa.Table, peer: Postgres | None, missing: str, rounds: int
+) -> tuple[list[Figure], Any]:
+    """Load into fresh tables, in turn with COPY; the last table stays."""
+    ours, theirs, table = [], [], None
+    for number in range(rounds):
+        if table is not None:
+            database.delete_table(table.name)
+        table = _table(database, f"t{number}")
+        time.sleep(1.0)
+        ours.append(data.num_rows / timed(lambda t=table: t.load(data)))
+        if peer is not None:
+            theirs.append(data.num_rows / peer.copy_s(data))
+    name = f"bulk upsert of {data.num_rows:,} rows of 100 bytes on two backups"
+    figures = [at_least(name, median(ours), 400_000, "rows/s", f"best {max(ours):,.0f}")]
+    if peer is None:
+        return [*figures, skipped("bulk upsert against COPY", missing)], table
+    ratio = median([mine / other for mine, other in zip(ours, theirs, strict=True)])
+    return [
+        *figures,
+        shown("PostgreSQL COPY, primary key", median(theirs), "rows/s"),
+        at_least("bulk upsert against COPY", ratio, 1.0, "×"),
+    ], table
+
+
+def _memory(database: Any, table: Any, data: pa.Table) -> list[Figure]:
+    """What the rows of one more, equal table add: the servers' own memory, and the object store."""
+    _settle(database)
+    pids = [server["pid"] for server in servers(database, "tserver")]
+    before = sum(map(resident_bytes, pids)), shared_store_bytes()
+    more = _table(database, "memory")
+    more.load(data)
+    _settle(database)
+    after = sum(map(resident_bytes, pids)), shared_store_bytes()
+    own, store = (late - early for late, early in zip(after, before, strict=True))
+    limit = 2 * data.nbytes + PER_ROW_BYTES * data.num_rows
+    reported = next(t for t in database.status()["tables"] if t["name"] == "memory")
+    database.delete_table("memory")
+    note = f"{own / 1e6:.0f} MB in processes, {store / 1e6:.0f} MB in the object store; "
+    note += f"Arrow {data.nbytes / 1e6:.0f} MB; reported {reported['memory_bytes'] / 1e6:.0f} MB"
+    name = f"memory of {data.num_rows:,} rows, over what stood before"
+    return [at_most(name, (own + store) / 1e6, limit / 1e6, "MB", note)]
+
+
+def _settle(database: Any) -> None:
+    """Wait until sealing has come to rest."""
+    gc.collect()
+    last, since = -1, time.monotonic()
+    deadline = since + SETTLE_S
+    while time.monotonic() < deadline:
+        now = shared_store_bytes()
+        if now != last:
+            last, since = now, time.monotonic()
+        if time.monotonic() - since > 2.5:
+            return
+        time.sleep(0.25)
+
+
+def _reads(table: Any, count: int, quick: bool) -> list[Figure]:
+    generator = np.random.default_rng(3)
+    for key in generator.integers(0, count, 300).tolist():
+        table.get(key)
+    keys = generator.integers(0, count, 500 if quick else 5000).tolist()
+    one = [timed(lambda key=key: table.get(key)) for key in keys]
+    many = []
+    for _ in range(10 if quick else 60):
+        asked = pa.array(generator.permutation(count)[:10_000])
+        many.append(timed(lambda asked=asked: table.get_many(asked)))
+    scans, narrow = [], []
+    for _ in range(5):
+        scans.append(timed(table.scan))
+        narrow.append(timed(lambda: table.scan(columns=["id", "x"])))
+    return [
+        at_most("get, p50", median(one) * 1e6, 150, "µs"),
+        shown("get, p99", percentile(one, 0.99) * 1e6, "µs"),
+        at_least("get_many of 10,000 keys", 10_000 / median(many), 1e6, "rows/s"),
+        at_least(f"scan of {count:,} rows to Arrow", count / median(scans), 5e6, "rows/s"),
+        shown("scan of two columns of three", count / median(narrow), "rows/s"),
+    ]

@@ -1,0 +1,124 @@
+"""A tablet server with eight tablets is killed: how long until every one of them answers again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+from clusters import cluster, servers
+from figures import Figure, at_most, shown
+from generated import ROW_BYTES, SCHEMA, rows, tablet_numbers
+
+from stelae import hash_partition, segments
+
+TSERVERS = 3
+TABLETS_EACH = 8
+GIGABYTE = 1_000_000_000
+LIMITS_S = {"native": 3.0, "spark": 8.0}
+DEADLINE_S = 120.0
+
+
+def measure(quick: bool, engine: str = "native") -> list[Figure]:
+    """Time from SIGKILL to the first answer of the last tablet, and the phases in between.
+
+    Each tserver owns eight tablets; rows go to the victim's only, so that its memory is what
+    comes back, onto the two that live.
+    """
+    total_bytes = GIGABYTE // 20 if quick else GIGABYTE
+    sections: dict[str, Any] = {
+        "tservers": {"count": TSERVERS, "memory": "3GiB"},
+        "recovery": {"engine": engine},
+    }
+    if engine == "spark":
+        sections["spark"] = {"executors": 2, "cores": 1, "memory": "1GiB", "warm": True}
+    partition = hash_partition("id", TSERVERS * TABLETS_EACH)
+    with cluster(f"recovery-{engine}", **sections) as database:
+        table = database.create_table(
+            "t", SCHEMA, key="id", partition=partition, durability=segments("disk", "disk")
+        )
+        victim = servers(database, "tserver")[0]
+        tablets = [t for t in database.status()["tablets"] if t["leader"] == victim["id"]]
+        mine = {t["number"] for t in tablets}
+        probes, count = _fill(table, partition, mine, total_bytes)
+        _wait_sealed(database)
+        if engine == "spark":
+            _wait_warm(database)
+        return _kill(database, table, victim, probes, count, engine)
+
+
+def _fill(table: Any, partition: Any, mine: set[int], total_bytes: int) -> tuple[list[int], int]:
+    """Load rows into the tablets numbered ``mine``; return a key of each, and the row count."""
+    wanted, loaded, start = total_bytes // ROW_BYTES, 0, 0
+    probes: dict[int, int] = {}
+    while loaded < wanted:
+        ids = np.arange(start, start + 3_000_000)
+        start += len(ids)
+        numbers = tablet_numbers(partition, ids)
+        kept = ids[np.isin(numbers, sorted(mine))][: wanted - loaded]
+        for number in mine - probes.keys():
+            at = np.flatnonzero(numbers == number)
+            if len(at) and ids[at[0]] in kept:
+                probes[number] = int(ids[at[0]])
+        table.load(rows(kept, seed=start))
+        loaded += len(kept)
+    return [probes[number] for number in sorted(probes)], loaded
+
+
+def _wait_sealed(database: Any) -> None:
+    """Let the load's own aftermath pass: all but the heads sealed, the machine at rest."""
+    calm = 0
+    deadline = time.monotonic() + 60.0
+    while calm < 6 and time.monotonic() < deadline:
+        calm = calm + 1 if os.getloadavg()[0] < 1.5 else calm
+        time.sleep(1.0)
+    assert database.status()["tables"]
+
+
+def _wait_warm(database: Any) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        spark = database.status().get("spark", {})
+        if spark.get("warm") or spark.get("state") == "warm":
+            return
+        time.sleep(1.0)
+
+
+def _kill(
+    database: Any, table: Any, victim: dict[str, Any], probes: list[int], count: int, engine: str
+) -> list[Figure]:
+    assert table.get(probes[0]) is not None
+    os.kill(victim["pid"], signal.SIGKILL)
+    killed, killed_wall = time.monotonic(), time.time()
+
+    async def read_all() -> list[Any]:
+        get = table._table.get
+        return await asyncio.gather(*(get(key, timeout=DEADLINE_S) for key in probes))
+
+    found = table._loop.run(read_all())
+    readable_s = time.monotonic() - killed
+    assert all(row is not None for row in found), "a row is gone"
+    have = table.count()
+    assert have == count, f"{have} rows of {count}"
+    recovery = database.status()["recoveries"][0]
+    limit_s = LIMITS_S[engine]
+    size = f"{count * ROW_BYTES / 1e9:.2g} GB"
+    name = f"recovery of {size}, {TABLETS_EACH} tablets, {TSERVERS - 1} survivors, {engine}"
+    note = f"cause: {recovery['cause']}; engine {recovery['engine']}"
+    figures = [at_most(name, readable_s, limit_s, "s", note)]
+    return figures + _phases(recovery, killed_wall)
+
+
+def _phases(recovery: dict[str, Any], killed_wall: float) -> list[Figure]:
+    """Each phase by itself; of those that tablets pass side by side, the slowest tablet's."""
+    figures = [shown("… detection", recovery["started"] - killed_wall, "s")]
+    phases = recovery["phases_s"]
+    figures.append(shown("… plan", phases.get("planned", 0.0), "s", "terms raised, backups fenced"))
+    for phase in ("read", "merge", "install", "replicate"):
+        taken = [t["replay_s"].get(phase, 0.0) for t in recovery["tablets"]]
+        figures.append(shown(f"… {phase}", max(taken, default=0.0), "s", "slowest tablet"))
+    figures.append(shown("… handed over", phases.get("running", 0.0), "s", "since detection"))
+    return figures

@@ -1,0 +1,455 @@
+"""Stelae tables as Spark DataFrames, on the Spark that shares the Ray cluster (design §12).
+
+::
+
+    spark = stelae.spark.session(db)                   # RayDP; or any SparkSession you have
+    flights = stelae.spark.read(spark, "flights", columns=["dest"], where=[("dep_delay", ">", 60)])
+    stelae.spark.write(flights.groupBy("dest").count(), "delays")
+
+Tasks read from the tservers and write to them directly, over Stelae's own TCP, with columns and
+filters applied there; no file and no object store is in between. The workers need the ``stelae``
+package, and a network way to the tservers.
+
+Types: Spark has no unsigned integers, so uint8 to uint32 become the next larger signed type and
+uint64 becomes ``decimal(20,0)``; float16 becomes float; date64 becomes date; timestamps become
+microseconds, and one of nanoseconds that would lose some is an error; timestamps without a time
+zone are ``timestamp_ntz``. Time of day, decimal256, and unions have no place in Spark: leave such
+columns out by ``columns=``. `write` brings all that back into the table's types, and refuses what
+would lose something.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import ray
+
+from stelae import launcher
+from stelae.actors.spark_host import SPARK_NAME
+from stelae.api import Database
+from stelae.client.database import AsyncDatabase
+from stelae.client.filters import Where, WireFilters, normalize_filters
+from stelae.client.locations import TableCache, look_up
+from stelae.client.masters import MastersClient
+from stelae.client.scan import scan_tablet
+from stelae.core.errors import InvalidArgument, StelaeError, Unavailable
+from stelae.core.ids import Address
+from stelae.core.schema import MAX_CALL_BYTES, TableSchema
+from stelae.core.settings import Settings
+from stelae.recovery.spark_link import ClusterLink, connected
+from stelae.recovery.spark_session import (
+    SessionSize,
+    check_spark,
+    start_session,
+    stop_session,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+Cluster = Database | str | None
+"""A database, a cluster's name in this Ray, its data_dir; None: the one cluster in this Ray."""
+WriteMode = Literal["upsert", "update", "delete"]
+
+MODES = ("upsert", "update", "delete")
+SCAN_TIMEOUT_S = 600.0
+WRITE_TIMEOUT_S = 120.0
+WRITE_BYTES = 8 << 20
+"""Of rows in one call; far enough below `MAX_CALL_BYTES` that a table's types may need more."""
+assert WRITE_BYTES * 4 <= MAX_CALL_BYTES
+SESSION_SIZE = SessionSize(executors=2, cores=1, memory_bytes=1 << 30)
+
+
+# ---- sessions -------------------------------------------------------------------------------
+
+
+def session(
+    cluster: Cluster = None,
+    *,
+    executors: int | None = None,
+    cores: int | None = None,
+    memory_bytes: int | None = None,
+    configuration: dict[str, str] | None = None,
+) -> SparkSession:
+    """A SparkSession on RayDP in this process, on the Ray that the cluster runs in.
+
+    Sizes not given are those of the spec of a cluster that this process launched, else 2 executors
+    of 1 core and 1 GiB. ``configuration`` goes over Stelae's own. End it with `stop`. It is not the
+    session that recoveries use; that one is the cluster's.
+
+    Raises:
+        InvalidArgument: no Java 17 or no RayDP (the text says how to get it); this process, or
+            this Ray namespace, has a Spark session already.
+    """
+    check_spark()
+    if not ray.is_initialized():
+        ray.init(address="auto", namespace="stelae-spark-user", log_to_driver=False)
+    namespace = ray.get_runtime_context().namespace
+    taken = ray.util.list_named_actors(all_namespaces=True)
+    if {"name": "RAY_APP_MASTER", "namespace": namespace} in taken:
+        raise InvalidArgument(
+            f"the Ray namespace {namespace!r} has a Spark session already, and RayDP takes one in "
+            "each: stop that one, or start this process with ray.init(namespace=...) of its own"
+        )
+    size = _session_size(cluster)
+    size = SessionSize(
+        executors or size.executors, cores or size.cores, memory_bytes or size.memory_bytes
+    )
+    return start_session("stelae-user", size, configuration or {})
+
+
+def _session_size(cluster: Cluster) -> SessionSize:
+    spec = getattr(cluster, "spec", None)
+    if spec is None or spec.spark is None:
+        return SESSION_SIZE
+    return SessionSize(spec.spark.executors, spec.spark.cores, spec.spark.memory_bytes)
+
+
+def stop() -> None:
+    """End the session that `session` started in this process, with its JVMs."""
+    stop_session()
+
+
+def state(cluster: Cluster = None) -> dict[str, Any]:
+    """The cluster's own session, which recoveries use: ``state`` is warm, starting or cold."""
+    actor = _spark_actor(cluster)
+    if actor is None:
+        return {"state": "cold", "problem": ""}
+    found: dict[str, Any] = ray.get(actor.state.remote())
+    return found
+
+
+def warm(cluster: Cluster = None) -> dict[str, Any]:
+    """Wait until the cluster's own session is warm, starting it if need be; return its state.
+
+    Raises:
+        Unavailable, InvalidArgument: it cannot be started; the text says why.
+    """
+    actor = _spark_actor(cluster)
+    if actor is None:
+        raise Unavailable("the cluster's Spark session", "spark.warm is not set in its spec")
+    try:
+        found: dict[str, Any] = ray.get(actor.warm.remote())
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    return found
+
+
+def _spark_actor(cluster: Cluster) -> Any:
+    name = f"{_link(cluster).cluster}/{SPARK_NAME}"
+    try:
+        return ray.get_actor(name, namespace=launcher.NAMESPACE)
+    except ValueError:
+        return None
+
+
+# ---- reading --------------------------------------------------------------------------------
+
+
+def read(
+    spark: SparkSession,
+    table: str,
+    *,
+    columns: Sequence[str] | None = None,
+    where: Where = None,
+    cluster: Cluster = None,
+) -> DataFrame:
+    """A table as a DataFrame: one partition for each tablet, read when Spark needs it.
+
+    ``columns`` and ``where`` (as in ``Table.scan``) are applied by the tservers; what Spark filters
+    afterwards is not. Each tablet is read at one point of its log, at each action anew: ``cache()``
+    the DataFrame where two actions must see the same rows.
+
+    Raises:
+        TableNotFound, ColumnNotFound, InvalidArgument: as of ``Table.scan``; or a column has a type
+            that Spark does not know.
+    """
+    link = _link(cluster)
+    cache = _locate(link, table)
+    schema = cache.table.schema
+    names = tuple(schema.arrow.names if columns is None else columns)
+    schema.check_columns(names, table)
+    filters = normalize_filters(where, schema, table)
+    target = pa.schema([_spark_field(schema.arrow.field(name), table) for name in names])
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from _read_tablet(link, table, number, names, filters, target)
+
+    count = cache.tablet_count
+    return spark.range(0, count, 1, count).mapInArrow(task, _struct_type(target))
+
+
+def _locate(link: ClusterLink, table: str) -> TableCache:
+    with connected(link) as (runtime, run):
+        masters = MastersClient(runtime, link.masters)
+        return TableCache(masters, run(look_up(masters, table)))
+
+
+def _read_tablet(
+    link: ClusterLink,
+    table: str,
+    number: int,
+    columns: tuple[str, ...],
+    where: WireFilters,
+    target: pa.Schema,
+) -> Iterator[pa.RecordBatch]:
+    """Runs in a Spark task: all matching rows of one tablet, in Spark's types."""
+    with connected(link) as (runtime, run):
+
+        async def scan() -> list[pa.RecordBatch]:
+            masters = MastersClient(runtime, link.masters)
+            cache = TableCache(masters, await look_up(masters, table))
+            return await scan_tablet(
+                runtime, cache, number, columns, where, None, False, SCAN_TIMEOUT_S
+            )
+
+        batches = run(scan())
+    for batch in batches:
+        if batch.num_rows:
+            yield to_spark(batch, target)
+
+
+def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    """A batch of a table's columns in the types that Spark has for them.
+
+    Raises:
+        InvalidArgument: a value would lose something (a timestamp's nanoseconds).
+    """
+    arrays = []
+    for field in target:
+        column = batch.column(field.name)
+        try:
+            arrays.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise InvalidArgument(
+                f"column {field.name!r} does not fit Spark's {field.type}: {error}; leave it out "
+                "with columns="
+            ) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+_UNSIGNED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+}
+_AS_THEY_ARE = (
+    pa.types.is_boolean,
+    pa.types.is_signed_integer,
+    pa.types.is_floating,
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_date,
+    pa.types.is_decimal128,
+    pa.types.is_null,
+)
+
+
+def spark_type(kind: pa.DataType) -> pa.DataType | None:
+    """The Arrow type in which Spark takes a column of this type; None if it has none."""
+    if kind in _UNSIGNED:
+        return _UNSIGNED[kind]
+    if any(is_kind(kind) for is_kind in _AS_THEY_ARE):
+        return kind
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", tz=None if kind.tz is None else "UTC")
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pa.types.is_large_string(kind) or kind == pa.string_view():
+        return pa.string()
+    if pa.types.is_large_binary(kind) or kind == pa.binary_view():
+        return pa.binary()
+    if pa.types.is_dictionary(kind):
+        return spark_type(kind.value_type)
+    return _nested_type(kind)
+
+
+def _nested_type(kind: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        value = spark_type(kind.value_type)
+        return None if value is None else pa.list_(pa.field("element", value))
+    if pa.types.is_map(kind):
+        key, item = spark_type(kind.key_type), spark_type(kind.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
+    if pa.types.is_struct(kind):
+        inner = {field.name: spark_type(field.type) for field in kind}
+        if any(found is None for found in inner.values()):
+            return None
+        return pa.struct([pa.field(field.name, inner[field.name]) for field in kind])
+    return None
+
+
+def _spark_field(field: pa.Field, table: str) -> pa.Field:
+    kind = spark_type(field.type)
+    if kind is None:
+        raise InvalidArgument(
+            f"column {field.name!r} of {table!r} has type {field.type}, which Spark does not "
+            "know: name the columns to read with columns="
+        )
+    return pa.field(field.name, kind, nullable=field.nullable)
+
+
+def _struct_type(schema: pa.Schema) -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+# ---- writing --------------------------------------------------------------------------------
+
+
+def write(df: DataFrame, table: str, *, mode: WriteMode = "upsert", cluster: Cluster = None) -> int:
+    """Write a DataFrame's rows into a table, each partition straight to the tservers.
+
+    Returns how many rows were written. ``mode``: ``upsert`` adds or replaces; ``update`` changes
+    the columns given of rows that are there; ``delete`` takes the key columns. Spark may run a task
+    twice, and these come to the same then; that is why there is no ``insert``. Rows with the same
+    key in one partition are applied in order; in different partitions, in any order. The write as a
+    whole is not atomic.
+
+    Raises:
+        TableNotFound, InvalidArgument: no such table, mode, or columns.
+        Unavailable: some rows could not be written; the text has the first reason. Others may be.
+    """
+    if mode not in MODES:
+        raise InvalidArgument(
+            f"mode={mode!r}: one of {', '.join(MODES)}; an insert would fail when Spark repeats "
+            "a task"
+        )
+    link = _link(cluster)
+    schema = _locate(link, table).table.schema
+    schema.check_columns(df.columns, table)
+    if mode == "delete":
+        df = df.select(*schema.key)
+    missing = [name for name in schema.key if name not in df.columns]
+    if missing:
+        raise InvalidArgument(f"the DataFrame lacks the key column {missing[0]!r} of {table!r}")
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        count, problem = _write_partition(link, table, mode, batches)
+        yield pa.RecordBatch.from_pydict({"rows": [count], "problem": [problem]})
+
+    outcomes = df.mapInArrow(task, "rows long, problem string").collect()
+    problems = [outcome.problem for outcome in outcomes if outcome.problem]
+    count = sum(outcome.rows for outcome in outcomes)
+    if problems:
+        raise Unavailable(
+            f"write to {table!r}",
+            f"{len(problems)} of {len(outcomes)} partitions failed ({count} rows are written): "
+            f"{problems[0]}",
+        )
+    return count
+
+
+def _write_partition(
+    link: ClusterLink, table: str, mode: WriteMode, batches: Iterable[pa.RecordBatch]
+) -> tuple[int, str]:
+    """Runs in a Spark task: write a partition; how many rows were, and why the rest was not.
+
+    What the cluster refuses is told as text: raised here, Spark would run the task four times.
+    """
+    count = 0
+    with connected(link) as (runtime, run):
+
+        async def open_table() -> Callable[[pa.Table], Any]:
+            database = AsyncDatabase(runtime, link.masters, link.settings)
+            opened = await database.table(table)
+            writers = {"upsert": opened.upsert, "update": opened.update, "delete": opened.delete}
+            write_rows = writers[mode]
+
+            async def write_one(rows: pa.Table) -> None:
+                prepared = from_spark(rows, opened.record.schema)
+                await write_rows(prepared, timeout=WRITE_TIMEOUT_S)
+
+            return write_one
+
+        try:
+            write_one = run(open_table())
+            for batch in batches:
+                for rows in _pieces(pa.Table.from_batches([batch])):
+                    run(write_one(rows))
+                    count += rows.num_rows
+        except StelaeError as error:
+            return count, f"{type(error).__name__}: {error}"
+    return count, ""
+
+
+def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
+    """A table in pieces of about `WRITE_BYTES`."""
+    row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
+    step = max(1, WRITE_BYTES // row_bytes)
+    for start in range(0, rows.num_rows, step):
+        yield rows.slice(start, step)
+
+
+def from_spark(rows: pa.Table, schema: TableSchema) -> pa.Table:
+    """Bring what `spark_type` made of a table's columns back; all else is left to the client.
+
+    Raises:
+        InvalidArgument: a value does not fit the table's type.
+    """
+    columns = []
+    for name in rows.column_names:
+        column, kind = rows.column(name), schema.arrow.field(name).type
+        if column.type != kind and spark_type(kind) is not None:
+            try:
+                column = column.cast(kind)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise InvalidArgument(
+                    f"column {name!r} of type {column.type} does not fit the table's {kind}: "
+                    f"{error}"
+                ) from error
+        columns.append(column)
+    return pa.table(columns, names=rows.column_names)
+
+
+# ---- clusters -------------------------------------------------------------------------------
+
+
+def _link(cluster: Cluster) -> ClusterLink:
+    """How tasks reach the cluster meant.
+
+    Raises:
+        InvalidArgument: there are several, or none, or the connection is HTTP.
+        Unavailable: no cluster of that name runs here.
+    """
+    if isinstance(cluster, Database):
+        if cluster.link is None:
+            raise InvalidArgument(
+                "Spark tasks need the cluster itself: connect by its name inside its Ray, not "
+                "over HTTP"
+            )
+        return cluster.link
+    if cluster is None:
+        cluster = _only_cluster()
+    if os.path.isdir(cluster):
+        found = launcher.load_state(cluster)
+        masters = tuple(Address(address) for address in found.masters.values())
+        return ClusterLink(found.cluster, masters, found.secret, Settings())
+    plan = launcher.find_cluster(cluster)
+    return ClusterLink(cluster, tuple(plan.masters.values()), plan.secret, plan.settings)
+
+
+def _only_cluster() -> str:
+    if not ray.is_initialized():
+        raise InvalidArgument("no Ray is connected here: say which cluster with cluster=")
+    names: dict[str, None] = {}
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        name, slash, _ = entry["name"].partition("/")
+        if entry["namespace"] == launcher.NAMESPACE and slash:
+            names[name] = None
+    if len(names) != 1:
+        found = ", ".join(sorted(names)) or "none"
+        raise InvalidArgument(f"say which cluster with cluster=; this Ray has {found}")
+    return next(iter(names))
