@@ -117,6 +117,10 @@ class Coordinator:
         for task in own:
             task.cancel()
 
+    def use_engine(self, policy: EnginePolicy) -> None:
+        """Merge with this engine from the next recovery on."""
+        self._rounds.chooser.policy = policy
+
     def wake(self) -> None:
         """Something has happened: look now."""
         self._wake.set()

@@ -155,6 +155,12 @@ class Master:
         self._replicas[CATALOG_ID] = replica
         self._group.on_address(self._on_master_address)
 
+    def use_engine(self, policy: EnginePolicy) -> None:
+        """Recover with this engine from now on, until this process ends."""
+        self._engine = policy
+        if self.coordinator is not None:
+            self.coordinator.use_engine(policy)
+
     async def stop(self) -> None:
         """Stop; a durable log needs no farewell."""
         self._resign()

@@ -110,6 +110,11 @@ class ServerHost:
         """Never return: the caller learns of this process's death by the call's failure."""
         await asyncio.Event().wait()
 
+    async def use_engine(self, policy: EnginePolicy) -> None:
+        """Of a master: recover with this engine from now on, until its process ends."""
+        await self._started.wait()
+        self._server.use_engine(policy)  # type: ignore[union-attr]
+
     async def stop(self) -> None:
         """Stop the server in order; the process is then killed by the caller."""
         self._life.cancel()

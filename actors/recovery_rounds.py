@@ -99,7 +99,7 @@ class RecoveryRounds:
         self._recoveries = recoveries
         self._pacing = pacing
         self._problems = problems
-        self._chooser = EngineChooser(policy)
+        self.chooser = EngineChooser(policy)
         self._attempts: list[Attempt] = []
         self._spark_engine = spark_engine
         self._abandon = abandon
@@ -198,7 +198,7 @@ class RecoveryRounds:
         spark = self._spark_engine()
         may = [job for job in jobs if job.tablet.tablet_id not in self._without_spark]
         state = None if spark is None else spark.state
-        choice = self._chooser.choose(may, state)
+        choice = self.chooser.choose(may, state)
         if choice.engine is RecoveryEngine.NATIVE or spark is None or not may:
             self._begin_attempt(choice, state, jobs)
             await self._open_all(jobs, RecoveryEngine.NATIVE)
@@ -247,7 +247,7 @@ class RecoveryRounds:
 
     def _learn(self, attempt: Attempt, seconds: float) -> None:
         choice = attempt.choice
-        self._chooser.learn(choice, attempt.jobs, attempt.spark, seconds)
+        self.chooser.learn(choice, attempt.jobs, attempt.spark, seconds)
         self._runtime.metrics.observe("recovery_s", seconds, engine=choice.engine.value)
         logger.info(
             "recovery of %d tablets by the %s engine took %.2f s; expected were %.2f s",

@@ -143,7 +143,8 @@ class Session:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._send(Order(number, tuple(jobs)))
-                return await answer
+                done: Done = await answer
+                return done
         except (BrokenPipeError, ConnectionResetError) as error:
             raise Unavailable("the Spark session", "its process ended") from error
         finally:

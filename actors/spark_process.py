@@ -1,4 +1,4 @@
-"""The process that holds the cluster's Spark session: a Ray driver of its own, child of `SparkHost`.
+"""The process that holds the cluster's Spark session: a Ray driver, child of `SparkHost`.
 
 A process of its own, because RayDP names its actors in the namespace of the driver that starts it,
 which only a driver can choose; and because Spark can hang: then its parent kills it, and with the
@@ -23,9 +23,9 @@ import ray
 
 from stelae.core.ids import Address
 from stelae.core.settings import Settings
+from stelae.recovery.engine import RecoveryJob
 from stelae.recovery.spark_job import TabletOutcome, run_job
 from stelae.recovery.spark_link import ClusterLink
-from stelae.recovery.engine import RecoveryJob
 from stelae.recovery.spark_session import (
     SessionSize,
     start_session,

@@ -37,6 +37,7 @@ from stelae.core.errors import (
     decode_error,
     encode_error,
 )
+from stelae.core.ids import ServerUuid
 from stelae.core.messages import (
     Get,
     GetMany,
@@ -172,6 +173,12 @@ class Tablet:
     @property
     def memory_bytes(self) -> int:
         return self._memory.memory_bytes
+
+    def head_replicas(self) -> list[ServerUuid]:
+        """The backups that hold the head, once it is open."""
+        if self.progress is not TabletProgress.SERVING:
+            return []
+        return [r.backup for r in self._log.head.replicas if r.backup is not None]
 
     def report(self) -> TabletReport:
         return TabletReport(

@@ -19,7 +19,7 @@ from stelae.actors.scans import ScanSessions
 from stelae.actors.tablet import Tablet
 from stelae.client.masters import MastersClient
 from stelae.core.errors import OutOfMemory, StaleTerm, StelaeError, TabletNotHere, TabletNotReady
-from stelae.core.ids import Address, TabletId
+from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.messages import (
     CLOSE_TABLET,
     GET,
@@ -193,6 +193,10 @@ class TabletServer:
                 tablet.serve()
         for tablet_id in reply.drop:
             await self._close(tablet_id)
+
+    def head_replicas(self) -> list[list[ServerUuid]]:
+        """Of each tablet the backups that hold its head."""
+        return [tablet.head_replicas() for tablet in self._tablets.values()]
 
     # ---- the leader's orders ----------------------------------------------------------------
 

@@ -90,7 +90,7 @@ class EngineChooser:
     """Chooses by the policy, and learns how fast the engines are here. Pure."""
 
     def __init__(self, policy: EnginePolicy) -> None:
-        self._policy = policy
+        self.policy = policy
         self._slowness = {RecoveryEngine.NATIVE: 1.0, RecoveryEngine.SPARK: 1.0}
         """Measured time over the time that the assumed rates give."""
 
@@ -102,7 +102,7 @@ class EngineChooser:
         spark_s = spark.start_s + self._slowness[RecoveryEngine.SPARK] * spark_seconds(
             jobs, spark.cores
         )
-        take_spark = self._policy == "spark" or (self._policy == "auto" and spark_s < native_s)
+        take_spark = self.policy == "spark" or (self.policy == "auto" and spark_s < native_s)
         engine = RecoveryEngine.SPARK if take_spark else RecoveryEngine.NATIVE
         return Choice(engine, native_s, spark_s)
 

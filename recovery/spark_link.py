@@ -33,13 +33,13 @@ class ClusterLink:
     cluster: str
     masters: tuple[Address, ...]
     secret: bytes = field(repr=False)
-    settings: Settings = Settings()
+    settings: Settings
 
 
 class Run(Protocol):
     """Runs one coroutine on a task's event loop, to its end."""
 
-    def __call__(self, work: Coroutine[Any, Any, T]) -> T: ...
+    def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
 
 
 @contextmanager

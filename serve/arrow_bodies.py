@@ -66,13 +66,13 @@ def write_stream(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> bytes:
 def _check_claims(data: bytes, size_bytes_max: int) -> None:
     """Add up what all messages say they will unpack to."""
     claimed = 0
-    with pa.ipc.MessageReader.open_stream(pa.py_buffer(data)) as messages:
-        for count, message in enumerate(_messages(messages)):
-            if count > MAX_MESSAGES:
-                raise MalformedBody(f"the stream has more than {MAX_MESSAGES} messages")
-            claimed += _claimed_bytes(message)
-            if claimed > size_bytes_max:
-                raise TooLarge("the body, unpacked,", claimed, size_bytes_max)
+    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(data))
+    for count, message in enumerate(_messages(messages)):
+        if count > MAX_MESSAGES:
+            raise MalformedBody(f"the stream has more than {MAX_MESSAGES} messages")
+        claimed += _claimed_bytes(message)
+        if claimed > size_bytes_max:
+            raise TooLarge("the body, unpacked,", claimed, size_bytes_max)
 
 
 def _messages(reader: pa.ipc.MessageReader) -> Iterable[pa.ipc.Message]:

@@ -199,9 +199,9 @@ class Database:
         """Delete a table and all its rows, for ever; raises `TableNotFound`."""
         self._loop.run(self._database.delete_table(name, timeout=timeout))
 
-    def status(self) -> dict[str, Any]:
+    def status(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
         """Servers, tables, tablets, and how recoveries go: the status document."""
-        return self._loop.run(self._database.status())
+        return self._loop.run(self._database.status(timeout=timeout))
 
     def close(self) -> None:
         """End the connections; again is fine."""

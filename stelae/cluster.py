@@ -18,6 +18,7 @@ from stelae.core.records import ServerState
 from stelae.core.settings import Settings
 from stelae.core.spec import ClusterSpec
 from stelae.core.spec_file import load_spec
+from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime
 
@@ -44,6 +45,20 @@ class LaunchedDatabase(Database):
     def http_url(self) -> str:
         """Of the HTTP front; empty if the spec has none."""
         return self.state.http
+
+    @property
+    def admin_token(self) -> str:
+        """For the HTTP front; empty if the spec has none."""
+        return launcher.admin_token(self.state)
+
+    def use_engine(self, engine: EnginePolicy) -> None:
+        """Recover with this engine from now on: ``native``, ``spark`` or ``auto``.
+
+        It holds until a master's process is replaced; for good it is ``recovery: {engine: …}`` in
+        the spec.
+        """
+        masters = [self.actors[name] for name in self.state.masters]
+        ray.get([master.use_engine.remote(engine) for master in masters])
 
     def close(self) -> None:
         """Stop all servers in order, and Ray if it was started for them. Data stays on disk."""

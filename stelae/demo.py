@@ -35,6 +35,7 @@ from stelae.core.spec import ClusterSpec
 from stelae.core.spec_file import load_spec
 from stelae.demo_data import DemoTable, load_tables
 from stelae.demo_writers import Ledger, Writers, check_table, load_table
+from stelae.keeper import interrupted_by_sigterm
 from stelae.recovery.java import find_java
 from stelae.report import DemoResult, Round, summary, write_report
 
@@ -82,7 +83,7 @@ def run_demo(options: DemoOptions, console: Console) -> DemoResult:
         raise InvalidArgument(f"--data {options.data}: flights or generated")
     for note in notes:
         console.print(note, style="yellow", highlight=False)
-    with _terminated_is_interrupted(), _own_folder() as folder:
+    with interrupted_by_sigterm(), _own_folder() as folder:
         spec = _spec(options.config, folder, engines)
         result = _Demo(options, console, engines, spec).run()
     result.notes += notes
@@ -153,20 +154,6 @@ def _remove(folder: Path) -> None:
             return
         time.sleep(POLL_S)
     raise StelaeError(f"{folder} cannot be removed")
-
-
-@contextlib.contextmanager
-def _terminated_is_interrupted() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does: in order."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

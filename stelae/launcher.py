@@ -37,6 +37,8 @@ from stelae.storage.frames import MediumSpec
 STATE_FILE = "cluster.json"
 SECRET_FILE = "secret"
 LOCK_FILE = "launch.lock"
+ADMIN_TOKEN_FILE = "admin-token"
+"""Made by `stelae.serve.tokens`, which is not imported before it is needed."""
 START_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 15.0
 POLL_S = 0.02
@@ -335,6 +337,12 @@ def start_servers(spec: ClusterSpec, state: ClusterState, actors: dict[str, Any]
     spark = spark_plan(spec, state)
     if spark is not None and spark.warm:
         actors[SPARK_NAME] = spark_actor(spark)
+
+
+def admin_token(state: ClusterState) -> str:
+    """The token that was made for the HTTP front; empty if none was."""
+    file = Path(state.data_dir) / ADMIN_TOKEN_FILE
+    return file.read_text().strip() if file.exists() else ""
 
 
 def running(state: ClusterState, *, http: str = "") -> ClusterState:

@@ -21,31 +21,28 @@ would lose something.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import ray
 
 from stelae import launcher
+from stelae.actors.ray_host import NAMESPACE
 from stelae.actors.spark_host import SPARK_NAME
 from stelae.api import Database
-from stelae.client.database import AsyncDatabase
-from stelae.client.filters import Where, WireFilters, normalize_filters
-from stelae.client.locations import TableCache, look_up
-from stelae.client.masters import MastersClient
-from stelae.client.scan import scan_tablet
-from stelae.core.errors import InvalidArgument, StelaeError, Unavailable
+from stelae.client.filters import Where, normalize_filters
+from stelae.core.errors import InvalidArgument, Unavailable
 from stelae.core.ids import Address
-from stelae.core.schema import MAX_CALL_BYTES, TableSchema
 from stelae.core.settings import Settings
-from stelae.recovery.spark_link import ClusterLink, connected
+from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_session import (
     SessionSize,
     check_spark,
     start_session,
     stop_session,
 )
+from stelae.recovery.spark_tables import locate, read_tablet, spark_type, write_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,11 +53,6 @@ Cluster = Database | str | None
 WriteMode = Literal["upsert", "update", "delete"]
 
 MODES = ("upsert", "update", "delete")
-SCAN_TIMEOUT_S = 600.0
-WRITE_TIMEOUT_S = 120.0
-WRITE_BYTES = 8 << 20
-"""Of rows in one call; far enough below `MAX_CALL_BYTES` that a table's types may need more."""
-assert WRITE_BYTES * 4 <= MAX_CALL_BYTES
 SESSION_SIZE = SessionSize(executors=2, cores=1, memory_bytes=1 << 30)
 
 
@@ -142,7 +134,7 @@ def warm(cluster: Cluster = None) -> dict[str, Any]:
 def _spark_actor(cluster: Cluster) -> Any:
     name = f"{_link(cluster).cluster}/{SPARK_NAME}"
     try:
-        return ray.get_actor(name, namespace=launcher.NAMESPACE)
+        return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return None
 
@@ -169,7 +161,7 @@ def read(
             that Spark does not know.
     """
     link = _link(cluster)
-    cache = _locate(link, table)
+    cache = locate(link, table)
     schema = cache.table.schema
     names = tuple(schema.arrow.names if columns is None else columns)
     schema.check_columns(names, table)
@@ -179,115 +171,10 @@ def read(
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _read_tablet(link, table, number, names, filters, target)
+                yield from read_tablet(link, table, number, names, filters, target)
 
     count = cache.tablet_count
     return spark.range(0, count, 1, count).mapInArrow(task, _struct_type(target))
-
-
-def _locate(link: ClusterLink, table: str) -> TableCache:
-    with connected(link) as (runtime, run):
-        masters = MastersClient(runtime, link.masters)
-        return TableCache(masters, run(look_up(masters, table)))
-
-
-def _read_tablet(
-    link: ClusterLink,
-    table: str,
-    number: int,
-    columns: tuple[str, ...],
-    where: WireFilters,
-    target: pa.Schema,
-) -> Iterator[pa.RecordBatch]:
-    """Runs in a Spark task: all matching rows of one tablet, in Spark's types."""
-    with connected(link) as (runtime, run):
-
-        async def scan() -> list[pa.RecordBatch]:
-            masters = MastersClient(runtime, link.masters)
-            cache = TableCache(masters, await look_up(masters, table))
-            return await scan_tablet(
-                runtime, cache, number, columns, where, None, False, SCAN_TIMEOUT_S
-            )
-
-        batches = run(scan())
-    for batch in batches:
-        if batch.num_rows:
-            yield to_spark(batch, target)
-
-
-def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """A batch of a table's columns in the types that Spark has for them.
-
-    Raises:
-        InvalidArgument: a value would lose something (a timestamp's nanoseconds).
-    """
-    arrays = []
-    for field in target:
-        column = batch.column(field.name)
-        try:
-            arrays.append(column if column.type == field.type else column.cast(field.type))
-        except pa.ArrowInvalid as error:
-            raise InvalidArgument(
-                f"column {field.name!r} does not fit Spark's {field.type}: {error}; leave it out "
-                "with columns="
-            ) from error
-    return pa.RecordBatch.from_arrays(arrays, schema=target)
-
-
-_UNSIGNED = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-    pa.float16(): pa.float32(),
-    pa.date64(): pa.date32(),
-}
-_AS_THEY_ARE = (
-    pa.types.is_boolean,
-    pa.types.is_signed_integer,
-    pa.types.is_floating,
-    pa.types.is_string,
-    pa.types.is_binary,
-    pa.types.is_date,
-    pa.types.is_decimal128,
-    pa.types.is_null,
-)
-
-
-def spark_type(kind: pa.DataType) -> pa.DataType | None:
-    """The Arrow type in which Spark takes a column of this type; None if it has none."""
-    if kind in _UNSIGNED:
-        return _UNSIGNED[kind]
-    if any(is_kind(kind) for is_kind in _AS_THEY_ARE):
-        return kind
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("us", tz=None if kind.tz is None else "UTC")
-    if pa.types.is_duration(kind):
-        return pa.duration("us")
-    if pa.types.is_fixed_size_binary(kind):
-        return pa.binary()
-    if pa.types.is_large_string(kind) or kind == pa.string_view():
-        return pa.string()
-    if pa.types.is_large_binary(kind) or kind == pa.binary_view():
-        return pa.binary()
-    if pa.types.is_dictionary(kind):
-        return spark_type(kind.value_type)
-    return _nested_type(kind)
-
-
-def _nested_type(kind: pa.DataType) -> pa.DataType | None:
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        value = spark_type(kind.value_type)
-        return None if value is None else pa.list_(pa.field("element", value))
-    if pa.types.is_map(kind):
-        key, item = spark_type(kind.key_type), spark_type(kind.item_type)
-        return None if key is None or item is None else pa.map_(key, item)
-    if pa.types.is_struct(kind):
-        inner = {field.name: spark_type(field.type) for field in kind}
-        if any(found is None for found in inner.values()):
-            return None
-        return pa.struct([pa.field(field.name, inner[field.name]) for field in kind])
-    return None
 
 
 def _spark_field(field: pa.Field, table: str) -> pa.Field:
@@ -328,7 +215,7 @@ def write(df: DataFrame, table: str, *, mode: WriteMode = "upsert", cluster: Clu
             "a task"
         )
     link = _link(cluster)
-    schema = _locate(link, table).table.schema
+    schema = locate(link, table).table.schema
     schema.check_columns(df.columns, table)
     if mode == "delete":
         df = df.select(*schema.key)
@@ -337,12 +224,12 @@ def write(df: DataFrame, table: str, *, mode: WriteMode = "upsert", cluster: Clu
         raise InvalidArgument(f"the DataFrame lacks the key column {missing[0]!r} of {table!r}")
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        count, problem = _write_partition(link, table, mode, batches)
+        count, problem = write_partition(link, table, mode, batches)
         yield pa.RecordBatch.from_pydict({"rows": [count], "problem": [problem]})
 
     outcomes = df.mapInArrow(task, "rows long, problem string").collect()
     problems = [outcome.problem for outcome in outcomes if outcome.problem]
-    count = sum(outcome.rows for outcome in outcomes)
+    count: int = sum(outcome.rows for outcome in outcomes)
     if problems:
         raise Unavailable(
             f"write to {table!r}",
@@ -350,68 +237,6 @@ def write(df: DataFrame, table: str, *, mode: WriteMode = "upsert", cluster: Clu
             f"{problems[0]}",
         )
     return count
-
-
-def _write_partition(
-    link: ClusterLink, table: str, mode: WriteMode, batches: Iterable[pa.RecordBatch]
-) -> tuple[int, str]:
-    """Runs in a Spark task: write a partition; how many rows were, and why the rest was not.
-
-    What the cluster refuses is told as text: raised here, Spark would run the task four times.
-    """
-    count = 0
-    with connected(link) as (runtime, run):
-
-        async def open_table() -> Callable[[pa.Table], Any]:
-            database = AsyncDatabase(runtime, link.masters, link.settings)
-            opened = await database.table(table)
-            writers = {"upsert": opened.upsert, "update": opened.update, "delete": opened.delete}
-            write_rows = writers[mode]
-
-            async def write_one(rows: pa.Table) -> None:
-                prepared = from_spark(rows, opened.record.schema)
-                await write_rows(prepared, timeout=WRITE_TIMEOUT_S)
-
-            return write_one
-
-        try:
-            write_one = run(open_table())
-            for batch in batches:
-                for rows in _pieces(pa.Table.from_batches([batch])):
-                    run(write_one(rows))
-                    count += rows.num_rows
-        except StelaeError as error:
-            return count, f"{type(error).__name__}: {error}"
-    return count, ""
-
-
-def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
-    """A table in pieces of about `WRITE_BYTES`."""
-    row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
-    step = max(1, WRITE_BYTES // row_bytes)
-    for start in range(0, rows.num_rows, step):
-        yield rows.slice(start, step)
-
-
-def from_spark(rows: pa.Table, schema: TableSchema) -> pa.Table:
-    """Bring what `spark_type` made of a table's columns back; all else is left to the client.
-
-    Raises:
-        InvalidArgument: a value does not fit the table's type.
-    """
-    columns = []
-    for name in rows.column_names:
-        column, kind = rows.column(name), schema.arrow.field(name).type
-        if column.type != kind and spark_type(kind) is not None:
-            try:
-                column = column.cast(kind)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise InvalidArgument(
-                    f"column {name!r} of type {column.type} does not fit the table's {kind}: "
-                    f"{error}"
-                ) from error
-        columns.append(column)
-    return pa.table(columns, names=rows.column_names)
 
 
 # ---- clusters -------------------------------------------------------------------------------
@@ -447,7 +272,7 @@ def _only_cluster() -> str:
     names: dict[str, None] = {}
     for entry in ray.util.list_named_actors(all_namespaces=True):
         name, slash, _ = entry["name"].partition("/")
-        if entry["namespace"] == launcher.NAMESPACE and slash:
+        if entry["namespace"] == NAMESPACE and slash:
             names[name] = None
     if len(names) != 1:
         found = ", ".join(sorted(names)) or "none"

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
-from stelae.actors import tablet as tablet_module
 from stelae.actors.lease import Lease
+from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.replicated_segment import ReplicatedSegment
+from stelae.actors.segment_log import SegmentLog
 from stelae.actors.tablet import Tablet
 from stelae.recovery import plan
 from stelae.storage.merge import Merged
@@ -40,45 +41,33 @@ def _stale_head_replica() -> Any:
         return sorted(held, key=lambda h: h.replica.length)[:1]
 
     return _both(
-        patch.object(plan, "_valid_open", valid_open), patch.object(plan, "_head_replicas", shortest)
+        patch.object(plan, "_valid_open", valid_open),
+        patch.object(plan, "_head_replicas", shortest),
     )
 
 
 def _free_before_digest() -> Any:
-    """Replace the old head's replicas before a head whose digest names it is durable."""
+    """Free what a recovery has replaced before a head whose digest tells so is durable."""
+    recover = Tablet._recover
 
-    async def open_(self: Tablet, sources: Any, engine: Any) -> None:
-        rewritten = await self._recover(sources, engine)
-        self._log.start()
-        for segment in self._log.segments:
-            segment.start()
-        await self._log.wait_until(lambda: self._log.are_sealed(rewritten))
-        self._roll()
-        self._first_head = self._log.head.segment_id
-        await self._log.wait_until(lambda: self._log.head.is_opened)
-        if self.progress is tablet_module.TabletProgress.OPENING:
-            self.progress = tablet_module.TabletProgress.PREPARED
+    async def hasty(self: Tablet, sources: Any, engine: Any) -> list[int]:
+        rewritten = await recover(self, sources, engine)
+        census = ReplicaCensus(self._log, self._table.durability.media)
+        for medium in census._media:
+            for backup in self._log.members.backups(medium):
+                await census._ask(backup)
+        return rewritten
 
-    return patch.object(Tablet, "open", open_)
+    return patch.object(Tablet, "_recover", hasty)
 
 
 def _digest_forgets_rewritten() -> Any:
     """Leave the segments that a recovery rewrote out of the new head's digest."""
-    roll = Tablet._roll
 
-    def forgetful(self: Tablet) -> None:
-        kept = self._log._segments
-        self._log._segments = {s: v for s, v in kept.items() if v.note_sealed()}
-        try:
-            roll(self)
-        finally:
-            self._log._segments = {**kept, **self._log._segments}
+    def digest(self: SegmentLog) -> tuple[int, ...]:
+        return tuple(i for i, s in sorted(self._segments.items()) if s.was_closed and s.is_sealed)
 
-    sealed = property(lambda self: self.image is not None and all(r.sealed for r in self.replicas))
-    return _both(
-        patch.object(Tablet, "_roll", forgetful),
-        patch.object(ReplicatedSegment, "note_sealed", lambda s: sealed.fget(s), create=True),
-    )
+    return patch.object(SegmentLog, "digest", property(digest))
 
 
 def _forget_safe_version() -> Any:

@@ -28,6 +28,7 @@ from stelae.simulation.nemesis import Nemesis
 from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
+from tests.simulation.double_faults import DoubleFaults
 from tests.simulation.planted import planted
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("value", pa.string())])
@@ -151,9 +152,7 @@ class Client:
             if self._rng.random() < 0.5:
                 found = await table.scan(with_versions=True, timeout=CALL_TIMEOUT_S)
             else:
-                found = await table.get_many(
-                    list(keys), with_versions=True, timeout=CALL_TIMEOUT_S
-                )
+                found = await table.get_many(list(keys), with_versions=True, timeout=CALL_TIMEOUT_S)
         except StelaeError as error:
             for operation in operations:
                 self._failed(operation, error)
@@ -210,6 +209,9 @@ async def _run(world: World) -> None:
     nemesis = Nemesis.begin(world, FAULTS_S, losable=("backup",))
     until_s = world.loop.time() + FAULTS_S
     tasks = [world.spawn(client.name, client.run(until_s)) for client in clients]
+    if world.options.lost_disk_every_s:
+        faults = DoubleFaults(cluster, world.rng("double faults"), world.may_lose_disk)
+        tasks.append(world.spawn("admin", faults.run(until_s)))
     await world.wait_until(lambda: all(t.done() for t in tasks), 600.0, "the clients to end")
     for task in tasks:
         task.result()

@@ -1,0 +1,60 @@
+"""Tables of a whole cluster under load and every kind of fault, many seeds; and planted bugs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from stelae.simulation.runner import derive_seeds, find_bug, run_seed, run_seeds
+from stelae.simulation.scenarios import load_scenario
+from tests.simulation.planted import BUGS
+
+FAST_SEEDS = 20
+SEEDS = 220
+BUG_SEEDS = 120
+
+
+def test_no_acknowledged_write_is_lost_doubled_or_out_of_order() -> None:
+    """A few seeds of each test run: what was acknowledged stays, in order, once."""
+    outcomes = run_seeds(load_scenario("tables"), FAST_SEEDS, budget_s=90.0)
+    assert len(outcomes) >= 3
+
+
+@pytest.mark.slow
+def test_hundreds_of_seeds_of_tables_under_faults() -> None:
+    """At least 200 seeds, others for each commit, hold every rule and end at full strength."""
+    outcomes = run_seeds(load_scenario("tables"), SEEDS, budget_s=1500.0)
+    assert len(outcomes) >= 200, "the machine was too slow for the seeds that CI promises"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", sorted(BUGS))
+def test_a_planted_bug_is_found(bug: str) -> None:
+    """The simulator can see this bug; the same seed is fine without it."""
+    scenario = load_scenario("tables")
+    outcome = find_bug(scenario, bug, BUG_SEEDS)
+    assert run_seed(scenario, outcome.seed).failure is None
+
+
+def test_a_run_does_not_depend_on_the_hash_seed() -> None:
+    """The same seed gives the same trace in interpreters with other string hashes."""
+    seed = derive_seeds("tables", 1, "hash seed")[0]
+    program = (
+        "from stelae.simulation.runner import run_seed\n"
+        "from stelae.simulation.scenarios import load_scenario\n"
+        f"print(run_seed(load_scenario('tables'), {seed}).digest)\n"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "12345")
+    }
+    assert len(digests) == 1
