@@ -176,6 +176,16 @@ class ReplicatedSegment:
         find = self._context.members.find
         return sum(1 for r in self.replicas if r.backup is None or find(r.backup) is None)
 
+    @property
+    def holders(self) -> list[ServerUuid]:
+        """The backups whose replica has everything, under the present epoch."""
+        return [
+            r.backup
+            for r in self.replicas
+            if r.backup is not None
+            and (r.sealed or r.closed or (r.length == self.length and r.epoch == self.epoch))
+        ]
+
     # ---- driving the replicas ---------------------------------------------------------------
 
     def start(self) -> None:

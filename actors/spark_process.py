@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 CONCURRENT_JOBS = 4
 FRAME_BYTES_MAX = 1 << 30
 EXIT_NOT_STARTED = 3
+STOP_TIMEOUT_S = 2.0
+POLL_S = 0.05
 
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -127,8 +129,12 @@ def _start(setup: Setup) -> tuple[object, Started]:
     spark.sparkContext.setLogLevel("ERROR")
     wait_executors(spark, setup.size.executors, setup.start_timeout_s)
     ready = time.monotonic()
-    workers = warm_up(spark, setup.size)
+    workers = warm_up(spark, _link(setup), setup.size)
     return spark, Started(ready - began, time.monotonic() - ready, workers)
+
+
+def _link(setup: Setup) -> ClusterLink:
+    return ClusterLink(setup.cluster, setup.masters, setup.secret, setup.settings)
 
 
 def _carry_out(spark: object, link: ClusterLink, setup: Setup, order: Order) -> Done:
@@ -154,13 +160,21 @@ def main() -> int:
         channel.write(Started(problem=f"{type(error).__name__}: {str(error)[:2000]}"))
         return EXIT_NOT_STARTED
     channel.write(started)
-    link = ClusterLink(setup.cluster, setup.masters, setup.secret, setup.settings)
+    link = _link(setup)
     with ThreadPoolExecutor(CONCURRENT_JOBS, thread_name_prefix="order") as threads:
         while (order := channel.read(Order)) is not None:
             work = threads.submit(_carry_out, spark, link, setup, order)
             work.add_done_callback(lambda done: channel.write(done.result()))
-    stop_session()
+    _stop()
     return 0
+
+
+def _stop() -> None:
+    """End the session, and wait until its actors have ended the JVMs that they started."""
+    stop_session()
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while ray.util.list_named_actors() and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 if __name__ == "__main__":

@@ -174,11 +174,11 @@ class Tablet:
     def memory_bytes(self) -> int:
         return self._memory.memory_bytes
 
-    def head_replicas(self) -> list[ServerUuid]:
-        """The backups that hold the head, once it is open."""
+    def holders(self) -> list[list[ServerUuid]]:
+        """Of each segment the backups that hold all of it; the head's are last."""
         if self.progress is not TabletProgress.SERVING:
             return []
-        return [r.backup for r in self._log.head.replicas if r.backup is not None]
+        return [segment.holders for segment in self._log.segments]
 
     def report(self) -> TabletReport:
         return TabletReport(

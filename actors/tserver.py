@@ -194,9 +194,9 @@ class TabletServer:
         for tablet_id in reply.drop:
             await self._close(tablet_id)
 
-    def head_replicas(self) -> list[list[ServerUuid]]:
-        """Of each tablet the backups that hold its head."""
-        return [tablet.head_replicas() for tablet in self._tablets.values()]
+    def holders(self) -> dict[TabletId, list[list[ServerUuid]]]:
+        """Of each tablet served, of each segment the backups that hold it; the head is last."""
+        return {t.tablet_id: held for t in self._tablets.values() if (held := t.holders())}
 
     # ---- the leader's orders ----------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
@@ -50,10 +50,20 @@ CONCURRENT_FETCHES = 8
 ROUNDS = 3
 """How often all replicas of a segment are asked before the tablet is given up."""
 
-OUTCOME_SCHEMA = (
-    "tablet string, rows long, winners long, summary_bytes long, "
-    "fetch_s double, merge_s double, install_s double, problem string"
+_OUTCOMES = pa.schema(
+    [
+        ("tablet_id", pa.string()),
+        ("row_count", pa.int64()),
+        ("winner_count", pa.int64()),
+        ("summary_bytes", pa.int64()),
+        ("fetch_s", pa.float64()),
+        ("merge_s", pa.float64()),
+        ("install_s", pa.float64()),
+        ("problem", pa.string()),
+    ]
 )
+_SPARK_NAMES = {pa.string(): "string", pa.int64(): "bigint", pa.float64(): "double"}
+OUTCOME_SCHEMA = ", ".join(f"{field.name} {_SPARK_NAMES[field.type]}" for field in _OUTCOMES)
 
 encode_jobs = msgspec.msgpack.Encoder().encode
 _decode_jobs = msgspec.msgpack.Decoder(tuple[RecoveryJob, ...]).decode
@@ -72,18 +82,9 @@ class TabletOutcome:
     install_s: float = 0.0
     problem: str = ""
 
-    def row(self) -> tuple[Any, ...]:
-        """Its columns as `OUTCOME_SCHEMA` names them."""
-        return (
-            self.tablet_id,
-            self.row_count,
-            self.winner_count,
-            self.summary_bytes,
-            self.fetch_s,
-            self.merge_s,
-            self.install_s,
-            self.problem,
-        )
+    def row(self) -> dict[str, Any]:
+        """Its values by the columns of `OUTCOME_SCHEMA`."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 # ---- the driver's side ----------------------------------------------------------------------
@@ -111,7 +112,11 @@ def run_job(
 
     Raises whatever Spark raises; the caller bounds the time.
     """
-    groups = [encode_jobs(group) for group in group_jobs(jobs, cores)]
+    return run_groups(spark, link, [encode_jobs(group) for group in group_jobs(jobs, cores)])
+
+
+def run_groups(spark: Any, link: ClusterLink, groups: Sequence[bytes]) -> list[TabletOutcome]:
+    """One task for each group of jobs (`encode_jobs`), all at once. Blocks."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -131,9 +136,7 @@ def merge_group(link: ClusterLink, group: bytes) -> pa.RecordBatch:
     jobs = _decode_jobs(group)
     with connected(link) as (runtime, run):
         outcomes = run(merge_tablets(runtime, link.settings, jobs))
-    columns = zip(*(outcome.row() for outcome in outcomes), strict=True)
-    names = [column.split()[0] for column in OUTCOME_SCHEMA.split(", ")]
-    return pa.RecordBatch.from_pydict(dict(zip(names, map(list, columns), strict=True)))
+    return pa.RecordBatch.from_pylist([outcome.row() for outcome in outcomes], schema=_OUTCOMES)
 
 
 async def merge_tablets(

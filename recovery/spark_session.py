@@ -28,10 +28,12 @@ from stelae.recovery.java import (
     python_environment,
     spark_options,
 )
+from stelae.recovery.spark_job import encode_jobs, run_groups
+from stelae.recovery.spark_link import ClusterLink
 
 POLL_S = 0.1
 WARM_ROUNDS = 4
-"""Warm-up jobs until each core has a Python worker with the kernels loaded."""
+"""Warm-up jobs at most until each core has a Python worker; and of empty recovery jobs after."""
 CLOSURE_BYTES = 256 << 20
 """Closures below this size travel in the task, not through Spark's files: they hold the secret."""
 
@@ -131,11 +133,12 @@ def wait_executors(spark: Any, executors: int, timeout_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def warm_up(spark: Any, size: SessionSize) -> int:
+def warm_up(spark: Any, link: ClusterLink, size: SessionSize) -> int:
     """Run trivial jobs until each core has a Python worker with everything a recovery imports.
 
-    The first job of a session costs seconds (class loading, imports, kernels); this is when they
-    are paid. Returns the number of Python workers seen.
+    The first job of a session costs seconds (class loading, imports, kernels), the next few some
+    tenths more (the JVM's compiler); this is when they are paid. Returns the number of Python
+    workers seen.
     """
     cores = size.total_cores
     workers: dict[tuple[str, int], None] = {}
@@ -144,6 +147,8 @@ def warm_up(spark: Any, size: SessionSize) -> int:
         workers.update({(row.host, row.pid): None for row in rows})
         if len(workers) >= cores:
             break
+    for _ in range(WARM_ROUNDS):
+        run_groups(spark, link, [encode_jobs(())] * cores)
     return len(workers)
 
 
@@ -151,11 +156,9 @@ def _warm(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Of one Python worker: import and load what `stelae.recovery.spark_job` needs."""
     import socket
 
-    from stelae.recovery import spark_job
     from stelae.storage import kernels
 
     kernels.warm()
-    assert spark_job.OUTCOME_SCHEMA
     for batch in batches:
         count = batch.num_rows
         columns = {"host": [socket.gethostname()] * count, "pid": [os.getpid()] * count}

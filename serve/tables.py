@@ -167,13 +167,15 @@ def type_named(text: str, column: str) -> pa.DataType:
     """The Arrow type that ``str`` of it names. Raises InvalidArgument."""
     try:
         if match := _TIMESTAMP.fullmatch(text):
-            return pa.timestamp(match[1], match[2])
+            kind = pa.timestamp(match[1], match[2])
+            pa.scalar(0, kind).as_py()  # is there such a time zone?
+            return kind
         if match := _DECIMAL.fullmatch(text):
             return pa.decimal128(int(match[1]), int(match[2]))
         if match := _FIXED.fullmatch(text):
             return pa.binary(int(match[1]))
         return pa.type_for_alias(text)
-    except (ValueError, pa.ArrowException) as error:
+    except (ValueError, LookupError, pa.ArrowException) as error:
         raise InvalidArgument(
             f"column {column!r}: {text[:80]!r} is no type known here ({error}); try arrow_schema"
         ) from None

@@ -7,7 +7,6 @@ from stelae.actors.master import Master
 from stelae.actors.tserver import GivenUp, TabletServer
 from stelae.client.database import AsyncDatabase
 from stelae.core.ids import Address
-from stelae.core.messages import TabletProgress
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.simulation.node import Factory
@@ -109,14 +108,23 @@ class SimCluster:
                 return name
         return None
 
-    def is_whole(self, tablets: int) -> bool:
-        """Whether so many tablets are served, every segment at full strength."""
-        reports = [
-            report
-            for name in self.tservers
-            if (server := self.world.server(name)) is not None
-            for report in server.reports()
-            if report.progress is TabletProgress.SERVING
-        ]
-        served = {report.tablet_id for report in reports}
-        return len(served) == tablets and not any(r.under_replicated for r in reports)
+    def is_whole(self, tablets: int, replicas: int) -> bool:
+        """Whether so many tablets are served, every segment truly on so many running backups.
+
+        Backups are known by the UUIDs of the processes that run: one that has just lost its disk
+        has a new one, whatever the tservers still believe.
+        """
+        running = {
+            server.info.uuid
+            for name in self.backups
+            if (server := self.world.server(name)) is not None and hasattr(server, "info")
+        }
+        served: dict[str, bool] = {}
+        for name in self.tservers:
+            server = self.world.server(name)
+            if server is None:
+                continue
+            for tablet_id, segments in server.holders().items():
+                held = (sum(1 for uuid in set(uuids) if uuid in running) for uuids in segments)
+                served[tablet_id] = all(count >= replicas for count in held)
+        return len(served) == tablets and all(served.values())

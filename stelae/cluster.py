@@ -160,6 +160,21 @@ def _wait_live(database: Database, spec: ClusterSpec) -> None:
     database._loop.run(all_live())
 
 
+def take_down_in_ray(state: launcher.ClusterState) -> bool:
+    """Take down a cluster that lives in a Ray of others; false if it is not there.
+
+    Raises:
+        Unavailable: that Ray does not run.
+        StelaeError: some server does not end.
+    """
+    if not ray.is_initialized():
+        launcher.join_ray(state.ray_address)
+    actors = launcher.cluster_actors(state.cluster)
+    if actors:
+        launcher.take_down(state, actors, owns_ray=False)
+    return bool(actors)
+
+
 def connect(cluster: str, *, token: str | None = None) -> Database:
     """Connect to a running cluster: by name in this Ray, by its data_dir, or by URL over HTTP.
 
@@ -174,7 +189,7 @@ def connect(cluster: str, *, token: str | None = None) -> Database:
         masters = [Address(address) for address in state.masters.values()]
         return _attach(Database, state.cluster, state.secret, masters, Settings())
     if not ray.is_initialized():
-        ray.init(address="auto", namespace=launcher.NAMESPACE, log_to_driver=False)
+        launcher.join_ray("auto")
     plan = launcher.find_cluster(cluster)
     return _attach(Database, cluster, plan.secret, list(plan.masters.values()), plan.settings)
 

@@ -144,27 +144,38 @@ def start_ray(spec: ClusterSpec) -> bool:
     if spec.spark is not None:
         with contextlib.suppress(InvalidArgument):  # no Java: all but Spark works
             os.environ.update(java_environment(find_java()))
-    # Ray prints notices of dead workers even so; a cluster tells of its dead servers itself.
-    ray._private.worker._worker_logs_enabled = False
-    options: dict[str, Any] = {
-        "namespace": NAMESPACE,
-        "log_to_driver": False,
-        "logging_level": logging.WARNING,
-    }
-    if spec.ray.address == "local":
-        options |= {"address": "local", "include_dashboard": False}
-        if spec.ray.num_cpus is not None:
-            options["num_cpus"] = spec.ray.num_cpus
-    else:
-        options["address"] = spec.ray.address
+    if spec.ray.address != "local":
+        join_ray(spec.ray.address)
+        return False
+    options: dict[str, Any] = {"include_dashboard": False}
+    if spec.ray.num_cpus is not None:
+        options["num_cpus"] = spec.ray.num_cpus
+    _init_ray("local", **options)
+    return True
+
+
+def join_ray(address: str) -> None:
+    """Join a Ray that runs: ``auto`` or its address. Raises Unavailable if there is none."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     try:
-        ray.init(**options)
+        _init_ray(address)
     except ConnectionError as error:
         raise Unavailable(
-            f"Ray at {spec.ray.address!r}",
+            f"Ray at {address!r}",
             f"{error}; start one (`ray start --head`), or write ray: {{address: local}}",
         ) from error
-    return spec.ray.address == "local"
+
+
+def _init_ray(address: str, **options: Any) -> None:
+    # Ray prints notices of dead workers even so; a cluster tells of its dead servers itself.
+    ray._private.worker._worker_logs_enabled = False
+    ray.init(
+        address=address,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        **options,
+    )
 
 
 def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:

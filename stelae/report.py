@@ -209,7 +209,7 @@ def write_png(rounds: list[Round], path: Path) -> None:
         axes.bar(starts, counts, width=BIN_S, align="edge", color="#5d8aa8")
         top = max(1, int(counts.max(initial=1)))
         for place, ((what, at), colour) in enumerate(zip(marks(each), COLOURS, strict=False)):
-            axes.axvline(at, color=colour, linewidth=1.4, zorder=0)
+            axes.axvline(at, color=colour, linewidth=1.4)
             axes.text(
                 at, top * (1.28 - 0.07 * place), f" {what} {at:.2f} s", color=colour, fontsize=8,
                 bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},

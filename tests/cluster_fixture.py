@@ -14,6 +14,7 @@ from stelae.actors.tserver import TabletServer
 from stelae.client.database import AsyncDatabase
 from stelae.core.ids import Address
 from stelae.core.settings import Settings
+from stelae.recovery.engine import EnginePolicy
 from stelae.runtime.files import LocalDisk
 from stelae.runtime.handshake import Credentials
 from stelae.runtime.peers import TcpPeers
@@ -35,7 +36,8 @@ MEDIA = {
 class LocalCluster:
     """Its servers by kind, and one open client. ``failures`` are handlers' unexpected errors."""
 
-    def __init__(self, root: Path, settings: Settings, masters: int) -> None:
+    def __init__(self, root: Path, settings: Settings, masters: int, engine: EnginePolicy) -> None:
+        self.engine = engine
         self.root = root
         self.settings = settings
         self.failures: list[BaseException] = []
@@ -72,7 +74,7 @@ class LocalCluster:
                 cluster=CLUSTER,
                 masters=self.addresses,
                 settings=self.settings,
-                engine="native",
+                engine=self.engine,
             )
             await self._start_server(master)
             self.masters.append(master)
@@ -129,9 +131,10 @@ async def local_cluster(
     tservers: int = 2,
     backups: int = 2,
     settings: Settings = SETTINGS,
+    engine: EnginePolicy = "native",
 ) -> AsyncIterator[LocalCluster]:
     """A cluster that serves, and is stopped in order at the end."""
-    cluster = LocalCluster(root, settings, masters)
+    cluster = LocalCluster(root, settings, masters, engine)
     try:
         await cluster.start(tservers, backups)
         yield cluster

@@ -45,8 +45,8 @@ class DoubleFaults:
             server = self._world.server(tserver)
             if server is None:
                 continue
-            for replicas in server.head_replicas():
-                backups = [names[uuid] for uuid in replicas if uuid in names]
+            for segments in server.holders().values():
+                backups = [names[uuid] for uuid in segments[-1] if uuid in names]
                 if len(backups) == 2:
                     found.append((tserver, backups))
         return found

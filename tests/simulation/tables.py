@@ -34,6 +34,7 @@ from tests.simulation.planted import planted
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("value", pa.string())])
 TABLE = "rows"
 TABLETS = 2
+REPLICAS = 2
 CALL_TIMEOUT_S = 8.0
 HEAL_TIMEOUT_S = 120.0
 FAULTS_S = 25.0
@@ -177,7 +178,7 @@ class Client:
 def may_lose(cluster: SimCluster, name: str) -> bool:
     """Whether segments(disk, disk) covers the loss of this backup's disk right now."""
     world = cluster.world
-    if not cluster.is_whole(TABLETS):
+    if not cluster.is_whole(TABLETS, REPLICAS):
         return False
     return all(world.server(other) is not None for other in cluster.backups if other != name)
 
@@ -216,7 +217,7 @@ async def _run(world: World) -> None:
     for task in tasks:
         task.result()
     await nemesis.finish()
-    await world.wait_until(lambda: cluster.is_whole(TABLETS), HEAL_TIMEOUT_S, "full strength")
+    await world.wait_until(lambda: cluster.is_whole(TABLETS, REPLICAS), HEAL_TIMEOUT_S, "full strength")
     await _read_all(world, cluster, history)
     require_rows(history)
 

