@@ -14,8 +14,8 @@ import asyncio
 import struct
 from collections.abc import Callable, Mapping
 
-import google_crc32c
 import msgspec
+from crc32c import crc32c
 
 from stelae.core.errors import CorruptData, InvalidArgument, StelaeError
 from stelae.core.ids import Address, ServerUuid
@@ -145,7 +145,7 @@ class MasterGroup:
 
 def _encode(members: dict[str, ServerUuid]) -> bytes:
     body = msgspec.msgpack.encode(members)
-    return _HEAD.pack(_MAGIC, google_crc32c.value(body)) + body
+    return _HEAD.pack(_MAGIC, crc32c(body)) + body
 
 
 def _decode(data: bytes) -> dict[str, ServerUuid]:
@@ -153,6 +153,6 @@ def _decode(data: bytes) -> dict[str, ServerUuid]:
         raise CorruptData(MASTERS_FILE, len(data), "the file is too short")
     magic, crc = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
-    if magic != _MAGIC or google_crc32c.value(body) != crc:
+    if magic != _MAGIC or crc32c(body) != crc:
         raise CorruptData(MASTERS_FILE, 0, "the content does not match its checksum")
     return _DECODER.decode(body)

@@ -55,8 +55,8 @@ class MastersClient:
 
         Raises:
             Rejected, StaleTerm, …: what the leader answered.
-            RetryLater: what the leader answered to the last attempt, and surely none was carried out.
-        NoQuorum: no leader was found in time.
+            RetryLater: what the leader answered last; surely no attempt was carried out.
+            NoQuorum: no leader was found in time.
             OutcomeUnknown: the deadline passed with an attempt whose answer was lost.
         """
         clock = self._runtime.clock

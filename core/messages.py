@@ -110,7 +110,7 @@ class TabletReport(Body, frozen=True):
     phases: tuple[tuple[str, float], ...] = ()
     """Seconds spent in each phase of its recovery (read, merge, install), for status."""
     head_segment: int = 0
-    """Of a PREPARED tablet: its new head. Open replicas below it are stale from the hand-over on."""
+    """Of a PREPARED tablet: its new head. From the hand-over on, open replicas below are stale."""
 
 
 class Heartbeat(Body, frozen=True):

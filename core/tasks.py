@@ -11,8 +11,8 @@ class Tasks:
     """The background tasks of one server.
 
     The first task that fails ends the scope: `failure` resolves to its exception, and the server's
-    host ends the process (or the simulated run). `close` cancels and awaits all tasks. A scope within
-    another (of a tablet within its server's) hands its failure on to it.
+    host ends the process (or the simulated run). `close` cancels and awaits all tasks. A scope
+    within another (a tablet's within its server's) hands its failure on to it.
     """
 
     def __init__(self, parent: Tasks | None = None) -> None:

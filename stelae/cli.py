@@ -196,7 +196,7 @@ def up(
     stelae up big.yaml
     stelae up --foreground   stays in this terminal
     """
-    from stelae.keeper import Up, hold, start_keeper
+    from stelae.keeper import hold, start_keeper
 
     spec = _spec(spec_file)
     console = _console(stderr=True)

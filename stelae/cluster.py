@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import ray
@@ -118,6 +120,7 @@ def _launch(
     actors: dict[str, Any] = {}
     try:
         progress("starting servers")
+        front = _Background(lambda: launcher.start_http(spec, state))
         launcher.start_servers(spec, state, actors)
         progress("waiting for the masters")
         database: LaunchedDatabase = _attach(
@@ -131,7 +134,9 @@ def _launch(
         database.owns_ray, database.lock = owns_ray, lock
         try:
             _wait_live(database, spec)
-            database.state = launcher.running(state, http="")
+            if spec.serve is not None:
+                progress("waiting for the HTTP front")
+            database.state = launcher.running(state, front.result())
             database.state.save()
         except BaseException:
             Database.close(database)
@@ -140,6 +145,24 @@ def _launch(
         launcher.take_down(state, actors, owns_ray=owns_ray, grace_s=1.0)
         raise
     return database
+
+
+class _Background:
+    """Work in a thread that nobody has to wait for, should it never end."""
+
+    def __init__(self, work: Callable[[], launcher.HttpFront]) -> None:
+        self._future: Future[launcher.HttpFront] = Future()
+        self._work = work
+        threading.Thread(target=self._run, daemon=True, name="stelae launch").start()
+
+    def _run(self) -> None:
+        try:
+            self._future.set_result(self._work())
+        except Exception as error:
+            self._future.set_exception(error)
+
+    def result(self) -> launcher.HttpFront:
+        return self._future.result()
 
 
 def _wait_live(database: Database, spec: ClusterSpec) -> None:

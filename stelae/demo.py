@@ -41,7 +41,6 @@ from stelae.report import DemoResult, Round, summary, write_report
 
 if TYPE_CHECKING:
     from stelae.api import Table
-    from stelae.cluster import LaunchedDatabase
 
 BUCKETS = 8
 WRITERS = 8

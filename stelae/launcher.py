@@ -55,6 +55,8 @@ class ClusterState:
     """Of the Ray that it runs in, while it runs."""
     http: str = ""
     """URL of its HTTP front, while it runs."""
+    started_serve: bool = False
+    """Whether Serve was started for it, and nobody else's applications were there."""
     keeper_pid: int = 0
     """Process that holds it for `stelae up`, while it runs."""
 
@@ -78,6 +80,11 @@ def load_state(data_dir: str | Path) -> ClusterState:
         raise InvalidArgument(
             f"{data_dir} is not a cluster's data_dir: it has no {STATE_FILE}"
         ) from None
+
+
+def at_rest(state: ClusterState) -> ClusterState:
+    """The state of a cluster that does not run."""
+    return replace(state, ray_address="", http="", started_serve=False, keeper_pid=0)
 
 
 class LaunchLock:
@@ -308,7 +315,7 @@ def _read_or_make(spec: ClusterSpec, folder: Path) -> ClusterState:
                 f"data_dir {folder} was made for {len(state.masters)} masters; "
                 f"masters.count is {spec.masters.count}: their number is fixed at launch"
             )
-        return replace(state, data_dir=str(folder), ray_address="", http="", keeper_pid=0)
+        return at_rest(replace(state, data_dir=str(folder)))
     names = _names("master", spec.masters.count)
     ports = list(_free_ports(len(names)))
     masters = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
@@ -356,10 +363,55 @@ def admin_token(state: ClusterState) -> str:
     return file.read_text().strip() if file.exists() else ""
 
 
-def running(state: ClusterState, *, http: str = "") -> ClusterState:
+def running(state: ClusterState, front: HttpFront) -> ClusterState:
     """The state of a cluster that runs, for others to find it by."""
     address = ray.get_runtime_context().gcs_address
-    return replace(state, ray_address=address, http=http)
+    return replace(
+        state, ray_address=address, http=front.url, started_serve=front.started_serve
+    )
+
+
+@dataclass(frozen=True)
+class HttpFront:
+    """Where the HTTP front answers; empty: there is none."""
+
+    url: str = ""
+    started_serve: bool = False
+
+
+def start_http(spec: ClusterSpec, state: ClusterState) -> HttpFront:
+    """Deploy the HTTP front on Ray Serve, if the spec has one, with an admin token of its own.
+
+    Raises:
+        AlreadyRunning: its port is in use.
+        RetryLater: no replica became healthy.
+    """
+    if spec.serve is None:
+        return HttpFront()
+    from stelae.serve.deployment import GatewayPlan, deploy
+    from stelae.serve.tokens import TOKENS_FILE, make_admin_token, read_tokens
+
+    make_admin_token(state.data_dir)
+    made = deploy(
+        GatewayPlan(
+            spec.cluster,
+            tuple(Address(address) for address in state.masters.values()),
+            state.secret,
+            spec.settings(),
+        ),
+        read_tokens(Path(state.data_dir) / TOKENS_FILE),
+        host=spec.serve.host,
+        port=spec.serve.port,
+        replicas=spec.serve.replicas,
+    )
+    return HttpFront(made.url, made.started_serve)
+
+
+def stop_http(state: ClusterState) -> None:
+    """Take the HTTP front away, in a Ray that goes on."""
+    from stelae.serve.deployment import undeploy
+
+    undeploy(state.cluster, started_serve=state.started_serve)
 
 
 def take_down(
@@ -372,6 +424,8 @@ def take_down(
     """
     if ray.is_initialized():
         actors = {**cluster_actors(state.cluster), **actors}  # also a Spark started on demand
+    if state.http and not owns_ray:
+        stop_http(state)
     kill_servers(actors, grace_s=grace_s)
     if owns_ray:
         ray.shutdown()
@@ -380,7 +434,7 @@ def take_down(
     if left:
         raise StelaeError(f"{', '.join(left)} did not end within {END_TIMEOUT_S:g} s")
     if folder.is_dir():
-        replace(state, ray_address="", http="", keeper_pid=0).save()
+        at_rest(state).save()
 
 
 def kill_servers(actors: dict[str, Any], *, grace_s: float = 5.0) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from typing import TypeVar
 
-import google_crc32c
 import msgspec
+from crc32c import crc32c
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import TabletId
@@ -43,7 +43,7 @@ class StoredSnapshot(msgspec.Struct, frozen=True, array_like=True):
 
 def _seal(magic: bytes, body: bytes) -> bytes:
     head = _HEAD.pack(magic, FORMAT_VERSION, len(body))
-    crc = google_crc32c.extend(google_crc32c.value(head), body)
+    crc = crc32c(body, crc32c(head))
     return b"".join((head, _CRC.pack(crc), body))
 
 
@@ -54,7 +54,7 @@ def _unseal(where: str, magic: bytes, data: bytes, kind: type[T]) -> T:
     body = data[HEADER_BYTES:]
     if length != len(body):
         raise CorruptData(where, 8, f"body has {len(body)} bytes, header says {length}")
-    crc = google_crc32c.extend(google_crc32c.value(data[: _HEAD.size]), body)
+    crc = crc32c(body, crc32c(data[: _HEAD.size]))
     if data[_HEAD.size : HEADER_BYTES] != _CRC.pack(crc):
         raise CorruptData(where, _HEAD.size, "checksum does not match")
     if found_magic != magic or version != FORMAT_VERSION:

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import google_crc32c
+from crc32c import crc32c
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import TabletId
@@ -52,7 +52,7 @@ def parse_log_file_name(name: str) -> int | None:
 def _checksum(*parts: bytes) -> bytes:
     crc = 0
     for part in parts:
-        crc = google_crc32c.extend(crc, part)
+        crc = crc32c(part, crc)
     return _CRC.pack(crc)
 
 

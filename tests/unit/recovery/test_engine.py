@@ -1,0 +1,125 @@
+"""`stelae.recovery.engine`: the policy is obeyed, predictions follow what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stelae.core.durability import segments
+from stelae.core.ids import Address, ServerUuid, TableId, TabletId
+from stelae.core.messages import RecoveryEngine, SegmentSource
+from stelae.core.partition import Partitioning
+from stelae.core.records import (
+    ServerInfo,
+    ServerKind,
+    TableRecord,
+    TableState,
+    TabletRecord,
+    TabletState,
+)
+from stelae.core.runtime import ProcessIdentity
+from stelae.core.schema import TableSchema
+from stelae.recovery.engine import (
+    FACTOR_MAX,
+    EngineChooser,
+    RecoveryJob,
+    SparkState,
+    native_seconds,
+)
+from stelae.recovery.spark_job import group_jobs
+
+NATIVE, SPARK = RecoveryEngine.NATIVE, RecoveryEngine.SPARK
+GB = 1 << 30
+WARM, COLD = SparkState(cores=16, start_s=0.0), SparkState(cores=16, start_s=30.0)
+
+
+def job(number: int, size_bytes: int, owner: int = 0) -> RecoveryJob:
+    """A tablet whose log is one segment of this size."""
+    schema = TableSchema.of(pa.schema([pa.field("id", pa.int64(), False)]), "id")
+    table = TableRecord(
+        TableId("t"), "t", schema, Partitioning(), segments("disk"), TableState.RUNNING
+    )
+    uuid = ServerUuid(f"{owner:032x}")
+    tablet = TabletRecord(
+        TabletId(f"{number:032x}"), table.table_id, number, TabletState.RECOVERING, 2, uuid, 1
+    )
+    server = ServerInfo(
+        ServerKind.TSERVER, f"tserver-{owner}", uuid, 1, Address(""), ProcessIdentity("n", 1, 1.0)
+    )
+    return RecoveryJob(table, tablet, (SegmentSource(1, True, size_bytes, ()),), server)
+
+
+MANY = [job(number, GB, owner=number % 2) for number in range(16)]
+FEW = [job(number, 1 << 20, owner=number % 2) for number in range(4)]
+
+
+@pytest.mark.parametrize("jobs", [FEW, MANY])
+def test_a_fixed_policy_is_obeyed_whatever_is_predicted(jobs: list[RecoveryJob]) -> None:
+    """``native`` and ``spark`` name the engine, cold or warm."""
+    for state in (WARM, COLD):
+        assert EngineChooser("native").choose(jobs, state).engine is NATIVE
+        assert EngineChooser("spark").choose(jobs, state).engine is SPARK
+
+
+@pytest.mark.parametrize("policy", ["auto", "native", "spark"])
+def test_without_spark_every_policy_is_native(policy: Any) -> None:
+    """No session can be had: tablets come back all the same."""
+    choice = EngineChooser(policy).choose(MANY, None)
+    assert (choice.engine, choice.spark_s) == (NATIVE, None)
+
+
+def test_auto_takes_spark_only_where_it_is_warm_and_the_work_is_large() -> None:
+    """A small recovery, or a session that has to start first, is faster natively."""
+    chooser = EngineChooser("auto")
+    assert chooser.choose(MANY, WARM).engine is SPARK
+    assert chooser.choose(FEW, WARM).engine is NATIVE
+    assert chooser.choose(MANY[:2], COLD).engine is NATIVE
+
+
+def test_auto_learns_from_outcomes_and_turns_to_the_faster_engine() -> None:
+    """Spark that takes longer than predicted loses, and comes back when it is seen to be fast."""
+    chooser = EngineChooser("auto")
+    first = chooser.choose(MANY, WARM)
+    for _ in range(4):
+        choice = EngineChooser("spark").choose(MANY, WARM)
+        chooser.learn(choice, MANY, WARM, 10 * first.native_s)
+    assert chooser.choose(MANY, WARM).engine is NATIVE
+    for _ in range(8):
+        chooser.learn(choice, MANY, WARM, first.native_s / 4)
+    assert chooser.choose(MANY, WARM).engine is SPARK
+
+
+def test_predictions_approach_a_steady_outcome() -> None:
+    """After a few recoveries of the same kind the expected time is the measured one."""
+    chooser = EngineChooser("native")
+    for _ in range(12):
+        chooser.learn(chooser.choose(MANY, WARM), MANY, WARM, 7.0)
+    assert chooser.choose(MANY, WARM).expected_s == pytest.approx(7.0, rel=0.01)
+
+
+@given(st.lists(st.floats(1e-6, 1e6), max_size=20))
+def test_no_outcome_can_turn_an_engine_off_for_good(outcomes: list[float]) -> None:
+    """Learnt rates stay within a factor of the first; small recoveries teach nothing."""
+    chooser = EngineChooser("native")
+    for seconds in outcomes:
+        chooser.learn(chooser.choose(MANY, WARM), MANY, WARM, seconds)
+        chooser.learn(chooser.choose(FEW, WARM), FEW, WARM, seconds * 1e6)
+    expected = chooser.choose(MANY, WARM).expected_s
+    assert 1 / FACTOR_MAX <= expected / native_seconds(MANY) <= FACTOR_MAX
+
+
+@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=60), st.integers(1, 12))
+def test_tasks_get_every_tablet_once_and_about_the_same_work(sizes: list[int], tasks: int) -> None:
+    """No task is empty, and the largest exceeds the mean by one tablet at most."""
+    jobs = [job(number, size) for number, size in enumerate(sizes)]
+    groups = group_jobs(jobs, tasks)
+    assert 1 <= len(groups) <= tasks
+    assert all(groups)
+    dealt = sorted(j.tablet.tablet_id for group in groups for j in group)
+    assert dealt == sorted(j.tablet.tablet_id for j in jobs)
+    loads = [sum(max(j.size_bytes, 1) for j in group) for group in groups]
+    assert max(loads) <= sum(loads) / len(groups) + max(max(size, 1) for size in sizes)

@@ -1,0 +1,274 @@
+"""The Spark engine's tasks, over real TCP and real backups, without Spark around them.
+
+What Spark adds (placing tasks) is shown by ``tests/cluster/test_spark.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stelae.actors.tablet_recovery import fetch_segments
+from stelae.client.database import AsyncDatabase
+from stelae.core.errors import SegmentsMissing, StelaeError
+from stelae.core.ids import Address, TabletId
+from stelae.core.messages import (
+    GET_TABLE,
+    INVENTORY,
+    GetTable,
+    Inventory,
+    SegmentSource,
+)
+from stelae.core.partition import hash_partition
+from stelae.core.settings import Settings
+from stelae.recovery.engine import RecoveryJob, SparkEngine, SparkState
+from stelae.recovery.plan import plan_recovery
+from stelae.recovery.spark_job import (
+    encode_jobs,
+    fetch_summaries,
+    install,
+    merge_group,
+    merge_tablets,
+)
+from stelae.recovery.spark_link import ClusterLink
+from stelae.storage.keys import KeyCodec
+from stelae.storage.merge import Merged, Summary, merge
+from stelae.storage.recovered import RecoveredSegment
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from cluster_fixture import CLUSTER, SECRET, LocalCluster, local_cluster
+
+SETTINGS = Settings(
+    heartbeat_s=0.05, lease_s=0.5, dead_after_s=0.6, raft_tick_s=0.02, segment_bytes=64 << 10
+)
+SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("text", pa.string())])
+BY_NAME = pa.schema([pa.field("name", pa.string(), False), pa.field("n", pa.int32(), False)])
+
+
+@asynccontextmanager
+async def loaded(root: Path, **options: Any) -> AsyncIterator[LocalCluster]:
+    """A cluster with tables of exact and of inexact keys: several segments, overwrites, deletes."""
+    async with local_cluster(root, settings=SETTINGS, **options) as cluster:
+        db = cluster.database
+        numbers = await db.create_table(
+            "numbers", SCHEMA, key="id", partition=hash_partition("id", 2)
+        )
+        names = await db.create_table("names", BY_NAME, key=["name", "n"])
+        for start in range(0, 4000, 500):
+            ids = np.arange(start, start + 1500)
+            await numbers.upsert(pa.table({"id": ids, "text": [f"{i} {start}" * 5 for i in ids]}))
+            texts = [f"name {i}" * 8 for i in ids]
+            await names.upsert(pa.table({"name": texts, "n": (ids % 3).astype("i4")}))
+        await numbers.delete(list(range(100, 200)))
+        await names.delete([("name 7" * 8, 1)])
+        await numbers.upsert({"id": 150, "text": "again"})
+        yield cluster
+
+
+async def jobs_of(cluster: LocalCluster, name: str) -> list[RecoveryJob]:
+    """What a recovery of each tablet would be told, from what the backups hold now."""
+    peers = cluster.client_runtime("planner").peers
+    located = await peers.call(
+        cluster.master_addresses[0], GET_TABLE, GetTable(name), timeout_s=5.0
+    )
+    jobs = []
+    for location in located.body.tablets:
+        tablet = location.tablet
+        held = {}
+        for backup in cluster.backups:
+            request = Inventory((tablet.tablet_id,))
+            reply = await peers.call(backup.info.address, INVENTORY, request, timeout_s=5.0)
+            held[backup.info] = reply.body.logs[0]
+        owner = next(t.info for t in cluster.tservers if t.info.uuid == tablet.owner)
+        sources = plan_recovery(tablet, len(located.body.table.durability.media), held)
+        jobs.append(RecoveryJob(located.body.table, tablet, sources, owner))
+    return jobs
+
+
+async def native_summaries(cluster: LocalCluster, job: RecoveryJob) -> list[Summary]:
+    """The summaries as the tserver that takes over makes them."""
+    runtime = cluster.client_runtime("native")
+    codec = KeyCodec(job.table.schema)
+    fetched = await fetch_segments(runtime, SETTINGS, job.tablet.tablet_id, job.sources)
+    return [
+        RecoveredSegment.from_image(one.image).summary
+        if one.image is not None
+        else RecoveredSegment.from_entries(one.entries, codec, job.table.schema, "here").summary
+        for one in fetched
+    ]
+
+
+def assert_same(one: Merged, other: Merged) -> None:
+    """Two merges are the same, element for element."""
+    np.testing.assert_array_equal(one.hashes, other.hashes)
+    np.testing.assert_array_equal(one.positions, other.positions)
+    assert len(one.live) == len(other.live)
+    for mine, theirs in zip(one.live, other.live, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert one.next_version == other.next_version
+
+
+@pytest.mark.parametrize("table", ["numbers", "names"])
+async def test_both_engines_make_the_same_merge_of_the_same_log(tmp_path: Path, table: str) -> None:
+    """Summaries alone, fetched by a task, give what the rows at the tserver give."""
+    async with loaded(tmp_path) as cluster:
+        runtime = cluster.client_runtime("task")
+        jobs = await jobs_of(cluster, table)
+        assert any(len(job.sources) > 2 for job in jobs)
+        assert any(not source.sealed for job in jobs for source in job.sources)
+        for job in jobs:
+            summaries, size_bytes = await fetch_summaries(runtime, SETTINGS, job)
+            native = await native_summaries(cluster, job)
+            assert [len(s) for s in summaries] == [len(s) for s in native]
+            assert 0 < size_bytes < job.size_bytes
+            assert_same(merge(summaries), merge(native))
+
+
+def moved_away(source: SegmentSource, count: int) -> SegmentSource:
+    """The same source, its first ``count`` replicas at an address where nobody listens."""
+    gone = tuple((uuid, Address("127.0.0.1:1"), medium) for uuid, _, medium in source.replicas)
+    return msgspec.structs.replace(source, replicas=(*gone[:count], *source.replicas[count:]))
+
+
+async def test_a_replica_that_is_gone_is_answered_for_by_the_next(tmp_path: Path) -> None:
+    """One reachable replica of each segment is enough, whichever it is."""
+    async with loaded(tmp_path) as cluster:
+        runtime = cluster.client_runtime("task")
+        job = (await jobs_of(cluster, "names"))[0]
+        whole, _ = await fetch_summaries(runtime, SETTINGS, job)
+        partly = replace(job, sources=tuple(moved_away(source, 1) for source in job.sources))
+        assert_same(merge((await fetch_summaries(runtime, SETTINGS, partly))[0]), merge(whole))
+
+
+async def test_a_segment_that_nobody_has_is_named_and_fails_its_tablet_alone(
+    tmp_path: Path,
+) -> None:
+    """The outcome of that tablet says what is missing; others of the task are installed."""
+    async with loaded(tmp_path) as cluster:
+        runtime = cluster.client_runtime("task")
+        jobs = await jobs_of(cluster, "numbers")
+        lost = replace(jobs[0], sources=tuple(moved_away(s, 2) for s in jobs[0].sources))
+        with pytest.raises(SegmentsMissing, match="readable replica"):
+            await fetch_summaries(runtime, SETTINGS, lost)
+        outcomes = await merge_tablets(runtime, SETTINGS, [lost, *jobs[1:]])
+        assert "readable replica" in outcomes[0].problem
+        assert [outcome.problem for outcome in outcomes[1:]] == [""] * (len(jobs) - 1)
+        assert all(outcome.row_count for outcome in outcomes[1:])
+
+
+async def test_a_merge_of_another_term_is_refused(tmp_path: Path) -> None:
+    """A job that was overtaken by a new owner, or a new term, changes nothing."""
+    async with loaded(tmp_path) as cluster:
+        job = (await jobs_of(cluster, "names"))[0]
+        late = replace(job, tablet=msgspec.structs.replace(job.tablet, term=job.tablet.term - 1))
+        outcomes = await merge_tablets(cluster.client_runtime("task"), SETTINGS, [late])
+        assert outcomes[0].problem
+
+
+# ---- whole recoveries -----------------------------------------------------------------------
+
+
+class TaskEngine:
+    """The Spark engine with its tasks run here: as threads, each with its own connections."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.link = ClusterLink(CLUSTER, cluster.master_addresses, SECRET, SETTINGS)
+        self.calls = 0
+        self.state = SparkState(cores=2, start_s=0.0)
+
+    async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
+        self.calls += 1
+        batch = await asyncio.to_thread(merge_group, self.link, encode_jobs(jobs))
+        outcomes = batch.to_pylist()
+        return {TabletId(o["tablet_id"]): o["problem"] for o in outcomes if o["problem"]}
+
+
+class FailingEngine(TaskEngine):
+    """Spark is there, and every job fails."""
+
+    async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
+        self.calls += 1
+        raise StelaeError("the executors are gone")
+
+
+class PartlyFailingEngine(TaskEngine):
+    """Spark installs all tablets but one of each job."""
+
+    async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
+        done = await super().__call__(jobs[1:])
+        return {**done, jobs[0].tablet.tablet_id: "its task was lost"}
+
+
+class OtherReplicaEngine(TaskEngine):
+    """Spark merges a head replica with one row less than the tserver has loaded."""
+
+    async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
+        self.calls += 1
+        runtime = self.runtime
+        for job in jobs:
+            *before, last = (await fetch_summaries(runtime, SETTINGS, job))[0]
+            keys = None if last.keys is None else last.keys[:-1]
+            shorter = Summary(last.hashes[:-1], last.versions[:-1], last.kinds[:-1], keys)
+            await install(runtime, SETTINGS, job, merge([*before, shorter]))
+        return {}
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        super().__init__(cluster)
+        self.runtime = cluster.client_runtime("other")
+
+
+async def contents(db: AsyncDatabase) -> dict[str, pa.Table]:
+    """All rows of all tables with their versions, by key."""
+    found = {}
+    for name in ("numbers", "names"):
+        table = await db.table(name)
+        rows = await table.scan(with_versions=True)
+        found[name] = rows.sort_by([(column, "ascending") for column in table.key])
+    return found
+
+
+async def recover_with(cluster: LocalCluster, engine: SparkEngine) -> dict[str, Any]:
+    """Stop a tserver that has tablets; the status of their recovery once all are back."""
+    cluster.masters[0].spark_engine = engine
+    before = await contents(cluster.database)
+    victim = max(cluster.tservers, key=lambda tserver: len(tserver.reports()))
+    await victim.stop()
+    assert await contents(cluster.database) == before
+    numbers = await cluster.database.table("numbers")
+    versions = await numbers.upsert([{"id": i, "text": "after"} for i in (1, 150, 9999)])
+    assert versions.min() > before["numbers"]["_version"].to_numpy().max() // 4
+    assert (await numbers.get(150)) == {"id": 150, "text": "after"}
+    status = await cluster.database.status()
+    return dict(status["recoveries"][0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends_with"),
+    [
+        (TaskEngine, "spark"),
+        (FailingEngine, "native"),
+        (PartlyFailingEngine, "native"),
+        (OtherReplicaEngine, "spark"),
+    ],
+)
+async def test_every_row_and_version_is_back_whatever_becomes_of_the_spark_engine(
+    tmp_path: Path, kind: type[TaskEngine], ends_with: str
+) -> None:
+    """Tablets that Spark fails, or merges from another replica, come back natively."""
+    async with loaded(tmp_path, engine="spark", tservers=2) as cluster:
+        engine = kind(cluster)
+        recovery = await recover_with(cluster, engine)
+        assert engine.calls >= 1
+        assert recovery["engine"] == ends_with
+        assert recovery["state"] == "done"
