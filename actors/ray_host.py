@@ -9,6 +9,7 @@ background task of the server fails, the process ends: a restart from the disk i
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from stelae.actors.ray_runtime import RayMetrics, RayObjects
-from stelae.actors.spark_host import RaySparkEngine, SparkPlan
+from stelae.actors.spark_host import RaySparkEngine, SparkPlan, log_to_worker_file
 from stelae.core.errors import AlreadyRunning, StelaeError
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.records import ServerInfo, ServerKind
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 NAMESPACE = "stelae"
 RETRY_PAUSE_S = 0.25
 EXIT_FAILED = 71
+GC_THRESHOLDS = (20_000, 20, 20)
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class ServerHost:
     """The actor class. Its methods are control calls; data goes over the server's own TCP port."""
 
     def __init__(self, plan: ServerPlan) -> None:
+        log_to_worker_file()
         self._plan = plan
         self._server: Server | None = None
         self._runtime: RealRuntime | None = None
@@ -137,6 +140,7 @@ class ServerHost:
                 self._problem = str(error)
                 logger.warning("%s does not start yet: %s", self._plan.name, error)
                 await asyncio.sleep(RETRY_PAUSE_S)
+        _calm_collector()
         self._started.set()
         assert self._server is not None
         failure = await self._server.tasks.wait_failed()
@@ -192,6 +196,13 @@ class ServerHost:
             except ValueError:
                 return  # the actor was taken out of the cluster
             await asyncio.sleep(RETRY_PAUSE_S)
+
+
+def _calm_collector() -> None:
+    """Leave what a server is made of out of garbage collections: they would stall its loop."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:

@@ -197,9 +197,9 @@ class RecoveryRounds:
     async def _open_with_engine(self, jobs: list[RecoveryJob]) -> None:
         spark = self._spark_engine()
         may = [job for job in jobs if job.tablet.tablet_id not in self._without_spark]
-        state = None if spark is None else spark.state
-        choice = self.chooser.choose(may, state)
-        if choice.engine is RecoveryEngine.NATIVE or spark is None or not may:
+        state = None if spark is None or not may else spark.state
+        choice = self.chooser.choose(may or jobs, state)
+        if choice.engine is RecoveryEngine.NATIVE or spark is None:
             self._begin_attempt(choice, state, jobs)
             await self._open_all(jobs, RecoveryEngine.NATIVE)
             return
@@ -233,6 +233,7 @@ class RecoveryRounds:
             recovery = self._recoveries.of(job.tablet.tablet_id)
             if recovery is not None:
                 recovery.engine = choice.engine.value
+                recovery.expected_s = choice.expected_by_engine()
 
     def recovered(self, tablet_ids: Iterable[TabletId]) -> None:
         """These tablets run: if they are the last of an attempt, learn from how long it took."""

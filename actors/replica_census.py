@@ -91,7 +91,8 @@ class ReplicaCensus:
                 if was_there and replica.created and _is_less(state, replica.sealed):
                     segment.lose(backup.uuid)
             if not mine and state is not None:
-                segment.avoid(backup.uuid)
+                # Longer than the call below may be on its way: it must not free a later replica.
+                segment.avoid(backup.uuid, 2 * log.settings.call_timeout_s)
                 strays.append(segment.segment_id)
         strays += sorted(states)
         if strays:

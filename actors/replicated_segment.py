@@ -27,8 +27,7 @@ import pyarrow as pa
 from stelae.actors.membership import Membership
 from stelae.core.errors import (
     InvalidArgument,
-    OutcomeUnknown,
-    RetryElsewhere,
+    Rejected,
     RetryLater,
     StaleTerm,
     StelaeError,
@@ -42,6 +41,10 @@ from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 
 PIECE_BYTES = 8 << 20
+JOIN_BYTES = 64 << 10
+"""Many small entries up to this size go out as one blob: each blob has its own cost at every hop."""
+VIEWS_MAX = 256
+"""Above it, small neighbours are joined: a message takes a bounded number of blobs."""
 RETRY_PAUSE_S = 0.05
 
 
@@ -117,7 +120,9 @@ class ReplicatedSegment:
 
     def set_image(self, image: pa.Buffer) -> None:
         """The columnar form is there: replicas are replaced by it, the row form is let go."""
+        assert self.was_closed, "what is not final is not sealed"
         self.image = image
+        self._content, self._ends = [], []
         self.wake()
 
     def adopt(self, image: pa.Buffer, holders: list[tuple[ServerUuid, str]]) -> None:
@@ -220,10 +225,11 @@ class ReplicatedSegment:
                 if was_sealed:
                     self._start(replica)
 
-    def avoid(self, backup: ServerUuid) -> None:
-        """Put no replica on this backup for a while."""
+    def avoid(self, backup: ServerUuid, for_s: float = 0.0) -> None:
+        """Put no replica on this backup for a while: at least ``append_timeout_s``."""
         now = self._context.runtime.clock.monotonic()
-        self._avoid[backup] = now + self._context.settings.append_timeout_s
+        until = now + max(for_s, self._context.settings.append_timeout_s)
+        self._avoid[backup] = max(until, self._avoid.get(backup, until))
 
     def _replace(self, replica: SegmentReplica) -> None:
         """Start anew elsewhere. An open replica left behind is made stale by a higher epoch."""
@@ -257,9 +263,12 @@ class ReplicatedSegment:
                     context.fail(error)
                     return
                 await self._trouble(replica, error)  # a late call of an epoch since raised
-            except InvalidArgument:
-                self._replace(replica)  # the backup has lost it (ram), or holds a stale stranger
-            except (RetryLater, RetryElsewhere, OutcomeUnknown) as error:
+            except InvalidArgument as error:
+                if replica.created:
+                    self._replace(replica)  # the backup has lost it (ram)
+                else:  # it holds a stale stranger, or does not take such a replica at all
+                    await self._trouble(replica, error)
+            except StelaeError as error:
                 await self._trouble(replica, error)
             else:
                 replica.troubled_since = None
@@ -333,20 +342,23 @@ class ReplicatedSegment:
         if replica.backup != target.uuid:
             return
         replica.created = replica.closed = replica.sealed = True
-        if self.is_sealed:
-            self._content, self._ends = [], []
 
     def _slice(self, start: int, end: int) -> list[Blob]:
-        """Views of the content's bytes [start, end)."""
+        """The content's bytes [start, end): views, or one copy where they are small and many."""
         views: list[Blob] = []
+        join = end - start <= JOIN_BYTES
         at = bisect.bisect_right(self._ends, start)
         while start < end:
             begin = self._ends[at - 1] if at else 0
-            buffer = memoryview(self._content[at])
-            stop = min(end, self._ends[at])
-            views.append(buffer[start - begin : stop - begin])
+            buffer, stop = self._content[at], self._ends[at]
+            if start > begin or stop > end:
+                stop = min(end, stop)
+                buffer = memoryview(buffer)[start - begin : stop - begin]
+            views.append(buffer)
             start, at = stop, at + 1
-        return views
+        if join and len(views) > 1:
+            return [b"".join(views)]
+        return views if len(views) <= VIEWS_MAX else _gathered(views)
 
     # ---- placement and trouble --------------------------------------------------------------
 
@@ -382,7 +394,7 @@ class ReplicatedSegment:
         if replica.troubled_since is None:
             replica.troubled_since = now
         patience_s = context.settings.append_timeout_s if replica.created else RETRY_PAUSE_S
-        refused = isinstance(error, RetryLater) and not replica.created
+        refused = isinstance(error, RetryLater | Rejected) and not replica.created
         if refused or now - replica.troubled_since >= patience_s:
             if replica.backup is not None:
                 self.avoid(replica.backup)
@@ -391,6 +403,21 @@ class ReplicatedSegment:
 
 
 Step = Callable[[SegmentReplica, ServerInfo], Awaitable[None]]
+
+
+def _gathered(views: list[Blob]) -> list[Blob]:
+    """The same bytes in fewer blobs: neighbours are copied together up to `JOIN_BYTES`."""
+    joined: list[Blob] = []
+    waiting: list[Blob] = []
+    size = 0
+    for view in views:
+        if waiting and size + _size(view) > JOIN_BYTES:
+            joined.append(b"".join(waiting) if len(waiting) > 1 else waiting[0])
+            waiting, size = [], 0
+        waiting.append(view)
+        size += _size(view)
+    joined.append(b"".join(waiting) if len(waiting) > 1 else waiting[0])
+    return joined
 
 
 def _size(buffer: Blob) -> int:

@@ -10,6 +10,8 @@ Order rules (RAMCloud), each enforced in `SegmentLog._permit`:
 So of two open heads the older ends the log. A lost replica of a segment that is not yet closed
 everywhere is replaced under a higher epoch; before anything more is acknowledged the epoch is
 durable in the catalog, in segment order, so that the stale replica can never be taken for whole.
+Not before the tablet is handed over, though: until then the log is what the former owner left, and
+a mark above its open head would make that one stale. Nothing is acknowledged before, either.
 
 Writes never wait for a roll: entries go into the new head's content at once, and their replication
 waits for rule 3. The tablet bounds how much may wait.
@@ -86,6 +88,7 @@ class SegmentLog:
         self._pending: deque[_Pending] = deque()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._epoch_work = asyncio.Event()
+        self._handed_over = asyncio.Event()
         self._seal_work = asyncio.Event()
         self._observers: list[asyncio.Future[None]] = []
         self._failure: StelaeError | None = None
@@ -97,6 +100,10 @@ class SegmentLog:
         self.tasks.spawn(self._follow_membership(), f"{name}/membership")
         self.tasks.spawn(self._register_epochs(), f"{name}/epochs")
         self.tasks.spawn(self._seal_closed(), f"{name}/seal")
+
+    def hand_over(self) -> None:
+        """The catalog says that this log is the tablet's: raised epochs may stand there too."""
+        self._handed_over.set()
 
     # ---- segments ---------------------------------------------------------------------------
 
@@ -112,6 +119,15 @@ class SegmentLog:
     @property
     def segments(self) -> list[ReplicatedSegment]:
         return [self._segments[i] for i in self.digest]
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes in row form that are kept for replicas: of the heads, and of what is not sealed."""
+        return sum(segment.length for segment in self._unsealed)
 
     @property
     def unclosed_heads(self) -> int:
@@ -253,13 +269,15 @@ class SegmentLog:
     # ---- background -------------------------------------------------------------------------
 
     async def _follow_membership(self) -> None:
+        """Replace what dead backups held; also what had died before anybody looked."""
         while True:
-            await self.members.wait_change()
             for segment in self.segments:
                 segment.forget_dead()
+            await self.members.wait_change()
 
     async def _register_epochs(self) -> None:
-        """Make raised epochs durable in the catalog, in segment order."""
+        """Make raised epochs durable in the catalog, in segment order, once handed over."""
+        await self._handed_over.wait()
         while True:
             await self._epoch_work.wait()
             self._epoch_work.clear()

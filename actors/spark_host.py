@@ -50,6 +50,12 @@ STATE_POLL_S = 2.0
 FRAME_BYTES_MAX = 1 << 30
 
 
+def log_to_worker_file() -> None:
+    """Have what Stelae logs written to this Ray worker's file in the session's ``logs``."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("stelae").setLevel(logging.INFO)
+
+
 @dataclass(frozen=True)
 class SparkPlan:
     """Everything the Spark actor needs to know; the same at every restart."""
@@ -203,6 +209,7 @@ class SparkHost:
     """The actor class. One session at a time, started by whoever needs it first."""
 
     def __init__(self, plan: SparkPlan) -> None:
+        log_to_worker_file()
         self._plan = plan
         self._session: Session | None = None
         self._starting: asyncio.Task[Session] | None = None
@@ -215,7 +222,7 @@ class SparkHost:
 
     async def state(self) -> dict[str, Any]:
         """For status and for the leader: whether the session is warm, and what it took."""
-        session = self._session if self._session is not None and self._session.is_alive else None
+        session = self._session if self._is_warm else None
         starting = self._starting is not None and not self._starting.done()
         return {
             "state": "warm" if session else "starting" if starting else "cold",
@@ -235,12 +242,15 @@ class SparkHost:
     async def recover(self, jobs: bytes, timeout_s: float) -> bytes:
         """Run a recovery job (msgpack of `RecoveryJob`s); return msgpack of `Done`.
 
-        Starts the session if there is none, for which it has `START_TIMEOUT_S` besides. A job that
-        takes longer than ``timeout_s`` is killed with the session.
+        Starts a session on demand if there is none, for which it has `START_TIMEOUT_S` besides; one
+        that was to be warm and is not yet is not waited for. A job that takes longer than
+        ``timeout_s`` is killed with the session.
 
         Raises:
             Unavailable, InvalidArgument: there is no session, or the job failed; the text says why.
         """
+        if self._plan.warm and not self._is_warm:
+            raise Unavailable("the Spark session", self._problem or "it is still being started")
         session = await self._ready()
         decoded = msgspec.msgpack.decode(jobs, type=tuple[RecoveryJob, ...])
         try:
@@ -261,6 +271,10 @@ class SparkHost:
             await asyncio.wait([self._starting])
         if self._session is not None:
             await self._session.stop()
+
+    @property
+    def _is_warm(self) -> bool:
+        return self._session is not None and self._session.is_alive
 
     async def _ready(self) -> Session:
         """The session, started if need be; callers who come together wait for one start."""

@@ -149,6 +149,7 @@ def _carry_out(spark: object, link: ClusterLink, setup: Setup, order: Order) -> 
 
 def main() -> int:
     """Start the session, answer orders until the input ends, stop the session."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     channel = Channel()
     setup = channel.read(Setup)
     if setup is None:

@@ -107,7 +107,7 @@ class TableWriter:
         if not rows:
             return np.empty(0, np.uint64)
         numbers = [self._partitioner.tablet_number(self._key_of(op, row, columns)) for row in rows]
-        if len(set(numbers)) == 1:
+        if len(rows) == 1 or len(set(numbers)) == 1:
             reply = await self._write_part(
                 numbers[0], op, tuple(rows), columns, expected, (), timeout_s
             )
@@ -220,5 +220,7 @@ def _versions(if_version: Any, count: int) -> tuple[int, ...]:
 
 
 def _version_range(reply: WriteReply) -> Versions:
+    if reply.row_count == 1:
+        return np.array((reply.first_version,), np.uint64)
     first = np.uint64(reply.first_version)
     return first + np.arange(reply.row_count, dtype=np.uint64)

@@ -89,12 +89,16 @@ def draft_raise_epoch(catalog: Catalog, order: RaiseEpoch) -> CatalogBatch | Non
 
     Raises:
         StaleTerm: the caller does not own the tablet in its current term (or it is deleted).
+        TabletNotReady: it was not handed over in this term yet. Its log is still the one that the
+            former owner left, whose open head a mark above it would make stale.
     """
     tablet = catalog.tablets.get(order.tablet_id)
     if tablet is None or tablet.state is TabletState.DELETED:
         raise StaleTerm(f"tablet {order.tablet_id} (deleted)", order.term, order.term + 1)
     if tablet.term != order.term or tablet.owner != order.owner:
         raise StaleTerm(f"tablet {order.tablet_id}", order.term, tablet.term)
+    if tablet.state is not TabletState.RUNNING:
+        raise TabletNotReady(order.tablet_id, tablet.state.value)
     if (order.segment_id, order.epoch) <= (tablet.valid_segment, tablet.valid_epoch):
         return None
     raised = msgspec.structs.replace(

@@ -46,6 +46,8 @@ class Recovery:
     silent_s: float
     """How long the server had not been heard when it was found dead."""
     engine: str = "native"
+    expected_s: dict[str, float] = field(default_factory=dict)
+    """By engine: how long it was expected to take from ``planned`` to ``running``."""
     tablets: dict[TabletId, TabletRecovery] = field(default_factory=dict)
 
     @property
@@ -69,6 +71,7 @@ class Recovery:
             "cause": self.cause,
             "state": "done" if self.is_done else "running",
             "engine": self.engine,
+            "expected_s": {name: round(time_s, 3) for name, time_s in self.expected_s.items()},
             "started": self.started,
             "silent_s": round(self.silent_s, 6),
             "phases_s": {name: round(time_s, 6) for name, time_s in self.phases().items()},

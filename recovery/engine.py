@@ -79,6 +79,11 @@ class Choice:
     native_s: float
     spark_s: float | None
 
+    def expected_by_engine(self) -> dict[str, float]:
+        """For status: what was expected of each engine there is."""
+        spark = {} if self.spark_s is None else {RecoveryEngine.SPARK.value: self.spark_s}
+        return {RecoveryEngine.NATIVE.value: self.native_s, **spark}
+
     @property
     def expected_s(self) -> float:
         if self.engine is RecoveryEngine.SPARK and self.spark_s is not None:

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import HTMLResponse, Response
 
 from stelae.core.errors import StelaeError
-from stelae.serve import rows, tables
+from stelae.serve import rows, scans, tables
 from stelae.serve.gateway import DatabaseSource, Gateway, InvalidBody, gateway_of
 from stelae.serve.guard import Guard, Limits
 from stelae.serve.models import (
@@ -93,6 +93,7 @@ def make_app(
     app.include_router(_status)
     app.include_router(tables.router)
     app.include_router(rows.router)
+    app.include_router(scans.router)
     _add_error_handlers(app)
     app.add_middleware(Guard, verifier=tokens, limits=limits)
     return app

@@ -8,12 +8,9 @@ so a change of tokens needs no restart. A Serve that others use is used too, nev
 
 from __future__ import annotations
 
-import socket
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,11 +24,9 @@ from stelae.client.database import AsyncDatabase
 from stelae.core.errors import AlreadyRunning, RetryLater
 from stelae.core.ids import Address
 from stelae.core.settings import Settings
-from stelae.runtime.files import LocalDisk
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
-from stelae.runtime.real import RealRuntime, end_process_on_broken_invariant
+from stelae.runtime.client import client_runtime
 from stelae.serve.app import make_app
+from stelae.serve.environment import free_port
 from stelae.serve.guard import Limits
 from stelae.serve.tokens import TokenEntry, TokenVerifier
 
@@ -68,11 +63,7 @@ def app_name(cluster: str) -> str:
 
 def open_database(plan: GatewayPlan) -> AsyncDatabase:
     """A client of the cluster in the running event loop. It keeps nothing on disk."""
-    peers = TcpPeers(
-        Credentials(plan.cluster, plan.secret), on_failure=end_process_on_broken_invariant
-    )
-    folder = tempfile.mkdtemp(prefix="stelae-gateway-")
-    return AsyncDatabase(RealRuntime(peers, LocalDisk(folder)), plan.masters, plan.settings)
+    return AsyncDatabase(client_runtime(plan.cluster, plan.secret), plan.masters, plan.settings)
 
 
 def build_app(plan: GatewayPlan, verifier: TokenVerifier) -> FastAPI:
@@ -136,7 +127,7 @@ def deploy(
     running = serve_address()
     ours = running is None if started_serve is None else started_serve
     if running is None:
-        port = port or _free_port(host)
+        port = port or free_port(host)
         _start_serve(host, port)
     name = app_name(plan.cluster)
     prefix = "/" if ours else f"/stelae/{plan.cluster}"
@@ -171,11 +162,6 @@ def serve_address() -> str | None:
     return f"{shown}:{options.get('port', 8000)}"
 
 
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def _start_serve(host: str, port: int) -> None:
     try:
         serve.start(
@@ -187,22 +173,3 @@ def _start_serve(host: str, port: int) -> None:
         raise AlreadyRunning(
             f"the HTTP API cannot listen on {host}:{port} (serve.port in cluster.yaml): {error}"
         ) from error
-
-
-def serve_environment(cluster: str, data_dir: str) -> dict[str, str]:
-    """What the environment should have before Ray starts, for Serve's HAProxy mode.
-
-    Paths of its own for each cluster (Serve's defaults clash), and short waits at the end. Not set
-    by the launcher: see docs/decisions.md, "HTTP through Serve's own proxy".
-    """
-    folder = Path(data_dir) / "haproxy"
-    return {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"/tmp/stelae-{cluster}-haproxy.sock",
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
-        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.5",
-    }

@@ -26,14 +26,34 @@ class Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` to its end and return what it returns. Ctrl-C cancels it."""
+        """Run ``work`` to its end and return what it returns. Ctrl-C cancels it.
+
+        A lock instead of a future: a blocking call of one row feels each turn of the loop.
+        """
         assert threading.current_thread() is not self._thread, "would wait for itself"
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        ended = threading.Lock()
+        ended.acquire()
+        tasks: list[asyncio.Task[None]] = []
+        found: list[T] = []
+        failed: list[BaseException] = []
+
+        async def carry() -> None:
+            try:
+                found.append(await work)
+            except BaseException as error:
+                failed.append(error)
+            finally:
+                ended.release()
+
+        self._loop.call_soon_threadsafe(lambda: tasks.append(self._loop.create_task(carry())))
         try:
-            return future.result()
+            ended.acquire()
         except KeyboardInterrupt:
-            future.cancel()
+            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
             raise
+        if failed:
+            raise failed[0]
+        return found[0]
 
     def bridge(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """Run ``work`` here, awaited from the caller's loop."""

@@ -35,6 +35,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Strongly consistent, durable tables inside a Ray cluster.",
     epilog="Begin with [bold]stelae demo[/bold], or with [bold]stelae up[/bold] and "
     "[bold]stelae status[/bold]. Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly.",
@@ -220,7 +221,9 @@ def up(
         if foreground:
             hold(spec, progress, shown)
             return
-        made = start_keeper(spec, progress) if spec.ray.address == "local" else _in_ray(spec, progress)
+        made = (
+            start_keeper(spec, progress) if spec.ray.address == "local" else _in_ray(spec, progress)
+        )
     tell(made)
 
 
@@ -245,11 +248,16 @@ def _tell_up(made: Up, spec: ClusterSpec, took_s: float, as_json: bool) -> None:
         _print_json(document)
         return
     console = _console()
-    counts = f"{spec.masters.count} masters, {spec.tservers.count} tablet servers"
-    console.print(
-        f"[bold green]{made.cluster} is up[/] after {took_s:.1f} s: {counts}, "
-        f"{spec.backups.count} backups"
+    counts = {
+        "masters": spec.masters.count,
+        "tablet servers": spec.tservers.count,
+        "backups": spec.backups.count,
+    }
+    listed = ", ".join(
+        f"{count} {name.removesuffix('s') if count == 1 else name}"
+        for name, count in counts.items()
     )
+    console.print(f"[bold green]{made.cluster} is up[/] after {took_s:.1f} s: {listed}")
     lines = {"Python": f'stelae.connect("{made.data_dir}")'}
     if made.http:
         lines |= {"HTTP": made.http, "token": str(token)}

@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from stelae import launcher
+from stelae.actors.ray_host import cluster_actors
 from stelae.aio import Loop
 from stelae.api import Database
 from stelae.client.database import AsyncDatabase
@@ -192,19 +193,22 @@ def take_down_in_ray(state: launcher.ClusterState) -> bool:
     """
     if not ray.is_initialized():
         launcher.join_ray(state.ray_address)
-    actors = launcher.cluster_actors(state.cluster)
+    actors = cluster_actors(state.cluster)
     if actors:
         launcher.take_down(state, actors, owns_ray=False)
     return bool(actors)
 
 
-def connect(cluster: str, *, token: str | None = None) -> Database:
+def connect(cluster: str | os.PathLike[str], *, token: str | None = None) -> Database:
     """Connect to a running cluster: by name in this Ray, by its data_dir, or by URL over HTTP.
 
     Raises:
         InvalidArgument: neither a cluster's name, nor a data_dir, nor a URL.
         Unavailable: no such cluster runs here.
     """
+    if not isinstance(cluster, str | os.PathLike):
+        raise InvalidArgument(f"connect({cluster!r}): a cluster's name, its data_dir, or a URL")
+    cluster = os.fspath(cluster)
     if cluster.startswith(("http://", "https://")):
         return _connect_http(cluster, token)
     if os.path.isdir(cluster):

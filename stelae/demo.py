@@ -34,8 +34,10 @@ from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.spec import ClusterSpec
 from stelae.core.spec_file import load_spec
 from stelae.demo_data import DemoTable, load_tables
+from stelae.demo_spark import read_in_process
 from stelae.demo_writers import Ledger, Writers, check_table, load_table
 from stelae.keeper import interrupted_by_sigterm
+from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.java import find_java
 from stelae.report import DemoResult, Round, summary, write_report
 
@@ -93,7 +95,7 @@ def run_demo(options: DemoOptions, console: Console) -> DemoResult:
     return result
 
 
-def _engines(wanted: str) -> tuple[list[str], list[str]]:
+def _engines(wanted: str) -> tuple[list[EnginePolicy], list[str]]:
     """The engines to show, and what has to be said about that."""
     if wanted not in ("", "native", "spark", "both"):
         raise InvalidArgument(f"--engine {wanted}: native, spark or both")
@@ -108,7 +110,7 @@ def _engines(wanted: str) -> tuple[list[str], list[str]]:
     return (["spark"] if wanted == "spark" else ["native", "spark"]), []
 
 
-def _spec(config: Path | None, folder: Path, engines: list[str]) -> ClusterSpec:
+def _spec(config: Path | None, folder: Path, engines: list[EnginePolicy]) -> ClusterSpec:
     """The user's cluster, or a small one in a folder of its own and on a free HTTP port."""
     if config is not None:
         spec = load_spec(config)
@@ -130,18 +132,22 @@ def _spec(config: Path | None, folder: Path, engines: list[str]) -> ClusterSpec:
 
 @contextlib.contextmanager
 def _own_folder() -> Iterator[Path]:
-    """A temporary folder for everything, Ray's session too; gone afterwards."""
+    """A temporary folder for everything, Ray's session and the JVMs' files too; gone afterwards."""
     parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < LONG_FOLDER else "/tmp"
     folder = Path(tempfile.mkdtemp(prefix="stelae-", dir=parent))
-    before = os.environ.get("RAY_TMPDIR")
-    os.environ["RAY_TMPDIR"] = str(folder)
+    java = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -Djava.io.tmpdir={folder}".strip()
+    ours = dict.fromkeys(("RAY_TMPDIR", "TMPDIR", "SPARK_LOCAL_DIRS"), str(folder))
+    ours["JAVA_TOOL_OPTIONS"] = java
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
     try:
         yield folder
     finally:
-        if before is None:
-            del os.environ["RAY_TMPDIR"]
-        else:
-            os.environ["RAY_TMPDIR"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
         _remove(folder)
 
 
@@ -185,7 +191,7 @@ class _Demo:
     """One run: the cluster, its tables, and what they must hold."""
 
     def __init__(
-        self, options: DemoOptions, console: Console, engines: list[str], spec: ClusterSpec
+        self, options: DemoOptions, console: Console, engines: list[EnginePolicy], spec: ClusterSpec
     ) -> None:
         self._options = options
         self._console = console
@@ -266,8 +272,11 @@ class _Demo:
                 lambda: table.scan(columns=[name], where=[(name, ">", 60)]).num_rows
             )
             self._read_over_http(main, keys[:HTTP_READS], result)
-            self._read_by_spark(main, result)
-        self._say("read by key and by scan")
+        self._say("read by key, by scan" + (" and over HTTP" if self._database.http_url else ""))
+        if "spark" in self._engines:
+            with self._console.status("starting a Spark session, and reading by it"):
+                self._read_by_spark(main, result)
+            self._say("read by Spark")
 
     def _read_over_http(self, main: DemoTable, keys: list[int], result: DemoResult) -> None:
         url = self._database.http_url
@@ -286,7 +295,9 @@ class _Demo:
 
             def scan() -> int:
                 answer = client.post(f"{rows}:scan", json={}, headers={"Accept": ARROW_TYPE})
-                return int(pa.ipc.open_stream(answer.raise_for_status().content).read_all().num_rows)
+                return int(
+                    pa.ipc.open_stream(answer.raise_for_status().content).read_all().num_rows
+                )
 
             result.measured["HTTP, one row"] = _latencies(
                 lambda key: client.get(f"{rows}/{key}").raise_for_status(), keys
@@ -294,13 +305,18 @@ class _Demo:
             result.measured["HTTP, scan as Arrow"] = _rate(scan)
 
     def _read_by_spark(self, main: DemoTable, result: DemoResult) -> None:
-        """To be read by Spark."""
+        state = self._database.state
+        result.measured["Spark, all rows and columns"] = read_in_process(
+            state.ray_address, state.cluster, main.name, Path(state.data_dir) / "demo-spark.log"
+        )
 
     # ---- a kill -----------------------------------------------------------------------------
 
-    def _round(self, engine: str, main: DemoTable) -> Round:
+    def _round(self, engine: EnginePolicy, main: DemoTable) -> Round:
         table, ledger = self._tables[main.name], self._ledgers[main.name]
         self._database.use_engine(engine)
+        if engine == "spark":
+            self._warm_spark()
         victim = self._victim(main.name)
         writers = Writers(table._table, ledger, main.value_column, count=WRITERS)
         with self._console.status(f"{WRITERS} writers write to {main.name}") as status:
@@ -324,6 +340,13 @@ class _Demo:
             f"{made.pause_s:.2f} s, {made.rows_checked:,} rows checked"
         )
         return made
+
+    def _warm_spark(self) -> None:
+        """The cluster's own session, which recovers: begun at launch, and slow to come."""
+        from stelae import spark
+
+        with self._console.status("waiting for the cluster's Spark session to be warm"):
+            spark.warm(self._database)
 
     def _victim(self, table: str) -> dict[str, Any]:
         """The tserver with most tablets of a table, which has to be on this machine."""
@@ -386,7 +409,11 @@ class _Demo:
 
 
 def _make_round(
-    engine: str, victim: dict[str, Any], recovery: dict[str, Any], writers: Writers, killed_at: float
+    engine: str,
+    victim: dict[str, Any],
+    recovery: dict[str, Any],
+    writers: Writers,
+    killed_at: float,
 ) -> Round:
     detected_s = max(0.0, recovery["started"] - killed_at)
     phases = {name: detected_s + after for name, after in recovery["phases_s"].items()}

@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+import random
 import secrets
 import socket
 import time
@@ -39,6 +40,7 @@ SECRET_FILE = "secret"
 LOCK_FILE = "launch.lock"
 ADMIN_TOKEN_FILE = "admin-token"
 """Made by `stelae.serve.tokens`, which is not imported before it is needed."""
+MASTER_PORTS = range(20_000, 32_000)
 START_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 15.0
 POLL_S = 0.02
@@ -95,9 +97,7 @@ class LaunchLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._descriptor = os.open(
-            folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
+        self._descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _try_lock(self._descriptor):
             holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip()
             self.release()
@@ -209,11 +209,11 @@ def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:
     for name, address in masters.items():
         port = int(address.rpartition(":")[2])
         found.append(replace(common, name=name, port=port, spark=spark))
-    for name in _names("backup", spec.backups.count):
-        found.append(replace(common, kind=ServerKind.BACKUP, name=name, media=media))
-    for name in _names("tserver", spec.tservers.count):
-        memory = spec.tservers.memory_bytes
-        found.append(replace(common, kind=ServerKind.TSERVER, name=name, memory_limit_bytes=memory))
+    backup = replace(common, kind=ServerKind.BACKUP, media=media)
+    found += [replace(backup, name=name) for name in _names("backup", spec.backups.count)]
+    memory = spec.tservers.memory_bytes
+    tserver = replace(common, kind=ServerKind.TSERVER, memory_limit_bytes=memory)
+    found += [replace(tserver, name=name) for name in _names("tserver", spec.tservers.count)]
     return [replace(p, folder=str(Path(state.data_dir) / p.name)) for p in found]
 
 
@@ -329,11 +329,25 @@ def _names(kind: str, count: int) -> list[str]:
 
 
 def _free_ports(count: int) -> Iterator[int]:
+    """Ports for servers that must listen there again after a restart.
+
+    Below those that the system gives to outgoing connections: one of these would keep a master out.
+    """
     with contextlib.ExitStack() as sockets:
-        bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in bound:
-            each.bind(("127.0.0.1", 0))
-        yield from [each.getsockname()[1] for each in bound]
+        found = 0
+        for port in random.sample(MASTER_PORTS, len(MASTER_PORTS)):
+            each = sockets.enter_context(socket.socket())
+            try:
+                each.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            yield port
+            found += 1
+            if found == count:
+                return
+    raise AlreadyRunning(
+        f"no {count} free ports from {MASTER_PORTS.start} to {MASTER_PORTS.stop - 1} for masters"
+    )
 
 
 def start_servers(spec: ClusterSpec, state: ClusterState, actors: dict[str, Any]) -> None:
@@ -366,9 +380,7 @@ def admin_token(state: ClusterState) -> str:
 def running(state: ClusterState, front: HttpFront) -> ClusterState:
     """The state of a cluster that runs, for others to find it by."""
     address = ray.get_runtime_context().gcs_address
-    return replace(
-        state, ray_address=address, http=front.url, started_serve=front.started_serve
-    )
+    return replace(state, ray_address=address, http=front.url, started_serve=front.started_serve)
 
 
 @dataclass(frozen=True)
@@ -391,6 +403,7 @@ def start_http(spec: ClusterSpec, state: ClusterState) -> HttpFront:
     from stelae.serve.deployment import GatewayPlan, deploy
     from stelae.serve.tokens import TOKENS_FILE, make_admin_token, read_tokens
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     make_admin_token(state.data_dir)
     made = deploy(
         GatewayPlan(

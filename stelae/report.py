@@ -162,7 +162,9 @@ def _round_summary(each: Round) -> Iterator[tuple[str, str]]:
         steps = ", ".join(f"{name} {took:.2f} s" for name, took in each.replay_s.items())
         yield "  of that, rebuilding (slowest tablet)", steps
     yield "  full strength again", f"after {each.healed_s:.1f} s"
-    verdict = "all right" if each.is_right else f"{each.rows_missing} MISSING, {each.rows_wrong} WRONG"
+    verdict = (
+        "all right" if each.is_right else f"{each.rows_missing} MISSING, {each.rows_wrong} WRONG"
+    )
     yield "  rows checked (values and versions)", f"{each.rows_checked:,}: {verdict}"
     if each.failures:
         yield "  writes not acknowledged", f"{len(each.failures)}: {each.failures[0]}"
@@ -211,7 +213,11 @@ def write_png(rounds: list[Round], path: Path) -> None:
         for place, ((what, at), colour) in enumerate(zip(marks(each), COLOURS, strict=False)):
             axes.axvline(at, color=colour, linewidth=1.4)
             axes.text(
-                at, top * (1.28 - 0.07 * place), f" {what} {at:.2f} s", color=colour, fontsize=8,
+                at,
+                top * (1.28 - 0.07 * place),
+                f" {what} {at:.2f} s",
+                color=colour,
+                fontsize=8,
                 bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
             )
         axes.set(
@@ -271,12 +277,15 @@ def svg_timeline(each: Round) -> str:
             f"stroke='{colour}' stroke-width='1.5'/><text x='{x(at) + 4}' y='{text_y}' "
             f"fill='{colour}'>{html.escape(what)} {at:.2f} s</text>"
         )
-    for second in range(int(np.ceil(starts[0])), int(starts[-1]) + 1):
-        parts.append(
-            f"<text x='{x(second)}' y='{height - bottom + 16}' text-anchor='middle'>{second}</text>"
-        )
-    for count in (0, top):
-        parts.append(f"<text x='{left - 6}' y='{y(count) + 4}' text-anchor='end'>{count}</text>")
+    base = height - bottom
+    parts += [
+        f"<text x='{x(second)}' y='{base + 16}' text-anchor='middle'>{second}</text>"
+        for second in range(int(np.ceil(starts[0])), int(starts[-1]) + 1)
+    ]
+    parts += [
+        f"<text x='{left - 6}' y='{y(count) + 4}' text-anchor='end'>{count}</text>"
+        for count in (0, top)
+    ]
     parts.append(
         f"<text x='{width / 2}' y='{height - 6}' text-anchor='middle'>seconds after the kill; "
         "bars: acknowledged writes in each 50 ms</text></svg>"

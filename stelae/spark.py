@@ -28,11 +28,11 @@ import pyarrow as pa
 import ray
 
 from stelae import launcher
-from stelae.actors.ray_host import NAMESPACE
-from stelae.actors.spark_host import SPARK_NAME
+from stelae.actors.ray_host import NAMESPACE, cluster_actors
+from stelae.actors.spark_host import SPARK_NAME, START_TIMEOUT_S, spark_actor
 from stelae.api import Database
 from stelae.client.filters import Where, normalize_filters
-from stelae.core.errors import InvalidArgument, Unavailable
+from stelae.core.errors import InvalidArgument, StelaeError, Unavailable
 from stelae.core.ids import Address
 from stelae.core.settings import Settings
 from stelae.recovery.spark_link import ClusterLink
@@ -41,6 +41,7 @@ from stelae.recovery.spark_session import (
     check_spark,
     start_session,
     stop_session,
+    wait_executors,
 )
 from stelae.recovery.spark_tables import locate, read_tablet, spark_type, write_partition
 
@@ -66,6 +67,7 @@ def session(
     cores: int | None = None,
     memory_bytes: int | None = None,
     configuration: dict[str, str] | None = None,
+    timeout: float = START_TIMEOUT_S,
 ) -> SparkSession:
     """A SparkSession on RayDP in this process, on the Ray that the cluster runs in.
 
@@ -76,6 +78,7 @@ def session(
     Raises:
         InvalidArgument: no Java 17 or no RayDP (the text says how to get it); this process, or
             this Ray namespace, has a Spark session already.
+        Unavailable: the executors did not come up within ``timeout`` seconds.
     """
     check_spark()
     if not ray.is_initialized():
@@ -91,7 +94,17 @@ def session(
     size = SessionSize(
         executors or size.executors, cores or size.cores, memory_bytes or size.memory_bytes
     )
-    return start_session("stelae-user", size, configuration or {})
+    spark = start_session("stelae-user", size, configuration or {})
+    try:
+        wait_executors(spark, size.executors, timeout)
+    except TimeoutError as error:
+        stop_session()
+        raise Unavailable(
+            "Spark",
+            f"{error}: each takes {size.memory_bytes >> 20} MB of Ray's memory resource, of which "
+            f"{ray.available_resources().get('memory', 0) / 1e6:.0f} MB are free",
+        ) from None
+    return spark
 
 
 def _session_size(cluster: Cluster) -> SessionSize:
@@ -108,10 +121,11 @@ def stop() -> None:
 
 def state(cluster: Cluster = None) -> dict[str, Any]:
     """The cluster's own session, which recoveries use: ``state`` is warm, starting or cold."""
-    actor = _spark_actor(cluster)
-    if actor is None:
+    try:
+        actor = ray.get_actor(f"{_link(cluster).cluster}/{SPARK_NAME}", namespace=NAMESPACE)
+    except ValueError:
         return {"state": "cold", "problem": ""}
-    found: dict[str, Any] = ray.get(actor.state.remote())
+    found: dict[str, Any] = _asked(actor.state.remote())
     return found
 
 
@@ -121,22 +135,26 @@ def warm(cluster: Cluster = None) -> dict[str, Any]:
     Raises:
         Unavailable, InvalidArgument: it cannot be started; the text says why.
     """
-    actor = _spark_actor(cluster)
-    if actor is None:
-        raise Unavailable("the cluster's Spark session", "spark.warm is not set in its spec")
-    try:
-        found: dict[str, Any] = ray.get(actor.warm.remote())
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
+    name = _link(cluster).cluster
+    servers = cluster_actors(name)
+    master = next((found for kind, found in servers.items() if kind.startswith("master")), None)
+    if master is None:
+        raise Unavailable(f"cluster {name!r}", "it does not run in this Ray")
+    plan = _asked(master.describe.remote()).spark
+    if plan is None:
+        raise InvalidArgument(f"cluster {name!r} has no spark section in its spec")
+    found: dict[str, Any] = _asked(spark_actor(plan).warm.remote())
     return found
 
 
-def _spark_actor(cluster: Cluster) -> Any:
-    name = f"{_link(cluster).cluster}/{SPARK_NAME}"
+def _asked(answer: Any) -> Any:
+    """What an actor answers; its own error rather than Ray's wrapping of it."""
     try:
-        return ray.get_actor(name, namespace=NAMESPACE)
-    except ValueError:
-        return None
+        return ray.get(answer)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause if isinstance(error.cause, StelaeError) else error from None
+    except ray.exceptions.RayActorError as error:
+        raise Unavailable("the cluster's Spark session", str(error)) from None
 
 
 # ---- reading --------------------------------------------------------------------------------

@@ -21,11 +21,9 @@ from stelae.core.ids import TabletId, segment_name
 from stelae.core.messages import Certified, ReplicaState, WriteReplica
 from stelae.core.rpc import Blob
 from stelae.storage.entry import (
-    HEADER_BYTES,
-    CertificateBuilder,
     EntryKind,
+    certify_entries,
     decode_prologue,
-    entry_length,
     read_entries,
 )
 
@@ -121,19 +119,7 @@ def certify(base: Certified, data: Blob, where: str) -> Certified:
     Raises:
         CorruptData: an entry is cut or damaged.
     """
-    view = memoryview(data).cast("B")
-    builder = CertificateBuilder(base)
-    offset = 0
-    while offset < len(view):
-        if len(view) - offset < HEADER_BYTES:
-            raise CorruptData(where, base.length + offset, "no whole entry header is left")
-        length = entry_length(view[offset:])
-        entry = view[offset : offset + length]
-        for _ in read_entries(entry, None, where):
-            pass  # reading is checking
-        builder.extend(entry, length)
-        offset += length
-    return builder.certificate
+    return certify_entries(base, data, where)
 
 
 def read_digest(head: bytes, where: str) -> tuple[int, ...]:
@@ -145,11 +131,12 @@ def read_digest(head: bytes, where: str) -> tuple[int, ...]:
 
 
 def blob_size(blobs: Sequence[Blob]) -> int:
-    return sum(_view(blob).nbytes for blob in blobs)
+    return sum([_view(blob).nbytes for blob in blobs])
 
 
 def _view(blob: Blob) -> memoryview:
-    return memoryview(blob).cast("B") if not isinstance(blob, pa.Buffer) else memoryview(blob)
+    view = memoryview(blob)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def skip_bytes(blobs: Sequence[Blob], skip: int) -> list[memoryview]:

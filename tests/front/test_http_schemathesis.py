@@ -22,7 +22,6 @@ def test_generated_requests_are_answered_as_described(tmp_path: Path) -> None:
     import schemathesis
     from http_world import Role, http_world
     from hypothesis import HealthCheck, Phase, given, settings
-    from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi.checks import (
         content_type_conformance,
         response_schema_conformance,
@@ -63,7 +62,7 @@ def test_generated_requests_are_answered_as_described(tmp_path: Path) -> None:
                 case.call_and_validate(
                     headers=headers,
                     checks=[
-                        not_a_server_error,
+                        no_unexpected_error,
                         status_code_conformance,
                         content_type_conformance,
                         response_schema_conformance,
@@ -74,6 +73,11 @@ def test_generated_requests_are_answered_as_described(tmp_path: Path) -> None:
     finally:
         loop.call_soon_threadsafe(stop.set)  # type: ignore[attr-defined]
         thread.join(30)
+
+
+def no_unexpected_error(context: object, response: object, case: object) -> None:
+    """503 and 504 are answers (a deadline of a nanosecond gets them); 500 and 502 are not."""
+    assert response.status_code not in (500, 502), response.text  # type: ignore[attr-defined]
 
 
 def in_loop(app: object, loop: object) -> object:

@@ -33,8 +33,14 @@ FUNCTION_LINES_MAX = 60
 
 # Time, chance and ids come from the Runtime. These rooms are, or make, the real one:
 OUTSIDE_WORLD = ("runtime", "actors", "serve", FACADE)
-# ... and these run outside the simulated world: around it with a budget, or inside a Spark task.
-OUTSIDE_FILES = ("simulation/__main__.py", "simulation/runner.py", "recovery/spark*.py")
+# ... and these run outside the simulated world: around it with a budget, inside a Spark task, or
+# at the far end of an HTTP connection.
+OUTSIDE_FILES = (
+    "simulation/__main__.py",
+    "simulation/runner.py",
+    "recovery/spark*.py",
+    "client/http.py",
+)
 BANNED = (
     "time.time",
     "time.time_ns",

@@ -98,7 +98,7 @@ async def jobs_of(cluster: LocalCluster, name: str) -> list[RecoveryJob]:
 
 async def native_summaries(cluster: LocalCluster, job: RecoveryJob) -> list[Summary]:
     """The summaries as the tserver that takes over makes them."""
-    runtime = cluster.client_runtime("native")
+    runtime = cluster.client_runtime(f"native-{job.tablet.number}")
     codec = KeyCodec(job.table.schema)
     fetched = await fetch_segments(runtime, SETTINGS, job.tablet.tablet_id, job.sources)
     return [
@@ -271,4 +271,5 @@ async def test_every_row_and_version_is_back_whatever_becomes_of_the_spark_engin
         recovery = await recover_with(cluster, engine)
         assert engine.calls >= 1
         assert recovery["engine"] == ends_with
+        assert recovery["expected_s"][ends_with] > 0
         assert recovery["state"] == "done"

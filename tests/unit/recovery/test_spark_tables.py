@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import InvalidArgument
@@ -106,6 +106,7 @@ def test_a_time_with_a_zone_does_not_become_one_without() -> None:
         check_batch(from_spark(rows, schema), schema)
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(1, 3 << 20))
 def test_calls_have_all_rows_in_order_and_a_bounded_size(counts: list[int], width: int) -> None:
     """Small batches are gathered, large ones cut; a call is never more than its bound and a row."""

@@ -1,0 +1,227 @@
+"""One small cluster on real Ray: its servers are killed under load, and it meets bad input."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from stelae import Database, Table, errors, hash_partition
+from stelae.cli import problems_of
+from stelae.demo_writers import Writers, check_table, load_table
+
+pytestmark = pytest.mark.ray
+
+LIMIT_S = 60.0
+POLL_S = 0.05
+SERVERS = 9
+EMPTY_BYTES_MAX = 300 << 20
+NOT_IN_SERVERS = ("/pandas/", "/matplotlib/", "/scipy/", "/polars/", "/pyspark/")
+SCHEMA = pa.schema(
+    [pa.field("id", pa.int64(), False), ("name", pa.string()), ("reading", pa.int64())]
+)
+
+
+@pytest.fixture(scope="module")
+def db(launch_small: Callable[..., Any]) -> Iterator[Database]:
+    yield launch_small("live")
+
+
+def rows_of(count: int) -> pa.Table:
+    return pa.table(
+        {"id": range(count), "name": [f"row {i}" for i in range(count)], "reading": [0] * count},
+        schema=SCHEMA,
+    )
+
+
+def until(what: str, holds: Callable[[], Any]) -> Any:
+    """Wait until ``holds()`` is true, and return it."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        if found := holds():
+            return found
+        time.sleep(POLL_S)
+    raise AssertionError(f"not within {LIMIT_S:g} s: {what}")
+
+
+def servers_of(db: Database) -> list[dict[str, Any]]:
+    return list(db.status()["servers"])
+
+
+def is_whole(db: Database, killed: dict[str, int]) -> bool:
+    """All servers are live, those killed in a new process, and nothing is wrong or missing."""
+    status = db.status()
+    live = {s["id"]: s["pid"] for s in status["servers"] if s["state"] == "live"}
+    return (
+        len(live) == SERVERS
+        and all(live[name] != pid for name, pid in killed.items())
+        and not problems_of(status)
+    )
+
+
+# ---- empty ----------------------------------------------------------------------------------
+
+
+def test_empty_servers_are_small_and_load_no_data_science(db: Database) -> None:
+    """An empty server has at most 300 MB resident, and none has pandas, plots or Spark loaded."""
+    for server in servers_of(db):
+        process = psutil.Process(server["pid"])
+        size = process.memory_info().rss
+        assert size <= EMPTY_BYTES_MAX, f"{server['id']}: {size / 1e6:.0f} MB"
+        maps = Path(f"/proc/{server['pid']}/maps").read_text()
+        assert not [name for name in NOT_IN_SERVERS if name in maps], server["id"]
+
+
+# ---- kills ----------------------------------------------------------------------------------
+
+
+def victims(db: Database, kind: str, table: str) -> list[dict[str, Any]]:
+    """The servers to kill: of tservers and backups, those that hold most of the table."""
+    status = db.status()
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for server in status["servers"]:
+        name = f"{server.get('role', '')} {server['kind']}".strip()
+        by_kind.setdefault(name, []).append(server)
+    owned = [tablet["leader"] for tablet in status["tablets"] if tablet["table"] == table]
+    found = []
+    for part in kind.split(" and "):
+        found.append(max(by_kind[part], key=lambda server: owned.count(server["id"])))
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["tserver", "backup", "leader master", "follower master", "tserver and backup"],
+)
+def test_a_kill_under_load_loses_nothing_and_the_cluster_heals(db: Database, kind: str) -> None:
+    """After SIGKILL of a server under load every acknowledged row is there, each write went
+    through, and the cluster comes back to full strength by itself."""
+    name = kind.replace(" ", "-")
+    table = db.create_table(name, SCHEMA, key="id", partition=hash_partition("id", 6))
+    ledger = table._loop.run(load_table(table._table, rows_of(3000), lambda _: None))
+    writers = Writers(table._table, ledger, "reading", count=4)
+    table._loop.run(writers.start())
+    try:
+        until("writes before the kill", lambda: len(writers.acknowledged) >= 100)
+        killed = victims(db, kind, name)
+        for server in killed:
+            os.kill(server["pid"], signal.SIGKILL)
+        at_kill = len(writers.acknowledged)
+        until("writes after the kill", lambda: len(writers.acknowledged) >= at_kill + 200)
+        until("full strength", lambda: is_whole(db, {s["id"]: s["pid"] for s in killed}))
+        healed = len(writers.acknowledged)
+        until("writes at full strength", lambda: len(writers.acknowledged) >= healed + 50)
+    finally:
+        table._loop.run(writers.stop())
+    checked = table._loop.run(check_table(table._table, ledger))
+    assert checked.is_right, checked.problems
+    assert checked.rows >= 3000
+    assert not writers.failures
+
+
+# ---- bad input ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def table(db: Database) -> Table:
+    made = db.create_table("input", SCHEMA, key="id", partition=hash_partition("id", 2))
+    made.upsert(rows_of(10))
+    return made
+
+
+BAD_CALLS: dict[str, tuple[type[errors.StelaeError], Callable[[Database, Table], Any]]] = {
+    "wrong type": (errors.InvalidArgument, lambda db, t: t.upsert({"id": "7", "name": "x"})),
+    "wrong type in Arrow": (
+        errors.InvalidArgument,
+        lambda db, t: t.upsert(pa.table({"id": ["7"], "name": ["x"], "reading": [1]})),
+    ),
+    "missing key": (errors.InvalidArgument, lambda db, t: t.upsert({"name": "x"})),
+    "null in the key": (errors.InvalidArgument, lambda db, t: t.upsert({"id": None})),
+    "null in the key in Arrow": (
+        errors.InvalidArgument,
+        lambda db, t: t.upsert(pa.table({"id": pa.array([1, None]), "name": ["x", "y"]})),
+    ),
+    "null key read": (errors.InvalidArgument, lambda db, t: t.get(None)),
+    "key of the wrong type": (errors.InvalidArgument, lambda db, t: t.get("seven")),
+    "too many key values": (errors.InvalidArgument, lambda db, t: t.get((1, 2))),
+    "no rows at all": (errors.InvalidArgument, lambda db, t: t.upsert(7)),
+    "the same key twice": (
+        errors.RowExists,
+        lambda db, t: t.insert([{"id": 100, "name": "a"}, {"id": 100, "name": "b"}]),
+    ),
+    "insert of a row that is there": (errors.RowExists, lambda db, t: t.insert({"id": 1})),
+    "update of a row that is not": (
+        errors.RowNotFound,
+        lambda db, t: t.update({"id": 1000, "reading": 1}),
+    ),
+    "another version": (
+        errors.VersionMismatch,
+        lambda db, t: t.upsert({"id": 1, "reading": 9}, if_version=999_999),
+    ),
+    "unknown table": (errors.TableNotFound, lambda db, t: db.table("nowhere")),
+    "unknown column": (errors.ColumnNotFound, lambda db, t: t.upsert({"id": 1, "nmae": "x"})),
+    "unknown column scanned": (errors.ColumnNotFound, lambda db, t: t.scan(columns=["nmae"])),
+    "unknown column filtered": (
+        errors.ColumnNotFound,
+        lambda db, t: t.scan(where=[("nmae", "=", "x")]),
+    ),
+    "filter of the wrong type": (
+        errors.InvalidArgument,
+        lambda db, t: t.scan(where=[("reading", ">", "many")]),
+    ),
+    "unknown operator": (
+        errors.InvalidArgument,
+        lambda db, t: t.scan(where=[("reading", "~", 1)]),
+    ),
+    "row over 1 MiB": (
+        errors.TooLarge,
+        lambda db, t: t.upsert({"id": 1, "name": "x" * (1 << 20)}),
+    ),
+    "call over 64 MiB": (
+        errors.TooLarge,
+        lambda db, t: t.upsert(
+            pa.table({"id": range(200, 400), "name": ["x" * (400 << 10)] * 200}), timeout=60
+        ),
+    ),
+    "expired deadline": (
+        errors.DeadlineExpired,
+        lambda db, t: t.upsert({"id": 1, "name": "late"}, timeout=1e-9),
+    ),
+    "table that exists": (errors.TableExists, lambda db, t: db.create_table("input", SCHEMA, key="id")),
+    "key that is no column": (
+        errors.ColumnNotFound,
+        lambda db, t: db.create_table("new", SCHEMA, key="nmae"),
+    ),
+    "partition by no key column": (
+        errors.InvalidArgument,
+        lambda db, t: db.create_table(
+            "new", SCHEMA, key="id", partition=hash_partition("name", 2)
+        ),
+    ),
+    "table name for no URL": (
+        errors.InvalidArgument,
+        lambda db, t: db.create_table("a/b", SCHEMA, key="id"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_CALLS)
+def test_bad_input_is_refused_by_name_and_changes_nothing(
+    db: Database, table: Table, what: str
+) -> None:
+    """Each wrong call raises the error of its kind, in words, and the rows stay as they were."""
+    kind, call = BAD_CALLS[what]
+    before = table.scan(with_versions=True).sort_by("id")
+    with pytest.raises(kind) as caught:
+        call(db, table)
+    assert type(caught.value) is kind
+    assert str(caught.value)
+    assert table.scan(with_versions=True).sort_by("id").equals(before)
+    assert "new" not in db.tables()

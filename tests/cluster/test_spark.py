@@ -1,0 +1,205 @@
+"""Real Ray, real Spark: tables as DataFrames, recoveries by Spark, and what happens when it hangs.
+
+One cluster and one Spark session of its own, and one of the user's: each takes half a minute to
+start here. The tests run in order, and each leaves the cluster whole.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+
+import stelae
+import stelae.spark
+from stelae.core.errors import InvalidArgument, TableNotFound
+
+pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow]
+
+ROWS = 200_000
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), False),
+        pa.field("name", pa.string()),
+        pa.field("x", pa.float64()),
+        pa.field("big", pa.uint64()),
+        pa.field("at", pa.timestamp("us", tz="UTC")),
+        pa.field("day", pa.date32()),
+    ]
+)
+
+
+def generated(count: int) -> pa.Table:
+    """Rows of `SCHEMA` whose every value follows from the id."""
+    ids = np.arange(count)
+    names = [None if i % 7 == 0 else f"name {i}" for i in ids]
+    return pa.table(
+        [
+            pa.array(ids),
+            pa.array(names, pa.string()),
+            pa.array(ids / 3),
+            pa.array(ids.astype("u8") + np.uint64(2**63)),
+            pa.array(ids * 1000, pa.timestamp("us", tz="UTC")),
+            pa.array((ids % 10_000).astype("i4"), pa.date32()),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def spark_processes() -> list[psutil.Process]:
+    """JVMs and session processes on this machine."""
+    found = []
+    for process in psutil.process_iter(["name", "cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if process.info["name"] == "java" or "stelae.actors.spark_process" in line:
+            found.append(process)
+    return found
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A cluster with a warm session that recovers by Spark; afterwards, nothing of it is left."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    before = {process.pid for process in spark_processes()}
+    spec = {
+        "cluster": "sparktest",
+        "ray": {"num_cpus": 2},
+        "data_dir": str(tmp_path_factory.mktemp("data")),
+        "masters": {"count": 1},
+        "tservers": {"count": 3, "memory": "256MiB"},
+        "backups": {"count": 2},
+        "serve": None,
+        "spark": {"executors": 2, "cores": 1, "memory": "512MiB", "warm": True},
+        "recovery": {"engine": "spark"},
+        "timings": {"dead_after": "4s"},
+    }
+    database = stelae.launch(spec)
+    try:
+        table = database.create_table(
+            "flights", SCHEMA, key="id", partition=stelae.hash_partition("id", 6)
+        )
+        table.load(generated(ROWS))
+        table.delete(list(range(0, 2000, 3)))
+        table.upsert(generated(2000))
+        stelae.spark.warm(database)
+        yield database
+    finally:
+        database.close()
+    left = [process for process in spark_processes() if process.pid not in before]
+    _, alive = psutil.wait_procs(left, timeout=10)
+    assert not alive, [process.cmdline()[:3] for process in alive]
+
+
+@pytest.fixture(scope="module")
+def spark(db: Any) -> Iterator[Any]:
+    """The user's own session, on the same Ray."""
+    yield stelae.spark.session(db)
+    stelae.spark.stop()
+
+
+def kill_a_tserver(db: Any) -> None:
+    """SIGKILL the one that has most tablets."""
+    tservers = [s for s in db.status()["servers"] if s["kind"] == "tserver"]
+    victim = max((s for s in tservers if s["state"] == "live"), key=lambda s: s["tablets"])
+    assert victim["tablets"]
+    os.kill(victim["pid"], signal.SIGKILL)
+
+
+def rows_of(db: Any) -> pa.Table:
+    return db["flights"].scan(with_versions=True).sort_by("id")
+
+
+def finished(db: Any) -> dict[str, Any]:
+    """The last recovery, once it is done."""
+    return dict(db.status()["recoveries"][0])
+
+
+def test_a_recovery_by_spark_brings_every_row_and_version_back(db: Any) -> None:
+    """Values and versions are those of before the kill, and the engine that did it was Spark."""
+    before = rows_of(db)
+    assert before.num_rows == ROWS
+    kill_a_tserver(db)
+    assert rows_of(db).equals(before)
+    recovery = finished(db)
+    assert (recovery["engine"], recovery["state"]) == ("spark", "done")
+    assert all(not tablet["problem"] for tablet in recovery["tablets"])
+    print("recovery by Spark:", recovery["phases_s"])
+
+
+def test_the_native_engine_brings_back_the_same(db: Any) -> None:
+    """The same log, recovered by the other engine, determines the same state."""
+    before = rows_of(db)
+    db.use_engine("native")
+    kill_a_tserver(db)
+    assert rows_of(db).equals(before)
+    assert finished(db)["engine"] == "native"
+    print("recovery, native:", finished(db)["phases_s"])
+    db.use_engine("spark")
+
+
+def test_a_table_is_a_dataframe_with_a_partition_for_each_tablet(db: Any, spark: Any) -> None:
+    """All rows, Spark's types, and an aggregate that agrees with Arrow's."""
+    frame = stelae.spark.read(spark, "flights", cluster=db)
+    assert frame.rdd.getNumPartitions() == 6
+    types = dict(frame.dtypes)
+    assert (types["big"], types["at"], types["day"]) == ("decimal(20,0)", "timestamp", "date")
+    expected = db["flights"].scan()
+    assert frame.count() == expected.num_rows
+    total = frame.selectExpr("sum(x)", "count(name)", "max(big)").collect()[0]
+    assert total[0] == pytest.approx(sum(expected["x"].to_pylist()))
+    assert total[1] == expected.num_rows - expected["name"].null_count
+    assert int(total[2]) == max(expected["big"].to_pylist())
+
+
+def test_columns_and_filters_are_applied_where_the_rows_are(db: Any, spark: Any) -> None:
+    """What the tservers leave out does not reach Spark."""
+    where = [("id", ">=", 10), ("id", "<", 14)]
+    frame = stelae.spark.read(spark, "flights", columns=["id", "name"], where=where, cluster=db)
+    assert frame.columns == ["id", "name"]
+    found = [tuple(row) for row in frame.orderBy("id").collect()]
+    assert found == [(10, "name 10"), (11, "name 11"), (12, "name 12"), (13, "name 13")]
+
+
+def test_a_dataframe_written_twice_is_the_table_once(db: Any, spark: Any) -> None:
+    """Spark may run tasks again: the rows are the same after it, in the table's own types."""
+    copy = db.create_table("copy", SCHEMA, key="id", partition=stelae.hash_partition("id", 4))
+    frame = stelae.spark.read(spark, "flights", cluster=db)
+    assert stelae.spark.write(frame, "copy", cluster=db) == ROWS
+    assert stelae.spark.write(frame, "copy", cluster=db) == ROWS
+    assert copy.scan().sort_by("id").equals(db["flights"].scan().sort_by("id"))
+    gone = frame.where("id % 2 = 0")
+    assert stelae.spark.write(gone, "copy", mode="delete", cluster=db) == ROWS // 2
+    assert copy.count() == ROWS // 2
+
+
+def test_what_cannot_be_read_or_written_is_refused_before_spark_runs(db: Any, spark: Any) -> None:
+    """Unknown tables and modes, missing keys, and a session where there is one already."""
+    with pytest.raises(TableNotFound):
+        stelae.spark.read(spark, "nothing", cluster=db)
+    frame = spark.range(3).withColumnRenamed("id", "x")
+    with pytest.raises(InvalidArgument, match="key column 'id'"):
+        stelae.spark.write(frame, "flights", cluster=db)
+    with pytest.raises(InvalidArgument, match="insert"):
+        stelae.spark.write(frame, "flights", mode="insert", cluster=db)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="Spark session already"):
+        stelae.spark.session(db)
+
+
+def test_a_session_that_hangs_holds_tablets_up_until_its_deadline_only(db: Any) -> None:
+    """Its JVM is frozen: the job is given up and killed with the session; rows come back."""
+    assert stelae.spark.warm(db)["state"] == "warm"
+    before = rows_of(db)
+    driver = next(p for p in spark_processes() if p.name() != "java")
+    for child in driver.children(recursive=True):
+        if child.name() == "java":
+            child.suspend()
+    kill_a_tserver(db)
+    assert rows_of(db).equals(before)
+    assert finished(db)["engine"] == "native"
+    assert not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE
