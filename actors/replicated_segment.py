@@ -42,7 +42,7 @@ from stelae.core.tasks import Tasks
 
 PIECE_BYTES = 8 << 20
 JOIN_BYTES = 64 << 10
-"""Many small entries up to this size go out as one blob: each blob has its own cost at every hop."""
+"""Many small entries up to this size go out as one blob: each blob costs something at every hop."""
 VIEWS_MAX = 256
 """Above it, small neighbours are joined: a message takes a bounded number of blobs."""
 RETRY_PAUSE_S = 0.05

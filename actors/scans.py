@@ -41,7 +41,7 @@ class ScanSessions:
         self._settings = settings
         self._scans: dict[str, _OpenScan] = {}
 
-    async def next(self, tablet: Tablet, request: Scan) -> Reply[ScanReply]:
+    async def next(self, tablet: Tablet, request: Scan, timeout_s: float) -> Reply[ScanReply]:
         """Open a scan, or go on with one: the next ``scan_batch_bytes`` or so of its rows.
 
         Raises:
@@ -57,7 +57,7 @@ class ScanSessions:
         else:
             if len(self._scans) >= MAX_OPEN_SCANS:
                 raise Overloaded("open scans", MAX_OPEN_SCANS)
-            schema, batches = await tablet.scan(request)
+            schema, batches = await tablet.scan(request, timeout_s)
             scan = _OpenScan(tablet.tablet_id, batches, self._runtime.clock.monotonic(), schema)
             cursor = make_uuid(self._runtime.rng)
             self._scans[cursor] = scan

@@ -23,6 +23,7 @@ import pyarrow as pa
 from stelae.actors.membership import Membership
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.segment_log import RaiseEpoch, SegmentLog
+from stelae.actors.tablet_input import check_request, decode_rows, fits
 from stelae.actors.tablet_recovery import FetchedSegment, fetch_segments
 from stelae.core.errors import (
     InvalidArgument,
@@ -37,7 +38,7 @@ from stelae.core.errors import (
     decode_error,
     encode_error,
 )
-from stelae.core.ids import ServerUuid
+from stelae.core.ids import RequestId, ServerUuid
 from stelae.core.messages import (
     Get,
     GetMany,
@@ -53,12 +54,13 @@ from stelae.core.messages import (
     WriteReply,
 )
 from stelae.core.records import TableRecord, TabletRecord
-from stelae.core.rpc import Reply
+from stelae.core.rpc import Call, Reply
 from stelae.core.runtime import ObjectHandle, Runtime
 from stelae.core.schema import VERSION_COLUMN, TableSchema
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
-from stelae.core.values import check_batch
+from stelae.core.values import rows_to_batch
+from stelae.storage.client_results import Recorded
 from stelae.storage.entry import (
     CertificateBuilder,
     Entry,
@@ -73,12 +75,14 @@ from stelae.storage.image import Image
 from stelae.storage.keys import KeyCodec
 from stelae.storage.merge import Merged, merge
 from stelae.storage.recovered import RecoveredSegment
+from stelae.storage.shapes import check_names
 from stelae.storage.tablet import TabletMemory
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_reply = msgspec.msgpack.Decoder(WriteReply).decode
 _DONE, _REFUSED = b"\0", b"\1"
 _SMALL_BATCH_BYTES = 64 << 10
+_PLACE_BYTES = 4
 MERGE_PATIENCE_S = 180.0
 """A tablet that nobody brings a merge from Spark is merged here after this time: the leader gives
 up earlier, so it is for leaders that are lost with what they had under way."""
@@ -110,6 +114,7 @@ class Tablet:
         self._phases: list[tuple[str, float]] = []
         self._memory = TabletMemory(table.schema, table.name)
         self._merge_offered: asyncio.Future[Merged | None] | None = None
+        self._merges_here = False
         self._certificates = CertificateBuilder()
         self._slots: dict[int, int] = {}
         self._objects: dict[int, ObjectHandle] = {}
@@ -155,6 +160,7 @@ class Tablet:
         """The catalog says that this server owns the tablet in this term."""
         if self.progress is TabletProgress.PREPARED:
             self.progress = TabletProgress.SERVING
+            self._log.hand_over()
             census = ReplicaCensus(self._log, self._table.durability.media)
             self.tasks.spawn(census.run(), f"{self.tablet_id[:8]}/census")
 
@@ -172,7 +178,8 @@ class Tablet:
 
     @property
     def memory_bytes(self) -> int:
-        return self._memory.memory_bytes
+        """Of rows and index, and of log entries that backups may yet be sent."""
+        return self._memory.memory_bytes + self._log.content_bytes
 
     def holders(self) -> list[list[ServerUuid]]:
         """Of each segment the backups that hold all of it; the head's are last."""
@@ -187,8 +194,8 @@ class Tablet:
             self.progress,
             self._problem,
             self._memory.row_count,
-            self._memory.memory_bytes,
-            len(self._log.digest),
+            self.memory_bytes,
+            self._log.segment_count,
             sum(1 for segment in self._log.segments if segment.missing_replicas),
             tuple(self._phases),
             self._first_head,
@@ -208,7 +215,7 @@ class Tablet:
         """
         if not sources:
             return []
-        if engine is RecoveryEngine.SPARK:
+        if engine is RecoveryEngine.SPARK and not self._merges_here:
             self._merge_offered = asyncio.get_running_loop().create_future()
         now = self._runtime.clock.monotonic()
         fetched = await fetch_segments(self._runtime, self._settings, self.tablet_id, sources)
@@ -253,13 +260,14 @@ class Tablet:
         except TimeoutError:
             self._runtime.metrics.count("merges_not_offered")
             return None
-        if merged is not None and [len(live) for live in merged.live] != list(row_counts):
+        if merged is not None and not fits(merged, row_counts):
             self._runtime.metrics.count("merges_of_other_replicas")
             return None
         return merged
 
     def merge_here(self) -> None:
         """Spark will not merge the summaries: do not wait for it any longer."""
+        self._merges_here = True
         if self._merge_offered is not None and not self._merge_offered.done():
             self._merge_offered.set_result(None)
 
@@ -270,14 +278,16 @@ class Tablet:
         if len(blobs) < 2:
             raise InvalidArgument("a merge has hashes, positions and a mask for each segment")
         hashes, positions, *live = blobs
-        self._merge_offered.set_result(
-            Merged(
+        try:
+            merged = Merged(
                 np.frombuffer(hashes, np.uint64),
                 np.frombuffer(positions, np.int64),
-                [np.frombuffer(mask, np.bool_) for mask in live],
+                [np.frombuffer(mask, np.uint8) != 0 for mask in live],
                 next_version,
             )
-        )
+        except ValueError as error:
+            raise InvalidArgument(f"not a merge: {error}") from error
+        self._merge_offered.set_result(merged)
 
     # ---- the head and sealing ---------------------------------------------------------------
 
@@ -326,23 +336,37 @@ class Tablet:
 
     # ---- writes -----------------------------------------------------------------------------
 
-    async def write(self, request: Write, blobs: Sequence[memoryview]) -> WriteReply:
-        """Carry out one call's rows, atomically and once, and wait until they are durable."""
-        rows: Any = request.rows
-        if blobs:
-            rows = await self._read_batch(request, blobs[0])
-        known = self._memory.results.check(request.request)
+    async def write(self, call: Call[Write], rows: Any, refusal: StelaeError | None) -> WriteReply:
+        """Carry out one call's rows, atomically and once, and wait until they are durable.
+
+        ``rows`` are what `read_rows` made of the call; ``refusal`` is what new writes are refused
+        with just now: a repeated one gets its first answer all the same.
+        """
+        request = call.body
+        known = self._known(request.request)
         if known is not None:
-            await self._committed(known.index)
+            await self._committed(known.index, call.timeout_s)
             return _answer(known.result.outcome)
+        if refusal is not None:
+            raise refusal
         if self._log.pending_bytes > self._settings.queue_bytes:
             raise Overloaded(
                 f"tablet {self.tablet_id}'s queue in bytes", self._settings.queue_bytes
             )
         index = self._memory.last_index + 1
-        outcome = self._execute(request, rows, index, blobs)
-        await self._committed(index)
+        outcome = self._execute(request, rows, index, call.blobs)
+        await self._committed(index, call.timeout_s)
         return _answer(outcome)
+
+    def _known(self, request: RequestId) -> Recorded | None:
+        """What the request came to before, if it is a repeated one."""
+        results = self._memory.results
+        try:
+            return results.check(request)
+        except Overloaded:
+            if not results.expire(self._runtime.clock.monotonic(), self._settings.client_expiry_s):
+                raise
+            return results.check(request)
 
     def _execute(self, request: Write, rows: Any, index: int, blobs: Sequence[memoryview]) -> bytes:
         """Check, apply, encode and append in one turn of the loop; return the outcome.
@@ -375,36 +399,53 @@ class Tablet:
             self._roll()
         return outcome
 
-    async def _read_batch(self, request: Write, blob: memoryview) -> pa.RecordBatch:
+    async def read_rows(self, call: Call[Write]) -> Any:
+        """The call's rows, checked as far as they can be without looking at the tablet's.
+
+        Raises:
+            InvalidArgument, ColumnNotFound, TooLarge: the call cannot be carried out.
+        """
+        request = call.body
+        check_request(request.request)
+        if not call.blobs:
+            return request.rows
+        blob = call.blobs[0]
         columns: tuple[str, ...] | None = request.columns or None
         if request.op is WriteOp.DELETE:
             columns = self._schema.key
+        if columns is not None:
+            partial = request.op in (WriteOp.UPDATE, WriteOp.DELETE)
+            check_names(self._schema, self._table.name, columns, partial=partial)
         if blob.nbytes <= _SMALL_BATCH_BYTES:
-            return _decode_rows(blob, self._schema, self._table.name, columns)
+            return decode_rows(blob, self._schema, self._table.name, columns)
         return await self._runtime.offload(
-            _decode_rows, blob, self._schema, self._table.name, columns
+            decode_rows, blob, self._schema, self._table.name, columns
         )
 
-    async def _committed(self, index: int) -> None:
-        """Wait until entry ``index`` counts. If the log was fenced, nobody here knows whether it
-        does: the retry, at the new owner, will be told."""
+    async def _committed(self, index: int, timeout_s: float) -> None:
+        """Wait until entry ``index`` counts. If the log was fenced, or its backups do not come in
+        time, nobody here knows whether it does: the retry will be told."""
+        if index <= self._log.committed_index:
+            return
         try:
-            await self._log.wait_committed(index)
-        except RetryElsewhere as error:
-            raise OutcomeUnknown(
-                f"tablet {self.tablet_id}", "write or read", self._settings.append_timeout_s
-            ) from error
+            async with asyncio.timeout(timeout_s):
+                await self._log.wait_committed(index)
+        except (RetryElsewhere, TimeoutError) as error:
+            raise OutcomeUnknown(f"tablet {self.tablet_id}", "write or read", timeout_s) from error
 
     # ---- reads ------------------------------------------------------------------------------
 
-    async def get(self, request: Get) -> Reply[GetReply]:
+    async def get(self, call: Call[Get]) -> Reply[GetReply]:
         """Read rows by key; for tables that are not plain, as `get_many` does."""
-        memory = self._memory
+        request, memory = call.body, self._memory
         self._schema.check_columns(request.columns, self._table.name)
+        if not self._schema.is_plain:
+            batch = rows_to_batch(request.keys, self._schema.key_schema)
+            return Reply(GetReply(()), await self._find(batch, request.columns, call.timeout_s))
         places = [self._schema.arrow.get_field_index(name) for name in request.columns]
         rows: list[tuple[tuple[Any, ...], int] | None] = []
         newest = 0
-        for key in request.keys:
+        for key in memory.check_keys(request.keys):
             found = memory.get(key)
             if found is None:
                 newest = max(newest, memory.last_delete_index)
@@ -413,32 +454,38 @@ class Tablet:
             newest = max(newest, found.index)
             row = tuple([found.row[place] for place in places]) if places else found.row
             rows.append((row, found.version))
-        if newest > self._log.committed_index:
-            await self._committed(newest)
+        await self._committed(newest, call.timeout_s)
         return Reply(GetReply(tuple(rows)))
 
-    async def get_many(self, request: GetMany, blobs: Sequence[memoryview]) -> Reply[GetManyReply]:
+    async def get_many(self, call: Call[GetMany]) -> Reply[GetManyReply]:
         """Read many rows by key: rows found with versions, and which keys they belong to."""
-        memory = self._memory
-        self._schema.check_columns(request.columns, self._table.name)
-        if not blobs:
+        columns = call.body.columns
+        self._schema.check_columns(columns, self._table.name)
+        if not call.blobs:
             raise InvalidArgument("get_many needs its keys as an Arrow stream")
-        keys = _decode_rows(blobs[0], self._schema, self._table.name, self._schema.key)
-        located = memory.locate(keys)
-        columns = request.columns or tuple(self._schema.arrow.names)
-        encoded = await self._runtime.offload(_encode_found, located, columns)
-        if located.index > self._log.committed_index:
-            await self._committed(located.index)
-        return Reply(GetManyReply(len(located.found)), [encoded, memoryview(located.found.data)])
+        keys = decode_rows(call.blobs[0], self._schema, self._table.name, self._schema.key)
+        encoded, places = await self._find(keys, columns, call.timeout_s)
+        return Reply(GetManyReply(places.nbytes // _PLACE_BYTES), [encoded, places])
 
-    async def scan(self, request: Scan) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    async def _find(
+        self, keys: pa.RecordBatch, columns: Sequence[str], timeout_s: float
+    ) -> tuple[pa.Buffer, memoryview]:
+        """The rows found, as an Arrow IPC stream, and which keys they are of, as int32."""
+        located = self._memory.locate(keys)
+        columns = columns or tuple(self._schema.arrow.names)
+        encoded = await self._runtime.offload(_encode_found, located, columns)
+        await self._committed(located.index, timeout_s)
+        return encoded, memoryview(located.found.data)
+
+    async def scan(
+        self, request: Scan, timeout_s: float
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """The rows at this point of the log that match, as batches to be read off the loop."""
         snapshot = self._memory.scan_snapshot()
         batches = snapshot.batches(
             request.columns, request.where, request.limit, with_versions=request.with_versions
         )
-        if snapshot.index > self._log.committed_index:
-            await self._committed(snapshot.index)
+        await self._committed(snapshot.index, timeout_s)
         names = list(request.columns or self._schema.arrow.names)
         if request.with_versions:
             names.append(VERSION_COLUMN)
@@ -461,18 +508,6 @@ def _answer(outcome: bytes) -> WriteReply:
     if outcome[:1] == _REFUSED:
         raise decode_error(outcome[1:])
     return _decode_reply(memoryview(outcome)[1:])
-
-
-def _decode_rows(
-    blob: memoryview, schema: TableSchema, table: str, columns: tuple[str, ...] | None
-) -> pa.RecordBatch:
-    """One batch out of an Arrow IPC stream, checked against the table. May run off the loop."""
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
-            batch = reader.read_next_batch()
-    except (pa.ArrowInvalid, StopIteration, OSError) as error:
-        raise InvalidArgument(f"not an Arrow IPC stream of one batch: {error}") from error
-    return check_batch(batch, schema, columns=columns, table=table, validate=True)
 
 
 def _encode_found(located: Any, columns: Sequence[str]) -> pa.Buffer:

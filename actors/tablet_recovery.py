@@ -89,10 +89,8 @@ async def _fetch_any(
                 return await runtime.offload(
                     _check, source, reply.body.info, reply.blobs[0], str(address)
                 )
-            except CorruptData:
-                runtime.metrics.count("replicas_corrupt")
             except DataLost:
-                raise
+                runtime.metrics.count("replicas_corrupt")
             except StelaeError:
                 runtime.metrics.count("replica_reads_failed")
         await runtime.clock.sleep(settings.heartbeat_s)

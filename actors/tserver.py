@@ -202,18 +202,17 @@ class TabletServer:
 
     async def _on_open(self, call: Call[OpenTablet]) -> Reply[Empty]:
         record = call.body.tablet
-        closed_term = self._closed_terms.get(record.tablet_id, 0)
-        if record.term <= closed_term:
-            raise StaleTerm("term of tablet", record.term, closed_term + 1)
-        current = self._tablets.get(record.tablet_id)
-        if current is not None:
+        while (current := self._tablets.get(record.tablet_id)) is not None:
             if current.term > record.term:
                 raise StaleTerm("term of tablet", record.term, current.term)
             if current.term == record.term:
                 if call.body.engine is RecoveryEngine.NATIVE:
                     current.merge_here()
                 return EMPTY
-            await self._close(record.tablet_id)
+            await self._close(record.tablet_id)  # meanwhile another order may have opened it
+        closed_term = self._closed_terms.get(record.tablet_id, 0)
+        if record.term <= closed_term:
+            raise StaleTerm("term of tablet", record.term, closed_term + 1)
         if (record.owner, record.owner_incarnation) != (self.info.uuid, self.info.incarnation):
             raise StaleTerm(
                 "incarnation of " + self._name, record.owner_incarnation, self.info.incarnation
@@ -299,17 +298,21 @@ class TabletServer:
 
     async def _on_write(self, call: Call[Write]) -> Reply[Any]:
         tablet = self._serving(call.body.tablet_id)
+        rows = await tablet.read_rows(call)
+        if call.blobs:
+            tablet = self._serving(call.body.tablet_id)  # reading took its time
+        refusal = None
         if call.body.op is not WriteOp.DELETE and self._memory_bytes > self._memory_limit_bytes:
-            raise OutOfMemory(self._name, self._memory_bytes, self._memory_limit_bytes)
-        self._memory_bytes += sum(blob.nbytes for blob in call.blobs)
-        return Reply(await tablet.write(call.body, call.blobs))
+            refusal = OutOfMemory(self._name, self._memory_bytes, self._memory_limit_bytes)
+        self._memory_bytes += sum([blob.nbytes for blob in call.blobs])
+        return Reply(await tablet.write(call, rows, refusal))
 
     async def _on_get(self, call: Call[Get]) -> Reply[Any]:
-        return await self._serving(call.body.tablet_id).get(call.body)
+        return await self._serving(call.body.tablet_id).get(call)
 
     async def _on_get_many(self, call: Call[GetMany]) -> Reply[Any]:
-        return await self._serving(call.body.tablet_id).get_many(call.body, call.blobs)
+        return await self._serving(call.body.tablet_id).get_many(call)
 
     async def _on_scan(self, call: Call[Scan]) -> Reply[Any]:
         tablet = self._serving(call.body.tablet_id)
-        return await self._scans.next(tablet, call.body)
+        return await self._scans.next(tablet, call.body, call.timeout_s)

@@ -43,12 +43,7 @@ def to_arrow(data: Any, schema: pa.Schema) -> pa.Table:
             return pa.Table.from_pandas(data, preserve_index=False)
         if hasattr(data, "__arrow_c_stream__"):
             return pa.table(data)
-    except (
-        pa.ArrowInvalid,
-        pa.ArrowTypeError,
-        pa.ArrowNotImplementedError,
-        OverflowError,
-    ) as error:
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise InvalidArgument(f"the rows do not fit the table's columns: {error}") from error
     raise InvalidArgument(
         f"rows of type {type(data).__name__}: give a dict, a list of dicts, or an Arrow, pandas or "
@@ -87,6 +82,8 @@ class RowCodec:
             ColumnNotFound: a name that the table does not have.
             InvalidArgument: a value missing where null may not stand, or of the wrong type.
         """
+        if not isinstance(row, Mapping):
+            raise InvalidArgument(f"a row is a dict, not a {type(row).__name__}")
         if not self._names.issuperset(row):
             unknown = next(name for name in row if name not in self._names)
             raise ColumnNotFound(str(unknown), self._table, ", ".join(self._schema.arrow.names))

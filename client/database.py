@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,13 @@ from stelae.client.masters import MastersClient
 from stelae.client.session import Session
 from stelae.client.table import DEFAULT_TIMEOUT_S, AsyncTable
 from stelae.core.durability import Durability, segments
-from stelae.core.errors import DeadlineExpired, InvalidArgument, NameReserved
+from stelae.core.errors import (
+    DeadlineExpired,
+    InvalidArgument,
+    NameReserved,
+    OutcomeUnknown,
+    RetryLater,
+)
 from stelae.core.ids import Address, ClientId, make_uuid
 from stelae.core.messages import (
     CREATE_TABLE,
@@ -86,19 +93,27 @@ class AsyncDatabase:
         return await self._wait_running(name, deadline)
 
     async def _wait_running(self, name: str, deadline: float) -> AsyncTable:
-        cache = TableCache(self._masters, await look_up(self._masters, name))
-        while not cache.is_running:
-            if self.runtime.clock.monotonic() >= deadline:
+        clock = self.runtime.clock
+        cache: TableCache | None = None
+        waits_for = "the masters"
+        while (left_s := deadline - clock.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(left_s):
+                    if cache is None:
+                        cache = TableCache(self._masters, await look_up(self._masters, name))
+                    else:
+                        await cache.refresh()
+            except (RetryLater, OutcomeUnknown, TimeoutError) as error:
+                waits_for = str(error) or waits_for  # a failover may take longer than one look-up
+            else:
+                if cache.is_running:
+                    return self._open(cache)
                 waiting = next(
                     t for t in map(cache.tablet, range(cache.tablet_count)) if not t.address
                 )
-                raise DeadlineExpired(
-                    f"create_table({name!r})",
-                    waiting.problem or f"tablet {waiting.tablet.tablet_id} to be served",
-                )
-            await self.runtime.clock.sleep(POLL_S)
-            await cache.refresh()
-        return self._open(cache)
+                waits_for = waiting.problem or f"tablet {waiting.tablet.tablet_id} to be served"
+            await clock.sleep(POLL_S)
+        raise DeadlineExpired(f"create_table({name!r})", waits_for)
 
     def _open(self, cache: TableCache) -> AsyncTable:
         table = AsyncTable(self.runtime, self._settings, self._session, cache)

@@ -25,6 +25,8 @@ def normalize_filters(where: Where, schema: TableSchema, table: str) -> WireFilt
     """
     if not where:
         return ()
+    if not isinstance(where, list | tuple):
+        raise InvalidArgument(f"where={where!r}: a list of (column, operator, value) tuples")
     groups = [where] if all(isinstance(item, tuple) for item in where) else where
     return tuple(tuple(_term(term, schema, table) for term in _group(group)) for group in groups)
 
@@ -51,7 +53,7 @@ def _term(term: Any, schema: TableSchema, table: str) -> tuple[str, str, Any]:
     if operator in ("in", "not in"):
         if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
             raise InvalidArgument(f"filter {term!r}: {operator!r} wants a list of values")
-        values = sorted(value) if isinstance(value, set | frozenset) else value
+        values = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
         return column, operator, tuple(to_wire(item, kind, what) for item in values)
     if value is None:
         raise InvalidArgument(f"filter {term!r}: compare with a value, not with None")

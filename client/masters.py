@@ -63,6 +63,7 @@ class MastersClient:
         deadline = clock.monotonic() + timeout_s
         maybe_done: OutcomeUnknown | None = None
         refused: RetryLater | None = None
+        followed = False
         while True:
             left_s = deadline - clock.monotonic()
             if left_s <= 0:
@@ -74,7 +75,9 @@ class MastersClient:
                 )
                 return reply.body
             except NotLeader as error:
-                if not self._follow(error.leader):
+                # One hint at once; those who then name each other wait for their election.
+                followed = self._follow(error.leader) and not followed
+                if not followed:
                     await clock.sleep(PAUSE_S)
             except OutcomeUnknown as error:
                 maybe_done = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -45,7 +46,8 @@ async def on_tablet(
     Raises:
         Rejected, DataLost: as the server says.
         OutOfMemory, NoSpace: at once; waiting does not help by itself.
-        OutcomeUnknown: the deadline passed, and some attempt may have been carried out.
+        OutcomeUnknown: some attempt may have been carried out, and the deadline passed, or there
+            is no room just now to find out.
         RetryLater: the deadline passed, and surely none was.
     """
     clock = runtime.clock
@@ -63,7 +65,9 @@ async def on_tablet(
                 limit_s = min(left_s, ATTEMPT_TIMEOUT_S)
                 return await attempt(where, where.tablet.owner, limit_s)
             last = DeadlineExpired(what, where.problem or f"tablet {where.tablet.tablet_id}")
-        except (OutOfMemory, NoSpace):
+        except (OutOfMemory, NoSpace) as error:
+            if unknown is not None:
+                raise unknown from error
             raise
         except OutcomeUnknown as error:
             unknown = error
@@ -72,6 +76,9 @@ async def on_tablet(
         await clock.sleep(min(pause_s, max(deadline - clock.monotonic(), 0.0)))
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
         try:
-            await cache.refresh()
+            async with asyncio.timeout(max(deadline - clock.monotonic(), 0.0)):
+                await cache.refresh()
         except (RetryLater, OutcomeUnknown) as error:
             last = error if isinstance(error, RetryLater) else last
+        except TimeoutError:
+            continue  # to the deadline

@@ -31,9 +31,13 @@ async def scan_tablet(
 
     The rows are handed out only once all are here: a scan that breaks off begins anew, and would
     see a later point.
-    """
 
-    async def attempt(where_: TabletLocation, owner: ServerUuid, limit_s: float) -> Any:
+    Raises:
+        StelaeError: as `on_tablet` does; after ``timeout_s`` in all.
+    """
+    deadline = runtime.clock.monotonic() + timeout_s
+
+    async def attempt(where_: TabletLocation, owner: ServerUuid, _: float) -> Any:
         batches: list[pa.RecordBatch] = []
         cursor, piece = "", 0
         while True:
@@ -51,7 +55,7 @@ async def scan_tablet(
                     where_.address,
                     SCAN,
                     request,
-                    timeout_s=max(limit_s, PIECE_TIMEOUT_S),
+                    timeout_s=min(PIECE_TIMEOUT_S, deadline - runtime.clock.monotonic()),
                     destination=owner,
                 )
             except InvalidArgument as error:

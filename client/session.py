@@ -4,29 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from stelae.core.ids import ClientId, RequestId
+
+
+@dataclass(slots=True)
+class _Numbers:
+    """The requests to one receiver."""
+
+    next: int = 1
+    open: dict[int, None] = field(default_factory=dict)
+    """Insertion order is numeric order."""
 
 
 class Session:
     """Numbers requests. A request is incomplete until its caller has the answer or gives up.
 
-    Sequences are drawn in rising order; `first_incomplete` is the lowest one still open, so servers
-    know which results nobody will ask for again.
+    Each receiver (a tablet, or the masters) keeps results for itself, so each has numbers of its
+    own: a request that is stuck at one does not make the others keep theirs. Sequences are drawn in
+    rising order; `first_incomplete` is the lowest one still open, so receivers know which results
+    nobody will ask for again.
     """
 
     def __init__(self, client_id: ClientId) -> None:
         self.client_id = client_id
-        self._next = 1
-        self._open: dict[int, None] = {}  # insertion order is numeric order
+        self._receivers: dict[str, _Numbers] = {}
 
     @contextmanager
-    def request(self) -> Iterator[RequestId]:
+    def request(self, receiver: str = "") -> Iterator[RequestId]:
         """Draw a request id, the same for every attempt made inside the block."""
-        sequence = self._next
-        self._next += 1
-        self._open[sequence] = None
+        numbers = self._receivers.get(receiver)
+        if numbers is None:
+            numbers = self._receivers[receiver] = _Numbers()
+        sequence = numbers.next
+        numbers.next += 1
+        numbers.open[sequence] = None
         try:
-            yield RequestId(self.client_id, sequence, next(iter(self._open)))
+            yield RequestId(self.client_id, sequence, next(iter(numbers.open)))
         finally:
-            del self._open[sequence]
+            del numbers.open[sequence]

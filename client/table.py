@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,8 @@ from stelae.core.schema import VERSION_COLUMN
 from stelae.core.settings import Settings
 from stelae.core.values import check_batch, rows_to_batch
 from stelae.storage.partitioner import Partitioner
+
+T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 30.0
 CONCURRENT_TABLETS = 16
@@ -191,7 +193,7 @@ class AsyncTable:
             at = np.frombuffer(reply.blobs[1], np.int32)
             return decode_batch(reply.blobs[0]), places[at]
 
-        found = await asyncio.gather(*(part(number) for number in sorted(parts)))
+        found = await _all_or_first_error([part(number) for number in sorted(parts)])
         wanted = list(chosen or self._schema.arrow.names)
         return await self._runtime.offload(
             _merge_found, found, [*wanted, VERSION_COLUMN] if with_versions else wanted, self.schema
@@ -254,7 +256,7 @@ class AsyncTable:
                     timeout,
                 )
 
-        parts = await asyncio.gather(*(part(n) for n in range(self._cache.tablet_count)))
+        parts = await _all_or_first_error([part(n) for n in range(self._cache.tablet_count)])
         fields = [self.schema.field(name) for name in (chosen or self.schema.names)]
         if with_versions:
             fields.append(pa.field(VERSION_COLUMN, pa.uint64(), False))
@@ -285,11 +287,25 @@ class AsyncTable:
             keys = pa.table([keys], names=[self.key[0]])
         if is_table(keys):
             table = to_arrow(keys, schema)
-            self._schema.check_columns([c for c in table.column_names if c in self.key], self.name)
+            missing = [name for name in self.key if name not in table.column_names]
+            if missing:
+                raise InvalidArgument(f"keys need the key column {missing[0]!r}")
             return check_batch(
                 table.select(list(self.key)), self._schema, columns=self.key, table=self.name
             )
+        if isinstance(keys, str | bytes | dict) or not isinstance(keys, Iterable):
+            raise InvalidArgument("keys are a list of keys, an Arrow array or a table")
         return rows_to_batch([self._codec.key(key) for key in keys], schema)
+
+
+async def _all_or_first_error(parts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all parts return, in order; once one fails, the others are given up."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part) for part in parts]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def _merge_found(

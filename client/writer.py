@@ -7,7 +7,8 @@ one part is refused, others may have been done, and the error's note says how ma
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+import operator
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from stelae.core.values import WireRow, check_batch, rows_to_batch
 from stelae.storage.partitioner import Partitioner
 
 Versions = NDArray[np.uint64]
+_VERSION_END = 1 << 63
 
 
 class TableWriter:
@@ -64,11 +66,15 @@ class TableWriter:
         """Write rows in any form that `to_arrow` takes; returns their versions, shape (rows,)."""
         if isinstance(rows, dict):
             rows = [rows]
+        if isinstance(rows, list) and not rows:
+            return _versions_of_nothing(if_version)
         small = isinstance(rows, list) and len(rows) < self._settings.arrow_rows
         if small and self._schema.is_plain:
             columns = self._update_columns(rows) if op is WriteOp.UPDATE else ()
             wire = [self._codec.row(row, columns or None) for row in rows]
             return await self._write_rows(op, wire, columns, if_version, timeout_s)
+        if op is WriteOp.UPDATE and isinstance(rows, list):
+            self._update_columns(rows)
         table = to_arrow(rows, self._schema.arrow)
         batch = await self._check(op, table)
         return await self._write_batch(op, batch, if_version, timeout_s)
@@ -79,6 +85,7 @@ class TableWriter:
             columns = self._schema.key
             table = table.select([c for c in columns if c in table.column_names])
         elif op is WriteOp.UPDATE:
+            self._check_key_given(table.column_names)
             columns = tuple(n for n in self._schema.arrow.names if n in table.column_names)
         return await self._runtime.offload(
             check_batch, table, self._schema, columns=columns, table=self._name
@@ -86,14 +93,19 @@ class TableWriter:
 
     def _update_columns(self, rows: Sequence[Row]) -> tuple[str, ...]:
         """The columns of an update, in schema order: the same in all rows, the key among them."""
+        if not all(isinstance(row, Mapping) for row in rows):
+            raise InvalidArgument("the rows of an update are dicts")
         given = set(rows[0])
         if any(set(row) != given for row in rows):
             raise InvalidArgument("the rows of one update must name the same columns")
-        missing = [name for name in self._schema.key if name not in given]
+        self._check_key_given(given)
+        self._schema.check_columns(sorted(given, key=str), self._name)
+        return tuple(name for name in self._schema.arrow.names if name in given)
+
+    def _check_key_given(self, columns: Collection[str]) -> None:
+        missing = [name for name in self._schema.key if name not in columns]
         if missing:
             raise InvalidArgument(f"an update needs the key column {missing[0]!r}")
-        self._schema.check_columns(sorted(given), self._name)
-        return tuple(name for name in self._schema.arrow.names if name in given)
 
     async def _write_rows(
         self,
@@ -179,7 +191,7 @@ class TableWriter:
         timeout_s: float,
     ) -> WriteReply:
         version = self._cache.table.schema.version
-        with self._session.request() as request:
+        with self._session.request(self._cache.tablet(number).tablet.tablet_id) as request:
 
             async def attempt(
                 where: TabletLocation, owner: ServerUuid, limit_s: float
@@ -213,10 +225,20 @@ def _versions(if_version: Any, count: int) -> tuple[int, ...]:
         return ()
     if isinstance(if_version, int | np.integer):
         if_version = [if_version]
-    versions = tuple(int(version) for version in if_version)
+    try:
+        versions = tuple([operator.index(version) for version in if_version])
+    except TypeError as error:
+        raise InvalidArgument(f"if_version is a number for each row: {error}") from error
+    if not all(0 <= version < _VERSION_END for version in versions):
+        raise InvalidArgument("if_version: versions are 0 (absent) or above")
     if len(versions) != count:
         raise InvalidArgument(f"if_version has {len(versions)} numbers for {count} rows")
     return versions
+
+
+def _versions_of_nothing(if_version: Any) -> Versions:
+    _versions(if_version, 0)
+    return np.empty(0, np.uint64)
 
 
 def _version_range(reply: WriteReply) -> Versions:

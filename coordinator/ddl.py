@@ -14,7 +14,13 @@ import msgspec
 
 from stelae.coordinator.assignment import Load, choose_owners
 from stelae.coordinator.catalog import Catalog, CatalogBatch
-from stelae.core.errors import InvalidArgument, StaleTerm, TableExists, TableNotFound
+from stelae.core.errors import (
+    InvalidArgument,
+    StaleTerm,
+    TableExists,
+    TableNotFound,
+    TabletNotReady,
+)
 from stelae.core.ids import RequestId, TableId, TabletId, make_uuid
 from stelae.core.messages import CreateTable, RaiseEpoch
 from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState

@@ -21,13 +21,13 @@ from stelae.core.records import ServerInfo, TableRecord, TabletRecord
 EnginePolicy: TypeAlias = Literal["auto", "native", "spark"]
 
 NATIVE_FIXED_S = 0.1
-NATIVE_BYTES_PER_S = 400e6
+NATIVE_BYTES_PER_S = 120e6
 """Log bytes that one tserver fetches, loads and merges in a second, until measured."""
-LOAD_SHARE = 0.6
+LOAD_SHARE = 0.75
 """Of the native time, what loading the rows takes: a tserver spends it with either engine."""
-SPARK_FIXED_S = 0.6
+SPARK_FIXED_S = 1.0
 """Spark's own time for a job of few tasks on a warm session."""
-SPARK_BYTES_PER_S = 700e6
+SPARK_BYTES_PER_S = 300e6
 """Log bytes whose summaries one Spark core fetches and merges in a second, until measured."""
 LEARNING_RATE = 0.5
 SMALL_BYTES = 16 << 20
@@ -121,8 +121,9 @@ class EngineChooser:
             assumed_s = native_seconds(jobs)
         else:
             assert spark is not None, "Spark was chosen"
+            if spark.start_s > 0:
+                return  # how long it started, or whether it was warm by then, is not known
             assumed_s = spark_seconds(jobs, spark.cores)
-            seconds = seconds - spark.start_s
         measured = min(max(seconds / assumed_s, 1 / FACTOR_MAX), FACTOR_MAX)
         old = self._slowness[choice.engine]
         self._slowness[choice.engine] = old + LEARNING_RATE * (measured - old)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -32,6 +33,7 @@ from stelae.recovery.spark_job import encode_jobs, run_groups
 from stelae.recovery.spark_link import ClusterLink
 
 POLL_S = 0.1
+JVM_END_S = 2.0
 WARM_ROUNDS = 4
 """Warm-up jobs at most until each core has a Python worker; and of empty recovery jobs after."""
 CLOSURE_BYTES = 256 << 20
@@ -118,10 +120,26 @@ def start_session(name: str, size: SessionSize, configuration: dict[str, str]) -
 
 
 def stop_session() -> None:
-    """End this process's session, if it has one, and its JVMs."""
+    """End this process's session, if it has one, and its JVMs; a new one can be started then.
+
+    PySpark keeps the driver's JVM for as long as the process lives; it is ended here as well.
+    """
     import raydp
+    from pyspark import SparkContext
 
     raydp.stop_spark()
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    if gateway is None:
+        return
+    gateway.shutdown()
+    jvm: subprocess.Popen[bytes] = gateway.proc
+    if jvm.stdin is not None:
+        jvm.stdin.close()  # it ends itself when this does
+    try:
+        jvm.wait(JVM_END_S)
+    except subprocess.TimeoutExpired:
+        jvm.kill()
+        jvm.wait()
 
 
 def wait_executors(spark: Any, executors: int, timeout_s: float) -> None:

@@ -31,7 +31,7 @@ class FixedSession(Session):
         self._request = request
 
     @contextmanager
-    def request(self) -> Iterator[RequestId]:
+    def request(self, receiver: str = "") -> Iterator[RequestId]:
         yield self._request
 
 

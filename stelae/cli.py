@@ -1,9 +1,9 @@
 """The command line: ``stelae up | down | status | demo | table``. (design §12)
 
-Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly (a bad ``cluster.yaml`` too). Errors are
-sentences on standard error; with ``--json`` they are a document on standard output, as every
-result is; a traceback shows only with ``--debug``. What is slow to import is imported by the
-command that needs it.
+Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly (a bad ``cluster.yaml`` too); 130 when
+interrupted, as everywhere. Errors are sentences on standard error; with ``--json`` they are a
+document on standard output, as every result is; a traceback shows only with ``--debug``. What is
+slow to import is imported by the command that needs it.
 """
 
 from __future__ import annotations
@@ -539,9 +539,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     given = sys.argv[1:] if arguments is None else arguments
     try:
         app(args=given, prog_name="stelae")
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(FAILED)
     except Exception as error:
         if "--debug" in given:
             raise

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
@@ -24,6 +24,8 @@ from stelae.core.spec_file import load_spec
 from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime
+
+D = TypeVar("D", bound=Database)
 
 READY_TIMEOUT_S = 60.0
 POLL_S = 0.05
@@ -231,8 +233,8 @@ def _connect_http(url: str, token: str | None) -> Database:
 
 
 def _attach(
-    kind: type[Any], cluster: str, secret: bytes, masters: list[Address], settings: Settings
-) -> Any:
+    kind: type[D], cluster: str, secret: bytes, masters: list[Address], settings: Settings
+) -> D:
     loop = Loop()
 
     async def open_database() -> AsyncDatabase:

@@ -430,13 +430,16 @@ def stop_http(state: ClusterState) -> None:
 def take_down(
     state: ClusterState, actors: dict[str, Any], *, owns_ray: bool, grace_s: float = 5.0
 ) -> None:
-    """End a cluster's servers, and Ray if it was started for them; wait until all have ended.
+    """End these servers, and Ray if it was started for them; wait until all have ended.
+
+    Only ``actors``, and the Spark that goes with them: a launch that is refused because the cluster
+    runs has none, and ends none.
 
     Raises:
         StelaeError: some server's process does not end; the text names it.
     """
-    if ray.is_initialized():
-        actors = {**cluster_actors(state.cluster), **actors}  # also a Spark started on demand
+    if actors and SPARK_NAME in (found := cluster_actors(state.cluster)):
+        actors = {**actors, SPARK_NAME: found[SPARK_NAME]}  # perhaps started on demand
     if state.http and not owns_ray:
         stop_http(state)
     kill_servers(actors, grace_s=grace_s)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from stelae.core.errors import InvalidArgument
 from stelae.core.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
 from stelae.storage.filters import Filter, Where
 from stelae.storage.segment import Run, Segment
@@ -148,9 +149,11 @@ class Snapshot:
 
         Raises (at the call):
             ColumnNotFound: in ``columns`` or ``where``.
-            InvalidArgument: a predicate's operator or value is not the column's.
+            InvalidArgument: a predicate's operator or value is not the column's, or a limit below 0.
         """
         self._schema.check_columns(columns, self._table)
+        if limit < 0:
+            raise InvalidArgument(f"limit={limit}: a number of rows, or 0 for all")
         names = list(columns) or list(self._schema.arrow.names)
         if with_versions:
             names.append(VERSION_COLUMN)
@@ -159,7 +162,7 @@ class Snapshot:
 
     def _read(self, names: list[str], where: Filter, limit: int) -> Iterator[pa.RecordBatch]:
         schema = read_schema(self._schema, names)
-        left = limit or self.row_count
+        left = min(limit or self.row_count, self.row_count)
         for part in self._parts:
             for start, batch in part.run.batches(part.row_count):
                 mask = _mask(part.live, start, batch, where)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
-import pyarrow as pa
 
 from stelae.core.errors import CorruptData, InvalidArgument, StaleTerm
 from stelae.core.ids import TabletId, segment_name

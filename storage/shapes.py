@@ -40,6 +40,29 @@ def _python_type(kind: pa.DataType) -> Any:
     return Annotated[int, msgspec.Meta(ge=-(1 << (width - 1)), le=(1 << (width - 1)) - 1)]
 
 
+def check_names(schema: TableSchema, table: str, names: Sequence[str], *, partial: bool) -> None:
+    """Whether rows may be written with these columns; ``partial``: what is left out stays.
+
+    Raises:
+        ColumnNotFound: one is not the table's.
+        InvalidArgument: one is there twice; one of the key, or one that may not be null, is not.
+    """
+    schema.check_columns(names, table)
+    if len(set(names)) != len(names):
+        raise InvalidArgument(f"columns={list(names)}: each at most once")
+    missing = [name for name in schema.key if name not in names]
+    if missing:
+        raise InvalidArgument(f"columns={list(names)}: the key column {missing[0]!r} is left out")
+    if not partial:
+        needed = [f.name for f in schema.arrow if not f.nullable and f.name not in names]
+        if needed:
+            raise InvalidArgument(f"column {needed[0]!r} may not be null, and is left out")
+
+
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
 class Shape:
     """What rows of ``columns`` must look like, and how they become rows of all columns.
 
@@ -60,18 +83,9 @@ class Shape:
     ) -> None:
         arrow = schema.arrow
         names = list(columns)
-        schema.check_columns(names, table)
-        if len(set(names)) != len(names):
-            raise InvalidArgument(f"columns={names}: each at most once")
-        missing = [name for name in schema.key if name not in names]
-        if missing:
-            raise InvalidArgument(f"columns={names}: the key column {missing[0]!r} is left out")
+        check_names(schema, table, names, partial=partial)
         if only_key and set(names) != set(schema.key):
             raise InvalidArgument(f"columns={names}: a delete takes the key, {list(schema.key)}")
-        if not partial:
-            needed = [f.name for f in arrow if not f.nullable and f.name not in names]
-            if needed:
-                raise InvalidArgument(f"column {needed[0]!r} may not be null, and is left out")
         fields = [arrow.field(name) for name in names]
         for field in fields:
             if not is_plain_type(field.type):
@@ -127,7 +141,7 @@ class Shape:
             for i in self._variable:
                 value = row[i]
                 if value is not None:
-                    size += len(value)
+                    size += len(value) if type(value) is bytes else _utf8_bytes(value)
             if size > MAX_ROW_BYTES:
                 raise TooLarge("a row", size, MAX_ROW_BYTES)
             total += size

@@ -204,6 +204,7 @@ class TabletMemory:
             ColumnNotFound, TooLarge: as they say.
         """
         if not len(rows):
+            self.last_index = index  # the call has its entry in the log all the same
             return Executed(EntryKind.ROWS, self.next_version, 0)
         if isinstance(rows, pa.RecordBatch):
             conditions = _conditions(if_versions, rows.num_rows)
@@ -240,6 +241,14 @@ class TabletMemory:
         return shape
 
     # ---- reading ----
+
+    def check_keys(self, keys: Sequence[Any]) -> Sequence[Row]:
+        """Keys as they came from a client, as what `get` takes.
+
+        Raises:
+            InvalidArgument, TooLarge: some of them are no keys of this table.
+        """
+        return self._shape(WriteOp.DELETE, ()).check(keys)[0]
 
     def get(self, key: Row) -> Found | None:
         """The row of a key (wire values in key order).

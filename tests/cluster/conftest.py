@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 END_TIMEOUT_S = 20.0
 
 
-def small_spec(folder: Path, **more: Any) -> dict[str, Any]:
-    """Three of each server, without HTTP and Spark, in ``folder``."""
+@pytest.fixture(scope="session")
+def small_spec() -> Callable[..., dict[str, Any]]:
+    """``small_spec(folder, **more)``: three of each server, without HTTP and Spark."""
+    return _small_spec
+
+
+def _small_spec(folder: Path, **more: Any) -> dict[str, Any]:
     return {
         "cluster": "test",
         "data_dir": str(folder),
@@ -68,7 +73,7 @@ def launch_small(ray_folder: Path, ends_processes: None) -> Iterator[Callable[..
     launched: list[LaunchedDatabase] = []
 
     def launch(name: str, **more: Any) -> LaunchedDatabase:
-        database = stelae.launch(small_spec(ray_folder / name, **more))
+        database = stelae.launch(_small_spec(ray_folder / name, **more))
         launched.append(database)
         return database
 

@@ -1,4 +1,4 @@
-"""A cluster's life on real Ray: launched once only, found by name and folder, closed, cold start."""
+"""A cluster's life on real Ray: launched once only, found, closed, back from its disks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import psutil
 import pyarrow as pa
 import pytest
 import ray
-from conftest import small_spec
 
 import stelae
 from stelae import errors, hash_partition
@@ -30,7 +29,9 @@ with stelae.connect(sys.argv[1]) as db:
 
 
 def test_a_cluster_is_launched_once_closed_whole_and_comes_back_from_disk(
-    ray_folder: Path, launch_small: Callable[..., Any]
+    ray_folder: Path,
+    launch_small: Callable[..., Any],
+    small_spec: Callable[..., dict[str, Any]],
 ) -> None:
     """While it runs no second launch gets at its data; after close() nothing of it runs; launched
     again on its data_dir, every row and version is there, and deleted rows are not."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ SCHEMA = pa.schema(
 
 
 @pytest.fixture(scope="module")
-def db(launch_small: Callable[..., Any]) -> Iterator[Database]:
-    yield launch_small("live")
+def db(launch_small: Callable[..., Database]) -> Database:
+    return launch_small("live")
 
 
 def rows_of(count: int) -> pa.Table:
@@ -90,10 +90,10 @@ def victims(db: Database, kind: str, table: str) -> list[dict[str, Any]]:
         name = f"{server.get('role', '')} {server['kind']}".strip()
         by_kind.setdefault(name, []).append(server)
     owned = [tablet["leader"] for tablet in status["tablets"] if tablet["table"] == table]
-    found = []
-    for part in kind.split(" and "):
-        found.append(max(by_kind[part], key=lambda server: owned.count(server["id"])))
-    return found
+    return [
+        max(by_kind[part], key=lambda server: owned.count(server["id"]))
+        for part in kind.split(" and ")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ BAD_CALLS: dict[str, tuple[type[errors.StelaeError], Callable[[Database, Table],
     "key of the wrong type": (errors.InvalidArgument, lambda db, t: t.get("seven")),
     "too many key values": (errors.InvalidArgument, lambda db, t: t.get((1, 2))),
     "no rows at all": (errors.InvalidArgument, lambda db, t: t.upsert(7)),
-    "the same key twice": (
-        errors.RowExists,
+    "the same key twice in an insert": (
+        errors.InvalidArgument,
         lambda db, t: t.insert([{"id": 100, "name": "a"}, {"id": 100, "name": "b"}]),
     ),
     "insert of a row that is there": (errors.RowExists, lambda db, t: t.insert({"id": 1})),
@@ -182,7 +182,15 @@ BAD_CALLS: dict[str, tuple[type[errors.StelaeError], Callable[[Database, Table],
     ),
     "row over 1 MiB": (
         errors.TooLarge,
-        lambda db, t: t.upsert({"id": 1, "name": "x" * (1 << 20)}),
+        lambda db, t: t.upsert({"id": 1, "name": "x" * ((1 << 20) + 1)}),
+    ),
+    "row over 1 MiB in Arrow": (
+        errors.TooLarge,
+        lambda db, t: t.upsert(pa.table({"id": [1], "name": ["x" * (1 << 20)]})),
+    ),
+    "call of dicts over 64 MiB": (
+        errors.TooLarge,
+        lambda db, t: t.upsert([{"id": i, "name": "x" * 1_000_000} for i in range(70)]),
     ),
     "call over 64 MiB": (
         errors.TooLarge,
@@ -194,16 +202,17 @@ BAD_CALLS: dict[str, tuple[type[errors.StelaeError], Callable[[Database, Table],
         errors.DeadlineExpired,
         lambda db, t: t.upsert({"id": 1, "name": "late"}, timeout=1e-9),
     ),
-    "table that exists": (errors.TableExists, lambda db, t: db.create_table("input", SCHEMA, key="id")),
+    "table that exists": (
+        errors.TableExists,
+        lambda db, t: db.create_table("input", SCHEMA, key="id"),
+    ),
     "key that is no column": (
         errors.ColumnNotFound,
         lambda db, t: db.create_table("new", SCHEMA, key="nmae"),
     ),
     "partition by no key column": (
         errors.InvalidArgument,
-        lambda db, t: db.create_table(
-            "new", SCHEMA, key="id", partition=hash_partition("name", 2)
-        ),
+        lambda db, t: db.create_table("new", SCHEMA, key="id", partition=hash_partition("name", 2)),
     ),
     "table name for no URL": (
         errors.InvalidArgument,

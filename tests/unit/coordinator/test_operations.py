@@ -29,6 +29,7 @@ from stelae.core.errors import (
     StaleTerm,
     TableExists,
     TableNotFound,
+    TabletNotReady,
     TooLarge,
 )
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
@@ -231,6 +232,10 @@ async def test_an_epoch_is_raised_by_the_owner_in_its_term_only() -> None:
     assert table_id is not None
     tablet = log.catalog.tablets_of(table_id)[0]
     good = RaiseEpoch(tablet.tablet_id, 1, tablet.owner, 7, 2)
+    with pytest.raises(TabletNotReady):  # what it would make stale may be all that there is
+        draft_raise_epoch(log.catalog, good)
+    running = msgspec.structs.replace(tablet, state=TabletState.RUNNING)
+    await operations.change(lambda: CatalogBatch(tablets=(running,)))
     batch = draft_raise_epoch(log.catalog, good)
     assert batch is not None
     await operations.change(lambda: batch)

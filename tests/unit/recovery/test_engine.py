@@ -93,6 +93,14 @@ def test_auto_learns_from_outcomes_and_turns_to_the_faster_engine() -> None:
     assert chooser.choose(MANY, WARM).engine is SPARK
 
 
+def test_a_session_that_was_not_known_to_be_warm_teaches_nothing() -> None:
+    """How much of the time its start took is not known."""
+    chooser = EngineChooser("spark")
+    expected = chooser.choose(MANY, WARM).spark_s
+    chooser.learn(chooser.choose(MANY, COLD), MANY, COLD, 0.5)
+    assert chooser.choose(MANY, WARM).spark_s == expected
+
+
 def test_predictions_approach_a_steady_outcome() -> None:
     """After a few recoveries of the same kind the expected time is the measured one."""
     chooser = EngineChooser("native")

@@ -25,8 +25,11 @@ from stelae.core.ids import Address, TabletId
 from stelae.core.messages import (
     GET_TABLE,
     INVENTORY,
+    OPEN_TABLET,
     GetTable,
     Inventory,
+    OpenTablet,
+    RecoveryEngine,
     SegmentSource,
 )
 from stelae.core.partition import hash_partition
@@ -273,3 +276,32 @@ async def test_every_row_and_version_is_back_whatever_becomes_of_the_spark_engin
         assert recovery["engine"] == ends_with
         assert recovery["expected_s"][ends_with] > 0
         assert recovery["state"] == "done"
+
+
+class HangingEngine(TaskEngine):
+    """Spark never answers; the jobs that it was given are kept."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        super().__init__(cluster)
+        self.given: asyncio.Future[Sequence[RecoveryJob]] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+    async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
+        self.given.set_result(jobs)
+        return await asyncio.get_running_loop().create_future()
+
+
+async def test_a_tserver_that_is_told_to_open_natively_waits_for_spark_no_more(
+    tmp_path: Path,
+) -> None:
+    """A new leader may choose the other engine for the same term: the order is repeated so."""
+    async with loaded(tmp_path, engine="spark", tservers=2) as cluster:
+        engine = cluster.masters[0].spark_engine = HangingEngine(cluster)
+        before = await contents(cluster.database)
+        await max(cluster.tservers, key=lambda tserver: len(tserver.reports())).stop()
+        peers = cluster.client_runtime("leader").peers
+        for job in await asyncio.wait_for(engine.given, 10.0):
+            order = OpenTablet(job.table, job.tablet, job.sources, RecoveryEngine.NATIVE)
+            await peers.call(job.owner.address, OPEN_TABLET, order, timeout_s=5.0)
+        assert await contents(cluster.database) == before

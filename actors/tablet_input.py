@@ -1,0 +1,64 @@
+"""What reaches a tablet over the network, checked before it is believed.
+
+A caller has the cluster's secret, and may still be of another version or wrong: whatever it sends
+ends in an error of ours, never in a broken server. Rows are checked in `stelae.core.values` and
+`stelae.storage.shapes`; here is the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from stelae.core.errors import InvalidArgument
+from stelae.core.ids import RequestId
+from stelae.core.schema import TableSchema
+from stelae.core.values import check_batch
+from stelae.storage.gather import ROW_MASK, SLOT_SHIFT
+from stelae.storage.merge import Merged
+
+MAX_CLIENT_ID_LENGTH = 256
+_SEQUENCE_END = 1 << 63
+
+
+def decode_rows(
+    blob: memoryview, schema: TableSchema, table: str, columns: tuple[str, ...] | None
+) -> pa.RecordBatch:
+    """The batch of an Arrow IPC stream, checked against the table. May run off the loop."""
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
+            batch = reader.read_next_batch()
+            if any(more.num_rows for more in reader):
+                raise InvalidArgument("an Arrow IPC stream of more than one batch")
+        _ = batch.schema.names  # which are decoded here, and may be no UTF-8
+    except (pa.ArrowException, StopIteration, OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"not an Arrow IPC stream of one batch: {error}") from error
+    return check_batch(batch, schema, columns=columns, table=table, validate=True)
+
+
+def check_request(request: RequestId) -> None:
+    """Ids stand in every prologue until they are forgotten: they have to be small, and encodable.
+
+    Raises:
+        InvalidArgument: this one is not as clients make them.
+    """
+    fine = 0 <= request.first_incomplete <= request.sequence < _SEQUENCE_END
+    if not fine or not 0 < len(request.client_id) <= MAX_CLIENT_ID_LENGTH:
+        raise InvalidArgument(
+            f"request id {request.sequence} from {request.first_incomplete} on, of client "
+            f"{request.client_id[:MAX_CLIENT_ID_LENGTH]!r}: 0 <= first incomplete <= sequence, and "
+            f"a client id has 1 to {MAX_CLIENT_ID_LENGTH} characters"
+        )
+
+
+def fits(merged: Merged, row_counts: Sequence[int]) -> bool:
+    """Whether a merge made elsewhere is one of segments with so many rows."""
+    counts = np.array(row_counts, np.int64)
+    if [len(live) for live in merged.live] != list(row_counts):
+        return False
+    slots, rows = merged.positions >> SLOT_SHIFT, merged.positions & ROW_MASK
+    if len(merged.hashes) != len(slots) or not np.all((slots >= 0) & (slots < len(counts))):
+        return False
+    return bool(np.all(rows < counts[slots])) and merged.next_version >= 0

@@ -1,0 +1,285 @@
+"""The command line: what it says, how it fails, and a cluster's life by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from stelae import cli
+from stelae.core.errors import StelaeError
+
+WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
+BAD_SPEC = """apiVersion: stelae/v1
+kind: Cluster
+cluster: X Y
+masters: {count: 2}
+tserver: {count: 3}
+"""
+SPEC = """apiVersion: stelae/v1
+kind: Cluster
+cluster: small
+ray: {address: local, num_cpus: 2}
+data_dir: data
+masters: {count: 1}
+tservers: {count: 2, memory: 128MiB}
+backups: {count: 2}
+segment_size: 1MiB
+serve: {port: 0}
+spark: null
+"""
+
+
+def stelae(
+    *arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "stelae", *arguments],
+        cwd=cwd,
+        env={**os.environ, **WIDE, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+# ---- without a cluster ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["up", "down", "status", "demo", "table list"])
+def test_help_teaches_with_examples(command: str) -> None:
+    """Each command's help shows how it is called, and that it can answer in JSON."""
+    answer = stelae(*command.split(), "--help")
+    assert answer.returncode == 0
+    assert f"\n stelae {command}" in answer.stdout
+    assert "--json" in answer.stdout
+
+
+def test_help_needs_no_slow_imports() -> None:
+    """The front page of the help is there at once: Ray, Arrow and pandas are not loaded for it."""
+    script = (
+        "import sys\nfrom stelae.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+        "print(sorted({'ray', 'pyarrow', 'pandas', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert answer.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_bad_file_is_told_by_line_and_field(tmp_path: Path) -> None:
+    """`up` with a wrong cluster.yaml lists all that is wrong, exits 2, and makes nothing."""
+    (tmp_path / "cluster.yaml").write_text(BAD_SPEC)
+    answer = stelae("up", cwd=tmp_path)
+    assert answer.returncode == 2
+    for part in ("line 3, cluster", "line 4, masters.count", "line 5, tserver", "'tservers'"):
+        assert part in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster.yaml"]
+
+
+def test_errors_are_documents_with_json(tmp_path: Path) -> None:
+    """With --json a failure is one JSON document on standard output, with the error's name."""
+    answer = stelae("status", "--json", cwd=tmp_path)
+    assert answer.returncode == 1
+    assert json.loads(answer.stdout)["error"]["type"] == "Unavailable"
+    assert "stelae up" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["up", "--nonsense"], ["demo", "--engine", "steam"], ["table"]]
+)
+def test_wrong_use_exits_with_2(arguments: list[str]) -> None:
+    """What the parser refuses is exit code 2, like a wrong file."""
+    assert stelae(*arguments).returncode == 2
+
+
+def test_down_of_nothing_is_fine(tmp_path: Path) -> None:
+    """`down` wants that nothing runs; if nothing does, that is well."""
+    answer = stelae("down", "--json", cwd=tmp_path)
+    assert answer.returncode == 0
+    assert json.loads(answer.stdout)["was_up"] is False
+
+
+@pytest.mark.parametrize(("debug", "has_traceback"), [([], False), (["--debug"], True)])
+def test_a_bug_shows_a_traceback_only_on_demand(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    debug: list[str],
+    has_traceback: bool,
+) -> None:
+    """Errors that are not Stelae's own are told in a line; --debug lets them through."""
+
+    def broken(_: Path | None) -> dict[str, Any]:
+        raise KeyError("servers")
+
+    monkeypatch.setattr(cli, "_status", broken)
+    with pytest.raises(KeyError if has_traceback else SystemExit) as caught:
+        cli.main(["status", *debug])
+    if not has_traceback:
+        assert caught.value.code == 1
+        assert "internal error: KeyError" in capsys.readouterr().err
+
+
+def test_interrupted_commands_end_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C is exit code 130, as shells have it, and no traceback."""
+
+    def interrupted(_: Path | None) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_status", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["status"])
+    assert caught.value.code == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+WELL: dict[str, Any] = {
+    "servers": [
+        {"id": "master-1", "state": "live", "role": "leader"},
+        {"id": "tserver-1", "state": "dead"},
+        {"id": "tserver-1", "state": "live"},
+    ],
+    "tablets": [
+        {"number": 0, "table": "t", "state": "running", "problem": "", "under_replicated": 0}
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda s: None, ""),
+        (lambda s: s["servers"].pop(), "tserver-1 is dead"),
+        (lambda s: s["servers"][0].update(role="follower"), "no master leads"),
+        (lambda s: s["servers"][0].update(state="dead"), "master-1 is dead"),
+        (
+            lambda s: s["tablets"][0].update(state="recovering", problem="no live backup holds 7"),
+            "tablet 0 of 't' is recovering: no live backup holds 7",
+        ),
+        (lambda s: s["tablets"][0].update(under_replicated=2), "2 segments with lost replicas"),
+    ],
+)
+def test_status_says_what_is_not_well(change: Callable[[Any], Any], problem: str) -> None:
+    """Dead servers (not those that came back), tablets that do not serve, lost replicas."""
+    status = json.loads(json.dumps(WELL))
+    change(status)
+    found = "; ".join(cli.problems_of(status))
+    assert problem in found
+    assert bool(problem) == bool(found)
+
+
+# ---- a cluster ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short folder with a cluster.yaml; whatever runs in it is ended."""
+    made = Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
+    (made / "cluster.yaml").write_text(SPEC)
+    yield made
+    stelae("down", cwd=made, env=_env(made))
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def _env(folder: Path) -> dict[str, str]:
+    ray = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    return {**ray, "RAY_TMPDIR": str(folder / "r")}
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.ray
+def test_a_cluster_by_the_command_line_survives_the_death_of_everything(folder: Path) -> None:
+    """up, a second up, status, tables; SIGKILL of all its processes at once; up again: the rows
+    are there; down: no process is left."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return stelae(*arguments, cwd=folder, env=_env(folder), timeout=120)
+
+    first = run("up", "--json")
+    assert first.returncode == 0, first.stderr
+    up = json.loads(first.stdout)
+    assert up["data_dir"] == str(folder / "data")
+    token = Path(up["token_file"])
+    assert token.stat().st_mode & 0o777 == 0o600
+
+    second = run("up")
+    assert second.returncode == 1
+    assert f"in use by process {up['pid']}" in second.stderr
+
+    _write_and_read(folder, up["http"], token.read_text().strip())
+    listed = json.loads(run("table", "list", "--json").stdout)["tables"]
+    assert [(table["name"], table["key"]) for table in listed] == [("t", ["id"])]
+    described = json.loads(run("table", "describe", "t", "--json").stdout)
+    assert [column["type"] for column in described["columns"]] == ["int64", "string"]
+    assert described["partition"]["hash"] == {"columns": ["id"], "buckets": 2}
+    assert run("table", "describe", "nowhere").returncode == 1
+    status = run("status")
+    assert status.returncode == 0, status.stdout
+    assert "all is well" in status.stdout
+
+    keeper = psutil.Process(up["pid"])
+    everything = [keeper, *keeper.children(recursive=True)]
+    for process in everything:
+        process.kill()
+    _, left = psutil.wait_procs(everything, 20)
+    assert not left
+    assert run("status").returncode == 1
+
+    again = json.loads(run("up", "--json").stdout)
+    assert _count(folder) == 1000
+    keeper = psutil.Process(again["pid"])
+    everything = [keeper, *keeper.children(recursive=True)]
+    down = run("down")
+    assert (down.returncode, down.stdout.strip()) == (0, "down"), down.stderr
+    assert not [process for process in everything if _is_running(process)]
+    assert run("status").returncode == 1
+
+
+def _write_and_read(folder: Path, url: str, token: str) -> None:
+    """Rows in by a client of the data_dir, out over HTTP."""
+    import httpx
+    import pyarrow as pa
+
+    from stelae import connect, hash_partition
+
+    schema = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string())])
+    with connect(folder / "data") as db:
+        table = db.create_table("t", schema, key="id", partition=hash_partition("id", 2))
+        table.upsert(pa.table({"id": range(1000), "name": ["x"] * 1000}, schema=schema))
+    headers = {"Authorization": f"Bearer {token}"}
+    assert httpx.get(f"{url}/v1/tables/t/rows/7", headers=headers).json() == {"id": 7, "name": "x"}
+    assert httpx.get(f"{url}/v1/tables/t/rows/7").status_code == 401
+
+
+def _count(folder: Path) -> int:
+    from stelae import connect
+
+    with connect(folder / "data") as db:
+        return len(db.table("t"))
+
+
+def test_every_error_family_has_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong argument is misuse; every other error of Stelae's is a failure."""
+    from stelae.core.errors import InvalidArgument, NoQuorum
+
+    cases: list[tuple[StelaeError, int]] = [(InvalidArgument("x"), 2), (NoQuorum("a"), 1)]
+    for error, code in cases:
+        assert cli._report_error(error, as_json=False) == code
+        assert str(error) in capsys.readouterr().err

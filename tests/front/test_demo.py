@@ -1,0 +1,288 @@
+"""The demo: its data, its checks, its report; and a whole run that leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cluster_fixture import local_cluster
+
+from stelae import cli, demo, hash_partition
+from stelae.core.durability import segments
+from stelae.core.errors import InvalidArgument
+from stelae.demo_data import FLIGHTS_ROWS, flights_tables, generated_tables
+from stelae.demo_writers import Acknowledged, Ledger, Writers, check_table, load_table
+from stelae.report import DemoResult, Round, bins, html_page, marks, summary, write_report
+
+# ---- data -----------------------------------------------------------------------------------
+
+
+def test_flights_are_whole_and_their_keys_are_unique() -> None:
+    """All 336,776 flights with their four companions; no key is null, or there twice."""
+    tables = {table.name: table for table in flights_tables(None, 8)}
+    assert list(tables) == ["flights", "planes", "airports", "airlines", "weather"]
+    assert tables["flights"].rows.num_rows == FLIGHTS_ROWS
+    for table in tables.values():
+        keys = table.rows.select(list(table.key))
+        assert keys.group_by(list(table.key)).aggregate([]).num_rows == table.rows.num_rows
+        assert not any(column.null_count for column in keys.columns)
+
+
+def test_rows_says_how_many_flights() -> None:
+    """The first so many flights; more than there are is an error that names what is possible."""
+    assert flights_tables(100, 8)[0].rows.num_rows == 100
+    with pytest.raises(InvalidArgument, match=r"1 to 336,776 flights"):
+        flights_tables(FLIGHTS_ROWS + 1, 8)
+
+
+def test_generated_rows_are_the_same_every_time() -> None:
+    """The same seed makes the same rows, another one others."""
+    (one,), (same,), (other,) = (generated_tables(500, 4, seed) for seed in (1, 1, 2))
+    assert one.rows.equals(same.rows)
+    assert not one.rows.equals(other.rows)
+
+
+# ---- the check ------------------------------------------------------------------------------
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string()), ("v", pa.int64())])
+
+
+def _rows(count: int) -> pa.Table:
+    names = [None if i % 7 == 0 else f"n{i}" for i in range(count)]
+    return pa.table({"id": range(count), "name": names, "v": [0] * count}, schema=SCHEMA)
+
+
+DAMAGE: dict[str, tuple[Callable[[Any], Any], tuple[int, int, int]]] = {
+    "nothing": (lambda t: t.get(1), (0, 0, 0)),
+    "a lost row": (lambda t: t.delete(5), (1, 0, 0)),
+    "a row nobody wrote": (lambda t: t.upsert({"id": 9999}), (0, 0, 1)),
+    "another value": (lambda t: t.update({"id": 5, "v": 77}), (0, 1, 0)),
+    "a null for a value": (lambda t: t.update({"id": 5, "name": None}), (0, 1, 0)),
+    "the same value in another version": (
+        lambda t: t.upsert({"id": 5, "name": "n5", "v": 0}),
+        (0, 1, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+async def test_the_check_finds_what_is_not_right(tmp_path: Path, what: str) -> None:
+    """Of real servers' rows: missing, wrong in value or version, or nobody's; and only those."""
+    damage, (missing, wrong, extra) = DAMAGE[what]
+    async with local_cluster(tmp_path) as cluster:
+        table = await cluster.database.create_table(
+            "t", SCHEMA, key="id", partition=hash_partition("id", 2), durability=segments("ram")
+        )
+        ledger = await load_table(table, _rows(200), lambda _: None)
+        writers = Writers(table, ledger, "v", count=2)
+        await writers.start()
+        while len(writers.acknowledged) < 20:
+            await cluster.database.runtime.clock.sleep(0.01)
+        await writers.stop()
+        assert len(ledger.written) > 2
+        ledger.written.pop(5, None)
+        await table.upsert({"id": 5, "name": "n5", "v": 0})
+        version = (await table.get(5, with_version=True))["_version"]
+        ledger.written[5] = ({"id": 5, "name": "n5", "v": 0}, version)
+        await damage(table)
+        checked = await check_table(table, ledger)
+    assert (checked.missing, checked.wrong, checked.extra) == (missing, wrong, extra)
+    assert checked.is_right == (what == "nothing")
+    assert bool(checked.problems) != checked.is_right
+
+
+async def test_a_write_of_unknown_outcome_may_stand_or_not_but_nothing_else_may(
+    tmp_path: Path,
+) -> None:
+    """The row of such a write is the old one or the new one; a third is an error."""
+    async with local_cluster(tmp_path) as cluster:
+        table = await cluster.database.create_table(
+            "t", SCHEMA, key="id", durability=segments("ram")
+        )
+        ledger = await load_table(table, _rows(20), lambda _: None)
+        ledger.unsure[5] = [{"id": 5, "name": "n5", "v": 1}]
+        assert (await check_table(table, ledger)).is_right
+        await table.update({"id": 5, "v": 1})
+        assert (await check_table(table, ledger)).is_right
+        await table.update({"id": 5, "v": 2})
+        assert (await check_table(table, ledger)).wrong == 1
+
+
+def test_the_pause_is_the_longest_silence_of_a_writer_around_the_kill() -> None:
+    """Silences before the kill do not count, one that spans it does, in full."""
+    writers = Writers(None, Ledger(_rows(3), np.ones(3, np.uint64), ("id",)), "v", count=2)  # type: ignore[arg-type]
+    for writer, times in enumerate([[0.0, 5.0, 9.9, 11.4, 11.5], [9.0, 9.5]]):
+        writers.acknowledged += [Acknowledged(at, 0.001, writer) for at in times]
+    assert writers.pauses_s(10.0, 12.0) == [pytest.approx(1.5), pytest.approx(2.0)]
+
+
+# ---- the report -----------------------------------------------------------------------------
+
+
+def _round(**more: Any) -> Round:
+    fields: dict[str, Any] = {
+        "engine": "native",
+        "wanted_engine": "native",
+        "victim": "tserver-1",
+        "tablets": 3,
+        "phases_s": {"detected": 0.04, "raised": 0.06, "running": 0.5},
+        "replay_s": {"merge": 0.2},
+        "acknowledged_s": np.array([-1.2, -1.19, -0.01, 0.61, 0.62, 2.0]),
+        "pauses_s": [0.62, 0.1],
+        "write_ms": {"p50_ms": 1.0, "p99_ms": 2.0},
+        "healed_s": 3.0,
+        "rows_checked": 1000,
+        "rows_missing": 0,
+        "rows_wrong": 0,
+    }
+    return Round(**(fields | more))
+
+
+def _result(*rounds: Round) -> DemoResult:
+    measured = {"get": {"p50_ms": 0.2}}
+    return DemoResult("flights", 1000, 10**6, 12.0, 2.0, measured, ["a note"], list(rounds))
+
+
+def test_the_timeline_counts_every_acknowledgement_in_its_50_ms() -> None:
+    """Bars add up to the writes that are shown; the pause is empty; marks stand at their times."""
+    each = _round()
+    starts, counts = bins(each)
+    assert np.allclose(np.diff(starts), 0.05)
+    assert counts.sum() == len(each.acknowledged_s)
+    assert not counts[(starts > 0.0) & (starts < 0.55)].any()
+    assert [at for _, at in marks(each)] == [0.0, 0.04, 0.06, 0.5]
+
+
+def test_the_page_is_one_file_with_all_figures(tmp_path: Path) -> None:
+    """Nothing is fetched and no script runs; a plot for each round; text is escaped."""
+    result = _result(_round(), _round(engine="spark", victim="<b>"))
+    page = html_page(result)
+    assert page.count("<svg") == 2
+    assert not re.search(r"<script|src=|href=|url\(|<b>", page)
+    for what, much in summary(_result(_round())):
+        assert what in page
+        assert much in page
+    paths = write_report(result, tmp_path / "report")
+    assert paths[0].read_bytes().startswith(b"\x89PNG")
+    assert json.loads(paths[2].read_text())["right"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [({}, 0), ({"rows_missing": 1}, 1), ({"rows_wrong": 1}, 1), ({"problems": ["x"]}, 1)],
+)
+def test_the_exit_code_says_whether_a_row_is_missing_or_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any],
+    code: int,
+) -> None:
+    """One bad round is enough for 1, whatever the others were."""
+    result = _result(_round(), _round(**change), _round())
+    monkeypatch.setattr(demo, "run_demo", lambda *_: result)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["demo", "--json"])
+    assert (caught.value.code or 0) == code
+    assert json.loads(capsys.readouterr().out)["right"] is (code == 0)
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [("", ["native"]), ("native", ["native"])])
+def test_without_java_the_demo_is_native_and_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, expected: list[str]
+) -> None:
+    """No Java is no error unless Spark was asked for; then the text says where to get it."""
+
+    def none() -> None:
+        raise InvalidArgument("Spark needs Java 17: apt-get install openjdk-17-jre-headless")
+
+    monkeypatch.setattr(demo, "find_java", none)
+    engines, notes = demo._engines(wanted)
+    assert engines == expected
+    assert bool(notes) == (wanted == "")
+    with pytest.raises(InvalidArgument, match="apt-get install"):
+        demo._engines("both")
+
+
+# ---- whole runs -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    env = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": str(folder)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "stelae", "demo", "--rows", "2000", "--engine", "native"]
+        + [*arguments, "--report", str(folder / "report")],
+        env={**os.environ, **env, "COLUMNS": "150"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.ray
+def test_the_demo_kills_a_server_checks_every_row_and_leaves_only_its_report(folder: Path) -> None:
+    """Exit code 0, all rows right, figures for each step; afterwards there is just the report."""
+    process = _start(folder, "--json")
+    output, problems = process.communicate(timeout=200)
+    assert process.returncode == 0, problems
+    result = json.loads(output)
+    assert result["right"] is True
+    (kill,) = result["rounds"]
+    assert kill["engine"] == "native"
+    assert kill["tablets"] > 0
+    assert kill["rows_checked"] >= result["rows"]
+    assert kill["writes_acknowledged"] > 100
+    assert list(kill["phases_s"]) == [
+        "detected",
+        "raised",
+        "fenced",
+        "planned",
+        "opened",
+        "running",
+    ]
+    assert {"get, one row", "HTTP, one row"} <= set(result["reads"])
+    assert sorted(path.name for path in folder.iterdir()) == ["report"]
+    assert sorted(path.name for path in (folder / "report").iterdir()) == [
+        "timeline.html",
+        "timeline.json",
+        "timeline.png",
+    ]
+
+
+@pytest.mark.ray
+def test_ctrl_c_in_the_demo_leaves_nothing_behind(folder: Path) -> None:
+    """Interrupted while the cluster runs: no process, no Ray, no file, no traceback."""
+    process = _start(folder)
+    assert process.stdout is not None
+    assert "is up after" in process.stdout.readline()
+    everything = psutil.Process(process.pid).children(recursive=True)
+    assert len(everything) > 9
+    process.send_signal(signal.SIGINT)
+    _, problems = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in problems
+    _, left = psutil.wait_procs(everything, 10)
+    assert not left
+    assert not list(folder.iterdir())
