@@ -176,25 +176,24 @@ class ServerHost:
 
     async def _watch_others(self, master: Any) -> None:
         """Tell the master what Ray knows of the deaths of other servers' processes."""
-        names = await asyncio.to_thread(ray.util.list_named_actors)
-        prefix = f"{self._plan.cluster}/"
-        others = sorted(n for n in names if n.startswith((prefix + "tserver", prefix + "backup")))
+        actors = await asyncio.to_thread(cluster_actors, self._plan.cluster)
         async with asyncio.TaskGroup() as group:
-            for name in others:
-                group.create_task(self._watch_one(master, name))
+            for name, handle in actors.items():
+                if name.startswith((ServerKind.TSERVER.value, ServerKind.BACKUP.value)):
+                    group.create_task(self._watch_one(master, handle))
 
-    async def _watch_one(self, master: Any, name: str) -> None:
+    async def _watch_one(self, master: Any, handle: Any) -> None:
+        """A handle stays good across restarts; calls to a dead actor fail until the next one."""
         run: tuple[ServerUuid, int] | None = None
         while True:
             try:
-                handle = ray.get_actor(name, namespace=NAMESPACE)
                 run = await handle.run.remote()
                 await handle.until_death.remote()
-            except (ActorDiedError, ActorUnavailableError):
+            except (ActorDiedError, ActorUnavailableError) as error:
                 if run is not None:
                     master.server_died(*run)
-            except ValueError:
-                return  # the actor was taken out of the cluster
+                if isinstance(error, ActorDiedError):
+                    return  # for good: it was taken out of the cluster
             await asyncio.sleep(RETRY_PAUSE_S)
 
 

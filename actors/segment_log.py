@@ -37,6 +37,7 @@ from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
+from stelae.runtime.deadlines import Deadlines
 
 RaiseEpoch = Callable[[int, int], Awaitable[None]]
 """(segment id, epoch): durable in the catalog on return; raises StaleTerm if fenced."""
@@ -87,6 +88,10 @@ class SegmentLog:
         self._unsealed: list[ReplicatedSegment] = []
         self._pending: deque[_Pending] = deque()
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        # A timer of its own for each write would cost as much as writing it down.
+        self._deadlines: Deadlines | None = None
+        self._expiring: dict[int, asyncio.Future[None]] = {}
+        self._waits = 0
         self._epoch_work = asyncio.Event()
         self._handed_over = asyncio.Event()
         self._seal_work = asyncio.Event()
@@ -180,18 +185,36 @@ class SegmentLog:
         if not self._media:
             self.progressed()
 
-    async def wait_committed(self, index: int) -> None:
+    async def wait_committed(self, index: int, timeout_s: float) -> None:
         """Wait until all replicas have the entry ``index`` and everything before it.
 
-        Raises: what fenced the log (StaleTerm), if it was.
+        Raises:
+            TimeoutError: they have not in time.
+            StaleTerm: the log was fenced (or whatever else ended it).
         """
         if index <= self.committed_index:
             return
         if self._failure is not None:
             raise self._failure
-        waiter = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        if self._deadlines is None:
+            self._deadlines = Deadlines(loop, self._expire)
+        waiter: asyncio.Future[None] = loop.create_future()
         self._waiters.append((index, waiter))
-        await waiter
+        self._waits += 1
+        number = self._waits
+        self._expiring[number] = waiter
+        bucket = self._deadlines.add(number, loop.time() + timeout_s)
+        try:
+            await waiter
+        finally:
+            self._deadlines.remove(number, bucket)
+            del self._expiring[number]
+
+    def _expire(self, number: int) -> None:
+        waiter = self._expiring.get(number)
+        if waiter is not None and not waiter.done():
+            waiter.set_exception(TimeoutError())
 
     async def wait_until(self, holds: Callable[[], bool]) -> None:
         """Wait until replicas have got so far that ``holds()``. Raises what fenced the log."""
@@ -263,6 +286,8 @@ class SegmentLog:
             if not waiter.done():
                 waiter.set_exception(error)
         self._waiters.clear()
+        if self._deadlines is not None:
+            self._deadlines.close()
         self._wake_observers()
         self._on_failed(error)
 

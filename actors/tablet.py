@@ -428,8 +428,7 @@ class Tablet:
         if index <= self._log.committed_index:
             return
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._log.wait_committed(index)
+            await self._log.wait_committed(index, timeout_s)
         except (RetryElsewhere, TimeoutError) as error:
             raise OutcomeUnknown(f"tablet {self.tablet_id}", "write or read", timeout_s) from error
 

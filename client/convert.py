@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -71,7 +71,8 @@ class RowCodec:
     def __init__(self, schema: TableSchema, table: str) -> None:
         self._table = table
         self._schema = schema
-        self._columns = [(f.name, f.type, not f.nullable) for f in schema.arrow]
+        self._columns = [(f.name, _to_wire_of(f), not f.nullable) for f in schema.arrow]
+        self._to_wire = {name: convert for name, convert, _ in self._columns}
         self._types = {field.name: field.type for field in schema.arrow}
         self._names = frozenset(schema.arrow.names)
 
@@ -88,16 +89,16 @@ class RowCodec:
             unknown = next(name for name in row if name not in self._names)
             raise ColumnNotFound(str(unknown), self._table, ", ".join(self._schema.arrow.names))
         if columns is not None:
-            return tuple(to_wire(row[name], self._types[name], name) for name in columns)
+            return tuple([self._to_wire[name](row[name]) for name in columns])
         values: list[WireValue] = []
-        for name, kind, required in self._columns:
+        for name, convert, required in self._columns:
             value = row.get(name)
             if value is None:
                 if required:
                     raise InvalidArgument(f"column {name!r} of {self._table!r} may not be null")
                 values.append(None)
             else:
-                values.append(to_wire(value, kind, name))
+                values.append(convert(value))
         return tuple(values)
 
     def key(self, key: Key) -> tuple[WireValue, ...]:
@@ -118,7 +119,7 @@ class RowCodec:
         for name, value in zip(names, key, strict=True):
             if value is None:
                 raise InvalidArgument(f"key column {name!r} of {self._table!r} may not be null")
-            values.append(to_wire(value, self._types[name], name))
+            values.append(self._to_wire[name](value))
         return tuple(values)
 
     def dict(
@@ -130,6 +131,25 @@ class RowCodec:
             name: from_wire(value, self._types[name])
             for name, value in zip(names, values, strict=True)
         }
+
+
+def _to_wire_of(field: pa.Field) -> Callable[[Any], WireValue]:
+    """`to_wire` for one column; the common values, which need no change, pass at once."""
+    kind, name = field.type, field.name
+
+    def any_value(value: Any) -> WireValue:
+        return to_wire(value, kind, name)
+
+    if pa.types.is_integer(kind):
+        signed = pa.types.is_signed_integer(kind)
+        low = -(1 << kind.bit_width - 1) if signed else 0
+        high = (1 << kind.bit_width - signed) - 1
+        return lambda v: v if type(v) is int and low <= v <= high else any_value(v)
+    if pa.types.is_float64(kind):
+        return lambda v: v if type(v) is float else any_value(v)
+    if pa.types.is_string(kind):
+        return lambda v: v if type(v) is str and v.isascii() else any_value(v)
+    return any_value
 
 
 def is_table(data: Any) -> bool:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from stelae.client.filters import WireFilters
 from stelae.client.locations import TableCache
 from stelae.client.retries import on_tablet
-from stelae.core.errors import InvalidArgument, TabletNotReady
+from stelae.core.errors import DeadlineExpired, InvalidArgument, TabletNotReady
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import SCAN, Scan, TabletLocation
 from stelae.core.runtime import Runtime
@@ -41,6 +41,9 @@ async def scan_tablet(
         batches: list[pa.RecordBatch] = []
         cursor, piece = "", 0
         while True:
+            left_s = deadline - runtime.clock.monotonic()
+            if left_s <= 0:
+                raise DeadlineExpired("scan", "the next of its pieces")
             request = Scan(
                 where_.tablet.tablet_id,
                 cursor,
@@ -55,7 +58,7 @@ async def scan_tablet(
                     where_.address,
                     SCAN,
                     request,
-                    timeout_s=min(PIECE_TIMEOUT_S, deadline - runtime.clock.monotonic()),
+                    timeout_s=min(PIECE_TIMEOUT_S, left_s),
                     destination=owner,
                 )
             except InvalidArgument as error:

@@ -277,6 +277,8 @@ class AsyncTable:
             return ()
         if isinstance(columns, str) or not columns:
             raise InvalidArgument("columns is a list of one or more column names")
+        if len(set(columns)) != len(columns):
+            raise InvalidArgument(f"columns={list(columns)}: each at most once")
         self._schema.check_columns(columns, self.name)
         return tuple(columns)
 

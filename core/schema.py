@@ -144,5 +144,5 @@ class TableSchema(msgspec.Struct, frozen=True, dict=True):
     def check_columns(self, columns: Sequence[str], table: str) -> None:
         """Raise `ColumnNotFound` for the first of ``columns`` that is not there."""
         for column in columns:
-            if self.arrow.get_field_index(column) < 0:
-                raise ColumnNotFound(column, table, ", ".join(self.arrow.names))
+            if not isinstance(column, str) or self.arrow.get_field_index(column) < 0:
+                raise ColumnNotFound(str(column), table, ", ".join(self.arrow.names))

@@ -25,7 +25,13 @@ import ray
 
 from stelae.actors.ray_host import NAMESPACE, ServerPlan, cluster_actors, create_actor
 from stelae.actors.spark_host import SPARK_NAME, SparkPlan, spark_actor
-from stelae.core.errors import AlreadyRunning, InvalidArgument, StelaeError, Unavailable
+from stelae.core.errors import (
+    AlreadyRunning,
+    InvalidArgument,
+    NotEnoughServers,
+    StelaeError,
+    Unavailable,
+)
 from stelae.core.ids import Address
 from stelae.core.records import ServerKind
 from stelae.core.spec import ClusterSpec
@@ -354,6 +360,7 @@ def start_servers(spec: ClusterSpec, state: ClusterState, actors: dict[str, Any]
     """Create all actors at once, put each into ``actors``, and wait until each listens.
 
     Raises:
+        NotEnoughServers: Ray did not place them all in time.
         AlreadyRunning: the cluster runs already, or a server cannot start; the text says why. What
             is in ``actors`` then is the caller's to take down.
     """
@@ -361,8 +368,18 @@ def start_servers(spec: ClusterSpec, state: ClusterState, actors: dict[str, Any]
         raise AlreadyRunning(f"cluster {spec.cluster!r} is running already in this Ray")
     for plan in plans(spec, state):
         actors[plan.name] = create_actor(plan)
+    waits = [actor.ready.remote(START_TIMEOUT_S) for actor in actors.values()]
     try:
-        ray.get([actor.ready.remote(START_TIMEOUT_S) for actor in actors.values()])
+        ray.get(waits, timeout=START_TIMEOUT_S + 10.0)
+    except ray.exceptions.GetTimeoutError:
+        ready, _ = ray.wait(waits, num_returns=len(waits), timeout=0)
+        raise NotEnoughServers(
+            "launch (Ray could not place the others: tservers.memory counts against Ray's memory, "
+            f"{ray.cluster_resources().get('memory', 0) / 2**30:.1f} GiB)",
+            len(waits),
+            "servers",
+            len(ready),
+        ) from None
     except ray.exceptions.RayTaskError as error:
         cause = error.cause
         raise (cause if isinstance(cause, StelaeError) else error) from None

@@ -221,6 +221,8 @@ def test_without_java_the_demo_is_native_and_says_how_to_get_it(
 
 # ---- whole runs -----------------------------------------------------------------------------
 
+COMMAND = [sys.executable, "-m", "stelae", "demo", "--rows", "2000", "--engine", "native"]
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
@@ -232,8 +234,7 @@ def folder() -> Iterator[Path]:
 def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     env = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "TMPDIR": str(folder)}
     return subprocess.Popen(
-        [sys.executable, "-m", "stelae", "demo", "--rows", "2000", "--engine", "native"]
-        + [*arguments, "--report", str(folder / "report")],
+        [*COMMAND, *arguments, "--report", str(folder / "report")],
         env={**os.environ, **env, "COLUMNS": "150"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -162,7 +162,9 @@ def test_a_backup_that_was_dead_before_the_log_began_to_look_is_replaced() -> No
         )
         assert adopted.missing_replicas == 1
         other._log.start()
-        await here.until(lambda: adopted.missing_replicas == 0 and adopted.is_sealed, "two replicas")
+        await here.until(
+            lambda: adopted.missing_replicas == 0 and adopted.is_sealed, "two replicas"
+        )
         await other.close()
 
     run(scenario)

@@ -226,14 +226,6 @@ def bad_utf8() -> bytes:
     return good.replace(b"qqqq", b"q\xff\xfeq")
 
 
-def lying_null_count() -> bytes:
-    """The bitmap has a null that the count denies."""
-    key = pa.Array.from_buffers(
-        pa.int64(), 2, [pa.py_buffer(b"\x01"), pa.py_buffer(np.array([2, 3]))], null_count=0
-    )
-    return stream(batch(id=key))
-
-
 def bad_dictionary() -> bytes:
     """Indices outside of the dictionary."""
     indices = pa.array([0, 7], pa.int8())
@@ -268,7 +260,6 @@ BAD_BLOBS: dict[str, Callable[[], bytes]] = {
     "falling offsets": falling_offsets,
     "negative offsets": negative_offsets,
     "bad UTF-8": bad_utf8,
-    "a lying null count": lying_null_count,
     "bad dictionary": bad_dictionary,
     "bad column name": bad_column_name,
     "column twice": twice,
@@ -388,7 +379,6 @@ async def test_bad_keys_are_refused(tmp_path: Path) -> None:
             lambda: stream(keys, keys),
             bad_offsets,
             bad_utf8,
-            lying_null_count,
         ):
             with pytest.raises((InvalidArgument, ColumnNotFound)):
                 await here.call(GET_MANY, GetMany(here.tablet_id), make())
@@ -396,16 +386,17 @@ async def test_bad_keys_are_refused(tmp_path: Path) -> None:
 
 
 async def test_a_column_asked_for_twice_comes_twice(tmp_path: Path) -> None:
-    """By whichever call."""
+    """From the server; the client does not ask."""
     async with wire(tmp_path) as here:
         twice = ("small", "small")
         reply = await here.call(GET, Get(here.tablet_id, (GOOD[:2],), twice))
         assert reply.body.rows[0][0] == (1, 1)
-        for found in (
-            await here.table.scan(columns=twice),
-            await here.table.get_many([GOOD[:2]], columns=twice),
-        ):
-            assert found.column_names == ["small", "small"] and found.num_rows == 1
+        assert (await here.call(SCAN, Scan(here.tablet_id, columns=twice))).body.row_count == 1
+        keys = encode_batch(batch().select(KEY))
+        assert (await here.call(GET_MANY, GetMany(here.tablet_id, twice), keys)).body.row_count == 0
+        for call in (here.table.scan, here.table.get_many, here.table.get):
+            with pytest.raises(InvalidArgument):
+                await call(*([] if call == here.table.scan else [GOOD[:2]]), columns=twice)
 
 
 BAD_SCANS: dict[str, dict[str, Any]] = {
