@@ -12,6 +12,7 @@ import asyncio
 import gc
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,6 +236,9 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
             media={medium.name: medium for medium in plan.media},
             disks=disks,
         )
+    # pyarrow imports pandas, if it is there, at its first array of NumPy's: half a second in the
+    # midst of a recovery, and 40 MB, for nothing that a tserver does.
+    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
     from stelae.actors.tserver import TabletServer
     from stelae.storage import kernels
 

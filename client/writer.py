@@ -19,10 +19,11 @@ from stelae.client.convert import Row, RowCodec, Rows, encode_batch, is_table, t
 from stelae.client.locations import TableCache
 from stelae.client.retries import on_tablet
 from stelae.client.session import Session
-from stelae.core.errors import InvalidArgument, StelaeError
+from stelae.core.errors import InvalidArgument, StelaeError, TooLarge
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import WRITE, TabletLocation, Write, WriteOp, WriteReply
 from stelae.core.runtime import Runtime
+from stelae.core.schema import MAX_CALL_BYTES, MAX_ROW_BYTES
 from stelae.core.settings import Settings
 from stelae.core.values import WireRow, check_batch, rows_to_batch
 from stelae.storage.partitioner import Partitioner
@@ -118,6 +119,8 @@ class TableWriter:
         expected = _versions(if_version, len(rows))
         if not rows:
             return np.empty(0, np.uint64)
+        if len(rows) * MAX_ROW_BYTES > MAX_CALL_BYTES:  # tservers see each row, not the whole call
+            _check_call_size(rows)
         numbers = [self._partitioner.tablet_number(self._key_of(op, row, columns)) for row in rows]
         if len(rows) == 1 or len(set(numbers)) == 1:
             reply = await self._write_part(
@@ -205,6 +208,13 @@ class TableWriter:
             return await on_tablet(
                 self._runtime, self._cache, number, "write", attempt, timeout_s=timeout_s
             )
+
+
+def _check_call_size(rows: Sequence[WireRow]) -> None:
+    """Raise `TooLarge` if the text and bytes of all rows are beyond what one call may have."""
+    total = sum(len(value) for row in rows for value in row if isinstance(value, str | bytes))
+    if total > MAX_CALL_BYTES:
+        raise TooLarge("the call", total, MAX_CALL_BYTES)
 
 
 async def _all_parts(parts: Sequence[Awaitable[None]]) -> None:

@@ -42,6 +42,7 @@ class Scenario:
 
 SCENARIOS: dict[str, str] = {
     "kv": "tests/simulation/register.py:SCENARIO",
+    "counter": "tests/simulation/counter.py:SCENARIO",
     "masters": "tests/simulation/masters.py:SCENARIO",
     "tables": "tests/simulation/tables.py:SCENARIO",
 }

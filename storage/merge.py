@@ -35,7 +35,10 @@ from stelae.storage.keys import binary_parts
 MAX_LOAD = 0.75
 GROWTH = 1.4
 FIRST_SHARE = 0.5
-"""Share of all rows for which the table has room at first; growing is cheaper than memory."""
+"""Share of all rows for which the table of a large merge has room at first."""
+FIRST_ROWS = 4 << 20
+"""A merge of up to so many rows has room for all of them at once (32 bytes each): moving entries
+into a larger table, on memory never used before, takes longer than the merge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ def merge(summaries: Sequence[Summary], kernels: Kernels | None = None) -> Merge
     bases = np.zeros(len(summaries) + 1, np.int64)
     np.cumsum([len(summary) for summary in summaries], out=bases[1:])
     key_offsets, key_data = _all_keys(summaries)
-    table = _room(max(16, int(bases[-1] * FIRST_SHARE)))
+    rows = int(bases[-1])
+    table = _room(max(16, min(rows, FIRST_ROWS), int(rows * FIRST_SHARE)))
     count = highest = 0
     for slot, summary in enumerate(summaries):
         if len(summary) == 0:

@@ -228,7 +228,7 @@ def test_a_cluster_by_the_command_line_survives_the_death_of_everything(folder: 
     assert [(table["name"], table["key"]) for table in listed] == [("t", ["id"])]
     described = json.loads(run("table", "describe", "t", "--json").stdout)
     assert [column["type"] for column in described["columns"]] == ["int64", "string"]
-    assert described["partition"]["hash"] == {"columns": ["id"], "buckets": 2}
+    assert described["partition"]["hash"] == {"type": "hash", "columns": ["id"], "buckets": 2}
     assert run("table", "describe", "nowhere").returncode == 1
     status = run("status")
     assert status.returncode == 0, status.stdout

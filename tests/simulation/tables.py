@@ -217,7 +217,9 @@ async def _run(world: World) -> None:
     for task in tasks:
         task.result()
     await nemesis.finish()
-    await world.wait_until(lambda: cluster.is_whole(TABLETS, REPLICAS), HEAL_TIMEOUT_S, "full strength")
+    await world.wait_until(
+        lambda: cluster.is_whole(TABLETS, REPLICAS), HEAL_TIMEOUT_S, "full strength"
+    )
     await _read_all(world, cluster, history)
     require_rows(history)
 

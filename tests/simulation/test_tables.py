@@ -14,12 +14,19 @@ from tests.simulation.planted import BUGS
 
 FAST_SEEDS = 20
 SEEDS = 220
+COUNTER_SEEDS = 20
 BUG_SEEDS = 120
 
 
 def test_no_acknowledged_write_is_lost_doubled_or_out_of_order() -> None:
     """A few seeds of each test run: what was acknowledged stays, in order, once."""
     outcomes = run_seeds(load_scenario("tables"), FAST_SEEDS, budget_s=90.0)
+    assert len(outcomes) >= 3
+
+
+def test_two_clients_that_compare_and_set_a_counter_lose_no_increment() -> None:
+    """Twenty seeds: the sum is exact, whatever fails between a read and its conditional write."""
+    outcomes = run_seeds(load_scenario("counter"), COUNTER_SEEDS, budget_s=60.0)
     assert len(outcomes) >= 3
 
 

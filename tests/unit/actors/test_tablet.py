@@ -1,4 +1,4 @@
-"""A tablet's calls: exactly once, one point of the log, limits, and what ends its right to serve."""
+"""A tablet's calls: exactly once, one point of the log, limits, and its right to serve."""
 
 from __future__ import annotations
 
@@ -207,7 +207,8 @@ def test_a_read_waits_until_what_it_saw_is_on_all_backups() -> None:
         reading = asyncio.create_task(here.get(1))
         other = await asyncio.wait_for(here.get(7), 1.0)
         await asyncio.sleep(0.3)
-        assert other is None and not reading.done()
+        assert other is None
+        assert not reading.done()
         here.world.unpartition(["owner"], ["b2"])
         assert await reading == "new"
         await writing

@@ -85,7 +85,8 @@ async def test_versions_come_in_the_order_of_the_rows(count: int) -> None:
     tablets = Tablets()
     ids = [n * 7919 % 1000 for n in range(count)]
     versions = await tablets.table.upsert(rows(*ids))
-    assert versions.shape == (count,) and versions.dtype == np.uint64
+    assert versions.shape == (count,)
+    assert versions.dtype == np.uint64
     found: dict[int, int] = {}
     for tablet, written in tablets.rows.items():
         for place, row in enumerate(written):
@@ -100,7 +101,8 @@ async def test_rows_of_one_tablet_stay_in_order() -> None:
     await tablets.table.upsert(rows(*range(100)))
     for written in tablets.rows.values():
         ids = [row["id"] for row in written]
-        assert ids == sorted(ids) and len(ids) > 10
+        assert ids == sorted(ids)
+        assert len(ids) > 10
 
 
 async def test_conditions_go_with_their_rows() -> None:

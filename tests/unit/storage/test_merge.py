@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,14 @@ BOTH = pytest.mark.parametrize("module", [kernels, kernels_reference], ids=["num
 
 Row = tuple[int, bytes, int, int]
 """(hash, key, version, kind)"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _tables_grow() -> Iterator[None]:
+    """Merges begin with half the room, as large ones do: so that growing is covered."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stelae.storage.merge.FIRST_ROWS", 0)
+        yield
 
 
 def summary(rows: Sequence[Row], with_keys: bool) -> Summary:
@@ -151,6 +159,22 @@ def test_a_large_merge_equals_numpy_and_gives_its_index() -> None:
     index = merged.index()
     assert len(index) == len(last)
     assert (index.find(merged.hashes) == merged.positions).all()
+
+
+def test_a_merge_with_room_for_all_rows_equals_one_that_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The room a merge begins with changes nothing but its speed."""
+    log = large_log(4, 5_000)
+    grown = merge(log)
+    monkeypatch.setattr("stelae.storage.merge.FIRST_ROWS", 1 << 22)
+    roomy = merge(log)
+    winners_of = [
+        dict(zip(m.hashes.tolist(), m.positions.tolist(), strict=True)) for m in (grown, roomy)
+    ]
+    assert winners_of[0] == winners_of[1]
+    assert all((a == b).all() for a, b in zip(grown.live, roomy.live, strict=True))
+    assert grown.next_version == roomy.next_version
 
 
 def test_merges_on_two_threads_do_not_disturb_each_other() -> None:
