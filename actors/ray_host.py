@@ -13,9 +13,12 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import ray
@@ -205,6 +208,21 @@ def _calm_collector() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
+class WithoutPandas(MetaPathFinder):
+    """Pandas is not to be had in this process.
+
+    pyarrow imports it, where it is installed, at its first array of NumPy's: half a second in the
+    midst of a recovery, and 40 MB, for nothing that a tserver does.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("a tserver does without pandas", name=fullname)
+        return None
+
+
 def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
     """Build the server that a plan asks for; imports only what that kind needs."""
     masters = list(plan.masters.values())
@@ -236,9 +254,7 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
             media={medium.name: medium for medium in plan.media},
             disks=disks,
         )
-    # pyarrow imports pandas, if it is there, at its first array of NumPy's: half a second in the
-    # midst of a recovery, and 40 MB, for nothing that a tserver does.
-    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, WithoutPandas())
     from stelae.actors.tserver import TabletServer
     from stelae.storage import kernels
 

@@ -266,6 +266,7 @@ class ReplicatedSegment:
             except InvalidArgument as error:
                 if replica.created:
                     self._replace(replica)  # the backup has lost it (ram)
+                    await context.runtime.clock.sleep(RETRY_PAUSE_S)
                 else:  # it holds a stale stranger, or does not take such a replica at all
                     await self._trouble(replica, error)
             except StelaeError as error:
@@ -297,7 +298,8 @@ class ReplicatedSegment:
         start = replica.length
         end = min(certificate.length, start + PIECE_BYTES)
         is_last = end == certificate.length
-        close = is_last and self._should_close(replica)
+        # A closed replica whose epoch is to be raised takes nothing but its close once more.
+        close = is_last and (replica.closed or self._should_close(replica))
         request = WriteReplica(
             context.tablet_id,
             context.term,

@@ -12,7 +12,6 @@ up as a whole (FAILED), never repaired.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,8 +22,8 @@ import pyarrow as pa
 from stelae.actors.membership import Membership
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.segment_log import RaiseEpoch, SegmentLog
-from stelae.actors.tablet_input import check_request, decode_rows, fits
-from stelae.actors.tablet_recovery import FetchedSegment, fetch_segments
+from stelae.actors.tablet_input import check_request, decode_rows, encode_found, fits
+from stelae.actors.tablet_recovery import fetch_segments, recovered_segment
 from stelae.core.errors import (
     InvalidArgument,
     OutcomeUnknown,
@@ -56,7 +55,7 @@ from stelae.core.messages import (
 from stelae.core.records import TableRecord, TabletRecord
 from stelae.core.rpc import Call, Reply
 from stelae.core.runtime import ObjectHandle, Runtime
-from stelae.core.schema import VERSION_COLUMN, TableSchema
+from stelae.core.schema import VERSION_COLUMN
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 from stelae.core.values import rows_to_batch
@@ -72,9 +71,7 @@ from stelae.storage.entry import (
 )
 from stelae.storage.gather import read_schema
 from stelae.storage.image import Image
-from stelae.storage.keys import KeyCodec
 from stelae.storage.merge import Merged, merge
-from stelae.storage.recovered import RecoveredSegment
 from stelae.storage.shapes import check_names
 from stelae.storage.tablet import TabletMemory
 
@@ -225,7 +222,7 @@ class Tablet:
             new_id = one.source.segment_id if one.image is not None else self._log.next_id()
             segments.append(
                 await self._runtime.offload(
-                    _recovered, one, new_id, self._memory.codec, self._schema
+                    recovered_segment, one, new_id, self._memory.codec, self._schema
                 )
             )
         merged = await self._offered([len(segment.summary) for segment in segments])
@@ -472,7 +469,7 @@ class Tablet:
         """The rows found, as an Arrow IPC stream, and which keys they are of, as int32."""
         located = self._memory.locate(keys)
         columns = columns or tuple(self._schema.arrow.names)
-        encoded = await self._runtime.offload(_encode_found, located, columns)
+        encoded = await self._runtime.offload(encode_found, located, columns)
         await self._committed(located.index, timeout_s)
         return encoded, memoryview(located.found.data)
 
@@ -491,27 +488,8 @@ class Tablet:
         return read_schema(self._schema, names), batches
 
 
-def _recovered(
-    one: FetchedSegment, new_id: int, codec: KeyCodec, schema: TableSchema
-) -> RecoveredSegment:
-    """A fetched segment in the form of the merge; one in row form gets a new id."""
-    if one.image is not None:
-        return RecoveredSegment.from_image(one.image)
-    found = RecoveredSegment.from_entries(one.entries, codec, schema, one.where)
-    meta = msgspec.structs.replace(found.meta, segment_id=new_id)
-    return dataclasses.replace(found, meta=meta)
-
-
 def _answer(outcome: bytes) -> WriteReply:
     """What a request came to: its reply, or the refusal raised."""
     if outcome[:1] == _REFUSED:
         raise decode_error(outcome[1:])
     return _decode_reply(memoryview(outcome)[1:])
-
-
-def _encode_found(located: Any, columns: Sequence[str]) -> pa.Buffer:
-    rows = located.gather(columns)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_batch(rows)
-    return sink.getvalue()

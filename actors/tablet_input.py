@@ -1,4 +1,4 @@
-"""What reaches a tablet over the network, checked before it is believed.
+"""What reaches a tablet over the network, checked before it is believed; and rows going back.
 
 A caller has the cluster's secret, and may still be of another version or wrong: whatever it sends
 ends in an error of ours, never in a broken server. Rows are checked in `stelae.core.values` and
@@ -8,6 +8,7 @@ ends in an error of ours, never in a broken server. Rows are checked in `stelae.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -62,3 +63,12 @@ def fits(merged: Merged, row_counts: Sequence[int]) -> bool:
     if len(merged.hashes) != len(slots) or not np.all((slots >= 0) & (slots < len(counts))):
         return False
     return bool(np.all(rows < counts[slots])) and merged.next_version >= 0
+
+
+def encode_found(located: Any, columns: Sequence[str]) -> pa.Buffer:
+    """The rows of a `Located` as an Arrow IPC stream. Runs off the loop."""
+    rows = located.gather(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    return sink.getvalue()

@@ -10,8 +10,11 @@ Source: seed RAMCloud master recovery, phase 1; design §9.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from stelae.core.errors import CorruptData, DataLost, SegmentsMissing, StelaeError
 from stelae.core.ids import ServerUuid, TabletId, segment_name
@@ -24,9 +27,12 @@ from stelae.core.messages import (
     SegmentSource,
 )
 from stelae.core.runtime import Runtime
+from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
 from stelae.storage.entry import Entry, read_entries
 from stelae.storage.image import Image
+from stelae.storage.keys import KeyCodec
+from stelae.storage.recovered import RecoveredSegment
 
 CONCURRENT_FETCHES = 4
 ROUNDS = 3
@@ -106,3 +112,14 @@ def _check(source: SegmentSource, info: ReplicaInfo, data: object, address: str)
         return FetchedSegment(source, where, image=Image.open(data, where))
     certificate = Certified(info.length, info.crc)
     return FetchedSegment(source, where, entries=list(read_entries(data, certificate, where)))
+
+
+def recovered_segment(
+    one: FetchedSegment, new_id: int, codec: KeyCodec, schema: TableSchema
+) -> RecoveredSegment:
+    """A fetched segment in the form of the merge; one in row form gets a new id."""
+    if one.image is not None:
+        return RecoveredSegment.from_image(one.image)
+    found = RecoveredSegment.from_entries(one.entries, codec, schema, one.where)
+    meta = msgspec.structs.replace(found.meta, segment_id=new_id)
+    return dataclasses.replace(found, meta=meta)

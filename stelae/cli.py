@@ -9,7 +9,6 @@ slow to import is imported by the command that needs it.
 from __future__ import annotations
 
 import enum
-import json
 import os
 import sys
 import time
@@ -18,9 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from stelae.cli_output import (
+    describe,
+    make_console,
+    print_json,
+    print_table,
+    problems_of,
+    show_status,
+    show_tables,
+)
 
+if TYPE_CHECKING:
     from stelae.api import Database
     from stelae.core.spec import ClusterSpec
     from stelae.keeper import Up
@@ -126,55 +133,6 @@ def _status(path: Path | None) -> dict[str, Any]:
         return database.status(timeout=STATUS_TIMEOUT_S)
 
 
-# ---- what is shown --------------------------------------------------------------------------
-
-
-def _console(*, stderr: bool = False) -> Console:
-    from rich.console import Console
-
-    return Console(stderr=stderr, highlight=False)
-
-
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2, default=str))
-
-
-def _print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        shown.add_column(column)
-    for row in rows:
-        shown.add_row(*(str(value) for value in row))
-    _console().print(shown)
-
-
-def _megabytes(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB"
-
-
-def problems_of(status: dict[str, Any]) -> list[str]:
-    """What is not well in a status document, as sentences; empty: all is."""
-    live = {server["id"] for server in status["servers"] if server["state"] == "live"}
-    found = [
-        f"{server} is dead"
-        for server in dict.fromkeys(server["id"] for server in status["servers"])
-        if server not in live
-    ]
-    if not any(s.get("role") == "leader" and s["id"] in live for s in status["servers"]):
-        found.append("no master leads")
-    for tablet in status["tablets"]:
-        name = f"tablet {tablet['number']} of {tablet['table']!r}"
-        if tablet["state"] != "running":
-            why = f": {tablet['problem']}" if tablet["problem"] else ""
-            found.append(f"{name} is {tablet['state']}{why}")
-        elif tablet["under_replicated"]:
-            found.append(f"{name} has {tablet['under_replicated']} segments with lost replicas")
-    return found
-
-
 # ---- up and down ----------------------------------------------------------------------------
 
 
@@ -200,7 +158,7 @@ def up(
     from stelae.keeper import hold, start_keeper
 
     spec = _spec(spec_file)
-    console = _console(stderr=True)
+    console = make_console(stderr=True)
     began = time.monotonic()
 
     def tell(made: Up) -> None:
@@ -212,7 +170,7 @@ def up(
             status.stop()
             tell(made)
             if not as_json:
-                _console().print("Ctrl-C takes it down.")
+                make_console().print("Ctrl-C takes it down.")
 
         def progress(text: str) -> None:
             status.start()
@@ -245,9 +203,9 @@ def _tell_up(made: Up, spec: ClusterSpec, took_s: float, as_json: bool) -> None:
     log = Path(made.data_dir) / LOG_FILE if made.pid and made.pid != os.getpid() else None
     if as_json:
         document = {**vars(made), "token_file": token, "log": log, "launch_s": round(took_s, 3)}
-        _print_json(document)
+        print_json(document)
         return
-    console = _console()
+    console = make_console()
     counts = {
         "masters": spec.masters.count,
         "tablet servers": spec.tservers.count,
@@ -279,12 +237,12 @@ def down(where: WhereArgument = None, as_json: Json = False, debug: Debug = Fals
     stelae down .stelae/demo    by its data_dir
     """
     folder = _data_dir(where)
-    with _console(stderr=True).status("taking the cluster down"):
+    with make_console(stderr=True).status("taking the cluster down"):
         was_up = _take_down(folder)
     if as_json:
-        _print_json({"data_dir": folder, "was_up": was_up})
+        print_json({"data_dir": folder, "was_up": was_up})
     else:
-        _console().print("down" if was_up else f"the cluster of {folder} does not run")
+        make_console().print("down" if was_up else f"the cluster of {folder} does not run")
 
 
 def _take_down(folder: Path) -> bool:
@@ -333,45 +291,11 @@ def status(where: WhereArgument = None, as_json: Json = False, debug: Debug = Fa
     document = _status(where)
     problems = problems_of(document)
     if as_json:
-        _print_json({**document, "problems": problems})
+        print_json({**document, "problems": problems})
     else:
-        _show_status(document, problems)
+        show_status(document, problems)
     if problems:
         raise typer.Exit(FAILED)
-
-
-def _show_status(document: dict[str, Any], problems: list[str]) -> None:
-    servers = [
-        [
-            server["id"],
-            server["state"] + (f", {server['role']}" if "role" in server else ""),
-            server["address"],
-            server["pid"],
-            server.get("tablets", ""),
-            _megabytes(server["memory_bytes"]) if "memory_bytes" in server else "",
-        ]
-        for server in document["servers"]
-    ]
-    columns = ["server", "state", "address", "pid", "tablets", "memory"]
-    _print_table(f"cluster {document['cluster']}", columns, servers)
-    _show_tables(document)
-    recoveries = [
-        [
-            each["server"],
-            each["state"],
-            each["engine"],
-            f"{each['tablets_running']} of {each['tablets_total']}",
-            f"{each['phases_s']['running']:.2f} s" if "running" in each["phases_s"] else "",
-        ]
-        for each in document["recoveries"]
-    ]
-    if recoveries:
-        _print_table("recoveries", ["of", "state", "engine", "tablets", "took"], recoveries)
-    console = _console()
-    for problem in problems:
-        console.print(problem, style="red", markup=False)
-    if not problems:
-        console.print("all is well", style="green")
 
 
 # ---- tables ---------------------------------------------------------------------------------
@@ -387,28 +311,9 @@ def table_list(cluster: Where = None, as_json: Json = False, debug: Debug = Fals
     """
     document = _status(cluster)
     if as_json:
-        _print_json({"tables": document["tables"]})
+        print_json({"tables": document["tables"]})
     else:
-        _show_tables(document)
-
-
-def _show_tables(document: dict[str, Any]) -> None:
-    rows = [
-        [
-            table["name"],
-            ", ".join(table["key"]),
-            f"{table['rows']:,}",
-            f"{table['tablets_running']} of {table['tablets']}",
-            _megabytes(table["memory_bytes"]),
-            table["durability"],
-        ]
-        for table in document["tables"]
-    ]
-    columns = ["table", "key", "rows", "tablets running", "memory", "durability"]
-    if rows:
-        _print_table("tables", columns, rows)
-    else:
-        _console().print("no tables yet")
+        show_tables(document)
 
 
 @table_app.command("describe")
@@ -426,9 +331,9 @@ def table_describe(
     with _connect(cluster) as database:
         table = database.table(name)
         document = database.status(timeout=STATUS_TIMEOUT_S)
-        described = _describe(table, document)
+        described = describe(table, document)
     if as_json:
-        _print_json(described)
+        print_json(described)
         return
     columns = [
         [
@@ -439,8 +344,8 @@ def table_describe(
         ]
         for column in described["columns"]
     ]
-    _print_table(f"table {name}", ["column", "type", "nullable", ""], columns)
-    console = _console()
+    print_table(f"table {name}", ["column", "type", "nullable", ""], columns)
+    console = make_console()
     for what in ("key", "partition", "durability", "rows"):
         value = described[what]
         shown = ", ".join(value) if isinstance(value, list) else value
@@ -449,27 +354,7 @@ def table_describe(
         [each["number"], each["state"], each["leader"], each["term"], f"{each['rows']:,}"]
         for each in described["tablets"]
     ]
-    _print_table("tablets", ["tablet", "state", "on", "term", "rows"], tablets)
-
-
-def _describe(table: Any, document: dict[str, Any]) -> dict[str, Any]:
-    import msgspec
-
-    record = table._table.record
-    tablets = [each for each in document["tablets"] if each["table"] == table.name]
-    return {
-        "name": table.name,
-        "id": record.table_id,
-        "columns": [
-            {"name": field.name, "type": str(field.type), "nullable": field.nullable}
-            for field in table.schema
-        ],
-        "key": list(table.key),
-        "partition": msgspec.to_builtins(record.partitioning),
-        "durability": str(record.durability),
-        "rows": sum(each["rows"] for each in tablets),
-        "tablets": sorted(tablets, key=lambda each: each["number"]),
-    }
+    print_table("tablets", ["tablet", "state", "on", "term", "rows"], tablets)
 
 
 # ---- demo -----------------------------------------------------------------------------------
@@ -516,9 +401,9 @@ def demo(
         report=report,
         config=config,
     )
-    result = run_demo(options, _console(stderr=as_json))
+    result = run_demo(options, make_console(stderr=as_json))
     if as_json:
-        _print_json(result.document())
+        print_json(result.document())
     if not result.is_right:
         raise typer.Exit(FAILED)
 
@@ -553,8 +438,8 @@ def _report_error(error: Exception, *, as_json: bool) -> int:
     text = str(error) if is_ours else f"internal error: {type(error).__name__}: {error}"
     notes = getattr(error, "__notes__", [])
     if as_json:
-        _print_json({"error": {"type": type(error).__name__, "message": text, "notes": notes}})
-    console = _console(stderr=True)
+        print_json({"error": {"type": type(error).__name__, "message": text, "notes": notes}})
+    console = make_console(stderr=True)
     console.print("error:", style="bold red", end=" ")
     console.print("\n".join([text, *notes]), markup=False, soft_wrap=True)
     if not is_ours:

@@ -149,7 +149,7 @@ class Snapshot:
 
         Raises (at the call):
             ColumnNotFound: in ``columns`` or ``where``.
-            InvalidArgument: a predicate's operator or value is not the column's, or a limit below 0.
+            InvalidArgument: an operator or value that is not the column's, or a limit below 0.
         """
         self._schema.check_columns(columns, self._table)
         if limit < 0:

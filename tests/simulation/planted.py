@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import msgspec
-
-from stelae.actors import master
 from stelae.actors.lease import Lease
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.replicated_segment import ReplicatedSegment
 from stelae.actors.segment_log import SegmentLog
 from stelae.actors.tablet import Tablet
-from stelae.core.records import TabletState
 from stelae.recovery import plan
 from stelae.storage.merge import Merged
 from stelae.storage.recovered import RecoveredSegment
@@ -48,29 +43,6 @@ def _stale_head_replica() -> Any:
     return _both(
         patch.object(plan, "_valid_open", valid_open),
         patch.object(plan, "_head_replicas", shortest),
-    )
-
-
-def _epoch_before_hand_over() -> Any:
-    """Register epochs of a head whose tablet's log is still the one that the former owner left."""
-    start = SegmentLog.start
-
-    def hasty(self: SegmentLog) -> None:
-        self.hand_over()
-        start(self)
-
-    def draft(catalog: Any, order: Any) -> Any:
-        tablet = catalog.tablets[order.tablet_id]
-        running = msgspec.structs.replace(tablet, state=TabletState.RUNNING)
-        found = draft_raise_epoch(SimpleNamespace(tablets={order.tablet_id: running}), order)
-        if found is None:
-            return None
-        (raised,) = found.tablets
-        return type(found)(tablets=(msgspec.structs.replace(raised, state=tablet.state),))
-
-    draft_raise_epoch = master.draft_raise_epoch
-    return _both(
-        patch.object(SegmentLog, "start", hasty), patch.object(master, "draft_raise_epoch", draft)
     )
 
 
@@ -145,7 +117,6 @@ def _both(*patches: Any) -> Any:
 BUGS: dict[str, Callable[[], Any]] = {
     "acknowledge_early": _acknowledge_early,
     "stale_head_replica": _stale_head_replica,
-    "epoch_before_hand_over": _epoch_before_hand_over,
     "free_before_digest": _free_before_digest,
     "digest_forgets_rewritten": _digest_forgets_rewritten,
     "forget_safe_version": _forget_safe_version,

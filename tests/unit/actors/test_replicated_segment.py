@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from stelae.actors.replicated_segment import VIEWS_MAX, ReplicatedSegment
-from stelae.core.errors import CorruptData, InvalidArgument, StelaeError
+from stelae.core.errors import CorruptData, InvalidArgument, OutcomeUnknown, StelaeError
 from stelae.core.messages import (
     INVENTORY,
     FreeReplicas,
@@ -197,5 +197,34 @@ def test_writes_go_on_when_a_backup_dies_and_all_segments_are_made_whole_again()
         gone = here.world.nodes["b1"]
         assert not gone.running
         assert [segment.epoch for segment in log.segments[: len(epochs)]] == epochs
+
+    run(scenario)
+
+
+def test_a_replica_lost_while_its_head_closes_is_replaced_once() -> None:
+    """The other one is closed already: its epoch is raised all the same, and nothing is undone."""
+
+    async def scenario(here: TabletWorld) -> None:
+        call = here.runtime.peers._peers.call
+
+        async def without_close(
+            address: str, method: object, body: object, **rest: object
+        ) -> object:
+            if address.startswith("b2") and isinstance(body, WriteReplica) and body.close:
+                raise OutcomeUnknown(address, "write_replica", 0.1)
+            return await call(address, method, body, **rest)
+
+        here.runtime.peers._peers.call = without_close
+        await here.serve("b1", "b2")
+        first = head(here)
+        writing = [asyncio.create_task(here.write((n, BIG))) for n in range(4)]
+        await here.until(lambda: any(r.closed for r in first.replicas), "one replica is closed")
+        here.world.crash("b2", restart=False)
+        here.see("b1", "b3")
+        await asyncio.gather(*writing)
+        await here.until(lambda: first.is_sealed, "the head is closed and sealed everywhere")
+        created = [e.backup for _, e in here.writes("sent", 1) if e.body.create]
+        assert sorted(created) == ["b1", "b2", "b3"]
+        assert here.epochs == [(1, 1), (2, 1)]
 
     run(scenario)

@@ -31,7 +31,6 @@ from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages import (
     CLOSE_TABLET,
     INSTALL_MERGE,
-    OPEN_TABLET,
     SCAN,
     WRITE,
     CloseTablet,
@@ -450,8 +449,9 @@ def test_of_two_orders_to_open_a_tablet_the_higher_term_stays() -> None:
         orders = [
             OpenTablet(table, msgspec.structs.replace(record, term=record.term + n)) for n in (1, 2)
         ]
+        # Side by side, however long the way of each message would be.
         outcomes = await asyncio.gather(
-            *(here.call(here.owner, OPEN_TABLET, order) for order in orders), return_exceptions=True
+            *(server._on_open(Call(order, (), 5.0)) for order in orders), return_exceptions=True
         )
         assert any(not isinstance(outcome, StelaeError) for outcome in outcomes)
         assert server._tablets[record.tablet_id].term == record.term + 2

@@ -234,7 +234,7 @@ async def test_an_epoch_is_raised_by_the_owner_in_its_term_only() -> None:
     good = RaiseEpoch(tablet.tablet_id, 1, tablet.owner, 7, 2)
     with pytest.raises(TabletNotReady):  # what it would make stale may be all that there is
         draft_raise_epoch(log.catalog, good)
-    running = msgspec.structs.replace(tablet, state=TabletState.RUNNING)
+    running = msgspec.structs.replace(tablet, state=TabletState.RUNNING, generation=2)
     await operations.change(lambda: CatalogBatch(tablets=(running,)))
     batch = draft_raise_epoch(log.catalog, good)
     assert batch is not None

@@ -1,0 +1,128 @@
+"""How the command line shows things: tables for people, documents for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2, default=str))
+
+
+def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        shown.add_column(column)
+    for row in rows:
+        shown.add_row(*(str(value) for value in row))
+    make_console().print(shown)
+
+
+def megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"
+
+
+def problems_of(status: dict[str, Any]) -> list[str]:
+    """What is not well in a status document, as sentences; empty: all is."""
+    live = {server["id"] for server in status["servers"] if server["state"] == "live"}
+    found = [
+        f"{server} is dead"
+        for server in dict.fromkeys(server["id"] for server in status["servers"])
+        if server not in live
+    ]
+    if not any(s.get("role") == "leader" and s["id"] in live for s in status["servers"]):
+        found.append("no master leads")
+    for tablet in status["tablets"]:
+        name = f"tablet {tablet['number']} of {tablet['table']!r}"
+        if tablet["state"] != "running":
+            why = f": {tablet['problem']}" if tablet["problem"] else ""
+            found.append(f"{name} is {tablet['state']}{why}")
+        elif tablet["under_replicated"]:
+            found.append(f"{name} has {tablet['under_replicated']} segments with lost replicas")
+    return found
+
+
+def show_status(document: dict[str, Any], problems: list[str]) -> None:
+    servers = [
+        [
+            server["id"],
+            server["state"] + (f", {server['role']}" if "role" in server else ""),
+            server["address"],
+            server["pid"],
+            server.get("tablets", ""),
+            megabytes(server["memory_bytes"]) if "memory_bytes" in server else "",
+        ]
+        for server in document["servers"]
+    ]
+    columns = ["server", "state", "address", "pid", "tablets", "memory"]
+    print_table(f"cluster {document['cluster']}", columns, servers)
+    show_tables(document)
+    recoveries = [
+        [
+            each["server"],
+            each["state"],
+            each["engine"],
+            f"{each['tablets_running']} of {each['tablets_total']}",
+            f"{each['phases_s']['running']:.2f} s" if "running" in each["phases_s"] else "",
+        ]
+        for each in document["recoveries"]
+    ]
+    if recoveries:
+        print_table("recoveries", ["of", "state", "engine", "tablets", "took"], recoveries)
+    out = make_console()
+    for problem in problems:
+        out.print(problem, style="red", markup=False)
+    if not problems:
+        out.print("all is well", style="green")
+
+
+def show_tables(document: dict[str, Any]) -> None:
+    rows = [
+        [
+            table["name"],
+            ", ".join(table["key"]),
+            f"{table['rows']:,}",
+            f"{table['tablets_running']} of {table['tablets']}",
+            megabytes(table["memory_bytes"]),
+            table["durability"],
+        ]
+        for table in document["tables"]
+    ]
+    columns = ["table", "key", "rows", "tablets running", "memory", "durability"]
+    if rows:
+        print_table("tables", columns, rows)
+    else:
+        make_console().print("no tables yet")
+
+
+def describe(table: Any, document: dict[str, Any]) -> dict[str, Any]:
+    import msgspec
+
+    record = table._table.record
+    tablets = [each for each in document["tablets"] if each["table"] == table.name]
+    return {
+        "name": table.name,
+        "id": record.table_id,
+        "columns": [
+            {"name": field.name, "type": str(field.type), "nullable": field.nullable}
+            for field in table.schema
+        ],
+        "key": list(table.key),
+        "partition": msgspec.to_builtins(record.partitioning),
+        "durability": str(record.durability),
+        "rows": sum(each["rows"] for each in tablets),
+        "tablets": sorted(tablets, key=lambda each: each["number"]),
+    }
