@@ -148,12 +148,14 @@ def start_ray(spec: ClusterSpec) -> bool:
     """Start or join Ray as the spec says; true if this process started it.
 
     What must stand in the environment before Ray starts is set here: the auth mode (a cluster with
-    two modes kills actors), and Java for RayDP where there is one.
+    two modes kills actors), that workers run at ordinary priority (Ray's default of nice 15 makes
+    a store wait for every other program of the machine), and Java for RayDP where there is one.
     """
     if ray.is_initialized():
         return False
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
     if spec.spark is not None:
         with contextlib.suppress(InvalidArgument):  # no Java: all but Spark works
             os.environ.update(java_environment(find_java()))
