@@ -15,6 +15,7 @@ import os
 import random
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -166,6 +167,9 @@ def start_ray(spec: ClusterSpec) -> bool:
     if spec.ray.num_cpus is not None:
         options["num_cpus"] = spec.ray.num_cpus
     _init_ray("local", **options)
+    if (former := sys.modules.get("ray.serve.context")) is not None:
+        # Serve keeps its controller's handle by job id, the same in each Ray a process starts.
+        former._set_global_client(None)
     return True
 
 
