@@ -166,7 +166,7 @@ class TabletServer:
             )
             try:
                 reply = await self._runtime.peers.call(
-                    master, HEARTBEAT, beat, timeout_s=settings.lease_s
+                    master, HEARTBEAT, beat, timeout_s=settings.lease_s / 4
                 )
             except StelaeError:
                 self._runtime.metrics.count("heartbeats_failed", master=master)
