@@ -4,6 +4,10 @@ Needed when a backup comes back: on its disk lie replicas that were replaced mea
 be freed), and from its memory others are gone (lost, to be replaced). Level-triggered: a backup is
 asked once for each of its incarnations, and all are asked again now and then.
 
+A stray is freed only once the replicas that took its place hold all that was acknowledged, under an
+epoch that recoveries know: while replacements are under way it may be the only whole copy left.
+Later it is of no use to anybody: an open one is stale by its epoch, a final one is one too many.
+
 Only the owner that serves a tablet runs this: before the hand-over, what looks like a stray may be
 what another owner needs.
 
@@ -29,6 +33,8 @@ from stelae.core.messages import (
 from stelae.core.records import ServerInfo
 
 FULL_ROUND_S = 60.0
+SOON_S = 2.0
+"""Before a backup is asked again that did not answer, or holds strays that are needed yet."""
 
 
 class ReplicaCensus:
@@ -38,6 +44,7 @@ class ReplicaCensus:
         self._log = log
         self._media = tuple(sorted(set(media)))
         self._asked: dict[ServerUuid, int] = {}
+        self._begin_round()
 
     async def run(self) -> None:
         """Ask each new incarnation of each backup; for ever."""
@@ -47,11 +54,24 @@ class ReplicaCensus:
                 for backup in log.members.backups(medium):
                     if self._asked.get(backup.uuid) != backup.incarnation:
                         await self._ask(backup)
-            try:
-                async with asyncio.timeout(FULL_ROUND_S):
-                    await log.members.wait_change()
-            except TimeoutError:
-                self._asked.clear()
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Until membership changes, somebody is to be asked again, or a full round is due."""
+        log, now = self._log, self._log.runtime.clock.monotonic()
+        live = [b for medium in self._media for b in log.members.backups(medium)]
+        is_done = all(self._asked.get(backup.uuid) == backup.incarnation for backup in live)
+        pause_s = self._full_round_at - now if is_done else SOON_S
+        try:
+            async with asyncio.timeout(max(0.0, pause_s)):
+                await log.members.wait_change()
+        except TimeoutError:
+            if log.runtime.clock.monotonic() >= self._full_round_at:
+                self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._asked.clear()
+        self._full_round_at = self._log.runtime.clock.monotonic() + FULL_ROUND_S
 
     async def _ask(self, backup: ServerInfo) -> None:
         log = self._log
@@ -69,18 +89,21 @@ class ReplicaCensus:
                 timeout_s=log.settings.call_timeout_s,
                 destination=backup.uuid,
             )
+            is_done = True
             for held in reply.body.logs:
                 if held.tablet_id == log.tablet_id:
-                    await self._compare(backup, held, believed)
+                    is_done = await self._compare(backup, held, believed)
         except StelaeError:
             log.runtime.metrics.count("inventories_failed")
             return
-        self._asked[backup.uuid] = backup.incarnation
+        if is_done:
+            self._asked[backup.uuid] = backup.incarnation
 
     async def _compare(
         self, backup: ServerInfo, held: LogInventory, believed: set[tuple[int, bool]]
-    ) -> None:
-        log = self._log
+    ) -> bool:
+        """Replace what is lost, free what is over; False if some of that has to wait."""
+        log, is_done = self._log, True
         states = {replica.segment_id: replica.state for replica in held.replicas}
         strays = []
         for segment in log.segments:
@@ -90,7 +113,11 @@ class ReplicaCensus:
                 was_there = (segment.segment_id, replica.sealed) in believed
                 if was_there and replica.created and _is_less(state, replica.sealed):
                     segment.lose(backup.uuid)
-            if not mine and state is not None:
+            if mine or state is None:
+                continue
+            if not segment.stands_without_strays:
+                is_done = False
+            else:
                 # Longer than the call below may be on its way: it must not free a later replica.
                 segment.avoid(backup.uuid, 2 * log.settings.call_timeout_s)
                 strays.append(segment.segment_id)
@@ -104,6 +131,7 @@ class ReplicaCensus:
                 timeout_s=log.settings.call_timeout_s,
                 destination=backup.uuid,
             )
+        return is_done
 
 
 def _is_less(state: ReplicaState | None, sealed: bool) -> bool:

@@ -176,6 +176,16 @@ class ReplicatedSegment:
         return all(r.epoch == self.epoch or r.sealed for r in self.replicas) and self.is_opened
 
     @property
+    def stands_without_strays(self) -> bool:
+        """Whether all that was acknowledged is on the present replicas, and recoveries know it.
+
+        Until then, what a replaced replica still holds may be the only copy of it.
+        """
+        return self._epoch_counts and all(
+            r.sealed or r.closed or r.epoch == self.epoch for r in self.replicas
+        )
+
+    @property
     def missing_replicas(self) -> int:
         """Replicas that are on no live backup, or not complete there."""
         find = self._context.members.find

@@ -61,6 +61,11 @@ def _free_before_digest() -> Any:
     return patch.object(Tablet, "_recover", hasty)
 
 
+def _free_needed_strays() -> Any:
+    """Free a replaced replica while those that take its place are still being written."""
+    return patch.object(ReplicatedSegment, "stands_without_strays", property(lambda self: True))
+
+
 def _digest_forgets_rewritten() -> Any:
     """Leave the segments that a recovery rewrote out of the new head's digest."""
 
@@ -118,6 +123,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "acknowledge_early": _acknowledge_early,
     "stale_head_replica": _stale_head_replica,
     "free_before_digest": _free_before_digest,
+    "free_needed_strays": _free_needed_strays,
     "digest_forgets_rewritten": _digest_forgets_rewritten,
     "forget_safe_version": _forget_safe_version,
     "wrong_head": _wrong_head,
