@@ -21,7 +21,7 @@ from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
 from tests.simulation.planted import planted
-from tests.simulation.tables import CALL_TIMEOUT_S, HEAL_TIMEOUT_S, Client, may_lose
+from tests.simulation.tables import HEAL_TIMEOUT_S, Client, may_lose
 
 SCHEMA = pa.schema(
     [
@@ -32,6 +32,7 @@ SCHEMA = pa.schema(
 )
 TABLE = "rows"
 TABLETS = 2
+CALL_TIMEOUT_S = 8.0
 COUNTERS = 3
 FAULTS_S = 15.0
 

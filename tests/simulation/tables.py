@@ -7,6 +7,8 @@ grow; and once the faults end, every tablet is served again with every segment a
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import pyarrow as pa
 
@@ -28,16 +30,22 @@ from stelae.simulation.nemesis import Nemesis
 from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
-from tests.simulation.double_faults import DoubleFaults
+from tests.simulation.log_watch import LogWatch
 from tests.simulation.planted import planted
+from tests.simulation.strikes import KINDS, Strikes
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("value", pa.string())])
 TABLE = "rows"
 TABLETS = 2
 REPLICAS = 2
-CALL_TIMEOUT_S = 8.0
+CALL_TIMEOUTS_S = (2.0, 8.0)
+"""A client has one of these; the impatient soon ask anew where a silent server's tablets are."""
 HEAL_TIMEOUT_S = 120.0
 FAULTS_S = 25.0
+READER_RATE = 0.4
+"""So many clients beyond the first only read: nothing but its lease can keep a zombie from them."""
+REST_RATE = 0.2
+"""So often a client rests: its operations come in bursts, and last as long as the faults do."""
 
 
 class Client:
@@ -51,6 +59,8 @@ class Client:
         self._database = database
         self._history = history
         self._rng = rng
+        self.only_reads = False
+        self._timeout_s = rng.choice(CALL_TIMEOUTS_S)
         self._count = 0
         self._seen: dict[int, int] = {}
 
@@ -62,7 +72,10 @@ class Client:
             if self._world.loop.time() >= until_s:
                 return
             await self._one(table)
-            await self._database.runtime.clock.sleep(self._rng.expovariate(1.0) * work.think_s)
+            pause_s = work.think_s
+            if self._rng.random() < REST_RATE:
+                pause_s += FAULTS_S / work.operations / REST_RATE
+            await self._database.runtime.clock.sleep(self._rng.expovariate(1.0) * pause_s)
 
     async def table(self) -> AsyncTable:
         """The table, however long the masters take to say where it is."""
@@ -76,6 +89,8 @@ class Client:
         work = self._world.options.workload
         kinds = [self._write, self._write_many, self._delete, self._read, self._read_many]
         shares = [work.write_share, 0.1, work.delete_share, work.read_share, 0.05]
+        if self.only_reads:
+            shares[:3] = [0.0, 0.0, 0.0]
         await self._rng.choices(kinds, shares)[0](table)
 
     def _value(self) -> str:
@@ -92,7 +107,7 @@ class Client:
         operation = self._history.begin(self.name, "write", str(key), value, expected=expected)
         row = {"id": key, "value": value}
         try:
-            versions = await table.upsert(row, if_version=expected, timeout=CALL_TIMEOUT_S)
+            versions = await table.upsert(row, if_version=expected, timeout=self._timeout_s)
         except StelaeError as error:
             self._failed(operation, error)
         else:
@@ -109,7 +124,7 @@ class Client:
         ]
         rows = [{"id": key, "value": value} for key, value in zip(keys, values, strict=True)]
         try:
-            versions = await table.upsert(rows, timeout=CALL_TIMEOUT_S)
+            versions = await table.upsert(rows, timeout=self._timeout_s)
         except StelaeError:
             for operation in operations:
                 self._history.unknown(operation)
@@ -121,7 +136,7 @@ class Client:
         key = self._key()
         operation = self._history.begin(self.name, "delete", str(key))
         try:
-            versions = await table.delete(key, timeout=CALL_TIMEOUT_S)
+            versions = await table.delete(key, timeout=self._timeout_s)
         except StelaeError as error:
             self._failed(operation, error)
         else:
@@ -129,7 +144,7 @@ class Client:
 
     async def _read(self, table: AsyncTable) -> None:
         key = self._key()
-        await self.read(table, key, CALL_TIMEOUT_S)
+        await self.read(table, key, self._timeout_s)
 
     async def read(self, table: AsyncTable, key: int, timeout_s: float) -> None:
         """Read one key and record what was seen."""
@@ -151,9 +166,10 @@ class Client:
         operations = [self._history.begin(self.name, "read", str(key)) for key in keys]
         try:
             if self._rng.random() < 0.5:
-                found = await table.scan(with_versions=True, timeout=CALL_TIMEOUT_S)
+                found = await table.scan(with_versions=True, timeout=self._timeout_s)
             else:
-                found = await table.get_many(list(keys), with_versions=True, timeout=CALL_TIMEOUT_S)
+                wanted = list(keys)
+                found = await table.get_many(wanted, with_versions=True, timeout=self._timeout_s)
         except StelaeError as error:
             for operation in operations:
                 self._failed(operation, error)
@@ -186,10 +202,17 @@ def may_lose(cluster: SimCluster, name: str) -> bool:
 async def run(world: World, bug: str = "") -> None:
     """Start a cluster, let clients work under faults, end the faults, and judge."""
     with planted(bug):
-        await _run(world)
+        await _run(world, KINDS if world.options.lost_disk_every_s else (), longest_gap_s=4.0)
 
 
-async def _run(world: World) -> None:
+async def run_struck(world: World, bug: str = "") -> None:
+    """The same, with few kinds of strikes, which come one upon the other."""
+    rng = world.rng("kinds of strikes")
+    with planted(bug):
+        await _run(world, rng.sample(KINDS, rng.randrange(1, 3)), longest_gap_s=1.5)
+
+
+async def _run(world: World, strikes: Sequence[str], *, longest_gap_s: float) -> None:
     cluster = SimCluster(world)
     await cluster.start()
     history = History(world.loop.time)
@@ -206,13 +229,25 @@ async def _run(world: World) -> None:
         Client(f"c{n}", world, cluster.database(f"c{n}"), history, world.rng(f"client/{n}"))
         for n in range(world.options.workload.clients)
     ]
+    readers = world.rng("readers")
+    for client in clients[1:]:
+        client.only_reads = readers.random() < READER_RATE
     world.may_lose_disk = lambda name: may_lose(cluster, name)
     nemesis = Nemesis.begin(world, FAULTS_S, losable=("backup",))
     until_s = world.loop.time() + FAULTS_S
     tasks = [world.spawn(client.name, client.run(until_s)) for client in clients]
-    if world.options.lost_disk_every_s:
-        faults = DoubleFaults(cluster, world.rng("double faults"), world.may_lose_disk)
+    if strikes:
+        faults = Strikes(
+            cluster,
+            world.rng("strikes"),
+            world.may_lose_disk,
+            [client.name for client in clients if not client.only_reads],
+            kinds=strikes,
+            longest_gap_s=longest_gap_s,
+        )
         tasks.append(world.spawn("admin", faults.run(until_s)))
+    watch = LogWatch(cluster, admin, REPLICAS)
+    tasks.append(world.spawn("admin", watch.run(until_s)))
     await world.wait_until(lambda: all(t.done() for t in tasks), 600.0, "the clients to end")
     for task in tasks:
         task.result()
@@ -240,4 +275,15 @@ def options(seed: int) -> Options:
     return drawn.but(full_disk_every_s=0.0, restart_mean_s=min(drawn.restart_mean_s, 1.0))
 
 
+def struck_options(seed: int) -> Options:
+    """Enough load that each strike meets some, and mostly no faults but strikes."""
+    drawn, rng = options(seed), random.Random(f"{seed}/struck")
+    clients, keys = max(4, drawn.workload.clients), min(10, drawn.workload.keys)
+    struck = drawn.but(workload=replace(drawn.workload, clients=clients, keys=keys, operations=150))
+    ends = [end for end in ("_every_s", "_rate") if rng.random() < 0.7]
+    off = [field.name for field in fields(struck) if field.name.endswith(tuple(ends))]
+    return struck.but(**dict.fromkeys(off, 0.0))
+
+
 SCENARIO = Scenario("tables", run, options)
+STRUCK = Scenario("strikes", run_struck, struck_options)

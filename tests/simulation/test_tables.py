@@ -14,6 +14,7 @@ from tests.simulation.planted import BUGS
 
 FAST_SEEDS = 20
 SEEDS = 220
+STRUCK_SEEDS = 80
 COUNTER_SEEDS = 20
 BUG_SEEDS = 120
 
@@ -37,11 +38,24 @@ def test_hundreds_of_seeds_of_tables_under_faults() -> None:
     assert len(outcomes) >= 200, "the machine was too slow for the seeds that CI promises"
 
 
+def test_strikes_where_the_promise_is_thinnest_lose_nothing() -> None:
+    """A few seeds: at no moment is a log incomplete on the backups, and all rows survive."""
+    outcomes = run_seeds(load_scenario("strikes"), FAST_SEEDS, budget_s=30.0)
+    assert len(outcomes) >= 3
+
+
+@pytest.mark.slow
+def test_many_seeds_of_strikes() -> None:
+    """The same, with others for each commit."""
+    outcomes = run_seeds(load_scenario("strikes"), STRUCK_SEEDS, budget_s=600.0)
+    assert len(outcomes) >= STRUCK_SEEDS * 3 // 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(BUGS))
 def test_a_planted_bug_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""
-    scenario = load_scenario("tables")
+    scenario = load_scenario("strikes")
     outcome = find_bug(scenario, bug, BUG_SEEDS)
     assert run_seed(scenario, outcome.seed).failure is None
 

@@ -1,0 +1,103 @@
+"""A watch over the promise itself: the backups' disks hold the whole log of every tablet, always.
+
+A run sees a lost log only if a crash asks for it in that very moment. This asks all the time: while
+all backups run and answer, a recovery planned from what they hold must find every segment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from stelae.client.database import AsyncDatabase
+from stelae.core.errors import SegmentsMissing, StelaeError
+from stelae.core.ids import TabletId
+from stelae.core.messages import INVENTORY, Inventory, LogInventory
+from stelae.core.records import ServerInfo, TabletRecord, TabletState
+from stelae.recovery.plan import plan_recovery
+from stelae.simulation.cluster import SimCluster
+
+PERIOD_S = 0.03
+ANSWER_TIMEOUT_S = 0.3
+LOOKS = 3
+"""Backups are asked one after the other, and replicas move meanwhile: so often in a row a log must
+be found incomplete before it counts."""
+
+
+class LogWatch:
+    """Asks through the network, as a client of the backups; what cannot be asked is not judged."""
+
+    def __init__(self, cluster: SimCluster, database: AsyncDatabase, replicas: int) -> None:
+        self._cluster = cluster
+        self._runtime = database.runtime
+        self._replicas = replicas
+        self._misses: dict[tuple[TabletId, int], int] = {}
+        self.looks = 0
+        """So often the logs were judged."""
+
+    async def run(self, until_s: float) -> None:
+        """Look until ``until_s`` of the loop's time.
+
+        Raises:
+            SegmentsMissing: a log could not be recovered, though every backup is there.
+        """
+        while self._cluster.world.loop.time() < until_s:
+            await self._look()
+            await self._runtime.clock.sleep(PERIOD_S)
+
+    async def _look(self) -> None:
+        tablets = self._tablets()  # before the backups are asked: marks of epochs follow replicas
+        backups = self._backups()
+        if not tablets or backups is None:
+            self._misses.clear()
+            return
+        asked = await asyncio.gather(*(self._ask(backup, [*tablets]) for backup in backups))
+        held = dict(zip(backups, asked, strict=True))
+        if any(not logs for logs in asked) or self._backups() != backups:
+            self._misses.clear()
+            return
+        self.looks += 1
+        for tablet_id, tablet in tablets.items():
+            inventories = {backup: logs[tablet_id] for backup, logs in held.items()}
+            key = tablet_id, tablet.term
+            try:
+                plan_recovery(tablet, self._replicas, inventories)
+            except SegmentsMissing:
+                self._misses[key] = self._misses.get(key, 0) + 1
+                if self._misses[key] >= LOOKS:
+                    raise
+            else:
+                self._misses.pop(key, None)
+
+    def _tablets(self) -> dict[TabletId, TabletRecord]:
+        """What the newest of the masters' catalogs says of tablets that have a log."""
+        newest: dict[TabletId, TabletRecord] = {}
+        for name in self._cluster.masters:
+            master = self._cluster.world.server(name)
+            for tablet in master.catalog.live_tablets() if master is not None else ():
+                known = newest.get(tablet.tablet_id)
+                if known is None or known.generation < tablet.generation:
+                    newest[tablet.tablet_id] = tablet
+        return {t: r for t, r in newest.items() if r.state is not TabletState.CREATING}
+
+    def _backups(self) -> list[ServerInfo] | None:
+        """All of them, if all run."""
+        servers = [self._cluster.world.server(name) for name in self._cluster.backups]
+        if any(server is None or not hasattr(server, "info") for server in servers):
+            return None
+        return [server.info for server in servers if server is not None]
+
+    async def _ask(
+        self, backup: ServerInfo, tablets: list[TabletId]
+    ) -> dict[TabletId, LogInventory]:
+        """What it holds of these logs; nothing if it does not answer."""
+        try:
+            reply = await self._runtime.peers.call(
+                backup.address,
+                INVENTORY,
+                Inventory(tuple(tablets)),
+                timeout_s=ANSWER_TIMEOUT_S,
+                destination=backup.uuid,
+            )
+        except StelaeError:
+            return {}
+        return {log.tablet_id: log for log in reply.body.logs}
