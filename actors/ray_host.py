@@ -256,8 +256,10 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
         )
     sys.meta_path.insert(0, WithoutPandas())
     from stelae.actors.tserver import TabletServer
+    from stelae.runtime.allocator import give_freed_memory_back
     from stelae.storage import kernels
 
+    give_freed_memory_back()
     kernels.warm()
     return TabletServer(
         runtime,
