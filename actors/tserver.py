@@ -56,6 +56,15 @@ from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 from stelae.runtime.instance import load_or_create_instance
 
+CLOSED_TERMS_MAX = 10_000
+"""Of how many closed tablets the term is known, so that a late order to open one is refused.
+
+An order is late by its deadline, or by as long as a deposed leader takes to notice; a server does
+not close so many tablets meanwhile. Nor does the bound carry safety: a tablet that is opened anew
+in an old term serves nothing before the catalog names that very term, its backups are fenced by the
+recovery that raised the term, or drop the log of a deleted table, and the next heartbeat closes it.
+"""
+
 
 class GivenUp(Exception):
     """The masters have given this run of the server up: the process ends, and a new run begins.
@@ -88,7 +97,7 @@ class TabletServer:
         self._lease = Lease(runtime.clock)
         self._tablets: dict[TabletId, Tablet] = {}
         self._closed_terms: dict[TabletId, int] = {}
-        """Of each tablet that was closed here: a late order to open it again is refused."""
+        """Of tablets that were closed here: a late order to open one again is refused."""
         self._scans = ScanSessions(runtime, settings)
         self._report_now: dict[Address, asyncio.Event] = {}
         self._memory_bytes = 0
@@ -279,7 +288,10 @@ class TabletServer:
     async def _close(self, tablet_id: TabletId) -> None:
         tablet = self._tablets.pop(tablet_id, None)
         if tablet is not None:
+            self._closed_terms.pop(tablet_id, None)  # so that the newest come last
             self._closed_terms[tablet_id] = tablet.term
+            if len(self._closed_terms) > CLOSED_TERMS_MAX:
+                del self._closed_terms[next(iter(self._closed_terms))]
             self._scans.drop(tablet_id)
             await tablet.close()
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from stelae.actors import tserver
 from stelae.actors.tablet_input import fits
 from stelae.client.database import AsyncDatabase
 from stelae.core.durability import segments
@@ -22,12 +23,13 @@ from stelae.core.errors import (
     Overloaded,
     RowExists,
     StaleRequest,
+    StaleTerm,
     StelaeError,
     TabletNotHere,
     TabletNotReady,
     TooLarge,
 )
-from stelae.core.ids import ClientId, RequestId
+from stelae.core.ids import ClientId, RequestId, TabletId
 from stelae.core.messages import (
     CLOSE_TABLET,
     INSTALL_MERGE,
@@ -455,6 +457,31 @@ def test_of_two_orders_to_open_a_tablet_the_higher_term_stays() -> None:
         )
         assert any(not isinstance(outcome, StelaeError) for outcome in outcomes)
         assert server._tablets[record.tablet_id].term == record.term + 2
+
+    run_small(scenario, "disk", "disk")
+
+
+def test_a_late_order_to_open_a_closed_tablet_is_refused() -> None:
+    """Of the tablets closed last, so many as are remembered; a higher term is no late order."""
+
+    async def scenario(here: Small) -> None:
+        server = here.world.server(here.owner)
+        table = next(iter(server._tablets.values()))._table
+        record = here.table._cache.tablet(0).tablet
+
+        def order(tablet_id: str, term: int) -> Call[OpenTablet]:
+            changed = msgspec.structs.replace(record, tablet_id=TabletId(tablet_id), term=term)
+            return Call(OpenTablet(table, changed), (), 5.0)
+
+        with patch.object(tserver, "CLOSED_TERMS_MAX", 3):
+            for name in ("a", "b", "a", "c", "d"):
+                await server._on_open(order(name * 32, 5 + len(server._closed_terms)))
+                await server._on_close(Call(CloseTablet(TabletId(name * 32), 99), (), 5.0))
+        assert list(server._closed_terms) == ["a" * 32, "c" * 32, "d" * 32]
+        for tablet_id, term in server._closed_terms.items():
+            with pytest.raises(StaleTerm):
+                await server._on_open(order(tablet_id, term))
+        await server._on_open(order("d" * 32, 99))
 
     run_small(scenario, "disk", "disk")
 
