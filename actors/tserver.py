@@ -261,6 +261,7 @@ class TabletServer:
                 except StaleTerm:
                     raise
                 except StelaeError:
+                    self._runtime.metrics.count("epoch_raises_failed")
                     await self._runtime.clock.sleep(self._settings.heartbeat_s)
 
         return raise_epoch

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stelae.client.convert import Key, RowCodec, Rows, decode_batch, is_table, to_arrow
 from stelae.client.filters import Where, normalize_filters
 from stelae.client.locations import TableCache
-from stelae.client.retries import on_tablet
+from stelae.client.retries import most_telling, on_tablet
 from stelae.client.scan import scan_tablet
 from stelae.client.session import Session
 from stelae.client.writer import TableWriter, Versions
@@ -306,7 +306,7 @@ async def _all_or_first_error(parts: Sequence[Coroutine[Any, Any, T]]) -> list[T
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part) for part in parts]
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        raise most_telling(errors.exceptions) from None
     return [task.result() for task in tasks]
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from stelae.client.convert import Row, RowCodec, Rows, encode_batch, is_table, to_arrow
 from stelae.client.locations import TableCache
-from stelae.client.retries import on_tablet
+from stelae.client.retries import most_telling, on_tablet
 from stelae.client.session import Session
 from stelae.core.errors import InvalidArgument, StelaeError, TooLarge
 from stelae.core.ids import ServerUuid
@@ -224,9 +224,10 @@ async def _all_parts(parts: Sequence[Awaitable[None]]) -> None:
     if not errors:
         return
     done = len(outcomes) - len(errors)
-    if isinstance(errors[0], StelaeError):
-        errors[0].add_note(f"{done} of the call's {len(outcomes)} tablets did their part")
-    raise errors[0]
+    first = most_telling(errors)
+    if isinstance(first, StelaeError):
+        first.add_note(f"{done} of the call's {len(outcomes)} tablets did their part")
+    raise first
 
 
 def _versions(if_version: Any, count: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from stelae.actors.ray_host import cluster_actors
 from stelae.aio import Loop
 from stelae.api import Database
 from stelae.client.database import AsyncDatabase
-from stelae.core.errors import InvalidArgument, NotEnoughServers, StelaeError
+from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.core.ids import Address
 from stelae.core.records import ServerState
 from stelae.core.settings import Settings
@@ -161,7 +161,7 @@ class _Background:
     def _run(self) -> None:
         try:
             self._future.set_result(self._work())
-        except Exception as error:
+        except BaseException as error:  # also SystemExit, or `result` would wait for ever
             self._future.set_exception(error)
 
     def result(self) -> launcher.HttpFront:
@@ -244,6 +244,6 @@ def _attach(
         database = kind(loop, loop.run(open_database()), cluster)
         database.link = ClusterLink(cluster, tuple(masters), secret, settings)
         return database
-    except StelaeError:
+    except BaseException:
         loop.close()
         raise

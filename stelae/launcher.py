@@ -365,10 +365,10 @@ def _free_ports(count: int) -> Iterator[int]:
 def start_servers(spec: ClusterSpec, state: ClusterState, actors: dict[str, Any]) -> None:
     """Create all actors at once, put each into ``actors``, and wait until each listens.
 
-    Raises:
+    Raises, and what is in ``actors`` then is the caller's to take down:
         NotEnoughServers: Ray did not place them all in time.
-        AlreadyRunning: the cluster runs already, or a server cannot start; the text says why. What
-            is in ``actors`` then is the caller's to take down.
+        AlreadyRunning: the cluster runs already, or a server cannot start; the text says why.
+        Unavailable: a server's process ended while it started.
     """
     if cluster_actors(spec.cluster):
         raise AlreadyRunning(f"cluster {spec.cluster!r} is running already in this Ray")
@@ -378,17 +378,16 @@ def start_servers(spec: ClusterSpec, state: ClusterState, actors: dict[str, Any]
     try:
         ray.get(waits, timeout=START_TIMEOUT_S + 10.0)
     except ray.exceptions.GetTimeoutError:
-        ready, _ = ray.wait(waits, num_returns=len(waits), timeout=0)
+        ready = len(ray.wait(waits, num_returns=len(waits), timeout=0)[0])
         raise NotEnoughServers(
             "launch (Ray could not place the others: tservers.memory counts against Ray's memory, "
             f"{ray.cluster_resources().get('memory', 0) / 2**30:.1f} GiB)",
-            len(waits),
-            "servers",
-            len(ready),
+            *(len(waits), "servers", ready),
         ) from None
     except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        raise (cause if isinstance(cause, StelaeError) else error) from None
+        raise (error.cause if isinstance(error.cause, StelaeError) else error) from None
+    except ray.exceptions.RayActorError as error:
+        raise Unavailable("a server of the cluster", f"its process ended: {error}") from error
     spark = spark_plan(spec, state)
     if spark is not None and spark.warm:
         actors[SPARK_NAME] = spark_actor(spark)
