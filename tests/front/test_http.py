@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from http_world import ARROW, World, http_world, problem_of
 
 from stelae.client.http import HttpDatabase
+from stelae.client.http_protocol import TIMEOUT_HEADER
 from stelae.core.durability import segments
 from stelae.core.errors import (
     ColumnNotFound,
@@ -39,6 +40,7 @@ from stelae.serve.app import make_app
 from stelae.serve.arrow_bodies import write_stream
 from stelae.serve.guard import Limits
 from stelae.serve.tokens import Role
+from stelae.storage import client_results
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -601,6 +603,24 @@ async def test_keys_of_different_tokens_do_not_meet(world: World, http: httpx.As
     assert (await http.put(path, json={}, headers=headers)).status_code == 200
     async with world.client(Role.WRITE) as other:
         problem_of(await other.put(path, json={}, headers=headers), 412, "version-mismatch")
+
+
+async def test_too_many_keys_of_the_last_hour_are_refused_in_plain_words(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer says what is full, for how long, and what to do; writes without a key go on."""
+    await make_flights(http)
+    monkeypatch.setattr(client_results, "MAX_CLIENTS", 4)
+    path = "/v1/tables/flights/rows/1"
+    assert (await http.put(path, json={})).status_code == 200
+    for number in range(20):
+        headers = {"Idempotency-Key": f"key-{number}", TIMEOUT_HEADER: "0.5"}
+        answer = await http.put(path, json={}, headers=headers)
+        if answer.status_code != 200:
+            break
+    detail = problem_of(answer, 429, "overloaded")["detail"]
+    assert all(text in detail for text in ("Idempotency-Key", "an hour", "limit of 4")), detail
+    assert (await http.put(path, json={})).status_code == 200
 
 
 # ---- bounds ---------------------------------------------------------------------------------
