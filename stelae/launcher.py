@@ -15,7 +15,6 @@ import os
 import random
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,7 @@ from typing import Any
 
 import ray
 
-from stelae.actors.ray_host import NAMESPACE, ServerPlan, cluster_actors, create_actor
+from stelae.actors.ray_host import ServerPlan, cluster_actors, create_actor
 from stelae.actors.spark_host import SPARK_NAME, SparkPlan, spark_actor
 from stelae.core.errors import (
     AlreadyRunning,
@@ -36,7 +35,6 @@ from stelae.core.errors import (
 from stelae.core.ids import Address
 from stelae.core.records import ServerKind
 from stelae.core.spec import ClusterSpec
-from stelae.recovery.java import find_java, java_environment
 from stelae.recovery.spark_session import SessionSize
 from stelae.runtime.files import LOCK_FILE as SERVER_LOCK_FILE
 from stelae.runtime.handshake import SECRET_BYTES
@@ -143,58 +141,6 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def start_ray(spec: ClusterSpec) -> bool:
-    """Start or join Ray as the spec says; true if this process started it.
-
-    What must stand in the environment before Ray starts is set here: the auth mode (a cluster with
-    two modes kills actors), that workers run at ordinary priority (Ray's default of nice 15 makes
-    a store wait for every other program of the machine), and Java for RayDP where there is one.
-    """
-    if ray.is_initialized():
-        return False
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    if spec.spark is not None:
-        with contextlib.suppress(InvalidArgument):  # no Java: all but Spark works
-            os.environ.update(java_environment(find_java()))
-    if spec.ray.address != "local":
-        join_ray(spec.ray.address)
-        return False
-    options: dict[str, Any] = {"include_dashboard": False}
-    if spec.ray.num_cpus is not None:
-        options["num_cpus"] = spec.ray.num_cpus
-    _init_ray("local", **options)
-    if (former := sys.modules.get("ray.serve.context")) is not None:
-        # Serve keeps its controller's handle by job id, the same in each Ray a process starts.
-        former._set_global_client(None)
-    return True
-
-
-def join_ray(address: str) -> None:
-    """Join a Ray that runs: ``auto`` or its address. Raises Unavailable if there is none."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    try:
-        _init_ray(address)
-    except ConnectionError as error:
-        raise Unavailable(
-            f"Ray at {address!r}",
-            f"{error}; start one (`ray start --head`), or write ray: {{address: local}}",
-        ) from error
-
-
-def _init_ray(address: str, **options: Any) -> None:
-    # Ray prints notices of dead workers even so; a cluster tells of its dead servers itself.
-    ray._private.worker._worker_logs_enabled = False
-    ray.init(
-        address=address,
-        namespace=NAMESPACE,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-        **options,
-    )
 
 
 def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:
