@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.lease import Lease
 from stelae.actors.membership import Membership
 from stelae.actors.scans import ScanSessions
@@ -49,12 +50,11 @@ from stelae.core.messages import (
     Write,
     WriteOp,
 )
-from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.records import ServerKind
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
-from stelae.runtime.instance import load_or_create_instance
 
 CLOSED_TERMS_MAX = 10_000
 """Of how many closed tablets the term is known, so that a late order to open one is refused.
@@ -107,23 +107,8 @@ class TabletServer:
     async def start(self) -> None:
         """Take the identity from disk, listen, and begin to heartbeat."""
         runtime = self._runtime
-        instance = await load_or_create_instance(
-            runtime.disk,
-            runtime.rng,
-            runtime.clock,
-            self._cluster,
-            ServerKind.TSERVER.value,
-            self._name,
-        )
-        await runtime.peers.listen(instance.server_uuid, self._handlers())
-        self.info = ServerInfo(
-            kind=ServerKind.TSERVER,
-            name=self._name,
-            uuid=instance.server_uuid,
-            incarnation=instance.incarnation,
-            address=runtime.peers.address,
-            process=runtime.identity,
-        )
+        instance = await take_identity(runtime, self._cluster, ServerKind.TSERVER, self._name)
+        self.info = await listen_as(runtime, instance, self._handlers())
         for address in self._masters.addresses:
             self._report_now[address] = asyncio.Event()
             self.tasks.spawn(self._heartbeat(address), f"heartbeat {address}")

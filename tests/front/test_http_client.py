@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -99,6 +101,38 @@ async def test_the_client_does_over_http_what_it_does_directly(world: World) -> 
         results.append(log)
     for direct, over_http in zip(*results, strict=True):
         assert direct == over_http
+
+
+BAD_CALLS: dict[str, Callable[[Any], Any]] = {
+    "a column twice": lambda t: t.scan(columns=["a", "a"]),
+    "columns as text": lambda t: t.scan(columns="a"),
+    "keys as text": lambda t: t.get_many("ab"),
+    "keys without a column": lambda t: t.get_many(pa.table({"a": [1]})),
+    "an update that is no dict": lambda t: t.update([(1, "k")]),
+    "updates of different columns": lambda t: t.update([{"a": 1, "b": "k"}, {"a": 2}]),
+    "an update without its key": lambda t: t.update([{"a": 1, "x": 2.0}]),
+    "a table of updates without a key": lambda t: t.update(pa.table({"a": [1], "x": [2.0]})),
+    "a negative version": lambda t: t.upsert({"a": 1, "b": "k"}, if_version=-1),
+    "a version as text": lambda t: t.upsert({"a": 1, "b": "k"}, if_version="new"),
+    "too many versions": lambda t: t.upsert({"a": 1, "b": "k"}, if_version=[1, 2]),
+    "versions of nothing": lambda t: t.upsert([], if_version=[1]),
+}
+
+
+@pytest.mark.parametrize("what", BAD_CALLS)
+async def test_what_is_refused_directly_is_refused_over_http_in_the_same_words(
+    world: World, what: str
+) -> None:
+    """Before anything is sent: one home for the rules of what a call may be given."""
+    refusals = []
+    for database in (world.cluster.database, world.database()):
+        table = await database.create_table("bad", SCHEMA, key=["a", "b"], durability=RAM)
+        with pytest.raises(InvalidArgument) as caught:
+            await BAD_CALLS[what](table)
+        refusals.append(str(caught.value))
+        assert await table.update([]) is not None
+        await database.delete_table("bad")
+    assert refusals[0] == refusals[1]
 
 
 async def test_a_lost_answer_is_asked_for_again_and_the_write_done_once(world: World) -> None:
