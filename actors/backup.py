@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from stelae.actors.identity import listen_as, take_identity
 from stelae.core.errors import (
     CorruptData,
     InvalidArgument,
@@ -56,7 +57,6 @@ from stelae.core.rpc import EMPTY, Blob, Call, Empty, Handlers, Reply
 from stelae.core.runtime import Disk, Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
-from stelae.runtime.instance import load_or_create_instance
 from stelae.storage.fences import Fences
 from stelae.storage.frame_opening import open_frame_medium
 from stelae.storage.frames import TABLET_ID_BYTES_MAX, MediumSpec
@@ -105,9 +105,7 @@ class Backup:
     async def start(self) -> None:
         """Find what is held, listen, and begin to heartbeat."""
         runtime = self._runtime
-        instance = await load_or_create_instance(
-            runtime.disk, runtime.rng, runtime.clock, self._cluster, "backup", self._name
-        )
+        instance = await take_identity(runtime, self._cluster, ServerKind.BACKUP, self._name)
         await self._fences.load()
         for name, spec in self._specs.items():
             if spec.path is None:
@@ -128,16 +126,7 @@ class Backup:
                 self._fences.observe(replica.tablet_id, self._holdings.enter_found(replica).term)
         for name, opened in self._media.items():
             self.tasks.spawn(opened.run(), f"{self._name}/{name}")
-        await runtime.peers.listen(instance.server_uuid, self._handlers())
-        self.info = ServerInfo(
-            kind=ServerKind.BACKUP,
-            name=self._name,
-            uuid=instance.server_uuid,
-            incarnation=instance.incarnation,
-            address=runtime.peers.address,
-            process=runtime.identity,
-            media=tuple(self._specs),
-        )
+        self.info = await listen_as(runtime, instance, self._handlers(), tuple(self._specs))
         for master in self._masters:
             self.tasks.spawn(self._heartbeat(master), f"{self._name}/heartbeat/{master}")
 

@@ -13,6 +13,7 @@ Source: design §7, §9; seed Kudu multi-master, background tasks.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
@@ -50,6 +51,8 @@ from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 from stelae.recovery.engine import EnginePolicy, RecoveryJob, SparkEngine
+
+logger = logging.getLogger(__name__)
 
 Key: TypeAlias = tuple[str, ...]
 """Names an action: what, of which tablet or table, in which term."""
@@ -202,10 +205,11 @@ class Coordinator:
         self._spawn(self._finish([key], work()), " ".join(key))
 
     async def _finish(self, keys: Sequence[Key], work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work``; a failure of it is told by the metrics, and the next look tries again."""
+        """Run ``work``; a failure of it is logged and counted, and the next look tries again."""
         try:
             await work
         except StelaeError as error:
+            logger.info("%s: %s", ", ".join(" ".join(key) for key in keys), error)
             self._runtime.metrics.count("coordinator_failures", error=type(error).__name__)
             now = self._runtime.clock.monotonic()
             self._not_before = {k: t for k, t in self._not_before.items() if t > now}

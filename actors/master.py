@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stelae.actors.coordinator import Coordinator
+from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_group import MasterGroup
 from stelae.actors.replica import Replica, ReplicaSettings, RoleChange, raft_handlers
 from stelae.consensus.settings import RaftSettings
@@ -61,7 +62,6 @@ from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 from stelae.recovery.engine import EnginePolicy, SparkEngine
-from stelae.runtime.instance import load_or_create_instance
 
 CATALOG_FOLDER = "catalog"
 
@@ -114,25 +114,8 @@ class Master:
     async def start(self) -> None:
         """Take the identity from disk and listen; the catalog follows once the others are found."""
         runtime = self._runtime
-        instance = await load_or_create_instance(
-            runtime.disk,
-            runtime.rng,
-            runtime.clock,
-            self._cluster,
-            ServerKind.MASTER.value,
-            self._name,
-        )
-        await runtime.peers.listen(instance.server_uuid, self._handlers())
-        self._group.begin(
-            ServerInfo(
-                kind=ServerKind.MASTER,
-                name=self._name,
-                uuid=instance.server_uuid,
-                incarnation=instance.incarnation,
-                address=runtime.peers.address,
-                process=runtime.identity,
-            )
-        )
+        instance = await take_identity(runtime, self._cluster, ServerKind.MASTER, self._name)
+        self._group.begin(await listen_as(runtime, instance, self._handlers()))
         for other in self._group.others:
             self.tasks.spawn(self._group.ask(other), f"ask {other}")
         self.tasks.spawn(self._join(), "join the masters")

@@ -127,6 +127,7 @@ class MasterGroup:
                 address, MASTER_INFO, Empty(), timeout_s=timeout_s
             )
         except StelaeError:
+            self._runtime.metrics.count("master_searches_failed", master=name)
             return False
         info = reply.body
         if info.kind is not ServerKind.MASTER or info.name != name:

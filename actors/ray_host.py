@@ -129,27 +129,28 @@ class ServerHost:
             await self._server.stop()
 
     async def _live(self) -> None:
-        while True:
+        disk: LocalDisk | None = None
+        while self._server is None:
             try:
-                disk = LocalDisk(self._plan.folder)
-                break
-            except AlreadyRunning as error:  # the process before us may take a moment to end
-                self._problem = str(error)
-                await asyncio.sleep(RETRY_PAUSE_S)
-        while True:
-            try:
+                disk = disk or LocalDisk(self._plan.folder)
                 await self._start(disk)
-                break
-            except (StelaeError, OSError) as error:
-                self._problem = str(error)
-                logger.warning("%s does not start yet: %s", self._plan.name, error)
+            except Exception as error:  # also a bug: it is told by `ready`, not by a silent actor
+                self._note_problem(error)
                 await asyncio.sleep(RETRY_PAUSE_S)
         _calm_collector()
         self._started.set()
-        assert self._server is not None
         failure = await self._server.tasks.wait_failed()
         logger.critical("%s ends: a background task failed", self._plan.name, exc_info=failure)
         os._exit(EXIT_FAILED)
+
+    def _note_problem(self, error: Exception) -> None:
+        """Log what keeps the server from starting, once for as long as it is the same."""
+        problem = str(error) or repr(error)
+        if problem != self._problem:
+            foreseen = isinstance(error, StelaeError | OSError)
+            name = self._plan.name
+            logger.warning("%s does not start yet: %s", name, problem, exc_info=not foreseen)
+        self._problem = problem
 
     async def _start(self, disk: LocalDisk) -> None:
         plan = self._plan
@@ -256,8 +257,10 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
         )
     sys.meta_path.insert(0, WithoutPandas())
     from stelae.actors.tserver import TabletServer
+    from stelae.runtime.allocator import give_freed_memory_back
     from stelae.storage import kernels
 
+    give_freed_memory_back()
     kernels.warm()
     return TabletServer(
         runtime,

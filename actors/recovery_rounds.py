@@ -265,6 +265,8 @@ class RecoveryRounds:
         try:
             problems = await spark(opened)
         except Exception as error:  # whatever Spark raised: the tablets come back without it
+            if not isinstance(error, StelaeError):
+                logger.exception("a bug, or an error of Spark's that nobody foresaw")
             self._runtime.metrics.count("spark_recoveries_failed", error=type(error).__name__)
             problems = {job.tablet.tablet_id: str(error) for job in opened}
         failed = [job for job in opened if job.tablet.tablet_id in problems]

@@ -92,6 +92,8 @@ class ReplicatedSegment:
         self.was_closed = False
         """Was once complete and closed on all replicas: its content is final from then on."""
         self.image: pa.Buffer | None = None
+        self.shared_bytes = 0
+        """Of its content: buffers that the rows in memory are views of."""
         self._context = context
         self._content: list[Blob] = []
         self._ends: list[int] = []
@@ -124,6 +126,11 @@ class ReplicatedSegment:
         self.image = image
         self._content, self._ends = [], []
         self.wake()
+
+    def let_go(self) -> None:
+        """Forget the content: the tablet was closed, and nothing is sent any more."""
+        self.image = None
+        self._content, self._ends = [], []
 
     def adopt(self, image: pa.Buffer, holders: list[tuple[ServerUuid, str]]) -> None:
         """Take over a sealed segment whose replicas lie on ``holders`` (backup, medium) already."""

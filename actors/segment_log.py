@@ -131,8 +131,8 @@ class SegmentLog:
 
     @property
     def content_bytes(self) -> int:
-        """Bytes in row form that are kept for replicas: of the heads, and of what is not sealed."""
-        return sum(segment.length for segment in self._unsealed)
+        """Bytes in row form kept for replicas alone: of heads, and of what is not sealed."""
+        return sum(segment.length - segment.shared_bytes for segment in self._unsealed)
 
     @property
     def unclosed_heads(self) -> int:
@@ -172,13 +172,18 @@ class SegmentLog:
 
     # ---- appending --------------------------------------------------------------------------
 
-    def append(self, buffers: list[Blob], certificate: Certified, index: int) -> None:
-        """Add an entry to the head; `wait_committed` tells when it counts."""
-        if self._failure is not None:
-            raise self._failure
+    def append(
+        self, buffers: list[Blob], certificate: Certified, index: int, shared_bytes: int = 0
+    ) -> None:
+        """Add an entry to the head; `wait_committed` tells when it counts.
+
+        ``shared_bytes`` of it are buffers that the tablet's rows in memory are views of.
+        """
+        self.check()
         head = self.head
         start = head.length
         head.append(buffers, certificate)
+        head.shared_bytes += shared_bytes
         size = head.length - start
         self._pending.append(_Pending(head, head.length, index, size))
         self.pending_bytes += size
@@ -194,8 +199,7 @@ class SegmentLog:
         """
         if index <= self.committed_index:
             return
-        if self._failure is not None:
-            raise self._failure
+        self.check()
         loop = asyncio.get_running_loop()
         if self._deadlines is None:
             self._deadlines = Deadlines(loop, self._expire)
@@ -219,8 +223,7 @@ class SegmentLog:
     async def wait_until(self, holds: Callable[[], bool]) -> None:
         """Wait until replicas have got so far that ``holds()``. Raises what fenced the log."""
         while not holds():
-            if self._failure is not None:
-                raise self._failure
+            self.check()
             observer = asyncio.get_running_loop().create_future()
             self._observers.append(observer)
             await observer
@@ -277,6 +280,11 @@ class SegmentLog:
                 segment.wake()
             before_closed = before_closed and segment.note_closed()
 
+    def check(self) -> None:
+        """Raise what ended the log, if something did."""
+        if self._failure is not None:
+            raise self._failure
+
     def fail(self, error: StelaeError) -> None:
         """Another server owns the tablet: nothing is acknowledged any more."""
         if self._failure is not None:
@@ -290,6 +298,14 @@ class SegmentLog:
             self._deadlines.close()
         self._wake_observers()
         self._on_failed(error)
+
+    def let_go(self) -> None:
+        """Forget all content. The log has failed, and none of its tasks runs any more."""
+        for segment in self._segments.values():
+            segment.let_go()
+        self._segments.clear()
+        self._unsealed.clear()
+        self._pending.clear()
 
     # ---- background -------------------------------------------------------------------------
 

@@ -186,18 +186,23 @@ class Session:
             head = await self._process.stdout.readexactly(8)
             length = int.from_bytes(head, "little")
             if length > FRAME_BYTES_MAX:
+                logger.error("the Spark session sent a frame of %d bytes: it is given up", length)
                 return None
             return await self._process.stdout.readexactly(length)
         except asyncio.IncompleteReadError:
-            return None
+            return None  # how a pipe says that the child has ended
 
     async def _read_answers(self) -> None:
-        while (body := await self._receive()) is not None:
-            done = msgspec.msgpack.decode(body, type=Done)
-            waiting = self._answers.get(done.number)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(done)
-        self._give_up()
+        try:
+            while (body := await self._receive()) is not None:
+                done = msgspec.msgpack.decode(body, type=Done)
+                waiting = self._answers.get(done.number)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(done)
+        except msgspec.MsgspecError:
+            logger.exception("the Spark session sent what is no answer: it is given up")
+        finally:
+            self._give_up()
 
     def _give_up(self) -> None:
         for waiting in self._answers.values():
@@ -216,6 +221,7 @@ class SparkHost:
         self._start_s = ASSUMED_START_S
         self._problem = ""
         self._keeper = asyncio.get_running_loop().create_task(self._keep_warm())
+        self._keeper.add_done_callback(_log_failure)
 
     def __repr__(self) -> str:
         return f"Stelae({SPARK_NAME})"
@@ -307,7 +313,7 @@ class SparkHost:
         while self._plan.warm:
             try:
                 session = await self._ready()
-            except (Unavailable, OSError):
+            except (Unavailable, OSError):  # logged by `_start`, and told by `state`
                 pause_s = RESTART_PAUSE_S[min(failures, len(RESTART_PAUSE_S) - 1)]
                 failures += 1
                 await asyncio.sleep(pause_s)
@@ -317,6 +323,11 @@ class SparkHost:
             failures = 0
             assert session._reader is not None
             await asyncio.wait([session._reader])
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.critical("Spark is not kept warm any more", exc_info=error)
 
 
 def spark_actor(plan: SparkPlan) -> Any:
@@ -344,6 +355,7 @@ class RaySparkEngine:
     def __init__(self, plan: SparkPlan) -> None:
         self._plan = plan
         self._state = SparkState(plan.size.total_cores, ASSUMED_START_S)
+        self._answers = True
 
     @property
     def state(self) -> SparkState:
@@ -406,6 +418,12 @@ class RaySparkEngine:
             actor = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
             async with asyncio.timeout(STATE_POLL_S):
                 state = await actor.state.remote()
-        except (ValueError, TimeoutError, ray.exceptions.RayError):
+        except ValueError:
+            return SparkState(cores, ASSUMED_START_S)  # no such actor: a job starts it
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            if self._answers:
+                logger.warning("the Spark actor does not tell its state: %r", error)
+            self._answers = False
             return SparkState(cores, ASSUMED_START_S)
+        self._answers = True
         return SparkState(state["cores"], state["start_s"])

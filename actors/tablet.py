@@ -22,7 +22,7 @@ import pyarrow as pa
 from stelae.actors.membership import Membership
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.segment_log import RaiseEpoch, SegmentLog
-from stelae.actors.tablet_input import check_request, decode_rows, encode_found, fits
+from stelae.actors.tablet_input import check_request, decode_rows, encode_found, fits, payload_of
 from stelae.actors.tablet_recovery import fetch_segments, recovered_segment
 from stelae.core.errors import (
     InvalidArgument,
@@ -53,7 +53,7 @@ from stelae.core.messages import (
     WriteReply,
 )
 from stelae.core.records import TableRecord, TabletRecord
-from stelae.core.rpc import Call, Reply
+from stelae.core.rpc import Blob, Call, Reply
 from stelae.core.runtime import ObjectHandle, Runtime
 from stelae.core.schema import VERSION_COLUMN
 from stelae.core.settings import Settings
@@ -165,6 +165,9 @@ class Tablet:
         """Stop all work on the tablet; waiting calls end as they do when a server dies."""
         self._log.fail(TabletNotHere(self.tablet_id, "this server any more"))
         await self.tasks.close()
+        # Tablet and log refer to each other: left to the collector, rows would stay for long.
+        self._memory = TabletMemory(self._schema, self._table.name)
+        self._log.let_go()
         self._objects.clear()
 
     def _on_fenced(self, error: StelaeError) -> None:
@@ -346,6 +349,7 @@ class Tablet:
             return _answer(known.result.outcome)
         if refusal is not None:
             raise refusal
+        self._log.check()
         if self._log.pending_bytes > self._settings.queue_bytes:
             raise Overloaded(
                 f"tablet {self.tablet_id}'s queue in bytes", self._settings.queue_bytes
@@ -373,7 +377,8 @@ class Tablet:
         """
         memory = self._memory
         first_version, count, kind = memory.next_version, 0, EntryKind.ROWS
-        payload: Any = b""
+        payload: Blob = b""
+        shared_bytes = 0
         try:
             executed = memory.execute(
                 request.op, rows, request.if_versions or None, index, request.columns
@@ -384,14 +389,13 @@ class Tablet:
         else:
             first_version, count, kind = executed.first_version, executed.row_count, executed.kind
             outcome = _DONE + _encode(WriteReply(first_version, count))
-            reusable = blobs and executed.batch is rows
-            payload = blobs[0] if reusable else executed.payload()
+            payload, shared_bytes = payload_of(executed, rows, blobs)
         now = self._runtime.clock.monotonic()
         result = memory.results.record(request.request, outcome, index, now)
         entry = Entry(self.term, index, kind, first_version, count, (result,), payload)
         buffers = encode_entry(entry)
         certificate = self._certificates.extend(buffers[0], entry_length(buffers[0]))
-        self._log.append(buffers, certificate, index)
+        self._log.append(buffers, certificate, index, shared_bytes)
         if self._log.head.length >= self._settings.segment_bytes:
             self._roll()
         return outcome

@@ -15,13 +15,17 @@ import pyarrow as pa
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import RequestId
+from stelae.core.rpc import Blob
 from stelae.core.schema import TableSchema
 from stelae.core.values import check_batch
 from stelae.storage.gather import ROW_MASK, SLOT_SHIFT
 from stelae.storage.merge import Merged
+from stelae.storage.write import Executed
 
 MAX_CLIENT_ID_LENGTH = 256
 _SEQUENCE_END = 1 << 63
+_STREAM_ROOM_BYTES = 64 << 10
+"""For schema, padding and what else a stream has besides the columns' buffers."""
 
 
 def decode_rows(
@@ -63,6 +67,23 @@ def fits(merged: Merged, row_counts: Sequence[int]) -> bool:
     if len(merged.hashes) != len(slots) or not np.all((slots >= 0) & (slots < len(counts))):
         return False
     return bool(np.all(rows < counts[slots])) and merged.next_version >= 0
+
+
+def payload_of(executed: Executed, rows: Any, blobs: Sequence[memoryview]) -> tuple[Blob, int]:
+    """What the log holds of a write, and how much of it are buffers of the rows in memory.
+
+    A batch that was stored as it came stays in the stream that it came in, for memory and log: not
+    if columns were cast or left out, the stream is compressed, or has much besides its batch.
+    """
+    batch = executed.batch
+    if batch is None or batch is not rows or not blobs:
+        return executed.payload(), 0
+    stream = blobs[0]
+    if not batch.nbytes <= stream.nbytes <= batch.nbytes + _STREAM_ROOM_BYTES:
+        return executed.payload(), 0
+    if not pa.ipc.read_schema(pa.py_buffer(stream)).equals(batch.schema):
+        return executed.payload(), 0
+    return stream, stream.nbytes
 
 
 def encode_found(located: Any, columns: Sequence[str]) -> pa.Buffer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +34,8 @@ from stelae.storage.entry import Entry, read_entries
 from stelae.storage.image import Image
 from stelae.storage.keys import KeyCodec
 from stelae.storage.recovered import RecoveredSegment
+
+logger = logging.getLogger(__name__)
 
 CONCURRENT_FETCHES = 4
 ROUNDS = 3
@@ -95,7 +98,8 @@ async def _fetch_any(
                 return await runtime.offload(
                     _check, source, reply.body.info, reply.blobs[0], str(address)
                 )
-            except DataLost:
+            except DataLost as error:
+                logger.warning("another replica is read: %s", error)
                 runtime.metrics.count("replicas_corrupt")
             except StelaeError:
                 runtime.metrics.count("replica_reads_failed")

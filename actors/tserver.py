@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.lease import Lease
 from stelae.actors.membership import Membership
 from stelae.actors.scans import ScanSessions
@@ -49,12 +50,20 @@ from stelae.core.messages import (
     Write,
     WriteOp,
 )
-from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.records import ServerKind
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
-from stelae.runtime.instance import load_or_create_instance
+
+CLOSED_TERMS_MAX = 10_000
+"""Of how many closed tablets the term is known, so that a late order to open one is refused.
+
+An order is late by its deadline, or by as long as a deposed leader takes to notice; a server does
+not close so many tablets meanwhile. Nor does the bound carry safety: a tablet that is opened anew
+in an old term serves nothing before the catalog names that very term, its backups are fenced by the
+recovery that raised the term, or drop the log of a deleted table, and the next heartbeat closes it.
+"""
 
 
 class GivenUp(Exception):
@@ -88,7 +97,7 @@ class TabletServer:
         self._lease = Lease(runtime.clock)
         self._tablets: dict[TabletId, Tablet] = {}
         self._closed_terms: dict[TabletId, int] = {}
-        """Of each tablet that was closed here: a late order to open it again is refused."""
+        """Of tablets that were closed here: a late order to open one again is refused."""
         self._scans = ScanSessions(runtime, settings)
         self._report_now: dict[Address, asyncio.Event] = {}
         self._memory_bytes = 0
@@ -98,23 +107,8 @@ class TabletServer:
     async def start(self) -> None:
         """Take the identity from disk, listen, and begin to heartbeat."""
         runtime = self._runtime
-        instance = await load_or_create_instance(
-            runtime.disk,
-            runtime.rng,
-            runtime.clock,
-            self._cluster,
-            ServerKind.TSERVER.value,
-            self._name,
-        )
-        await runtime.peers.listen(instance.server_uuid, self._handlers())
-        self.info = ServerInfo(
-            kind=ServerKind.TSERVER,
-            name=self._name,
-            uuid=instance.server_uuid,
-            incarnation=instance.incarnation,
-            address=runtime.peers.address,
-            process=runtime.identity,
-        )
+        instance = await take_identity(runtime, self._cluster, ServerKind.TSERVER, self._name)
+        self.info = await listen_as(runtime, instance, self._handlers())
         for address in self._masters.addresses:
             self._report_now[address] = asyncio.Event()
             self.tasks.spawn(self._heartbeat(address), f"heartbeat {address}")
@@ -252,6 +246,7 @@ class TabletServer:
                 except StaleTerm:
                     raise
                 except StelaeError:
+                    self._runtime.metrics.count("epoch_raises_failed")
                     await self._runtime.clock.sleep(self._settings.heartbeat_s)
 
         return raise_epoch
@@ -279,7 +274,10 @@ class TabletServer:
     async def _close(self, tablet_id: TabletId) -> None:
         tablet = self._tablets.pop(tablet_id, None)
         if tablet is not None:
+            self._closed_terms.pop(tablet_id, None)  # so that the newest come last
             self._closed_terms[tablet_id] = tablet.term
+            if len(self._closed_terms) > CLOSED_TERMS_MAX:
+                del self._closed_terms[next(iter(self._closed_terms))]
             self._scans.drop(tablet_id)
             await tablet.close()
 

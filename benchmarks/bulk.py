@@ -1,15 +1,14 @@
-"""Many rows: load beside PostgreSQL's COPY, reads by key and by scan, and the memory they take."""
+"""Many rows: load beside PostgreSQL's COPY, reads by key and by scan."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from clusters import cluster, resident_bytes, servers, shared_store_bytes
+from clusters import cluster
 from etcd import Missing
 from figures import Figure, at_least, at_most, median, percentile, shown, skipped, timed
 from generated import SCHEMA, rows
@@ -17,12 +16,9 @@ from postgres import Postgres, postgres
 
 from stelae import hash_partition, segments
 
-SETTLE_S = 20.0
-PER_ROW_BYTES = 40
-
 
 def measure(quick: bool) -> list[Figure]:
-    """Figures of load, get, get_many, scan and memory."""
+    """Figures of load, get, get_many and scan."""
     count = 100_000 if quick else 1_000_000
     rounds = 1 if quick else 3
     data = rows(np.random.default_rng(7).permutation(count))
@@ -36,7 +32,6 @@ def measure(quick: bool) -> list[Figure]:
         _table(database, "warm").load(data.slice(0, count // 10))
         database.delete_table("warm")
         figures, table = _load(database, data, peer, missing, rounds)
-        figures += _memory(database, table, data)
         return figures + _reads(table, count, quick)
 
 
@@ -73,39 +68,6 @@ def _load(
         shown("PostgreSQL COPY, primary key", median(theirs), "rows/s"),
         at_least("bulk upsert against COPY", ratio, 1.0, "×"),
     ], table
-
-
-def _memory(database: Any, table: Any, data: pa.Table) -> list[Figure]:
-    """What the rows of one more, equal table add: the servers' own memory, and the object store."""
-    _settle(database)
-    pids = [server["pid"] for server in servers(database, "tserver")]
-    before = sum(map(resident_bytes, pids)), shared_store_bytes()
-    more = _table(database, "memory")
-    more.load(data)
-    _settle(database)
-    after = sum(map(resident_bytes, pids)), shared_store_bytes()
-    own, store = (late - early for late, early in zip(after, before, strict=True))
-    limit = 2 * data.nbytes + PER_ROW_BYTES * data.num_rows
-    reported = next(t for t in database.status()["tables"] if t["name"] == "memory")
-    database.delete_table("memory")
-    note = f"{own / 1e6:.0f} MB in processes, {store / 1e6:.0f} MB in the object store; "
-    note += f"Arrow {data.nbytes / 1e6:.0f} MB; reported {reported['memory_bytes'] / 1e6:.0f} MB"
-    name = f"memory of {data.num_rows:,} rows, over what stood before"
-    return [at_most(name, (own + store) / 1e6, limit / 1e6, "MB", note)]
-
-
-def _settle(database: Any) -> None:
-    """Wait until sealing has come to rest."""
-    gc.collect()
-    last, since = -1, time.monotonic()
-    deadline = since + SETTLE_S
-    while time.monotonic() < deadline:
-        now = shared_store_bytes()
-        if now != last:
-            last, since = now, time.monotonic()
-        if time.monotonic() - since > 2.5:
-            return
-        time.sleep(0.25)
 
 
 def _reads(table: Any, count: int, quick: bool) -> list[Figure]:

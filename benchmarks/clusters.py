@@ -48,12 +48,6 @@ def servers(database: Any, kind: str = "") -> list[Status]:
     return [s for s in database.status()["servers"] if not kind or s["kind"] == kind]
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory of a process that is its own: without what it shares, such as the object store."""
-    memory = psutil.Process(pid).memory_info()
-    return int(memory.rss - memory.shared)
-
-
 def resident_total_bytes(pid: int) -> int:
     """All resident memory of a process, shared libraries included."""
     return int(psutil.Process(pid).memory_info().rss)

@@ -27,6 +27,7 @@ SUITES: dict[str, tuple[str, dict[str, Any]]] = {
     "launch": ("launching", {}),
     "writes": ("writes", {}),
     "bulk": ("bulk", {}),
+    "memory": ("memory", {}),
     "recovery": ("recovering", {"engine": "native"}),
     "recovery-spark": ("recovering", {"engine": "spark"}),
 }

@@ -14,6 +14,13 @@ from numpy.typing import NDArray
 
 from stelae.client.convert import Key, RowCodec, Rows, is_table, to_arrow
 from stelae.client.filters import Where, normalize_filters
+from stelae.client.given import (
+    check_key_given,
+    chosen_columns,
+    key_rows,
+    row_versions,
+    update_columns,
+)
 from stelae.client.http_protocol import (
     ARROW_END,
     ARROW_TYPE,
@@ -92,6 +99,9 @@ class HttpTable:
         return await self._send("delete", self._key_rows(keys), if_version, timeout)
 
     async def _write(self, op: str, rows: Rows, if_version: Any, timeout_s: float) -> Versions:
+        if isinstance(rows, list) and not rows:
+            row_versions(if_version, 0)
+            return np.empty(0, np.uint64)
         batch = await asyncio.to_thread(self._batch, op, rows)
         return await self._send(op, batch, if_version, timeout_s)
 
@@ -100,10 +110,7 @@ class HttpTable:
             rows = [rows]
         columns: tuple[str, ...] | None = None
         if op == "update" and isinstance(rows, list):
-            if any(row.keys() != rows[0].keys() for row in rows):
-                raise InvalidArgument("the rows of one update must name the same columns")
-            self._schema.check_columns([*rows[0]] if rows else [], self.name)
-            columns = tuple(n for n in self.schema.names if rows and n in rows[0])
+            columns = update_columns(rows, self._schema, self.name)
         if isinstance(rows, list) and self._schema.is_plain:
             names = columns or tuple(self.schema.names)
             wire = [self._codec.row(row, columns) for row in rows]
@@ -111,6 +118,7 @@ class HttpTable:
             return check_batch(batch, self._schema, columns=names, table=self.name)
         table = to_arrow(rows, self.schema)
         if op == "update":
+            check_key_given(table.column_names, self._schema)
             columns = tuple(n for n in self.schema.names if n in table.column_names)
         return check_batch(table, self._schema, columns=columns, table=self.name)
 
@@ -120,11 +128,7 @@ class HttpTable:
         if if_version is not None:
             if op == "insert":
                 raise InvalidArgument("insert takes no versions: it wants every row to be absent")
-            versions = np.atleast_1d(np.asarray(if_version, np.uint64))
-            if len(versions) != batch.num_rows:
-                raise InvalidArgument(
-                    f"if_version has {len(versions)} numbers for {batch.num_rows} rows"
-                )
+            versions = np.array(row_versions(if_version, batch.num_rows), np.uint64)
             batch = batch.append_column(IF_VERSION_COLUMN, pa.array(versions))
         if not batch.num_rows:
             return np.empty(0, np.uint64)
@@ -245,21 +249,10 @@ class HttpTable:
     # ---- helpers ----------------------------------------------------------------------------
 
     def _chosen(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        if columns is None:
-            return ()
-        if isinstance(columns, str) or not columns:
-            raise InvalidArgument("columns is a list of one or more column names")
-        self._schema.check_columns(columns, self.name)
-        return tuple(columns)
+        return chosen_columns(columns, self._schema, self.name)
 
     def _key_rows(self, keys: Any) -> pa.RecordBatch:
-        if isinstance(keys, pa.Array | pa.ChunkedArray):
-            keys = pa.table([keys], names=[self.key[0]])
-        if is_table(keys):
-            table = to_arrow(keys, self._schema.key_schema)
-            names = [name for name in self.key if name in table.column_names]
-            return check_batch(table.select(names), self._schema, columns=self.key, table=self.name)
-        return rows_to_batch([self._codec.key(key) for key in keys], self._schema.key_schema)
+        return key_rows(keys, self._schema, self._codec, self.name)
 
     def _filters_json(self, where: Where) -> list[Any] | None:
         groups = normalize_filters(where, self._schema, self.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from stelae.client.locations import TableCache
@@ -81,4 +81,9 @@ async def on_tablet(
         except (RetryLater, OutcomeUnknown) as error:
             last = error if isinstance(error, RetryLater) else last
         except TimeoutError:
-            continue  # to the deadline
+            continue  # to the deadline, which tells what was waited for
+
+
+def most_telling(errors: Sequence[BaseException]) -> BaseException:
+    """Of the errors of a call's parts, the one to raise: a bug is not hidden behind a refusal."""
+    return next((error for error in errors if not isinstance(error, StelaeError)), errors[0])

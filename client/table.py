@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stelae.client.convert import Key, RowCodec, Rows, decode_batch, is_table, to_arrow
+from stelae.client.convert import Key, RowCodec, Rows, decode_batch
 from stelae.client.filters import Where, normalize_filters
+from stelae.client.given import chosen_columns, key_rows
 from stelae.client.locations import TableCache
-from stelae.client.retries import on_tablet
+from stelae.client.retries import most_telling, on_tablet
 from stelae.client.scan import scan_tablet
 from stelae.client.session import Session
 from stelae.client.writer import TableWriter, Versions
-from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import GET, GET_MANY, Get, GetMany, TabletLocation, WriteOp
 from stelae.core.records import TableRecord
 from stelae.core.runtime import Runtime
 from stelae.core.schema import VERSION_COLUMN
 from stelae.core.settings import Settings
-from stelae.core.values import check_batch, rows_to_batch
 from stelae.storage.partitioner import Partitioner
 
 T = TypeVar("T")
@@ -169,7 +168,7 @@ class AsyncTable:
         ``keys``: a list of keys, an Arrow array (one key column), or a table of key columns.
         """
         chosen = self._chosen(columns)
-        batch = self._key_rows(keys)
+        batch = key_rows(keys, self._schema, self._codec, self.name)
         parts = await self._runtime.offload(self._writer.split, batch)
         turns = asyncio.Semaphore(CONCURRENT_TABLETS)
 
@@ -273,31 +272,7 @@ class AsyncTable:
     # ---- helpers ----------------------------------------------------------------------------
 
     def _chosen(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        if columns is None:
-            return ()
-        if isinstance(columns, str) or not columns:
-            raise InvalidArgument("columns is a list of one or more column names")
-        if len(set(columns)) != len(columns):
-            raise InvalidArgument(f"columns={list(columns)}: each at most once")
-        self._schema.check_columns(columns, self.name)
-        return tuple(columns)
-
-    def _key_rows(self, keys: Any) -> pa.RecordBatch:
-        """Keys in any accepted form as a batch of key columns."""
-        schema = self._schema.key_schema
-        if isinstance(keys, pa.Array | pa.ChunkedArray):
-            keys = pa.table([keys], names=[self.key[0]])
-        if is_table(keys):
-            table = to_arrow(keys, schema)
-            missing = [name for name in self.key if name not in table.column_names]
-            if missing:
-                raise InvalidArgument(f"keys need the key column {missing[0]!r}")
-            return check_batch(
-                table.select(list(self.key)), self._schema, columns=self.key, table=self.name
-            )
-        if isinstance(keys, str | bytes | dict) or not isinstance(keys, Iterable):
-            raise InvalidArgument("keys are a list of keys, an Arrow array or a table")
-        return rows_to_batch([self._codec.key(key) for key in keys], schema)
+        return chosen_columns(columns, self._schema, self.name)
 
 
 async def _all_or_first_error(parts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -306,7 +281,7 @@ async def _all_or_first_error(parts: Sequence[Coroutine[Any, Any, T]]) -> list[T
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(part) for part in parts]
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+        raise most_telling(errors.exceptions) from None
     return [task.result() for task in tasks]
 
 

@@ -7,19 +7,19 @@ one part is refused, others may have been done, and the error's note says how ma
 from __future__ import annotations
 
 import asyncio
-import operator
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stelae.client.convert import Row, RowCodec, Rows, encode_batch, is_table, to_arrow
+from stelae.client.convert import RowCodec, Rows, encode_batch, is_table, to_arrow
+from stelae.client.given import check_key_given, row_versions, update_columns
 from stelae.client.locations import TableCache
-from stelae.client.retries import on_tablet
+from stelae.client.retries import most_telling, on_tablet
 from stelae.client.session import Session
-from stelae.core.errors import InvalidArgument, StelaeError, TooLarge
+from stelae.core.errors import StelaeError, TooLarge
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import WRITE, TabletLocation, Write, WriteOp, WriteReply
 from stelae.core.runtime import Runtime
@@ -29,7 +29,6 @@ from stelae.core.values import WireRow, check_batch, rows_to_batch
 from stelae.storage.partitioner import Partitioner
 
 Versions = NDArray[np.uint64]
-_VERSION_END = 1 << 63
 
 
 class TableWriter:
@@ -71,11 +70,11 @@ class TableWriter:
             return _versions_of_nothing(if_version)
         small = isinstance(rows, list) and len(rows) < self._settings.arrow_rows
         if small and self._schema.is_plain:
-            columns = self._update_columns(rows) if op is WriteOp.UPDATE else ()
+            columns = update_columns(rows, self._schema, self._name) if op is WriteOp.UPDATE else ()
             wire = [self._codec.row(row, columns or None) for row in rows]
             return await self._write_rows(op, wire, columns, if_version, timeout_s)
         if op is WriteOp.UPDATE and isinstance(rows, list):
-            self._update_columns(rows)
+            update_columns(rows, self._schema, self._name)
         table = to_arrow(rows, self._schema.arrow)
         batch = await self._check(op, table)
         return await self._write_batch(op, batch, if_version, timeout_s)
@@ -86,27 +85,11 @@ class TableWriter:
             columns = self._schema.key
             table = table.select([c for c in columns if c in table.column_names])
         elif op is WriteOp.UPDATE:
-            self._check_key_given(table.column_names)
+            check_key_given(table.column_names, self._schema)
             columns = tuple(n for n in self._schema.arrow.names if n in table.column_names)
         return await self._runtime.offload(
             check_batch, table, self._schema, columns=columns, table=self._name
         )
-
-    def _update_columns(self, rows: Sequence[Row]) -> tuple[str, ...]:
-        """The columns of an update, in schema order: the same in all rows, the key among them."""
-        if not all(isinstance(row, Mapping) for row in rows):
-            raise InvalidArgument("the rows of an update are dicts")
-        given = set(rows[0])
-        if any(set(row) != given for row in rows):
-            raise InvalidArgument("the rows of one update must name the same columns")
-        self._check_key_given(given)
-        self._schema.check_columns(sorted(given, key=str), self._name)
-        return tuple(name for name in self._schema.arrow.names if name in given)
-
-    def _check_key_given(self, columns: Collection[str]) -> None:
-        missing = [name for name in self._schema.key if name not in columns]
-        if missing:
-            raise InvalidArgument(f"an update needs the key column {missing[0]!r}")
 
     async def _write_rows(
         self,
@@ -116,7 +99,7 @@ class TableWriter:
         if_version: Any,
         timeout_s: float,
     ) -> Versions:
-        expected = _versions(if_version, len(rows))
+        expected = row_versions(if_version, len(rows))
         if not rows:
             return np.empty(0, np.uint64)
         if len(rows) * MAX_ROW_BYTES > MAX_CALL_BYTES:  # tservers see each row, not the whole call
@@ -158,7 +141,7 @@ class TableWriter:
     async def _write_batch(
         self, op: WriteOp, batch: pa.RecordBatch, if_version: Any, timeout_s: float
     ) -> Versions:
-        expected = np.array(_versions(if_version, batch.num_rows), np.uint64)
+        expected = np.array(row_versions(if_version, batch.num_rows), np.uint64)
         if not batch.num_rows:
             return np.empty(0, np.uint64)
         parts = await self._runtime.offload(self.split, batch)
@@ -224,30 +207,14 @@ async def _all_parts(parts: Sequence[Awaitable[None]]) -> None:
     if not errors:
         return
     done = len(outcomes) - len(errors)
-    if isinstance(errors[0], StelaeError):
-        errors[0].add_note(f"{done} of the call's {len(outcomes)} tablets did their part")
-    raise errors[0]
-
-
-def _versions(if_version: Any, count: int) -> tuple[int, ...]:
-    """``if_version`` of a call as one number for each row, or none."""
-    if if_version is None:
-        return ()
-    if isinstance(if_version, int | np.integer):
-        if_version = [if_version]
-    try:
-        versions = tuple([operator.index(version) for version in if_version])
-    except TypeError as error:
-        raise InvalidArgument(f"if_version is a number for each row: {error}") from error
-    if not all(0 <= version < _VERSION_END for version in versions):
-        raise InvalidArgument("if_version: versions are 0 (absent) or above")
-    if len(versions) != count:
-        raise InvalidArgument(f"if_version has {len(versions)} numbers for {count} rows")
-    return versions
+    first = most_telling(errors)
+    if isinstance(first, StelaeError):
+        first.add_note(f"{done} of the call's {len(outcomes)} tablets did their part")
+    raise first
 
 
 def _versions_of_nothing(if_version: Any) -> Versions:
-    _versions(if_version, 0)
+    row_versions(if_version, 0)
     return np.empty(0, np.uint64)
 
 

@@ -92,7 +92,7 @@ def _server(inputs: StatusInputs, seen: Seen) -> dict[str, Any]:
         found.update(media=list(server.media), logs=len(beat.logs), free_bytes=beat.free_bytes)
     else:
         found["tablets"] = sum(1 for _ in inputs.catalog.owned_by(server.uuid, server.incarnation))
-        found.update(memory_bytes=beat.memory_bytes, memory_limit_bytes=beat.memory_limit_bytes)
+    found.update(memory_bytes=beat.memory_bytes, memory_limit_bytes=beat.memory_limit_bytes)
     return found
 
 

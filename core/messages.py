@@ -128,6 +128,7 @@ class Heartbeat(Body, frozen=True):
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
     free_bytes: int = 0
+    """Of a backup's disks, for further segments; its memory media count as memory."""
 
 
 class HeartbeatReply(Body, frozen=True):

@@ -102,6 +102,11 @@ class File(Protocol):
         """Reserve space so that the file is at least ``size`` bytes long, reading as zeros."""
         ...
 
+    @property
+    def room_bytes(self) -> int:
+        """What the file system that it lies on has left, for whoever writes to it."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -12,6 +12,7 @@ refused. Source: design §9; seed RAMCloud master recovery (partial replay from 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -62,6 +63,8 @@ _OUTCOMES = pa.schema(
         ("problem", pa.string()),
     ]
 )
+
+logger = logging.getLogger(__name__)
 _SPARK_NAMES = {pa.string(): "string", pa.int64(): "bigint", pa.float64(): "double"}
 OUTCOME_SCHEMA = ", ".join(f"{field.name} {_SPARK_NAMES[field.type]}" for field in _OUTCOMES)
 
@@ -229,7 +232,8 @@ async def _fetch_any(
                     read_summary, info, blob, codec, job.table.schema, where
                 )
                 return read, memoryview(blob).nbytes
-            except StelaeError:
+            except StelaeError as error:
+                logger.info("another replica is read: %s", error)
                 runtime.metrics.count("summary_reads_failed")
         await runtime.clock.sleep(settings.heartbeat_s)
     return None

@@ -86,6 +86,12 @@ async def preallocate_reads_as_zeros_and_never_shrinks(disk: Disk) -> None:
     file.close()
 
 
+async def a_file_tells_what_its_disk_has_left(disk: Disk) -> None:
+    file = await disk.open("a")
+    assert file.room_bytes > 1 << 20
+    file.close()
+
+
 async def open_makes_the_file_and_its_folders(disk: Disk) -> None:
     file = await disk.open("x/y/z")
     assert await disk.list("x/y") == ["z"]
@@ -152,6 +158,7 @@ DISK_RULES: tuple[DiskRule, ...] = (
     overwriting_keeps_the_rest,
     truncate_cuts_and_extends_with_zeros,
     preallocate_reads_as_zeros_and_never_shrinks,
+    a_file_tells_what_its_disk_has_left,
     open_makes_the_file_and_its_folders,
     a_file_opened_again_has_its_content,
     replace_sets_the_whole_content,

@@ -87,6 +87,11 @@ class LocalFile:
             os.posix_fallocate(self._descriptor, self._size, size - self._size)
             self._size = size
 
+    @property
+    def room_bytes(self) -> int:
+        found = os.fstatvfs(self._descriptor)
+        return found.f_bavail * found.f_frsize
+
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)

@@ -121,7 +121,8 @@ async def healthz(request: Request) -> Response:
     """Whether the cluster's masters answer. The one path that needs no token."""
     try:
         await gateway_of(request).check_health()
-    except StelaeError:
+    except StelaeError as error:
+        logger.warning("unhealthy: %s", error)
         return json_response({"status": "unavailable"}, 503)
     return json_response({"status": "ok"})
 

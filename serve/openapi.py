@@ -50,7 +50,9 @@ IDEMPOTENCY_PARAMETER = {
     "sent again with the same key (within an hour, with the same token) is not done again, and "
     "gets the first answer. Without it a write of which no answer came (504, or a connection "
     "that broke) may have been done: to repeat it is safe for upsert, update and delete "
-    "without conditions if nobody else writes these rows; insert and conditions then refuse it.",
+    "without conditions if nobody else writes these rows; insert and conditions then refuse it. "
+    "A tablet remembers 10,000 keys of the last hour; writes with further keys get 429, others "
+    "go on.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
 }
 

@@ -25,6 +25,10 @@ from stelae.simulation.process import Process
 SECTOR_BYTES = 512
 
 
+ROOM_BYTES = 1 << 40
+"""What a disk says that it has left while it is not full."""
+
+
 class InjectedDiskError(OSError):
     """An error that the world made, not the server: the server may stop because of it."""
 
@@ -285,6 +289,11 @@ class SimFile:
         self._disk.check_space(self._content, size)
         if size > len(self._content.live):
             self._content.apply(_Pending(size, None))
+
+    @property
+    def room_bytes(self) -> int:
+        self._check()
+        return 0 if self._disk.full else ROOM_BYTES
 
     def close(self) -> None:
         self._closed = True

@@ -64,10 +64,11 @@ def show_status(document: dict[str, Any], problems: list[str]) -> None:
             server["pid"],
             server.get("tablets", ""),
             megabytes(server["memory_bytes"]) if "memory_bytes" in server else "",
+            megabytes(server["free_bytes"]) if "free_bytes" in server else "",
         ]
         for server in document["servers"]
     ]
-    columns = ["server", "state", "address", "pid", "tablets", "memory"]
+    columns = ["server", "state", "address", "pid", "tablets", "memory", "disk free"]
     print_table(f"cluster {document['cluster']}", columns, servers)
     show_tables(document)
     recoveries = [

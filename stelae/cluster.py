@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import ray
 
-from stelae import launcher
+from stelae import launcher, ray_session
 from stelae.actors.ray_host import cluster_actors
 from stelae.aio import Loop
 from stelae.api import Database
 from stelae.client.database import AsyncDatabase
-from stelae.core.errors import InvalidArgument, NotEnoughServers, StelaeError
+from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.core.ids import Address
 from stelae.core.records import ServerState
 from stelae.core.settings import Settings
@@ -119,7 +119,7 @@ def _launch(
     spec: ClusterSpec, state: launcher.ClusterState, lock: launcher.LaunchLock, progress: Progress
 ) -> LaunchedDatabase:
     progress("starting Ray")
-    owns_ray = launcher.start_ray(spec)
+    owns_ray = ray_session.start_ray(spec)
     actors: dict[str, Any] = {}
     try:
         progress("starting servers")
@@ -161,7 +161,7 @@ class _Background:
     def _run(self) -> None:
         try:
             self._future.set_result(self._work())
-        except Exception as error:
+        except BaseException as error:  # also SystemExit, or `result` would wait for ever
             self._future.set_exception(error)
 
     def result(self) -> launcher.HttpFront:
@@ -194,7 +194,7 @@ def take_down_in_ray(state: launcher.ClusterState) -> bool:
         StelaeError: some server does not end.
     """
     if not ray.is_initialized():
-        launcher.join_ray(state.ray_address)
+        ray_session.join_ray(state.ray_address)
     actors = cluster_actors(state.cluster)
     if actors:
         launcher.take_down(state, actors, owns_ray=False)
@@ -218,7 +218,7 @@ def connect(cluster: str | os.PathLike[str], *, token: str | None = None) -> Dat
         masters = [Address(address) for address in state.masters.values()]
         return _attach(Database, state.cluster, state.secret, masters, Settings())
     if not ray.is_initialized():
-        launcher.join_ray("auto")
+        ray_session.join_ray("auto")
     plan = launcher.find_cluster(cluster)
     return _attach(Database, cluster, plan.secret, list(plan.masters.values()), plan.settings)
 
@@ -244,6 +244,6 @@ def _attach(
         database = kind(loop, loop.run(open_database()), cluster)
         database.link = ClusterLink(cluster, tuple(masters), secret, settings)
         return database
-    except StelaeError:
+    except BaseException:
         loop.close()
         raise

@@ -123,9 +123,9 @@ def hold(spec: ClusterSpec, progress: Progress, is_up: Callable[[Up], None]) -> 
     with interrupted_by_sigterm():
         database = launch(spec, progress=progress)
     stop = threading.Event()
-    for each in (signal.SIGTERM, signal.SIGINT):  # after Ray, which sets its own
-        signal.signal(each, lambda *_: stop.set())
     try:
+        for each in (signal.SIGTERM, signal.SIGINT):  # after Ray, which sets its own
+            signal.signal(each, lambda *_: stop.set())
         is_up(_entered(database))
         while not stop.wait(3600.0):
             pass
@@ -163,7 +163,7 @@ def is_keeper(pid: int) -> bool:
     try:
         return MODULE in psutil.Process(pid).cmdline()
     except psutil.Error:
-        return False
+        return False  # it has ended, or is another user's: no keeper of ours
 
 
 def end_keeper(pid: int) -> None:

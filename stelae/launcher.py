@@ -15,7 +15,6 @@ import os
 import random
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,7 @@ from typing import Any
 
 import ray
 
-from stelae.actors.ray_host import NAMESPACE, ServerPlan, cluster_actors, create_actor
+from stelae.actors.ray_host import ServerPlan, cluster_actors, create_actor
 from stelae.actors.spark_host import SPARK_NAME, SparkPlan, spark_actor
 from stelae.core.errors import (
     AlreadyRunning,
@@ -36,7 +35,6 @@ from stelae.core.errors import (
 from stelae.core.ids import Address
 from stelae.core.records import ServerKind
 from stelae.core.spec import ClusterSpec
-from stelae.recovery.java import find_java, java_environment
 from stelae.recovery.spark_session import SessionSize
 from stelae.runtime.files import LOCK_FILE as SERVER_LOCK_FILE
 from stelae.runtime.handshake import SECRET_BYTES
@@ -143,58 +141,6 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def start_ray(spec: ClusterSpec) -> bool:
-    """Start or join Ray as the spec says; true if this process started it.
-
-    What must stand in the environment before Ray starts is set here: the auth mode (a cluster with
-    two modes kills actors), that workers run at ordinary priority (Ray's default of nice 15 makes
-    a store wait for every other program of the machine), and Java for RayDP where there is one.
-    """
-    if ray.is_initialized():
-        return False
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    if spec.spark is not None:
-        with contextlib.suppress(InvalidArgument):  # no Java: all but Spark works
-            os.environ.update(java_environment(find_java()))
-    if spec.ray.address != "local":
-        join_ray(spec.ray.address)
-        return False
-    options: dict[str, Any] = {"include_dashboard": False}
-    if spec.ray.num_cpus is not None:
-        options["num_cpus"] = spec.ray.num_cpus
-    _init_ray("local", **options)
-    if (former := sys.modules.get("ray.serve.context")) is not None:
-        # Serve keeps its controller's handle by job id, the same in each Ray a process starts.
-        former._set_global_client(None)
-    return True
-
-
-def join_ray(address: str) -> None:
-    """Join a Ray that runs: ``auto`` or its address. Raises Unavailable if there is none."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    try:
-        _init_ray(address)
-    except ConnectionError as error:
-        raise Unavailable(
-            f"Ray at {address!r}",
-            f"{error}; start one (`ray start --head`), or write ray: {{address: local}}",
-        ) from error
-
-
-def _init_ray(address: str, **options: Any) -> None:
-    # Ray prints notices of dead workers even so; a cluster tells of its dead servers itself.
-    ray._private.worker._worker_logs_enabled = False
-    ray.init(
-        address=address,
-        namespace=NAMESPACE,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-        **options,
-    )
 
 
 def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:
@@ -365,10 +311,10 @@ def _free_ports(count: int) -> Iterator[int]:
 def start_servers(spec: ClusterSpec, state: ClusterState, actors: dict[str, Any]) -> None:
     """Create all actors at once, put each into ``actors``, and wait until each listens.
 
-    Raises:
+    Raises, and what is in ``actors`` then is the caller's to take down:
         NotEnoughServers: Ray did not place them all in time.
-        AlreadyRunning: the cluster runs already, or a server cannot start; the text says why. What
-            is in ``actors`` then is the caller's to take down.
+        AlreadyRunning: the cluster runs already, or a server cannot start; the text says why.
+        Unavailable: a server's process ended while it started.
     """
     if cluster_actors(spec.cluster):
         raise AlreadyRunning(f"cluster {spec.cluster!r} is running already in this Ray")
@@ -378,17 +324,16 @@ def start_servers(spec: ClusterSpec, state: ClusterState, actors: dict[str, Any]
     try:
         ray.get(waits, timeout=START_TIMEOUT_S + 10.0)
     except ray.exceptions.GetTimeoutError:
-        ready, _ = ray.wait(waits, num_returns=len(waits), timeout=0)
+        ready = len(ray.wait(waits, num_returns=len(waits), timeout=0)[0])
         raise NotEnoughServers(
             "launch (Ray could not place the others: tservers.memory counts against Ray's memory, "
             f"{ray.cluster_resources().get('memory', 0) / 2**30:.1f} GiB)",
-            len(waits),
-            "servers",
-            len(ready),
+            *(len(waits), "servers", ready),
         ) from None
     except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        raise (cause if isinstance(cause, StelaeError) else error) from None
+        raise (error.cause if isinstance(error.cause, StelaeError) else error) from None
+    except ray.exceptions.RayActorError as error:
+        raise Unavailable("a server of the cluster", f"its process ended: {error}") from error
     spark = spark_plan(spec, state)
     if spark is not None and spark.warm:
         actors[SPARK_NAME] = spark_actor(spark)

@@ -21,6 +21,10 @@ from stelae.storage.entry import Result, result_of
 MAX_CLIENTS = 10_000
 MAX_RESULTS = 50_000
 MAX_RESULTS_PER_CLIENT = 1_000
+TOO_MANY_WRITERS = (
+    "what a tablet remembers of its writers (each client, and each Idempotency-Key over HTTP, for "
+    "an hour; many rows may go under one key)"
+)
 
 
 class Recorded(NamedTuple):
@@ -57,7 +61,7 @@ class ClientResults:
         client = self._clients.get(request.client_id)
         if client is None:
             if len(self._clients) >= MAX_CLIENTS:
-                raise Overloaded("the number of writing clients of a tablet", MAX_CLIENTS)
+                raise Overloaded(TOO_MANY_WRITERS, MAX_CLIENTS)
         else:
             found = client.results.get(request.sequence)
             if found is not None:

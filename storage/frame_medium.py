@@ -82,10 +82,13 @@ class FrameMedium:
 
     @property
     def free_bytes(self) -> int:
-        """Free frames, and how far the file may still grow (as far as the spec knows)."""
-        room = 0
+        """Free frames, and how far the file may still grow: to its size, or as the disk has room.
+
+        Backups whose files lie on one disk each count all of what it has left.
+        """
+        room = self._file.room_bytes
         if self._spec.size_bytes is not None:
-            room = max(0, self._spec.size_bytes - self.layout.file_bytes)
+            room = min(room, max(0, self._spec.size_bytes - self.layout.file_bytes))
         return (len(self.allocator) + len(self._freed)) * self.layout.frame_bytes + room
 
     def adopt(self, replicas: Sequence[Replica], free: Sequence[int]) -> None:

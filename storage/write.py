@@ -298,6 +298,8 @@ def _complete(
 
 
 def _reordered(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    if batch.schema.equals(schema):
+        return batch  # the same object: who gave it may keep what it was read from
     return pa.RecordBatch.from_arrays([batch.column(f.name) for f in schema], schema=schema)
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 
-@pytest.mark.parametrize("suite", ["launch", "writes", "bulk", "recovery"])
+@pytest.mark.parametrize("suite", ["launch", "writes", "bulk", "memory", "recovery"])
 def test_a_quick_benchmark_takes_its_figures_and_writes_them_down(
     suite: str, tmp_path: Path
 ) -> None:

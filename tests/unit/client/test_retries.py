@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from stelae.client.masters import MastersClient
-from stelae.client.retries import LONGEST_PAUSE_S, on_tablet
+from stelae.client.retries import LONGEST_PAUSE_S, most_telling, on_tablet
 from stelae.client.scan import scan_tablet
 from stelae.core.errors import (
     DeadlineExpired,
@@ -233,3 +233,10 @@ def test_a_client_without_masters_cannot_be_made() -> None:
     with pytest.raises(InvalidArgument):
         MastersClient(Scripted(), [])  # type: ignore[arg-type]
     assert TSERVER
+
+
+def test_a_bug_is_not_hidden_behind_a_refusal() -> None:
+    """Of what the parts of a call raised, what nobody foresaw is told."""
+    refusal, bug = RowExists("t", "1", 1), AssertionError("broken")
+    assert most_telling([refusal, bug]) is bug
+    assert most_telling([refusal, Unavailable("m", "x")]) is refusal

@@ -1,18 +1,28 @@
-"""Tests of calls run on asyncio's own loop and on uvloop, which Ray actors run on."""
+"""Peers for tests; those of calls run on asyncio's own loop and on uvloop, as Ray actors do."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
 import uvloop
+
+from tests.unit.runtime.peers_world import Servers
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Both loops for what touches sockets, asyncio's for the rest."""
-    if item.path.name in ("test_peers.py", "test_tls.py"):
+    if item.path.name in ("test_peers.py", "test_connections.py", "test_tls.py"):
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[Servers]:
+    servers = Servers()
+    yield servers
+    for peers in servers.made:
+        await peers.close()

@@ -1,0 +1,102 @@
+"""What users give a table as columns, keys, rows and versions: checked, and in one form.
+
+The same for a table reached directly and over HTTP, so that both refuse the same things in the
+same words, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from stelae.client.convert import RowCodec, is_table, to_arrow
+from stelae.core.errors import InvalidArgument
+from stelae.core.schema import TableSchema
+from stelae.core.values import check_batch, rows_to_batch
+
+_VERSION_END = 1 << 63
+
+
+def chosen_columns(
+    columns: Sequence[str] | None, schema: TableSchema, table: str
+) -> tuple[str, ...]:
+    """The columns that a read asks for; none: all.
+
+    Raises:
+        InvalidArgument, ColumnNotFound: they are no list of columns, each at most once.
+    """
+    if columns is None:
+        return ()
+    if isinstance(columns, str) or not columns:
+        raise InvalidArgument("columns is a list of one or more column names")
+    if len(set(columns)) != len(columns):
+        raise InvalidArgument(f"columns={list(columns)}: each at most once")
+    schema.check_columns(columns, table)
+    return tuple(columns)
+
+
+def key_rows(keys: Any, schema: TableSchema, codec: RowCodec, table: str) -> pa.RecordBatch:
+    """Keys in any accepted form as a batch of key columns.
+
+    Raises:
+        InvalidArgument, ColumnNotFound, TooLarge: they are no keys of the table.
+    """
+    if isinstance(keys, pa.Array | pa.ChunkedArray):
+        keys = pa.table([keys], names=[schema.key[0]])
+    if is_table(keys):
+        found = to_arrow(keys, schema.key_schema)
+        missing = [name for name in schema.key if name not in found.column_names]
+        if missing:
+            raise InvalidArgument(f"keys need the key column {missing[0]!r}")
+        return check_batch(found.select(list(schema.key)), schema, columns=schema.key, table=table)
+    if isinstance(keys, str | bytes | dict) or not isinstance(keys, Iterable):
+        raise InvalidArgument("keys are a list of keys, an Arrow array or a table")
+    return rows_to_batch([codec.key(key) for key in keys], schema.key_schema)
+
+
+def update_columns(rows: Sequence[Any], schema: TableSchema, table: str) -> tuple[str, ...]:
+    """The columns of an update, in schema order: the same in all rows, the key among them.
+
+    Raises:
+        InvalidArgument, ColumnNotFound: they are not.
+    """
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise InvalidArgument("the rows of an update are dicts")
+    given = set(rows[0])
+    if any(set(row) != given for row in rows):
+        raise InvalidArgument("the rows of one update must name the same columns")
+    check_key_given(given, schema)
+    schema.check_columns(sorted(given, key=str), table)
+    return tuple(name for name in schema.arrow.names if name in given)
+
+
+def check_key_given(columns: Collection[str], schema: TableSchema) -> None:
+    """Raise InvalidArgument unless the whole key is among the columns of an update."""
+    missing = [name for name in schema.key if name not in columns]
+    if missing:
+        raise InvalidArgument(f"an update needs the key column {missing[0]!r}")
+
+
+def row_versions(if_version: Any, count: int) -> tuple[int, ...]:
+    """``if_version`` of a call as one number for each row, or none.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    if if_version is None:
+        return ()
+    if isinstance(if_version, int | np.integer):
+        if_version = [if_version]
+    try:
+        versions = tuple([operator.index(version) for version in if_version])
+    except TypeError as error:
+        raise InvalidArgument(f"if_version is a number for each row: {error}") from error
+    if not all(0 <= version < _VERSION_END for version in versions):
+        raise InvalidArgument("if_version: versions are 0 (absent) or above")
+    if len(versions) != count:
+        raise InvalidArgument(f"if_version has {len(versions)} numbers for {count} rows")
+    return versions

@@ -1,0 +1,26 @@
+"""The HTTP API over a real cluster (real servers, TCP and files; no Ray), in one event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.front.http_world import World, http_world
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    async with http_world(tmp_path_factory.mktemp("http")) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
+    """An admin's client, and no table left behind."""
+    async with world.client() as client:
+        yield client
+        for info in (await client.get("/v1/tables")).json()["tables"]:
+            await client.delete(f"/v1/tables/{info['name']}")

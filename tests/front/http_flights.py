@@ -1,0 +1,29 @@
+"""The table that the tests of the HTTP API write to."""
+
+from __future__ import annotations
+
+import httpx
+
+FLIGHTS = {
+    "name": "flights",
+    "columns": [
+        {"name": "id", "type": "int64", "nullable": False},
+        {"name": "dest", "type": "string"},
+        {"name": "delay", "type": "double"},
+        {"name": "departed", "type": "timestamp[us, tz=UTC]"},
+        {"name": "day", "type": "date32"},
+        {"name": "raw", "type": "binary"},
+    ],
+    "key": ["id"],
+    "partition": {"hash": {"columns": ["id"], "buckets": 3}},
+    "durability": {"segments": ["ram", "ram"]},
+}
+
+
+async def make_flights(http: httpx.AsyncClient, rows: int = 0) -> None:
+    response = await http.post("/v1/tables", json=FLIGHTS)
+    assert response.status_code == 201, response.text
+    if rows:
+        body = {"rows": [{"id": i, "dest": "LAX" if i % 2 else "JFK"} for i in range(rows)]}
+        response = await http.post("/v1/tables/flights/rows:write", json=body)
+        assert response.status_code == 200, response.text

@@ -1,0 +1,89 @@
+"""What hosts servers and Spark says so when something goes wrong: no silent, idle actor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stelae.actors import ray_host
+from stelae.actors.ray_host import ServerHost, ServerPlan
+from stelae.actors.spark_host import FRAME_BYTES_MAX, Session
+from stelae.core.errors import AlreadyRunning, Unavailable
+from stelae.core.ids import Address
+from stelae.core.records import ServerKind
+from stelae.core.settings import Settings
+
+
+def _plan(folder: Path) -> ServerPlan:
+    masters = {"master-1": Address("127.0.0.1:1")}
+    return ServerPlan(
+        kind=ServerKind.TSERVER,
+        name="tserver-1",
+        cluster="c",
+        secret=b"s" * 32,
+        folder=str(folder),
+        host="127.0.0.1",
+        port=0,
+        masters=masters,
+        settings=Settings(),
+    )
+
+
+async def _problem(plan: ServerPlan) -> str:
+    """What a host says that keeps its server from starting."""
+    host = ServerHost(plan)
+    try:
+        with pytest.raises(AlreadyRunning) as caught:
+            await host.ready(0.6)
+        return str(caught.value)
+    finally:
+        await host.stop()
+
+
+async def test_a_folder_that_cannot_be_used_is_what_ready_tells(tmp_path: Path) -> None:
+    """An actor that cannot start says why, whoever the error is from."""
+    (tmp_path / "file").write_text("")
+    assert "Not a directory" in await _problem(_plan(tmp_path / "file" / "tserver-1"))
+
+
+async def test_a_bug_in_starting_is_told_and_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With its traceback; tried again all the same, and not logged at each try."""
+    tries = []
+
+    def broken(*_: Any) -> Any:
+        tries.append(1)
+        raise TypeError("nobody foresaw this")
+
+    monkeypatch.setattr(ray_host, "make_server", broken)
+    with caplog.at_level(logging.WARNING):
+        assert "nobody foresaw this" in await _problem(_plan(tmp_path / "tserver-1"))
+    assert len(tries) > 1
+    logged = [record for record in caplog.records if record.name == ray_host.__name__]
+    assert [record.exc_info is not None for record in logged] == [True]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x08" + bytes(7) + b"no frame", (FRAME_BYTES_MAX + 1).to_bytes(8, "little"), b"\x08\0"],
+    ids=["garbage", "too large", "cut"],
+)
+async def test_an_order_to_a_broken_spark_session_does_not_wait_for_its_deadline(
+    sent: bytes,
+) -> None:
+    """Whatever the child sends: who waits for an answer hears that there will be none."""
+    output = asyncio.StreamReader()
+    process: Any = SimpleNamespace(stdout=output)
+    session = Session(process)
+    waiting = session._answers[1] = asyncio.get_running_loop().create_future()
+    output.feed_data(sent)
+    output.feed_eof()
+    await session._read_answers()
+    with pytest.raises(Unavailable):
+        await waiting

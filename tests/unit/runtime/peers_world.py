@@ -1,0 +1,93 @@
+"""Servers and clients over real TCP on the loopback address."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from stelae.core.errors import (
+    InvalidArgument,
+    NotLeader,
+)
+from stelae.core.ids import Address, ServerUuid
+from stelae.core.rpc import Call, Empty, Handler, Method, Reply
+from stelae.runtime.handshake import Credentials, ServerHandshake
+from stelae.runtime.peers import TcpPeers
+
+UUID = ServerUuid("0123456789abcdef0123456789abcdef")
+SECRET = bytes(range(32))
+
+
+class Text(msgspec.Struct, frozen=True, array_like=True):
+    text: str
+
+
+ECHO = Method("test.echo", Text, Text)
+SLOW = Method("test.slow", Text, Text)
+FAIL = Method("test.fail", Text, Empty)
+
+
+class Servers:
+    """Makes `TcpPeers` and closes them at the end; keeps what handlers failed with."""
+
+    def __init__(self) -> None:
+        self.failures: list[BaseException] = []
+        self.made: list[TcpPeers] = []
+        self.release = asyncio.Event()
+        self.begun: asyncio.Queue[str] = asyncio.Queue()
+
+    def peers(self, secret: bytes = SECRET, cluster: str = "demo", **options: Any) -> TcpPeers:
+        version = options.pop("version", 1)
+        credentials = Credentials(cluster, secret, version)
+        peers = TcpPeers(credentials, on_failure=self.failures.append, **options)
+        self.made.append(peers)
+        return peers
+
+    async def listening(self, **options: Any) -> TcpPeers:
+        peers = self.peers(**options)
+        handlers: dict[Method[Any, Any], Handler] = {
+            ECHO: self.echo,
+            SLOW: self.slow,
+            FAIL: self.fail,
+        }
+        await peers.listen(UUID, handlers)
+        return peers
+
+    async def echo(self, call: Call[Text]) -> Reply[Text]:
+        assert all(blob.readonly for blob in call.blobs)
+        return Reply(call.body, call.blobs)
+
+    async def slow(self, call: Call[Text]) -> Reply[Text]:
+        """Answers once `release` is set."""
+        self.begun.put_nowait(call.body.text)
+        await self.release.wait()
+        return Reply(call.body)
+
+    async def fail(self, call: Call[Text]) -> Reply[Empty]:
+        if call.body.text == "leader":
+            raise NotLeader("a", 7, "b:1")
+        if call.body.text == "long":
+            raise InvalidArgument("x" * 200_000)
+        raise AssertionError(call.body.text)
+
+
+async def echo(client: TcpPeers, address: Address, text: str, **options: Any) -> Reply[Text]:
+    return await client.call(address, ECHO, Text(text), **{"timeout_s": 10.0, **options})
+
+
+Stub = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def shake_hands(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """The server's part of the handshake, over plain streams."""
+    handshake = ServerHandshake(Credentials("demo", SECRET), "the client")
+    while not handshake.done:
+        writer.write(handshake.feed(await reader.readexactly(handshake.needed)))
+
+
+async def stub_server(stub: Stub) -> tuple[asyncio.Server, Address]:
+    server = await asyncio.start_server(stub, "127.0.0.1", 0, limit=1024)
+    return server, Address(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
