@@ -98,13 +98,16 @@ class Tablet:
         record: TabletRecord,
         raise_epoch: RaiseEpoch,
         tasks: Tasks,
+        turns: asyncio.Semaphore,
     ) -> None:
+        """``turns``: see `fetch_segments`."""
         self.tablet_id = record.tablet_id
         self.term = record.term
         self.progress = TabletProgress.OPENING
         self.tasks = Tasks(tasks)
         self._runtime = runtime
         self._settings = settings
+        self._turns = turns
         self._table = table
         self._schema = table.schema
         self._problem = ""
@@ -214,20 +217,19 @@ class Tablet:
             return []
         if engine is RecoveryEngine.SPARK and not self._merges_here:
             self._merge_offered = asyncio.get_running_loop().create_future()
-        now = self._runtime.clock.monotonic()
-        fetched = await fetch_segments(self._runtime, self._settings, self.tablet_id, sources)
+        runtime, now = self._runtime, self._runtime.clock.monotonic()
+        fetched = await fetch_segments(
+            runtime, self._settings, self.tablet_id, sources, self._turns
+        )
         now = self._phase("read", now)
         segments = []
         for one in fetched:
             new_id = one.source.segment_id if one.image is not None else self._log.next_id()
-            segments.append(
-                await self._runtime.offload(
-                    recovered_segment, one, new_id, self._memory.codec, self._schema
-                )
-            )
+            codec, schema = self._memory.codec, self._schema
+            segments.append(await runtime.offload(recovered_segment, one, new_id, codec, schema))
         merged = await self._offered([len(segment.summary) for segment in segments])
         if merged is None:
-            merged = await self._runtime.offload(merge, [s.summary for s in segments])
+            merged = await runtime.offload(merge, [s.summary for s in segments])
         now = self._phase("merge", now)
         self._memory.adopt(segments, merged, now)
         self._log.committed_index = self._memory.last_index

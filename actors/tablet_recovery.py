@@ -1,8 +1,10 @@
 """Bringing a tablet's log back from the backups, at the tserver that takes it over.
 
-All segments are fetched at once, a bounded number at a time, each from any of its replicas: one
-that is gone or damaged is answered for by the next. What comes back is checked before it is
-believed. The merge itself is `stelae.storage.merge`, run here (native) or by Spark.
+All segments of all tablets that a server takes over are asked for at once, and fetched in that
+order, a bounded number at a time: the first tablets are merged while the next are read. Each comes
+from any of its replicas: one that is gone or damaged is answered for by the next. What comes back
+is checked before it is believed. The merge itself is `stelae.storage.merge`, run here (native) or
+by Spark.
 
 Source: seed RAMCloud master recovery, phase 1; design §9.
 """
@@ -34,7 +36,8 @@ from stelae.storage.image import Image
 from stelae.storage.keys import KeyCodec
 from stelae.storage.recovered import RecoveredSegment
 
-CONCURRENT_FETCHES = 4
+CONCURRENT_FETCHES = 6
+"""Of one server: enough to keep the backups at work; more would only be memory they need."""
 ROUNDS = 3
 
 
@@ -54,20 +57,22 @@ class FetchedSegment:
 
 
 async def fetch_segments(
-    runtime: Runtime, settings: Settings, tablet_id: TabletId, sources: Sequence[SegmentSource]
+    runtime: Runtime,
+    settings: Settings,
+    tablet_id: TabletId,
+    sources: Sequence[SegmentSource],
+    turns: asyncio.Semaphore,
 ) -> list[FetchedSegment]:
     """Fetch and check all segments of a log, in the order of ``sources``.
+
+    ``turns``: how many may be fetched at a time, shared by all tablets that come back here.
 
     Raises:
         SegmentsMissing: none of a segment's replicas could be read; the message names them all.
     """
-    turns = asyncio.Semaphore(CONCURRENT_FETCHES)
-
-    async def fetch(source: SegmentSource) -> FetchedSegment | None:
-        async with turns:
-            return await _fetch_any(runtime, settings, tablet_id, source)
-
-    fetched = await asyncio.gather(*(fetch(source) for source in sources))
+    fetched = await asyncio.gather(
+        *(_fetch_any(runtime, settings, tablet_id, source, turns) for source in sources)
+    )
     missing = [s.segment_id for s, f in zip(sources, fetched, strict=True) if f is None]
     if missing:
         names = ", ".join(segment_name(segment) for segment in missing)
@@ -76,7 +81,11 @@ async def fetch_segments(
 
 
 async def _fetch_any(
-    runtime: Runtime, settings: Settings, tablet_id: TabletId, source: SegmentSource
+    runtime: Runtime,
+    settings: Settings,
+    tablet_id: TabletId,
+    source: SegmentSource,
+    turns: asyncio.Semaphore,
 ) -> FetchedSegment | None:
     """Try each replica: of a head the longest first, else a random one, to share the load."""
     replicas = list(source.replicas)
@@ -85,16 +94,17 @@ async def _fetch_any(
     for _ in range(ROUNDS):
         for uuid, address, _medium in replicas:
             try:
-                reply = await runtime.peers.call(
-                    address,
-                    READ_REPLICA,
-                    ReadReplica(tablet_id, source.segment_id),
-                    timeout_s=settings.call_timeout_s,
-                    destination=uuid,
-                )
-                return await runtime.offload(
-                    _check, source, reply.body.info, reply.blobs[0], str(address)
-                )
+                async with turns:
+                    reply = await runtime.peers.call(
+                        address,
+                        READ_REPLICA,
+                        ReadReplica(tablet_id, source.segment_id),
+                        timeout_s=settings.call_timeout_s,
+                        destination=uuid,
+                    )
+                    return await runtime.offload(
+                        _check, source, reply.body.info, reply.blobs[0], str(address)
+                    )
             except DataLost:
                 runtime.metrics.count("replicas_corrupt")
             except StelaeError:

@@ -103,7 +103,9 @@ async def native_summaries(cluster: LocalCluster, job: RecoveryJob) -> list[Summ
     """The summaries as the tserver that takes over makes them."""
     runtime = cluster.client_runtime(f"native-{job.tablet.number}")
     codec = KeyCodec(job.table.schema)
-    fetched = await fetch_segments(runtime, SETTINGS, job.tablet.tablet_id, job.sources)
+    fetched = await fetch_segments(
+        runtime, SETTINGS, job.tablet.tablet_id, job.sources, asyncio.Semaphore(2)
+    )
     return [
         RecoveredSegment.from_image(one.image).summary
         if one.image is not None
