@@ -23,7 +23,7 @@ from stelae.actors.membership import Membership
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.segment_log import RaiseEpoch, SegmentLog
 from stelae.actors.tablet_input import check_request, decode_rows, encode_found, fits
-from stelae.actors.tablet_recovery import fetch_segments, recovered_segment
+from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segment
 from stelae.core.errors import (
     InvalidArgument,
     OutcomeUnknown,
@@ -98,16 +98,15 @@ class Tablet:
         record: TabletRecord,
         raise_epoch: RaiseEpoch,
         tasks: Tasks,
-        turns: asyncio.Semaphore,
+        intake: Intake,
     ) -> None:
-        """``turns``: see `fetch_segments`."""
         self.tablet_id = record.tablet_id
         self.term = record.term
         self.progress = TabletProgress.OPENING
         self.tasks = Tasks(tasks)
         self._runtime = runtime
         self._settings = settings
-        self._turns = turns
+        self._intake = intake
         self._table = table
         self._schema = table.schema
         self._problem = ""
@@ -142,7 +141,8 @@ class Tablet:
         ignored. Under new ids, because two recoveries may read different ends of one old head.
         """
         try:
-            rewritten = await self._recover(sources, engine)
+            with self._intake.opening():
+                rewritten = await self._recover(sources, engine)
             self._log.start()
             self._roll()
             self._first_head = self._log.head.segment_id
@@ -219,7 +219,7 @@ class Tablet:
             self._merge_offered = asyncio.get_running_loop().create_future()
         runtime, now = self._runtime, self._runtime.clock.monotonic()
         fetched = await fetch_segments(
-            runtime, self._settings, self.tablet_id, sources, self._turns
+            runtime, self._settings, self.tablet_id, sources, self._intake.turns
         )
         now = self._phase("read", now)
         segments = []
@@ -229,7 +229,8 @@ class Tablet:
             segments.append(await runtime.offload(recovered_segment, one, new_id, codec, schema))
         merged = await self._offered([len(segment.summary) for segment in segments])
         if merged is None:
-            merged = await runtime.offload(merge, [s.summary for s in segments])
+            summaries = [s.summary for s in segments]
+            merged = await runtime.offload(merge, summaries, None, self._intake.tables)
         now = self._phase("merge", now)
         self._memory.adopt(segments, merged, now)
         self._log.committed_index = self._memory.last_index

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -31,6 +32,7 @@ from stelae.core.messages import (
 from stelae.core.runtime import Runtime
 from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
+from stelae.storage.buffers import BufferPool
 from stelae.storage.entry import Entry, read_entries
 from stelae.storage.image import Image
 from stelae.storage.keys import KeyCodec
@@ -39,6 +41,30 @@ from stelae.storage.recovered import RecoveredSegment
 CONCURRENT_FETCHES = 6
 """Of one server: enough to keep the backups at work; more would only be memory they need."""
 ROUNDS = 3
+MERGE_BYTES_KEPT = 256 << 20
+"""Memory of merges that waits for the next one, until all tablets are back."""
+
+
+class Intake:
+    """What the recoveries of all tablets that come back to one server share."""
+
+    def __init__(self) -> None:
+        self.turns = asyncio.Semaphore(CONCURRENT_FETCHES)
+        """At fetching a segment."""
+        self.tables = BufferPool(MERGE_BYTES_KEPT)
+        """Memory of merges."""
+        self._opening = 0
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """While a tablet comes back."""
+        self._opening += 1
+        try:
+            yield
+        finally:
+            self._opening -= 1
+            if not self._opening:
+                self.tables.clear()
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from stelae.actors.lease import Lease
 from stelae.actors.membership import Membership
 from stelae.actors.scans import ScanSessions
 from stelae.actors.tablet import Tablet
-from stelae.actors.tablet_recovery import CONCURRENT_FETCHES
+from stelae.actors.tablet_recovery import Intake
 from stelae.client.masters import MastersClient
 from stelae.core.errors import OutOfMemory, StaleTerm, StelaeError, TabletNotHere, TabletNotReady
 from stelae.core.ids import Address, ServerUuid, TabletId
@@ -93,7 +93,7 @@ class TabletServer:
         self._scans = ScanSessions(runtime, settings)
         self._report_now: dict[Address, asyncio.Event] = {}
         self._memory_bytes = 0
-        self._turns = asyncio.Semaphore(CONCURRENT_FETCHES)
+        self._intake = Intake()
 
     # ---- life -------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class TabletServer:
             record=record,
             raise_epoch=self._raise_epoch_of(record.tablet_id, record.term),
             tasks=self.tasks,
-            turns=self._turns,
+            intake=self._intake,
         )
         self._tablets[record.tablet_id] = tablet
         tablet.tasks.spawn(self._open(tablet, call.body), f"open {record.tablet_id[:8]}")

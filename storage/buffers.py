@@ -1,8 +1,9 @@
-"""Memory for large reads, used again and again.
+"""Memory for large reads and merges, used again and again.
 
 The first touch of a page costs more than the copy into it, and several times more in a virtual
-machine; a backup that serves a recovery would pay it for each image. A buffer comes back by itself
-when the last view of it is gone, wherever that is: in a reply that went out, on a thread.
+machine; a backup that serves a recovery would pay it for each image, and whoever merges for each
+tablet. A buffer comes back by itself when the last view of it is gone, wherever that is: in a reply
+that went out, on a thread.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections import deque
 
 import numpy as np
 
+from stelae.core.memory import populate
+
 _ROUNDING_BYTES = 1 << 20
 
 
 class BufferPool:
-    """Buffers of at least the size asked for. `take` belongs to one thread."""
+    """Buffers of at least the size asked for. All methods may be called on any thread."""
 
     def __init__(self, kept_bytes: int) -> None:
         """``kept_bytes``: what may lie here unused; more goes back to the system."""
@@ -37,11 +40,20 @@ class BufferPool:
 
     def _find(self, size: int) -> bytearray:
         for _ in range(len(self._free)):
-            memory = self._free.pop()
+            try:
+                memory = self._free.pop()
+            except IndexError:  # another thread was quicker
+                break
             if len(memory) >= size:
                 return memory
             self._free.appendleft(memory)
-        return bytearray(-(-size // _ROUNDING_BYTES) * _ROUNDING_BYTES)
+        memory = bytearray(-(-size // _ROUNDING_BYTES) * _ROUNDING_BYTES)
+        populate(memory)
+        return memory
+
+    def clear(self) -> None:
+        """Give what lies here unused back to the system."""
+        self._free.clear()
 
     def _give_back(self, memory: bytearray) -> None:
         """Runs where the last view ends, on any thread: a deque's ends are safe for that."""

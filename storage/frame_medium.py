@@ -286,8 +286,8 @@ class FrameMedium:
             data: Blob = b"".join(self._file.read_at(start, size) for start, size in pieces)
             got = len(data)
         else:
-            data = self._buffers.take(length)
-            got = await self._runtime.offload(_read_pieces, self._file, pieces, data)
+            read = self._runtime.offload(_read_pieces, self._file, pieces, self._buffers, length)
+            data, got = await read
         if got < length:
             raise CorruptData(replica.where, offset + got, "the frame file ends here")
         return data
@@ -313,15 +313,18 @@ def make_record(replica: Replica, facts: Facts, sequence: int, *, settled: bool)
     )
 
 
-def _read_pieces(file: File, pieces: Sequence[tuple[int, int]], into: memoryview) -> int:
-    """Read the pieces one after the other; return how many bytes there were. May block."""
+def _read_pieces(
+    file: File, pieces: Sequence[tuple[int, int]], buffers: BufferPool, length: int
+) -> tuple[memoryview, int]:
+    """Read the pieces one after the other; also return how many bytes there were. May block."""
+    data = buffers.take(length)
     got = 0
     for start, size in pieces:
-        found = file.read_into(start, into[got : got + size])
+        found = file.read_into(start, data[got : got + size])
         got += found
         if found < size:
             break
-    return got
+    return data, got
 
 
 def _pieces(views: Sequence[memoryview], size: int) -> list[memoryview]:
