@@ -23,7 +23,7 @@ from stelae.actors.membership import Membership
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.segment_log import RaiseEpoch, SegmentLog
 from stelae.actors.tablet_input import check_request, decode_rows, encode_found, fits
-from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segment
+from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
 from stelae.core.errors import (
     InvalidArgument,
     OutcomeUnknown,
@@ -222,22 +222,22 @@ class Tablet:
             runtime, self._settings, self.tablet_id, sources, self._intake.turns
         )
         now = self._phase("read", now)
-        segments = []
-        for one in fetched:
-            new_id = one.source.segment_id if one.image is not None else self._log.next_id()
-            codec, schema = self._memory.codec, self._schema
-            segments.append(await runtime.offload(recovered_segment, one, new_id, codec, schema))
+        segments = await recovered_segments(
+            runtime, fetched, self._log.next_id, self._memory.codec, self._schema
+        )
         merged = await self._offered([len(segment.summary) for segment in segments])
         if merged is None:
             summaries = [s.summary for s in segments]
             merged = await runtime.offload(merge, summaries, None, self._intake.tables)
         now = self._phase("merge", now)
-        self._memory.adopt(segments, merged, now)
+        index = await runtime.offload(merged.index)
+        self._memory.adopt(segments, merged, now, index)
         self._log.committed_index = self._memory.last_index
         rewritten = []
         for slot, (one, segment) in enumerate(zip(fetched, segments, strict=True)):
             new_id = segment.meta.segment_id
-            if one.image is not None:
+            if one.image is not None and one.handle is not None:
+                self._objects[new_id] = one.handle
                 self._log.adopt(new_id, one.image.buffer, one.holders, one.source.epoch)
                 continue
             self._slots[new_id] = slot

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -29,7 +29,7 @@ from stelae.core.messages import (
     ReplicaState,
     SegmentSource,
 )
-from stelae.core.runtime import Runtime
+from stelae.core.runtime import ObjectHandle, Runtime
 from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
 from stelae.storage.buffers import BufferPool
@@ -38,7 +38,7 @@ from stelae.storage.image import Image
 from stelae.storage.keys import KeyCodec
 from stelae.storage.recovered import RecoveredSegment
 
-CONCURRENT_FETCHES = 6
+CONCURRENT_FETCHES = 8
 """Of one server: enough to keep the backups at work; more would only be memory they need."""
 ROUNDS = 3
 MERGE_BYTES_KEPT = 256 << 20
@@ -74,6 +74,9 @@ class FetchedSegment:
     source: SegmentSource
     where: str
     image: Image | None = None
+    """Over a buffer in shared memory."""
+    handle: ObjectHandle | None = None
+    """Of that buffer."""
     entries: list[Entry] = field(default_factory=list)
 
     @property
@@ -128,15 +131,27 @@ async def _fetch_any(
                         timeout_s=settings.call_timeout_s,
                         destination=uuid,
                     )
-                    return await runtime.offload(
+                    found = await runtime.offload(
                         _check, source, reply.body.info, reply.blobs[0], str(address)
                     )
+                    del reply  # its memory is for the next one
+                    return await _shared(runtime, found)
             except DataLost:
                 runtime.metrics.count("replicas_corrupt")
             except StelaeError:
                 runtime.metrics.count("replica_reads_failed")
         await runtime.clock.sleep(settings.heartbeat_s)
     return None
+
+
+async def _shared(runtime: Runtime, found: FetchedSegment) -> FetchedSegment:
+    """Put an image, which has been checked, into shared memory, as those sealed here are."""
+    if found.image is not None:
+        handle = await runtime.objects.put(found.image.buffer)
+        buffer = await runtime.objects.get(handle)
+        found.image = Image.open(buffer, found.where, check_rows=False)
+        found.handle = handle
+    return found
 
 
 def _check(source: SegmentSource, info: ReplicaInfo, data: object, address: str) -> FetchedSegment:
@@ -150,12 +165,22 @@ def _check(source: SegmentSource, info: ReplicaInfo, data: object, address: str)
     return FetchedSegment(source, where, entries=list(read_entries(data, certificate, where)))
 
 
-def recovered_segment(
-    one: FetchedSegment, new_id: int, codec: KeyCodec, schema: TableSchema
-) -> RecoveredSegment:
-    """A fetched segment in the form of the merge; one in row form gets a new id."""
-    if one.image is not None:
-        return RecoveredSegment.from_image(one.image)
-    found = RecoveredSegment.from_entries(one.entries, codec, schema, one.where)
-    meta = msgspec.structs.replace(found.meta, segment_id=new_id)
-    return dataclasses.replace(found, meta=meta)
+async def recovered_segments(
+    runtime: Runtime,
+    fetched: Sequence[FetchedSegment],
+    next_id: Callable[[], int],
+    codec: KeyCodec,
+    schema: TableSchema,
+) -> list[RecoveredSegment]:
+    """The fetched segments in the form of the merge; one in row form gets the next new id."""
+    segments: list[RecoveredSegment] = []
+    for one in fetched:
+        if one.image is not None:
+            segments.append(RecoveredSegment.from_image(one.image))
+            continue
+        found = await runtime.offload(
+            RecoveredSegment.from_entries, one.entries, codec, schema, one.where
+        )
+        meta = msgspec.structs.replace(found.meta, segment_id=next_id())
+        segments.append(dataclasses.replace(found, meta=meta))
+    return segments
