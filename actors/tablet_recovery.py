@@ -38,7 +38,7 @@ from stelae.storage.image import Image
 from stelae.storage.keys import KeyCodec
 from stelae.storage.recovered import RecoveredSegment
 
-CONCURRENT_FETCHES = 8
+CONCURRENT_FETCHES = 6
 """Of one server: enough to keep the backups at work; more would only be memory they need."""
 ROUNDS = 3
 MERGE_BYTES_KEPT = 256 << 20
