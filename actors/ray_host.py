@@ -35,6 +35,7 @@ from stelae.recovery.engine import EnginePolicy
 from stelae.runtime.files import LocalDisk
 from stelae.runtime.handshake import Credentials
 from stelae.runtime.peers import TcpPeers
+from stelae.runtime.processes import use_small_pages
 from stelae.runtime.real import RealRuntime, end_process_on_broken_invariant
 from stelae.storage.frames import MediumSpec
 
@@ -83,6 +84,8 @@ class ServerHost:
 
     def __init__(self, plan: ServerPlan) -> None:
         log_to_worker_file()
+        if not use_small_pages():
+            logger.warning("%s: huge pages stay on, recovery may take longer", plan.name)
         self._plan = plan
         self._server: Server | None = None
         self._runtime: RealRuntime | None = None

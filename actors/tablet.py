@@ -11,19 +11,18 @@ up as a whole (FAILED), never repaired.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from stelae.actors.membership import Membership
+from stelae.actors.merge_offer import MergeOffer
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.segment_log import RaiseEpoch, SegmentLog
-from stelae.actors.tablet_input import check_request, decode_rows, encode_found, fits, payload_of
-from stelae.actors.tablet_recovery import fetch_segments, recovered_segment
+from stelae.actors.tablet_input import check_request, decode_rows, encode_found, payload_of
+from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
 from stelae.core.errors import (
     InvalidArgument,
     OutcomeUnknown,
@@ -71,7 +70,7 @@ from stelae.storage.entry import (
 )
 from stelae.storage.gather import read_schema
 from stelae.storage.image import Image
-from stelae.storage.merge import Merged, merge
+from stelae.storage.merge import merge
 from stelae.storage.shapes import check_names
 from stelae.storage.tablet import TabletMemory
 
@@ -80,9 +79,6 @@ _decode_reply = msgspec.msgpack.Decoder(WriteReply).decode
 _DONE, _REFUSED = b"\0", b"\1"
 _SMALL_BATCH_BYTES = 64 << 10
 _PLACE_BYTES = 4
-MERGE_PATIENCE_S = 180.0
-"""A tablet that nobody brings a merge from Spark is merged here after this time: the leader gives
-up earlier, so it is for leaders that are lost with what they had under way."""
 
 
 class Tablet:
@@ -98,6 +94,7 @@ class Tablet:
         record: TabletRecord,
         raise_epoch: RaiseEpoch,
         tasks: Tasks,
+        intake: Intake,
     ) -> None:
         self.tablet_id = record.tablet_id
         self.term = record.term
@@ -105,13 +102,13 @@ class Tablet:
         self.tasks = Tasks(tasks)
         self._runtime = runtime
         self._settings = settings
+        self._intake = intake
+        self.merge_offer = MergeOffer(runtime)
         self._table = table
         self._schema = table.schema
         self._problem = ""
         self._phases: list[tuple[str, float]] = []
         self._memory = TabletMemory(table.schema, table.name)
-        self._merge_offered: asyncio.Future[Merged | None] | None = None
-        self._merges_here = False
         self._certificates = CertificateBuilder()
         self._slots: dict[int, int] = {}
         self._objects: dict[int, ObjectHandle] = {}
@@ -139,7 +136,8 @@ class Tablet:
         ignored. Under new ids, because two recoveries may read different ends of one old head.
         """
         try:
-            rewritten = await self._recover(sources, engine)
+            with self._intake.opening():
+                rewritten = await self._recover(sources, engine)
             self._log.start()
             self._roll()
             self._first_head = self._log.head.segment_id
@@ -215,29 +213,29 @@ class Tablet:
         """
         if not sources:
             return []
-        if engine is RecoveryEngine.SPARK and not self._merges_here:
-            self._merge_offered = asyncio.get_running_loop().create_future()
-        now = self._runtime.clock.monotonic()
-        fetched = await fetch_segments(self._runtime, self._settings, self.tablet_id, sources)
+        if engine is RecoveryEngine.SPARK:
+            self.merge_offer.expect()
+        runtime, now = self._runtime, self._runtime.clock.monotonic()
+        fetched = await fetch_segments(
+            runtime, self._settings, self.tablet_id, sources, self._intake.turns
+        )
         now = self._phase("read", now)
-        segments = []
-        for one in fetched:
-            new_id = one.source.segment_id if one.image is not None else self._log.next_id()
-            segments.append(
-                await self._runtime.offload(
-                    recovered_segment, one, new_id, self._memory.codec, self._schema
-                )
-            )
-        merged = await self._offered([len(segment.summary) for segment in segments])
+        segments = await recovered_segments(
+            runtime, fetched, self._log.next_id, self._memory.codec, self._schema
+        )
+        merged = await self.merge_offer.wait([len(segment.summary) for segment in segments])
         if merged is None:
-            merged = await self._runtime.offload(merge, [s.summary for s in segments])
+            summaries = [s.summary for s in segments]
+            merged = await runtime.offload(merge, summaries, None, self._intake.tables)
         now = self._phase("merge", now)
-        self._memory.adopt(segments, merged, now)
+        index = await runtime.offload(merged.index)
+        self._memory.adopt(segments, merged, now, index)
         self._log.committed_index = self._memory.last_index
         rewritten = []
         for slot, (one, segment) in enumerate(zip(fetched, segments, strict=True)):
             new_id = segment.meta.segment_id
-            if one.image is not None:
+            if one.image is not None and one.handle is not None:
+                self._objects[new_id] = one.handle
                 self._log.adopt(new_id, one.image.buffer, one.holders, one.source.epoch)
                 continue
             self._slots[new_id] = slot
@@ -245,49 +243,6 @@ class Tablet:
             rewritten.append(new_id)
         self._phase("install", now)
         return rewritten
-
-    async def _offered(self, row_counts: Sequence[int]) -> Merged | None:
-        """The merge that Spark makes of segments with so many rows; None: merge here after all.
-
-        Replicas of a head may differ in rows that were never acknowledged: a merge of another
-        replica than the one that was loaded here is of no use.
-        """
-        if self._merge_offered is None:
-            return None
-        try:
-            async with asyncio.timeout(MERGE_PATIENCE_S):
-                merged = await self._merge_offered
-        except TimeoutError:
-            self._runtime.metrics.count("merges_not_offered")
-            return None
-        if merged is not None and not fits(merged, row_counts):
-            self._runtime.metrics.count("merges_of_other_replicas")
-            return None
-        return merged
-
-    def merge_here(self) -> None:
-        """Spark will not merge the summaries: do not wait for it any longer."""
-        self._merges_here = True
-        if self._merge_offered is not None and not self._merge_offered.done():
-            self._merge_offered.set_result(None)
-
-    def offer_merge(self, next_version: int, blobs: Sequence[memoryview]) -> None:
-        """Take the merge that Spark made of the summaries; later offers change nothing."""
-        if self._merge_offered is None or self._merge_offered.done():
-            return
-        if len(blobs) < 2:
-            raise InvalidArgument("a merge has hashes, positions and a mask for each segment")
-        hashes, positions, *live = blobs
-        try:
-            merged = Merged(
-                np.frombuffer(hashes, np.uint64),
-                np.frombuffer(positions, np.int64),
-                [np.frombuffer(mask, np.uint8) != 0 for mask in live],
-                next_version,
-            )
-        except ValueError as error:
-            raise InvalidArgument(f"not a merge: {error}") from error
-        self._merge_offered.set_result(merged)
 
     # ---- the head and sealing ---------------------------------------------------------------
 

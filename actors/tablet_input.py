@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from stelae.core.errors import InvalidArgument
@@ -18,8 +17,6 @@ from stelae.core.ids import RequestId
 from stelae.core.rpc import Blob
 from stelae.core.schema import TableSchema
 from stelae.core.values import check_batch
-from stelae.storage.gather import ROW_MASK, SLOT_SHIFT
-from stelae.storage.merge import Merged
 from stelae.storage.write import Executed
 
 MAX_CLIENT_ID_LENGTH = 256
@@ -56,17 +53,6 @@ def check_request(request: RequestId) -> None:
             f"{request.client_id[:MAX_CLIENT_ID_LENGTH]!r}: 0 <= first incomplete <= sequence, and "
             f"a client id has 1 to {MAX_CLIENT_ID_LENGTH} characters"
         )
-
-
-def fits(merged: Merged, row_counts: Sequence[int]) -> bool:
-    """Whether a merge made elsewhere is one of segments with so many rows."""
-    counts = np.array(row_counts, np.int64)
-    if [len(live) for live in merged.live] != list(row_counts):
-        return False
-    slots, rows = merged.positions >> SLOT_SHIFT, merged.positions & ROW_MASK
-    if len(merged.hashes) != len(slots) or not np.all((slots >= 0) & (slots < len(counts))):
-        return False
-    return bool(np.all(rows < counts[slots])) and merged.next_version >= 0
 
 
 def payload_of(executed: Executed, rows: Any, blobs: Sequence[memoryview]) -> tuple[Blob, int]:

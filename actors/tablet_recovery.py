@@ -1,8 +1,10 @@
 """Bringing a tablet's log back from the backups, at the tserver that takes it over.
 
-All segments are fetched at once, a bounded number at a time, each from any of its replicas: one
-that is gone or damaged is answered for by the next. What comes back is checked before it is
-believed. The merge itself is `stelae.storage.merge`, run here (native) or by Spark.
+All segments of all tablets that a server takes over are asked for at once, and fetched in that
+order, a bounded number at a time: the first tablets are merged while the next are read. Each comes
+from any of its replicas: one that is gone or damaged is answered for by the next. What comes back
+is checked before it is believed. The merge itself is `stelae.storage.merge`, run here (native) or
+by Spark.
 
 Source: seed RAMCloud master recovery, phase 1; design §9.
 """
@@ -12,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -27,9 +30,10 @@ from stelae.core.messages import (
     ReplicaState,
     SegmentSource,
 )
-from stelae.core.runtime import Runtime
+from stelae.core.runtime import ObjectHandle, Runtime
 from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
+from stelae.storage.buffers import BufferPool
 from stelae.storage.entry import Entry, read_entries
 from stelae.storage.image import Image
 from stelae.storage.keys import KeyCodec
@@ -37,8 +41,33 @@ from stelae.storage.recovered import RecoveredSegment
 
 logger = logging.getLogger(__name__)
 
-CONCURRENT_FETCHES = 4
+CONCURRENT_FETCHES = 6
+"""Of one server: enough to keep the backups at work; more would only be memory they need."""
 ROUNDS = 3
+MERGE_BYTES_KEPT = 256 << 20
+"""Memory of merges that waits for the next one, until all tablets are back."""
+
+
+class Intake:
+    """What the recoveries of all tablets that come back to one server share."""
+
+    def __init__(self) -> None:
+        self.turns = asyncio.Semaphore(CONCURRENT_FETCHES)
+        """At fetching a segment."""
+        self.tables = BufferPool(MERGE_BYTES_KEPT)
+        """Memory of merges."""
+        self._opening = 0
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """While a tablet comes back."""
+        self._opening += 1
+        try:
+            yield
+        finally:
+            self._opening -= 1
+            if not self._opening:
+                self.tables.clear()
 
 
 @dataclass(slots=True)
@@ -48,6 +77,9 @@ class FetchedSegment:
     source: SegmentSource
     where: str
     image: Image | None = None
+    """Over a buffer in shared memory."""
+    handle: ObjectHandle | None = None
+    """Of that buffer."""
     entries: list[Entry] = field(default_factory=list)
 
     @property
@@ -57,20 +89,22 @@ class FetchedSegment:
 
 
 async def fetch_segments(
-    runtime: Runtime, settings: Settings, tablet_id: TabletId, sources: Sequence[SegmentSource]
+    runtime: Runtime,
+    settings: Settings,
+    tablet_id: TabletId,
+    sources: Sequence[SegmentSource],
+    turns: asyncio.Semaphore,
 ) -> list[FetchedSegment]:
     """Fetch and check all segments of a log, in the order of ``sources``.
+
+    ``turns``: how many may be fetched at a time, shared by all tablets that come back here.
 
     Raises:
         SegmentsMissing: none of a segment's replicas could be read; the message names them all.
     """
-    turns = asyncio.Semaphore(CONCURRENT_FETCHES)
-
-    async def fetch(source: SegmentSource) -> FetchedSegment | None:
-        async with turns:
-            return await _fetch_any(runtime, settings, tablet_id, source)
-
-    fetched = await asyncio.gather(*(fetch(source) for source in sources))
+    fetched = await asyncio.gather(
+        *(_fetch_any(runtime, settings, tablet_id, source, turns) for source in sources)
+    )
     missing = [s.segment_id for s, f in zip(sources, fetched, strict=True) if f is None]
     if missing:
         names = ", ".join(segment_name(segment) for segment in missing)
@@ -79,7 +113,11 @@ async def fetch_segments(
 
 
 async def _fetch_any(
-    runtime: Runtime, settings: Settings, tablet_id: TabletId, source: SegmentSource
+    runtime: Runtime,
+    settings: Settings,
+    tablet_id: TabletId,
+    source: SegmentSource,
+    turns: asyncio.Semaphore,
 ) -> FetchedSegment | None:
     """Try each replica: of a head the longest first, else a random one, to share the load."""
     replicas = list(source.replicas)
@@ -88,16 +126,19 @@ async def _fetch_any(
     for _ in range(ROUNDS):
         for uuid, address, _medium in replicas:
             try:
-                reply = await runtime.peers.call(
-                    address,
-                    READ_REPLICA,
-                    ReadReplica(tablet_id, source.segment_id),
-                    timeout_s=settings.call_timeout_s,
-                    destination=uuid,
-                )
-                return await runtime.offload(
-                    _check, source, reply.body.info, reply.blobs[0], str(address)
-                )
+                async with turns:
+                    reply = await runtime.peers.call(
+                        address,
+                        READ_REPLICA,
+                        ReadReplica(tablet_id, source.segment_id),
+                        timeout_s=settings.call_timeout_s,
+                        destination=uuid,
+                    )
+                    found = await runtime.offload(
+                        _check, source, reply.body.info, reply.blobs[0], str(address)
+                    )
+                    del reply  # its memory is for the next one
+                    return await _shared(runtime, found)
             except DataLost as error:
                 logger.warning("another replica is read: %s", error)
                 runtime.metrics.count("replicas_corrupt")
@@ -105,6 +146,16 @@ async def _fetch_any(
                 runtime.metrics.count("replica_reads_failed")
         await runtime.clock.sleep(settings.heartbeat_s)
     return None
+
+
+async def _shared(runtime: Runtime, found: FetchedSegment) -> FetchedSegment:
+    """Put an image, which has been checked, into shared memory, as those sealed here are."""
+    if found.image is not None:
+        handle = await runtime.objects.put(found.image.buffer)
+        buffer = await runtime.objects.get(handle)
+        found.image = Image.open(buffer, found.where, check_rows=False)
+        found.handle = handle
+    return found
 
 
 def _check(source: SegmentSource, info: ReplicaInfo, data: object, address: str) -> FetchedSegment:
@@ -118,12 +169,22 @@ def _check(source: SegmentSource, info: ReplicaInfo, data: object, address: str)
     return FetchedSegment(source, where, entries=list(read_entries(data, certificate, where)))
 
 
-def recovered_segment(
-    one: FetchedSegment, new_id: int, codec: KeyCodec, schema: TableSchema
-) -> RecoveredSegment:
-    """A fetched segment in the form of the merge; one in row form gets a new id."""
-    if one.image is not None:
-        return RecoveredSegment.from_image(one.image)
-    found = RecoveredSegment.from_entries(one.entries, codec, schema, one.where)
-    meta = msgspec.structs.replace(found.meta, segment_id=new_id)
-    return dataclasses.replace(found, meta=meta)
+async def recovered_segments(
+    runtime: Runtime,
+    fetched: Sequence[FetchedSegment],
+    next_id: Callable[[], int],
+    codec: KeyCodec,
+    schema: TableSchema,
+) -> list[RecoveredSegment]:
+    """The fetched segments in the form of the merge; one in row form gets the next new id."""
+    segments: list[RecoveredSegment] = []
+    for one in fetched:
+        if one.image is not None:
+            segments.append(RecoveredSegment.from_image(one.image))
+            continue
+        found = await runtime.offload(
+            RecoveredSegment.from_entries, one.entries, codec, schema, one.where
+        )
+        meta = msgspec.structs.replace(found.meta, segment_id=next_id())
+        segments.append(dataclasses.replace(found, meta=meta))
+    return segments

@@ -18,6 +18,7 @@ from stelae.actors.lease import Lease
 from stelae.actors.membership import Membership
 from stelae.actors.scans import ScanSessions
 from stelae.actors.tablet import Tablet
+from stelae.actors.tablet_recovery import Intake
 from stelae.client.masters import MastersClient
 from stelae.core.errors import OutOfMemory, StaleTerm, StelaeError, TabletNotHere, TabletNotReady
 from stelae.core.ids import Address, ServerUuid, TabletId
@@ -101,6 +102,7 @@ class TabletServer:
         self._scans = ScanSessions(runtime, settings)
         self._report_now: dict[Address, asyncio.Event] = {}
         self._memory_bytes = 0
+        self._intake = Intake()
 
     # ---- life -------------------------------------------------------------------------------
 
@@ -201,7 +203,7 @@ class TabletServer:
                 raise StaleTerm("term of tablet", record.term, current.term)
             if current.term == record.term:
                 if call.body.engine is RecoveryEngine.NATIVE:
-                    current.merge_here()
+                    current.merge_offer.decline()
                 return EMPTY
             await self._close(record.tablet_id)  # meanwhile another order may have opened it
         closed_term = self._closed_terms.get(record.tablet_id, 0)
@@ -219,6 +221,7 @@ class TabletServer:
             record=record,
             raise_epoch=self._raise_epoch_of(record.tablet_id, record.term),
             tasks=self.tasks,
+            intake=self._intake,
         )
         self._tablets[record.tablet_id] = tablet
         tablet.tasks.spawn(self._open(tablet, call.body), f"open {record.tablet_id[:8]}")
@@ -268,7 +271,7 @@ class TabletServer:
         tablet = self._tablets.get(call.body.tablet_id)
         if tablet is None or tablet.term != call.body.term:
             raise TabletNotHere(call.body.tablet_id, self._name)
-        tablet.offer_merge(call.body.next_version, call.blobs)
+        tablet.merge_offer.offer(call.body.next_version, call.blobs)
         return EMPTY
 
     async def _close(self, tablet_id: TabletId) -> None:

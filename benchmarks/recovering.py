@@ -13,7 +13,7 @@ from clusters import cluster, servers
 from figures import Figure, at_most, shown
 from generated import ROW_BYTES, SCHEMA, rows, tablet_numbers
 
-from stelae import hash_partition, segments
+from stelae import hash_partition, segments, spark
 
 TSERVERS = 3
 TABLETS_EACH = 8
@@ -46,7 +46,7 @@ def measure(quick: bool, engine: str = "native") -> list[Figure]:
         probes, count = _fill(table, partition, mine, total_bytes)
         _wait_sealed(database)
         if engine == "spark":
-            _wait_warm(database)
+            spark.warm(database)
         return _kill(database, table, victim, probes, count, engine)
 
 
@@ -76,15 +76,6 @@ def _wait_sealed(database: Any) -> None:
         calm = calm + 1 if os.getloadavg()[0] < 1.5 else calm
         time.sleep(1.0)
     assert database.status()["tables"]
-
-
-def _wait_warm(database: Any) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        spark = database.status().get("spark", {})
-        if spark.get("warm") or spark.get("state") == "warm":
-            return
-        time.sleep(1.0)
 
 
 def _kill(

@@ -36,9 +36,7 @@ SUITES: dict[str, tuple[str, dict[str, Any]]] = {
 def _spark_is_here() -> str:
     """Empty, or why Spark recovery cannot be measured."""
     try:
-        importlib.import_module("stelae.recovery.spark")
-        java = importlib.import_module("stelae.recovery.java")
-        java.find_java()
+        importlib.import_module("stelae.recovery.spark_session").check_spark()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

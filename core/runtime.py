@@ -92,6 +92,10 @@ class File(Protocol):
         """Read up to ``length`` bytes; fewer at the end of the file."""
         ...
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill ``buffer`` from ``offset``; return how many bytes, fewer at the end of the file."""
+        ...
+
     async def sync(self) -> None:
         """Make every write so far durable. After an OSError here the server must stop."""
         ...

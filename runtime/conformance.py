@@ -48,6 +48,10 @@ async def a_read_ends_at_the_end_of_the_file(disk: Disk) -> None:
     file.write_at(0, b"abc")
     assert (file.read_at(1, 10), file.read_at(3, 1), file.read_at(99, 1)) == (b"bc", b"", b"")
     assert file.read_at(0, 0) == b""
+    into = bytearray(4)
+    assert (file.read_into(1, memoryview(into)), bytes(into)) == (2, b"bc\0\0")
+    assert (file.read_into(0, memoryview(into)[2:]), bytes(into)) == (2, b"bcab")
+    assert (file.read_into(3, memoryview(into)), bytes(into)) == (0, b"bcab")
     file.close()
 
 

@@ -66,6 +66,15 @@ class LocalFile:
             got += len(data)
         return b"".join(pieces)
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        got = 0
+        while got < buffer.nbytes:
+            found = os.preadv(self._descriptor, [buffer[got:]], offset + got)
+            if found == 0:
+                break
+            got += found
+        return got
+
     async def sync(self) -> None:
         if self._sync_failed is not None:
             raise OSError(errno.EIO, f"an earlier sync failed: {self._sync_failed}", self._path)

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from crc32c import crc32c
 
+from stelae.core.memory import populate
 from stelae.core.rpc import Blob
 
 HEAD_BYTES = 32
@@ -31,6 +32,7 @@ SINGLE_BYTES_MAX = 64 * 1024
 PART_BYTES = 256 * 1024
 MESSAGE_BYTES_MAX = 128 * 1024 * 1024
 BLOBS_MAX = 4096
+POPULATED_BYTES = 1024 * 1024  # at once: about a millisecond
 BLOB_ALIGNMENT = 64  # what Arrow wants of its buffers, so that they can be used where they lie
 NO_DESTINATION = bytes(16)
 
@@ -263,6 +265,7 @@ class Assembly:
         self.wanted = wanted
         """False: the parts are checked, but dropped."""
         self.buffer = byte_view(pa.allocate_buffer(total)) if wanted else None
+        self._populated = 0
 
     def target(self, length: int, scratch: memoryview | None) -> memoryview:
         """Where the next part of ``length`` bytes is to be put. Raises FrameError."""
@@ -271,7 +274,11 @@ class Assembly:
         if self.buffer is None:
             assert scratch is not None, "a message not wanted needs another place for its parts"
             return scratch[:length]
-        return self.buffer[self.received : self.received + length]
+        end = self.received + length
+        if end > self._populated:
+            start, self._populated = self._populated, max(end, self._populated + POPULATED_BYTES)
+            populate(self.buffer[start : self._populated])
+        return self.buffer[self.received : end]
 
     @property
     def complete(self) -> bool:

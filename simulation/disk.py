@@ -274,6 +274,11 @@ class SimFile:
         self._check()
         return bytes(self._content.live[offset : offset + length])
 
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        data = self.read_at(offset, buffer.nbytes)
+        buffer[: len(data)] = data
+        return len(data)
+
     async def sync(self) -> None:
         self._check()
         await self._disk.sync(self._content, self._path)

@@ -21,6 +21,7 @@ from stelae.core.errors import CorruptData, NoSpace, Overloaded
 from stelae.core.messages import ReplicaState
 from stelae.core.rpc import Blob
 from stelae.core.runtime import File, Runtime
+from stelae.storage.buffers import BufferPool
 from stelae.storage.frames import (
     FrameAllocator,
     FrameLayout,
@@ -37,6 +38,8 @@ from stelae.storage.replicas import NEVER, Batch, Facts, Replica, blob_size, ski
 
 LAZY_BYTES_MAX = 8 << 20
 """With sync ``on_seal``: what may wait for a sync before one is made anyway."""
+KEPT_BYTES = 48 << 20
+"""Memory of large reads that is kept for the next ones."""
 
 
 class FrameMedium:
@@ -73,6 +76,7 @@ class FrameMedium:
         self._batch = Batch()
         self._work = asyncio.Event()
         self._growing = asyncio.Lock()
+        self._buffers = BufferPool(KEPT_BYTES)
 
     # ---- space ------------------------------------------------------------------------------
 
@@ -278,18 +282,18 @@ class FrameMedium:
 
     # ---- reading ----------------------------------------------------------------------------
 
-    async def read(self, replica: Replica, offset: int, length: int) -> bytes:
+    async def read(self, replica: Replica, offset: int, length: int) -> Blob:
         """See `Medium.read`. If the replica was freed meanwhile, the bytes may be another's."""
-        parts: list[bytes] = []
-        for start, size in self.layout.pieces(replica.frames, offset, length):
-            if size < PIECE_BYTES:
-                part = self._file.read_at(start, size)
-            else:
-                part = await self._runtime.offload(self._file.read_at, start, size)
-            if len(part) < size:
-                raise CorruptData(replica.where, offset, "the frame file ends here")
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        pieces = self.layout.pieces(replica.frames, offset, length)
+        if length < PIECE_BYTES:
+            data: Blob = b"".join(self._file.read_at(start, size) for start, size in pieces)
+            got = len(data)
+        else:
+            read = self._runtime.offload(_read_pieces, self._file, pieces, self._buffers, length)
+            data, got = await read
+        if got < length:
+            raise CorruptData(replica.where, offset + got, "the frame file ends here")
+        return data
 
     def close(self) -> None:
         self._file.close()
@@ -310,6 +314,20 @@ def make_record(replica: Replica, facts: Facts, sequence: int, *, settled: bool)
         settled,
         runs_of(replica.frames),
     )
+
+
+def _read_pieces(
+    file: File, pieces: Sequence[tuple[int, int]], buffers: BufferPool, length: int
+) -> tuple[memoryview, int]:
+    """Read the pieces one after the other; also return how many bytes there were. May block."""
+    data = buffers.take(length)
+    got = 0
+    for start, size in pieces:
+        found = file.read_into(start, data[got : got + size])
+        got += found
+        if found < size:
+            break
+    return data, got
 
 
 def _pieces(views: Sequence[memoryview], size: int) -> list[memoryview]:

@@ -14,10 +14,13 @@ has three words a slot: hash, position with `TOMBSTONE_BIT`, version.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stelae.core.memory import populate
+from stelae.storage.buffers import BufferPool
 
 U8: TypeAlias = NDArray[np.uint8]
 U64: TypeAlias = NDArray[np.uint64]
@@ -102,8 +105,23 @@ def default_kernels() -> Kernels:
     return cast(Kernels, kernels)
 
 
-def empty_table(capacity: int, words: int) -> U64:
-    """A table without entries; ``words`` is `INDEX_WORDS` or `MERGE_WORDS`."""
+def empty_table(capacity: int, words: int, pool: BufferPool | None = None) -> U64:
+    """A table without entries; ``words`` is `INDEX_WORDS` or `MERGE_WORDS`.
+
+    ``pool``: where its memory is taken from, for tables that do not last.
+    """
     if capacity > MAX_CAPACITY:
         raise AssertionError(f"hash table of {capacity} slots; the limit is {MAX_CAPACITY}")
-    return np.full(capacity * words, EMPTY, dtype=np.uint64)
+    table: U64 = new_array(capacity * words, np.uint64, pool)
+    table.fill(EMPTY)
+    return table
+
+
+def new_array(count: int, kind: type[np.generic], pool: BufferPool | None = None) -> Any:
+    """An array of ``count`` elements of any content, its pages in place."""
+    if pool is not None:
+        return np.frombuffer(pool.take(count * np.dtype(kind).itemsize), kind)
+    array = np.empty(count, kind)
+    if count:
+        populate(array.data)
+    return array

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from stelae.storage.buffers import BufferPool
 from stelae.storage.index import HashIndex, normal
 from stelae.storage.kernel_api import (
     I64,
@@ -29,6 +30,7 @@ from stelae.storage.kernel_api import (
     Kernels,
     default_kernels,
     empty_table,
+    new_array,
 )
 from stelae.storage.keys import binary_parts
 
@@ -77,8 +79,15 @@ class Merged:
         return HashIndex.build(self.hashes, self.positions, kernels)
 
 
-def merge(summaries: Sequence[Summary], kernels: Kernels | None = None) -> Merged:
+def merge(
+    summaries: Sequence[Summary],
+    kernels: Kernels | None = None,
+    pool: BufferPool | None = None,
+) -> Merged:
     """Find the newest row of each key. Pure; may run on any thread.
+
+    ``pool``: memory for the table and for what is returned, but the masks: the next merge uses it
+    again once this one's outcome is no longer held.
 
     Raises:
         AssertionError: columns of a summary differ in length, or only some summaries have keys.
@@ -90,13 +99,13 @@ def merge(summaries: Sequence[Summary], kernels: Kernels | None = None) -> Merge
     np.cumsum([len(summary) for summary in summaries], out=bases[1:])
     key_offsets, key_data = _all_keys(summaries)
     rows = int(bases[-1])
-    table = _room(max(16, min(rows, FIRST_ROWS), int(rows * FIRST_SHARE)))
+    table = _room(max(16, min(rows, FIRST_ROWS), int(rows * FIRST_SHARE)), pool)
     count = highest = 0
     for slot, summary in enumerate(summaries):
         if len(summary) == 0:
             continue
         if count + len(summary) > len(table) // MERGE_WORDS * MAX_LOAD:
-            larger = _room(max(int(count * GROWTH), count + len(summary)))
+            larger = _room(max(int(count * GROWTH), count + len(summary)), pool)
             kernels.merge_rehash(table, larger)
             table = larger
         versions: U64 = normal(summary.versions, np.uint64)  # type: ignore[assignment]
@@ -111,11 +120,18 @@ def merge(summaries: Sequence[Summary], kernels: Kernels | None = None) -> Merge
             key_data,
         )
         highest = max(highest, int(versions.max()))
-    return _winners(kernels, table, count, bases, highest + 1)
+    return _winners(kernels, table, count, bases, highest + 1, pool)
 
 
-def _winners(kernels: Kernels, table: U64, count: int, bases: I64, next_version: int) -> Merged:
-    hashes, positions = np.empty(count, np.uint64), np.empty(count, np.int64)
+def _winners(
+    kernels: Kernels,
+    table: U64,
+    count: int,
+    bases: I64,
+    next_version: int,
+    pool: BufferPool | None,
+) -> Merged:
+    hashes, positions = new_array(count, np.uint64, pool), new_array(count, np.int64, pool)
     live = np.zeros(int(bases[-1]), np.bool_)
     rows = kernels.merge_winners(table, bases, hashes, positions, live)
     masks = [live[start:end] for start, end in itertools.pairwise(bases)]
@@ -146,5 +162,5 @@ def _all_keys(summaries: Sequence[Summary]) -> tuple[I64, U8]:
     return ends, data
 
 
-def _room(rows: int) -> U64:
-    return empty_table(math.ceil(rows / MAX_LOAD) + 1, MERGE_WORDS)
+def _room(rows: int, pool: BufferPool | None) -> U64:
+    return empty_table(math.ceil(rows / MAX_LOAD) + 1, MERGE_WORDS, pool)

@@ -277,8 +277,9 @@ class Segment:
         self.row_count = recovered.batch.num_rows
         self.first_index = meta.first_index
         self.last_index = meta.last_index
-        self._live = bytearray(live.astype(np.uint8).tobytes())
         self.live_count = int(np.count_nonzero(live))
+        if self.live_count < self.row_count:  # else a mask is of no use: see below
+            self._live = bytearray(live.view(np.uint8))
         self.become_columnar(recovered.batch, recovered.size_bytes, sealed=True)
 
     def run_of(self, row: int) -> tuple[Run, int]:

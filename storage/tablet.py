@@ -302,12 +302,17 @@ class TabletMemory:
     # ---- recovery ----
 
     def adopt(
-        self, segments: Sequence[RecoveredSegment], merged: Merged | None, now_s: float
+        self,
+        segments: Sequence[RecoveredSegment],
+        merged: Merged | None,
+        now_s: float,
+        index: HashIndex | None = None,
     ) -> None:
         """Become the state that a recovered log determines; segment i takes slot i.
 
         In any order, and any segment twice; what was here before is forgotten. ``merged`` is
-        `merge` of the summaries in the same order (None: made here). No head is open afterwards.
+        `merge` of the summaries in the same order (None: made here), and ``index`` its index (None:
+        made here; it takes a while, and may be made off the loop). No head is open afterwards.
         """
         if merged is None:
             merged = merge([segment.summary for segment in segments])
@@ -323,7 +328,7 @@ class TabletMemory:
             store.segments.append(segment)
             self.results.restore(recovered.results, now_s)
         self._count_closed()
-        store.index = HashIndex.build(merged.hashes, merged.positions)
+        store.index = merged.index() if index is None else index
         seen = [segment.meta.next_version for segment in segments]
         self.next_version = max(1, merged.next_version, *seen)
         self.last_index = max((segment.meta.last_index for segment in segments), default=0)

@@ -12,6 +12,7 @@ import pyarrow as pa
 from stelae.actors.backup import Backup
 from stelae.actors.membership import Membership
 from stelae.actors.tablet import Tablet
+from stelae.actors.tablet_recovery import Intake
 from stelae.core.durability import segments
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
@@ -143,6 +144,7 @@ class TabletWorld:
             record=record,
             raise_epoch=self._raise_epoch,
             tasks=self.tasks,
+            intake=Intake(),
         )
 
     async def _raise_epoch(self, segment: int, epoch: int) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from stelae.actors.tablet_input import fits
+from stelae.actors.merge_offer import fits
 from stelae.core.errors import (
     InvalidArgument,
     OutOfMemory,

@@ -103,7 +103,9 @@ async def native_summaries(cluster: LocalCluster, job: RecoveryJob) -> list[Summ
     """The summaries as the tserver that takes over makes them."""
     runtime = cluster.client_runtime(f"native-{job.tablet.number}")
     codec = KeyCodec(job.table.schema)
-    fetched = await fetch_segments(runtime, SETTINGS, job.tablet.tablet_id, job.sources)
+    fetched = await fetch_segments(
+        runtime, SETTINGS, job.tablet.tablet_id, job.sources, asyncio.Semaphore(2)
+    )
     return [
         RecoveredSegment.from_image(one.image).summary
         if one.image is not None
@@ -136,6 +138,24 @@ async def test_both_engines_make_the_same_merge_of_the_same_log(tmp_path: Path, 
             assert [len(s) for s in summaries] == [len(s) for s in native]
             assert 0 < size_bytes < job.size_bytes
             assert_same(merge(summaries), merge(native))
+
+
+async def test_an_image_that_comes_back_is_held_in_shared_memory(tmp_path: Path) -> None:
+    """As one sealed here is: its rows are read from the buffer that its handle keeps alive."""
+    async with loaded(tmp_path) as cluster:
+        runtime = cluster.client_runtime("owner")
+        job = (await jobs_of(cluster, "names"))[0]
+        fetched = await fetch_segments(
+            runtime, SETTINGS, job.tablet.tablet_id, job.sources, asyncio.Semaphore(2)
+        )
+        images = [one for one in fetched if one.image is not None]
+        assert images
+        for one in images:
+            assert one.handle is not None
+            assert one.image is not None
+            held = await runtime.objects.get(one.handle)
+            assert one.image.buffer.address == held.address
+            assert one.image.meta.segment_id == one.source.segment_id
 
 
 def moved_away(source: SegmentSource, count: int) -> SegmentSource:

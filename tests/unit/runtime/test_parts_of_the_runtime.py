@@ -231,6 +231,17 @@ def test_a_process_is_gone_only_when_that_is_sure() -> None:
     assert not process_gone(here, here.node, here.pid, here.started)
 
 
+def test_a_server_process_has_no_huge_pages() -> None:
+    """The kernel says so of a process that asked for it."""
+    code = (
+        "from stelae.runtime.processes import use_small_pages\n"
+        "print(use_small_pages(), open('/proc/self/status').read())"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("True")
+    assert "THP_enabled:\t0" in said.stdout
+
+
 async def test_an_object_lives_as_long_as_its_handle() -> None:
     """The same buffer comes back without a copy; what is gone is a KeyError."""
     objects = LocalObjects()

@@ -1,0 +1,95 @@
+"""The merge of a tablet's summaries that somebody else makes, awaited by whoever loads the tablet.
+
+Spark merges what it read from the backups while the tablet server loads the same segments. Whoever
+is done first waits here for the other, and a merge of other replicas than those loaded is refused.
+
+Source: seed RAMCloud master recovery, phase 1 (partitioned replay), design §9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from stelae.core.errors import InvalidArgument
+from stelae.core.runtime import Runtime
+from stelae.storage.gather import ROW_MASK, SLOT_SHIFT
+from stelae.storage.merge import Merged
+
+PATIENCE_S = 180.0
+"""A tablet that nobody brings a merge is merged where it is after this time: the leader gives up
+earlier, so it is for leaders that are lost with what they had under way."""
+
+
+class MergeOffer:
+    """One tablet's; until `expect` nothing is awaited."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._offered: asyncio.Future[Merged | None] | None = None
+        self._is_declined = False
+
+    def expect(self) -> None:
+        """The leader has ordered a merge elsewhere; unless it has called that off already."""
+        if not self._is_declined:
+            self._offered = asyncio.get_running_loop().create_future()
+
+    def decline(self) -> None:
+        """Nobody will merge the summaries elsewhere: do not wait for it any longer."""
+        self._is_declined = True
+        if self._offered is not None and not self._offered.done():
+            self._offered.set_result(None)
+
+    def offer(self, next_version: int, blobs: Sequence[memoryview]) -> None:
+        """Take a merge: hashes, positions, a mask for each segment. Later ones change nothing.
+
+        Raises:
+            InvalidArgument: it is none.
+        """
+        if self._offered is None or self._offered.done():
+            return
+        if len(blobs) < 2:
+            raise InvalidArgument("a merge has hashes, positions and a mask for each segment")
+        hashes, positions, *live = blobs
+        try:
+            merged = Merged(
+                np.frombuffer(hashes, np.uint64),
+                np.frombuffer(positions, np.int64),
+                [np.frombuffer(mask, np.uint8) != 0 for mask in live],
+                next_version,
+            )
+        except ValueError as error:
+            raise InvalidArgument(f"not a merge: {error}") from error
+        self._offered.set_result(merged)
+
+    async def wait(self, row_counts: Sequence[int]) -> Merged | None:
+        """The merge of segments with so many rows; None: merge them here after all.
+
+        Replicas of a head may differ in rows that were never acknowledged: a merge of another
+        replica than the one that was loaded here is of no use.
+        """
+        if self._offered is None:
+            return None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                merged = await self._offered
+        except TimeoutError:
+            self._runtime.metrics.count("merges_not_offered")
+            return None
+        if merged is not None and not fits(merged, row_counts):
+            self._runtime.metrics.count("merges_of_other_replicas")
+            return None
+        return merged
+
+
+def fits(merged: Merged, row_counts: Sequence[int]) -> bool:
+    """Whether a merge made elsewhere is one of segments with so many rows."""
+    counts = np.array(row_counts, np.int64)
+    if [len(live) for live in merged.live] != list(row_counts):
+        return False
+    slots, rows = merged.positions >> SLOT_SHIFT, merged.positions & ROW_MASK
+    if len(merged.hashes) != len(slots) or not np.all((slots >= 0) & (slots < len(counts))):
+        return False
+    return bool(np.all(rows < counts[slots])) and merged.next_version >= 0
