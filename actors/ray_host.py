@@ -9,7 +9,9 @@ background task of the server fails, the process ends: a restart from the disk i
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import importlib
 import logging
 import os
 import sys
@@ -32,10 +34,11 @@ from stelae.core.records import ServerInfo, ServerKind
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 from stelae.recovery.engine import EnginePolicy
+from stelae.runtime.allocator import give_freed_memory_back
 from stelae.runtime.files import LocalDisk
 from stelae.runtime.handshake import Credentials
 from stelae.runtime.peers import TcpPeers
-from stelae.runtime.processes import use_small_pages
+from stelae.runtime.processes import in_modest_thread, use_small_pages
 from stelae.runtime.real import RealRuntime, end_process_on_broken_invariant
 from stelae.storage.frames import MediumSpec
 
@@ -91,6 +94,7 @@ class ServerHost:
         self._runtime: RealRuntime | None = None
         self._started = asyncio.Event()
         self._problem = "not started yet"
+        self._is_restart = ray.get_runtime_context().was_current_actor_reconstructed
         self._life = asyncio.get_running_loop().create_task(self._live())
 
     def __repr__(self) -> str:
@@ -135,6 +139,8 @@ class ServerHost:
         disk: LocalDisk | None = None
         while self._server is None:
             try:
+                if self._is_restart:  # then others are recovering what it had: they go first
+                    await in_modest_thread(functools.partial(load_server, self._plan.kind))
                 disk = disk or LocalDisk(self._plan.folder)
                 await self._start(disk)
             except Exception as error:  # also a bug: it is told by `ready`, not by a silent actor
@@ -227,13 +233,22 @@ class WithoutPandas(MetaPathFinder):
         return None
 
 
+def load_server(kind: ServerKind) -> ModuleType:
+    """Import what a server of this kind needs, and no more; the module with its class."""
+    if kind is not ServerKind.TSERVER:
+        return importlib.import_module(f"stelae.actors.{kind.value}")
+    if not any(isinstance(finder, WithoutPandas) for finder in sys.meta_path):
+        sys.meta_path.insert(0, WithoutPandas())
+    importlib.import_module("stelae.storage.kernels").warm()
+    return importlib.import_module("stelae.actors.tserver")
+
+
 def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
-    """Build the server that a plan asks for; imports only what that kind needs."""
+    """Build the server that a plan asks for."""
+    module = load_server(plan.kind)
     masters = list(plan.masters.values())
     if plan.kind is ServerKind.MASTER:
-        from stelae.actors.master import Master
-
-        return Master(
+        master: Server = module.Master(
             runtime,
             name=plan.name,
             cluster=plan.cluster,
@@ -241,15 +256,14 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
             settings=plan.settings,
             engine=plan.engine,
         )
+        return master
     if plan.kind is ServerKind.BACKUP:
-        from stelae.actors.backup import Backup
-
         disks = {
             medium.name: LocalDisk(Path(medium.path) / plan.name)
             for medium in plan.media
             if medium.path is not None and Path(medium.path).is_absolute()
         }
-        return Backup(
+        backup: Server = module.Backup(
             runtime,
             name=plan.name,
             cluster=plan.cluster,
@@ -258,14 +272,9 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
             media={medium.name: medium for medium in plan.media},
             disks=disks,
         )
-    sys.meta_path.insert(0, WithoutPandas())
-    from stelae.actors.tserver import TabletServer
-    from stelae.runtime.allocator import give_freed_memory_back
-    from stelae.storage import kernels
-
+        return backup
     give_freed_memory_back()
-    kernels.warm()
-    return TabletServer(
+    tserver: Server = module.TabletServer(
         runtime,
         name=plan.name,
         cluster=plan.cluster,
@@ -273,6 +282,7 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
         settings=plan.settings,
         memory_limit_bytes=plan.memory_limit_bytes,
     )
+    return tserver
 
 
 def create_actor(plan: ServerPlan) -> Any:

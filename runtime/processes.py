@@ -6,16 +6,23 @@ mean the same process. Within them, the start time tells a reused pid apart.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 from stelae.core.runtime import ProcessIdentity
 
 _DEAD_STATES = ("X", "x")
 _ZOMBIE = "Z"
 _PR_SET_THP_DISABLE = 41  # of <linux/prctl.h>
+_LEAST_PRIORITY = 19
+T = TypeVar("T")
 
 
 def node_name() -> str:
@@ -74,3 +81,22 @@ def use_small_pages() -> bool:
     """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     return int(prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)) == 0
+
+
+async def in_modest_thread(work: Callable[[], T]) -> T:
+    """Run ``work`` in a thread of its own that takes only the CPU which others leave.
+
+    Linux keeps a thread's niceness for itself: the process's other threads stay as they are, and
+    nobody needs the right to raise it again.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="modest", daemon=True).start()
+    return await asyncio.wrap_future(done)
