@@ -52,7 +52,8 @@ _TIMEOUT_MS_MAX = 2**32 - 1
 _OVERHEAD_BYTES = BLOBS_MAX * (BLOB_ALIGNMENT + 4) + 4096  # lengths, padding, name
 
 
-def _decoder(reply: type) -> msgspec.msgpack.Decoder[Any]:
+def decoder_of(reply: type) -> msgspec.msgpack.Decoder[Any]:
+    """The decoder of a reply's type, made once."""
     decoder = _decoders.get(reply)
     if decoder is None:
         decoder = _decoders[reply] = msgspec.msgpack.Decoder(reply)
@@ -201,7 +202,7 @@ class Outbound:
             payload = memoryview(bytes(payload))  # views of the receive buffer would not stay valid
         body, blobs = decode_reply(payload)
         try:
-            decoded = _decoder(pending.method.reply).decode(body)
+            decoded = decoder_of(pending.method.reply).decode(body)
         except msgspec.MsgspecError as error:
             logger.error("%s: the reply cannot be read: %s", pending.method.name, error)
             pending.future.set_exception(self._unknown(pending))

@@ -69,10 +69,10 @@ class Wire:
 
     @property
     def tablet_id(self) -> TabletId:
-        return self.table._cache.tablet(0).tablet.tablet_id
+        return self.table.cache.tablet(0).tablet.tablet_id
 
     async def call(self, method: Any, body: Any, *blobs: Any) -> Any:
-        where = self.table._cache.tablet(0)
+        where = self.table.cache.tablet(0)
         return await self.table._runtime.peers.call(
             where.address, method, body, timeout_s=10.0, blobs=blobs
         )
