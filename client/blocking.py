@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+import pyarrow as pa
 
 from stelae.client.convert import Key, Rows
 from stelae.client.retries import ATTEMPT_TIMEOUT_S
@@ -93,6 +94,14 @@ class BlockingTable:
         if reply is None:
             return self._run(table.get_one(one, with_version, left_s, tried))
         return table.row_of(one, reply, with_version)
+
+    def get_many(
+        self, keys: Any, columns: Sequence[str] | None, with_versions: bool, timeout_s: float
+    ) -> pa.Table:
+        """See `AsyncTable.get_many`; what is computed on this side is computed in this thread."""
+        table = self._table
+        wanted = table.many_keys(keys, columns, with_versions)
+        return table.table_of(wanted, self._run(table.find_many(wanted, timeout_s)))
 
     def _carry_out(self, small: SmallWrite, timeout_s: float) -> Versions:
         if len(small.parts) != 1:

@@ -51,6 +51,20 @@ class OneKey:
         return Get(where.tablet.tablet_id, (self.key,), self.columns)
 
 
+@dataclass(slots=True)
+class ManyKeys:
+    """A `get_many`, cut by tablet: see `TableWriter.split`."""
+
+    columns: tuple[str, ...]
+    names: list[str]
+    """Of the columns of the answer."""
+    parts: dict[int, tuple[int, NDArray[np.int64], pa.Buffer]]
+
+
+Found = tuple[pa.RecordBatch, NDArray[np.int64]]
+"""Rows of one tablet, and the places of their keys among those asked for."""
+
+
 class AsyncTable:
     """A handle on one table; cheap, shares its database's connections. Made by the database."""
 
@@ -191,19 +205,29 @@ class AsyncTable:
 
         ``keys``: a list of keys, an Arrow array (one key column), or a table of key columns.
         """
+        wanted = await self.runtime.offload(self.many_keys, keys, columns, with_versions)
+        found = await self.find_many(wanted, timeout)
+        return await self.runtime.offload(self.table_of, wanted, found)
+
+    def many_keys(self, keys: Any, columns: Sequence[str] | None, with_versions: bool) -> ManyKeys:
+        """A `get_many`, checked and cut by tablet. May run in any thread."""
         chosen = self._chosen(columns)
-        batch = self._key_rows(keys)
-        parts = await self.runtime.offload(self.writer.split, batch)
+        parts = self.writer.split(self._key_rows(keys))
+        names = list(chosen or self._schema.arrow.names)
+        return ManyKeys(chosen, [*names, VERSION_COLUMN] if with_versions else names, parts)
+
+    async def find_many(self, wanted: ManyKeys, timeout_s: float) -> list[Found]:
+        """Ask the tablets, several at a time."""
         turns = asyncio.Semaphore(CONCURRENT_TABLETS)
 
-        async def part(number: int) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-            _, places, blob = parts[number]
+        async def part(number: int) -> Found:
+            _, places, blob = wanted.parts[number]
 
             async def attempt(where: TabletLocation, owner: ServerUuid, limit_s: float) -> Any:
                 return await self.runtime.peers.call(
                     where.address,
                     GET_MANY,
-                    GetMany(where.tablet.tablet_id, chosen),
+                    GetMany(where.tablet.tablet_id, wanted.columns),
                     timeout_s=limit_s,
                     blobs=[blob],
                     destination=owner,
@@ -211,16 +235,16 @@ class AsyncTable:
 
             async with turns:
                 reply = await on_tablet(
-                    self.runtime, self.cache, number, "get_many", attempt, timeout_s=timeout
+                    self.runtime, self.cache, number, "get_many", attempt, timeout_s=timeout_s
                 )
             at = np.frombuffer(reply.blobs[1], np.int32)
             return decode_batch(reply.blobs[0]), places[at]
 
-        found = await _all_or_first_error([part(number) for number in sorted(parts)])
-        wanted = list(chosen or self._schema.arrow.names)
-        return await self.runtime.offload(
-            _merge_found, found, [*wanted, VERSION_COLUMN] if with_versions else wanted, self.schema
-        )
+        return await _all_or_first_error([part(number) for number in sorted(wanted.parts)])
+
+    def table_of(self, wanted: ManyKeys, found: list[Found]) -> pa.Table:
+        """The rows that tablets found, in the order of the keys. May run in any thread."""
+        return _merge_found(found, wanted.names, self.schema)
 
     async def scan_batches(
         self,
@@ -333,9 +357,7 @@ async def _all_or_first_error(parts: Sequence[Coroutine[Any, Any, T]]) -> list[T
     return [task.result() for task in tasks]
 
 
-def _merge_found(
-    found: list[tuple[pa.RecordBatch, NDArray[np.int64]]], columns: list[str], schema: pa.Schema
-) -> pa.Table:
+def _merge_found(found: list[Found], columns: list[str], schema: pa.Schema) -> pa.Table:
     """Rows found in several tablets, put back into the order of the keys asked for."""
     fields = [
         pa.field(VERSION_COLUMN, pa.uint64(), False)

@@ -123,6 +123,8 @@ class Table:
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> pa.Table:
         """The rows found, in the order of the keys asked for."""
+        if self._direct is not None:
+            return self._direct.get_many(keys, columns, with_versions, timeout)
         return self._loop.run(
             self._table.get_many(
                 keys, columns=columns, with_versions=with_versions, timeout=timeout
