@@ -53,7 +53,7 @@ from stelae.core.messages import (
     WriteReplica,
 )
 from stelae.core.records import ServerInfo, ServerKind
-from stelae.core.rpc import EMPTY, Blob, Call, Empty, Handlers, Reply
+from stelae.core.rpc import EMPTY, Blob, Call, Empty, Handlers, Reply, prompt
 from stelae.core.runtime import Disk, Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
@@ -156,6 +156,7 @@ class Backup:
             raise InvalidArgument(f"backup {self._name} has no medium {name!r}: {[*self._media]}")
         return medium
 
+    @prompt
     async def _write_replica(self, call: Call[WriteReplica]) -> Reply[Empty]:
         request = call.body
         async with self._holdings.lock(request.tablet_id, request.segment_id):

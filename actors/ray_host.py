@@ -94,7 +94,8 @@ class ServerHost:
         self._runtime: RealRuntime | None = None
         self._started = asyncio.Event()
         self._problem = "not started yet"
-        self._is_restart = ray.get_runtime_context().was_current_actor_reconstructed
+        context = ray.get_runtime_context() if ray.is_initialized() else None
+        self._is_restart = context is not None and context.was_current_actor_reconstructed
         self._life = asyncio.get_running_loop().create_task(self._live())
 
     def __repr__(self) -> str:

@@ -25,6 +25,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from stelae.actors.membership import Membership
+from stelae.actors.segment_views import JOIN_BYTES, gathered, size_of
 from stelae.core.errors import (
     InvalidArgument,
     Rejected,
@@ -35,14 +36,12 @@ from stelae.core.errors import (
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages import SEAL_REPLICA, WRITE_REPLICA, Certified, SealReplica, WriteReplica
 from stelae.core.records import ServerInfo
-from stelae.core.rpc import Blob
+from stelae.core.rpc import Blob, Empty, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 
 PIECE_BYTES = 8 << 20
-JOIN_BYTES = 64 << 10
-"""Many small entries up to this size go out as one blob: each blob costs something at every hop."""
 VIEWS_MAX = 256
 """Above it, small neighbours are joined: a message takes a bounded number of blobs."""
 RETRY_PAUSE_S = 0.05
@@ -61,6 +60,10 @@ class SegmentReplica:
     created: bool = False
     troubled_since: float | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    posted: object | None = None
+    """Of an append whose answer is awaited without a task: what tells it from any other."""
+    failure: StelaeError | None = None
+    """How the last such append ended, if it failed; for the replica's task to see to."""
 
 
 class LogContext(Protocol):
@@ -111,7 +114,7 @@ class ReplicatedSegment:
         """Add an entry's bytes; the first entry is the prologue. Replicas follow by themselves."""
         end = self.length
         for buffer in buffers:
-            end += _size(buffer)
+            end += size_of(buffer)
             self._content.append(buffer)
             self._ends.append(end)
         assert certificate.length == end, "a certificate covers whole entries"
@@ -259,38 +262,50 @@ class ReplicatedSegment:
         self._context.progressed()
 
     async def _keep(self, replica: SegmentReplica) -> None:
+        try:
+            while not replica.sealed and await self._advance(replica):
+                continue
+        finally:
+            replica.posted = None  # an answer that comes yet changes nothing
+
+    async def _advance(self, replica: SegmentReplica) -> bool:
+        """Do the next step of a replica, or wait for one; false: the log is fenced."""
         context = self._context
-        while not replica.sealed:
-            replica.wake.clear()
-            step = self._next_step(replica)
-            if step is None:
-                await replica.wake.wait()
-                continue
-            if replica.backup is None and not self._choose(replica):
-                await self._wait_membership()
-                continue
-            target = context.members.find(replica.backup) if replica.backup else None
-            if target is None:
-                self._replace(replica)
-                continue
-            try:
-                await step(replica, target)
-            except StaleTerm as error:
-                if error.args[0].startswith("term"):
-                    context.fail(error)
-                    return
-                await self._trouble(replica, error)  # a late call of an epoch since raised
-            except InvalidArgument as error:
-                if replica.created:
-                    self._replace(replica)  # the backup has lost it (ram)
-                    await context.runtime.clock.sleep(RETRY_PAUSE_S)
-                else:  # it holds a stale stranger, or does not take such a replica at all
-                    await self._trouble(replica, error)
-            except StelaeError as error:
-                await self._trouble(replica, error)
-            else:
-                replica.troubled_since = None
-                context.progressed()
+        replica.wake.clear()
+        failure, replica.failure = replica.failure, None
+        if failure is not None:
+            return await self._failed(replica, failure)
+        step = self._next_step(replica) if replica.posted is None else None
+        if step is None:
+            await replica.wake.wait()
+            return True
+        if replica.backup is None and not self._choose(replica):
+            await self._wait_membership()
+            return True
+        target = context.members.find(replica.backup) if replica.backup else None
+        if target is None:
+            self._replace(replica)
+            return True
+        if self._post(replica, target):
+            return True
+        try:
+            await step(replica, target)
+        except StelaeError as error:
+            return await self._failed(replica, error)
+        replica.troubled_since = None
+        context.progressed()
+        return True
+
+    async def _failed(self, replica: SegmentReplica, error: StelaeError) -> bool:
+        if _is_fenced(error):
+            self._context.fail(error)
+            return False
+        if isinstance(error, InvalidArgument) and replica.created:
+            self._replace(replica)  # the backup has lost it (ram)
+            await self._context.runtime.clock.sleep(RETRY_PAUSE_S)
+        else:  # a late call of an epoch since raised, a backup with a stale stranger, no answer …
+            await self._trouble(replica, error)
+        return True
 
     def _next_step(self, replica: SegmentReplica) -> Step | None:
         if self.image is not None:
@@ -309,9 +324,10 @@ class ReplicatedSegment:
     def _should_close(self, replica: SegmentReplica) -> bool:
         return self.may_close and self.may_fill and not replica.closed
 
-    async def _write(self, replica: SegmentReplica, target: ServerInfo) -> None:
+    def _next_write(self, replica: SegmentReplica) -> tuple[WriteReplica, int]:
+        """What the replica lacks, or the first piece of it; and the length it has then."""
         context = self._context
-        certificate, epoch = self._allowed, self.epoch
+        certificate = self._allowed
         start = replica.length
         end = min(certificate.length, start + PIECE_BYTES)
         is_last = end == certificate.length
@@ -321,28 +337,75 @@ class ReplicatedSegment:
             context.tablet_id,
             context.term,
             self.segment_id,
-            epoch,
+            self.epoch,
             replica.medium,
             start,
             certificate if is_last else None,
             create=not replica.created,
             close=close,
         )
+        return request, end
+
+    async def _write(self, replica: SegmentReplica, target: ServerInfo) -> None:
+        context = self._context
+        request, end = self._next_write(replica)
         await context.runtime.peers.call(
             target.address,
             WRITE_REPLICA,
             request,
             timeout_s=context.settings.append_timeout_s,
-            blobs=self._slice(start, end),
+            blobs=self._slice(request.offset, end),
             destination=target.uuid,
         )
+        self._written(replica, target, request, end)
+
+    def _written(
+        self, replica: SegmentReplica, target: ServerInfo, request: WriteReplica, end: int
+    ) -> None:
         if replica.backup != target.uuid:
             return  # replaced while the call was out
         replica.created = True
         replica.length = end
-        if is_last:
-            replica.epoch = epoch
-            replica.closed = replica.closed or close
+        if request.certificate is not None:
+            replica.epoch = request.epoch
+            replica.closed = replica.closed or request.close
+
+    def _post(self, replica: SegmentReplica, target: ServerInfo) -> bool:
+        """Send an ordinary small append whose answer is taken as it comes, not by the task.
+
+        False if it is not ordinary, or cannot be sent at once: it is then for `_write`.
+        """
+        context = self._context
+        if self.image is not None or not replica.created or replica.troubled_since is not None:
+            return False
+        if self._allowed.length - replica.length > JOIN_BYTES:
+            return False
+        request, end = self._next_write(replica)
+        posted = object()
+
+        def done(outcome: Reply[Empty] | StelaeError) -> None:
+            if replica.posted is not posted:
+                return
+            replica.posted = None
+            if not isinstance(outcome, StelaeError):
+                self._written(replica, target, request, end)
+                context.progressed()
+            elif replica.backup == target.uuid or _is_fenced(outcome):
+                replica.failure = outcome
+            if replica.failure is not None or self._next_step(replica) is not None:
+                replica.wake.set()
+
+        sent = context.runtime.peers.post(
+            target.address,
+            WRITE_REPLICA,
+            request,
+            done,
+            timeout_s=context.settings.append_timeout_s,
+            blobs=self._slice(request.offset, end),
+            destination=target.uuid,
+        )
+        replica.posted = posted if sent else None
+        return sent
 
     async def _seal(self, replica: SegmentReplica, target: ServerInfo) -> None:
         context = self._context
@@ -377,7 +440,7 @@ class ReplicatedSegment:
             start, at = stop, at + 1
         if join and len(views) > 1:
             return [b"".join(views)]
-        return views if len(views) <= VIEWS_MAX else _gathered(views)
+        return views if len(views) <= VIEWS_MAX else gathered(views)
 
     # ---- placement and trouble --------------------------------------------------------------
 
@@ -421,23 +484,9 @@ class ReplicatedSegment:
         await context.runtime.clock.sleep(RETRY_PAUSE_S)
 
 
+def _is_fenced(error: StelaeError) -> bool:
+    """Whether another server owns the tablet by now."""
+    return isinstance(error, StaleTerm) and error.args[0].startswith("term")
+
+
 Step = Callable[[SegmentReplica, ServerInfo], Awaitable[None]]
-
-
-def _gathered(views: list[Blob]) -> list[Blob]:
-    """The same bytes in fewer blobs: neighbours are copied together up to `JOIN_BYTES`."""
-    joined: list[Blob] = []
-    waiting: list[Blob] = []
-    size = 0
-    for view in views:
-        if waiting and size + _size(view) > JOIN_BYTES:
-            joined.append(b"".join(waiting) if len(waiting) > 1 else waiting[0])
-            waiting, size = [], 0
-        waiting.append(view)
-        size += _size(view)
-    joined.append(b"".join(waiting) if len(waiting) > 1 else waiting[0])
-    return joined
-
-
-def _size(buffer: Blob) -> int:
-    return buffer.size if isinstance(buffer, pa.Buffer) else memoryview(buffer).nbytes

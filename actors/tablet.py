@@ -428,7 +428,11 @@ class Tablet:
         """The rows found, as an Arrow IPC stream, and which keys they are of, as int32."""
         located = self._memory.locate(keys)
         columns = columns or tuple(self._schema.arrow.names)
-        encoded = await self._runtime.offload(encode_found, located, columns)
+        row_bytes = self._memory.memory_bytes // max(1, self._memory.row_count)
+        if keys.num_rows * row_bytes <= 4 * _SMALL_BATCH_BYTES:
+            encoded = encode_found(located, columns)
+        else:
+            encoded = await self._runtime.offload(encode_found, located, columns)
         await self._committed(located.index, timeout_s)
         return encoded, memoryview(located.found.data)
 

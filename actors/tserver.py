@@ -52,7 +52,7 @@ from stelae.core.messages import (
     WriteOp,
 )
 from stelae.core.records import ServerKind
-from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
+from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply, prompt
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
@@ -297,6 +297,7 @@ class TabletServer:
             raise TabletNotReady(tablet_id, "waiting for its server's lease")
         return tablet
 
+    @prompt
     async def _on_write(self, call: Call[Write]) -> Reply[Any]:
         tablet = self._serving(call.body.tablet_id)
         rows = await tablet.read_rows(call)
@@ -308,9 +309,11 @@ class TabletServer:
         self._memory_bytes += sum([blob.nbytes for blob in call.blobs])
         return Reply(await tablet.write(call, rows, refusal))
 
+    @prompt
     async def _on_get(self, call: Call[Get]) -> Reply[Any]:
         return await self._serving(call.body.tablet_id).get(call)
 
+    @prompt
     async def _on_get_many(self, call: Call[GetMany]) -> Reply[Any]:
         return await self._serving(call.body.tablet_id).get_many(call)
 

@@ -38,10 +38,12 @@ async def on_tablet(
     attempt: Attempt[T],
     *,
     timeout_s: float,
+    tried: StelaeError | None = None,
 ) -> T:
     """Carry ``attempt`` out on tablet ``number``, through moves and recoveries, until the deadline.
 
-    Every attempt must be the same request (same request id, or a read).
+    Every attempt must be the same request (same request id, or a read). ``tried`` is how an attempt
+    ended that the caller has made already.
 
     Raises:
         Rejected, DataLost: as the server says.
@@ -53,8 +55,8 @@ async def on_tablet(
     clock = runtime.clock
     deadline = clock.monotonic() + timeout_s
     pause_s = FIRST_PAUSE_S
-    last: StelaeError | None = None
-    unknown: OutcomeUnknown | None = None
+    last = tried
+    unknown = tried if isinstance(tried, OutcomeUnknown) else None
     while True:
         left_s = deadline - clock.monotonic()
         if left_s <= 0:

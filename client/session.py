@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,23 +25,27 @@ class Session:
     Each receiver (a tablet, or the masters) keeps results for itself, so each has numbers of its
     own: a request that is stuck at one does not make the others keep theirs. Sequences are drawn in
     rising order; `first_incomplete` is the lowest one still open, so receivers know which results
-    nobody will ask for again.
+    nobody will ask for again. Any thread may draw a request.
     """
 
     def __init__(self, client_id: ClientId) -> None:
         self.client_id = client_id
         self._receivers: dict[str, _Numbers] = {}
+        self._lock = threading.Lock()
 
     @contextmanager
     def request(self, receiver: str = "") -> Iterator[RequestId]:
         """Draw a request id, the same for every attempt made inside the block."""
-        numbers = self._receivers.get(receiver)
-        if numbers is None:
-            numbers = self._receivers[receiver] = _Numbers()
-        sequence = numbers.next
-        numbers.next += 1
-        numbers.open[sequence] = None
+        with self._lock:
+            numbers = self._receivers.get(receiver)
+            if numbers is None:
+                numbers = self._receivers[receiver] = _Numbers()
+            sequence = numbers.next
+            numbers.next += 1
+            numbers.open[sequence] = None
+            first_incomplete = next(iter(numbers.open))
         try:
-            yield RequestId(self.client_id, sequence, next(iter(numbers.open)))
+            yield RequestId(self.client_id, sequence, first_incomplete)
         finally:
-            del numbers.open[sequence]
+            with self._lock:
+                del numbers.open[sequence]

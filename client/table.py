@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,12 +24,14 @@ from stelae.client.retries import most_telling, on_tablet
 from stelae.client.scan import scan_tablet
 from stelae.client.session import Session
 from stelae.client.writer import TableWriter, Versions
+from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid
-from stelae.core.messages import GET, GET_MANY, Get, GetMany, TabletLocation, WriteOp
+from stelae.core.messages import GET, GET_MANY, Get, GetMany, GetReply, TabletLocation, WriteOp
 from stelae.core.records import TableRecord
 from stelae.core.runtime import Runtime
 from stelae.core.schema import VERSION_COLUMN
 from stelae.core.settings import Settings
+from stelae.core.values import WireRow
 from stelae.storage.partitioner import Partitioner
 
 T = TypeVar("T")
@@ -37,28 +40,52 @@ DEFAULT_TIMEOUT_S = 30.0
 CONCURRENT_TABLETS = 16
 
 
+@dataclass(slots=True)
+class OneKey:
+    """A `get` of one key, cut out for its tablet."""
+
+    number: int
+    key: WireRow
+    columns: tuple[str, ...]
+
+    def request(self, where: TabletLocation) -> Get:
+        return Get(where.tablet.tablet_id, (self.key,), self.columns)
+
+
+@dataclass(slots=True)
+class ManyKeys:
+    """A `get_many`, cut by tablet: see `TableWriter.split`."""
+
+    columns: tuple[str, ...]
+    names: list[str]
+    """Of the columns of the answer."""
+    parts: dict[int, tuple[int, NDArray[np.int64], pa.Buffer]]
+
+
+Found = tuple[pa.RecordBatch, NDArray[np.int64]]
+"""Rows of one tablet, and the places of their keys among those asked for."""
+
+
 class AsyncTable:
     """A handle on one table; cheap, shares its database's connections. Made by the database."""
 
     def __init__(
         self, runtime: Runtime, settings: Settings, session: Session, cache: TableCache
     ) -> None:
-        self._runtime = runtime
+        self.runtime = runtime
         self._settings = settings
-        self._session = session
-        self._cache = cache
+        self.session = session
+        self.cache = cache
         self._schema = cache.table.schema
         self._codec = RowCodec(self._schema, cache.table.name)
-        self._partitioner = Partitioner(cache.table.partitioning, self._schema)
-        self._writer = TableWriter(
-            runtime, settings, session, cache, self._codec, self._partitioner
-        )
+        self.partitioner = Partitioner(cache.table.partitioning, self._schema)
+        self.writer = TableWriter(runtime, settings, session, cache, self._codec, self.partitioner)
 
     # ---- what it is -------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        return self._cache.table.name
+        return self.cache.table.name
 
     @property
     def schema(self) -> pa.Schema:
@@ -71,14 +98,14 @@ class AsyncTable:
 
     @property
     def record(self) -> TableRecord:
-        return self._cache.table
+        return self.cache.table
 
     def with_session(self, session: Session) -> AsyncTable:
         """The same table, its writes numbered by ``session``."""
         other = copy.copy(self)
-        other._session = session
-        other._writer = TableWriter(
-            self._runtime, self._settings, session, self._cache, self._codec, self._partitioner
+        other.session = session
+        other.writer = TableWriter(
+            self.runtime, self._settings, session, self.cache, self._codec, self.partitioner
         )
         return other
 
@@ -86,7 +113,7 @@ class AsyncTable:
 
     async def insert(self, rows: Rows, *, timeout: float = DEFAULT_TIMEOUT_S) -> Versions:
         """Add rows that are not there yet; `RowExists` if one is, and that tablet is unchanged."""
-        return await self._writer.write(WriteOp.INSERT, rows, None, timeout)
+        return await self.writer.write(WriteOp.INSERT, rows, None, timeout)
 
     async def upsert(
         self, rows: Rows, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
@@ -96,20 +123,20 @@ class AsyncTable:
         ``if_version``: the version that a row must have (0: must be absent); one number for one
         row, or one for each.
         """
-        return await self._writer.write(WriteOp.UPSERT, rows, if_version, timeout)
+        return await self.writer.write(WriteOp.UPSERT, rows, if_version, timeout)
 
     async def update(
         self, rows: Rows, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> Versions:
         """Change columns of rows that are there; `RowNotFound` otherwise. Rows hold the key and
         the columns to change, the same for all rows of a call."""
-        return await self._writer.write(WriteOp.UPDATE, rows, if_version, timeout)
+        return await self.writer.write(WriteOp.UPDATE, rows, if_version, timeout)
 
     async def delete(
         self, keys: Any, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> Versions:
         """Delete rows by key: one key, a list, or a table of key columns. Absent is fine."""
-        return await self._writer.delete(keys, if_version, timeout)
+        return await self.writer.delete(keys, if_version, timeout)
 
     # ---- reads ------------------------------------------------------------------------------
 
@@ -125,32 +152,44 @@ class AsyncTable:
 
         ``with_version`` adds the row's version as ``_version``.
         """
-        wire = self._codec.key(key)
-        if not self._schema.is_plain:
+        one = self.one_key(key, columns)
+        if one is None:
             found = await self.get_many(
                 [key], columns=columns, with_versions=with_version, timeout=timeout
             )
             return found.to_pylist()[0] if found.num_rows else None
-        chosen = self._chosen(columns)
+        return await self.get_one(one, with_version, timeout)
 
-        async def attempt(where: TabletLocation, owner: ServerUuid, limit_s: float) -> Any:
-            reply = await self._runtime.peers.call(
-                where.address,
-                GET,
-                Get(where.tablet.tablet_id, (wire,), chosen),
-                timeout_s=limit_s,
-                destination=owner,
+    def one_key(self, key: Key, columns: Sequence[str] | None) -> OneKey | None:
+        """A `get` of a plain table, checked and ready to be sent; None for other tables."""
+        wire = self._codec.key(key)
+        if not self._schema.is_plain:
+            return None
+        return OneKey(self.partitioner.tablet_number(wire), wire, self._chosen(columns))
+
+    async def get_one(
+        self, one: OneKey, with_version: bool, timeout_s: float, tried: StelaeError | None = None
+    ) -> dict[str, Any] | None:
+        """Send a `get` until it is answered; see `on_tablet`."""
+
+        async def attempt(where: TabletLocation, owner: ServerUuid, limit_s: float) -> GetReply:
+            reply = await self.runtime.peers.call(
+                where.address, GET, one.request(where), timeout_s=limit_s, destination=owner
             )
-            return reply.body.rows[0]
+            return reply.body
 
-        number = self._partitioner.tablet_number(wire)
-        found = await on_tablet(
-            self._runtime, self._cache, number, "get", attempt, timeout_s=timeout
+        reply = await on_tablet(
+            self.runtime, self.cache, one.number, "get", attempt, timeout_s=timeout_s, tried=tried
         )
+        return self.row_of(one, reply, with_version)
+
+    def row_of(self, one: OneKey, reply: GetReply, with_version: bool) -> dict[str, Any] | None:
+        """The row that a `get` found, as people read it."""
+        found = reply.rows[0]
         if found is None:
             return None
         values, version = found
-        row = self._codec.dict(values, chosen or None)
+        row = self._codec.dict(values, one.columns or None)
         if with_version:
             row[VERSION_COLUMN] = version
         return row
@@ -167,19 +206,29 @@ class AsyncTable:
 
         ``keys``: a list of keys, an Arrow array (one key column), or a table of key columns.
         """
+        wanted = await self.runtime.offload(self.many_keys, keys, columns, with_versions)
+        found = await self.find_many(wanted, timeout)
+        return await self.runtime.offload(self.table_of, wanted, found)
+
+    def many_keys(self, keys: Any, columns: Sequence[str] | None, with_versions: bool) -> ManyKeys:
+        """A `get_many`, checked and cut by tablet. May run in any thread."""
         chosen = self._chosen(columns)
-        batch = key_rows(keys, self._schema, self._codec, self.name)
-        parts = await self._runtime.offload(self._writer.split, batch)
+        parts = self.writer.split(key_rows(keys, self._schema, self._codec, self.name))
+        names = list(chosen or self._schema.arrow.names)
+        return ManyKeys(chosen, [*names, VERSION_COLUMN] if with_versions else names, parts)
+
+    async def find_many(self, wanted: ManyKeys, timeout_s: float) -> list[Found]:
+        """Ask the tablets, several at a time."""
         turns = asyncio.Semaphore(CONCURRENT_TABLETS)
 
-        async def part(number: int) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-            _, places, blob = parts[number]
+        async def part(number: int) -> Found:
+            _, places, blob = wanted.parts[number]
 
             async def attempt(where: TabletLocation, owner: ServerUuid, limit_s: float) -> Any:
-                return await self._runtime.peers.call(
+                return await self.runtime.peers.call(
                     where.address,
                     GET_MANY,
-                    GetMany(where.tablet.tablet_id, chosen),
+                    GetMany(where.tablet.tablet_id, wanted.columns),
                     timeout_s=limit_s,
                     blobs=[blob],
                     destination=owner,
@@ -187,16 +236,16 @@ class AsyncTable:
 
             async with turns:
                 reply = await on_tablet(
-                    self._runtime, self._cache, number, "get_many", attempt, timeout_s=timeout
+                    self.runtime, self.cache, number, "get_many", attempt, timeout_s=timeout_s
                 )
             at = np.frombuffer(reply.blobs[1], np.int32)
             return decode_batch(reply.blobs[0]), places[at]
 
-        found = await _all_or_first_error([part(number) for number in sorted(parts)])
-        wanted = list(chosen or self._schema.arrow.names)
-        return await self._runtime.offload(
-            _merge_found, found, [*wanted, VERSION_COLUMN] if with_versions else wanted, self.schema
-        )
+        return await _all_or_first_error([part(number) for number in sorted(wanted.parts)])
+
+    def table_of(self, wanted: ManyKeys, found: list[Found]) -> pa.Table:
+        """The rows that tablets found, in the order of the keys. May run in any thread."""
+        return _merge_found(found, wanted.names, self.schema)
 
     async def scan_batches(
         self,
@@ -215,11 +264,11 @@ class AsyncTable:
         chosen = self._chosen(columns)
         filters = normalize_filters(where, self._schema, self.name)
         left = limit
-        for number in range(self._cache.tablet_count):
+        for number in range(self.cache.tablet_count):
             if left is not None and left <= 0:
                 return
             batches = await scan_tablet(
-                self._runtime, self._cache, number, chosen, filters, left, with_versions, timeout
+                self.runtime, self.cache, number, chosen, filters, left, with_versions, timeout
             )
             for batch in batches:
                 if left is not None:
@@ -245,8 +294,8 @@ class AsyncTable:
         async def part(number: int) -> list[pa.RecordBatch]:
             async with turns:
                 return await scan_tablet(
-                    self._runtime,
-                    self._cache,
+                    self.runtime,
+                    self.cache,
                     number,
                     chosen,
                     filters,
@@ -255,7 +304,7 @@ class AsyncTable:
                     timeout,
                 )
 
-        parts = await _all_or_first_error([part(n) for n in range(self._cache.tablet_count)])
+        parts = await _all_or_first_error([part(n) for n in range(self.cache.tablet_count)])
         fields = [self.schema.field(name) for name in (chosen or self.schema.names)]
         if with_versions:
             fields.append(pa.field(VERSION_COLUMN, pa.uint64(), False))
@@ -285,9 +334,7 @@ async def _all_or_first_error(parts: Sequence[Coroutine[Any, Any, T]]) -> list[T
     return [task.result() for task in tasks]
 
 
-def _merge_found(
-    found: list[tuple[pa.RecordBatch, NDArray[np.int64]]], columns: list[str], schema: pa.Schema
-) -> pa.Table:
+def _merge_found(found: list[Found], columns: list[str], schema: pa.Schema) -> pa.Table:
     """Rows found in several tablets, put back into the order of the keys asked for."""
     fields = [
         pa.field(VERSION_COLUMN, pa.uint64(), False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from stelae.client.locations import TableCache
 from stelae.client.retries import most_telling, on_tablet
 from stelae.client.session import Session
 from stelae.core.errors import StelaeError, TooLarge
-from stelae.core.ids import ServerUuid
+from stelae.core.ids import RequestId, ServerUuid, TabletId
 from stelae.core.messages import WRITE, TabletLocation, Write, WriteOp, WriteReply
 from stelae.core.runtime import Runtime
 from stelae.core.schema import MAX_CALL_BYTES, MAX_ROW_BYTES
@@ -29,6 +30,27 @@ from stelae.core.values import WireRow, check_batch, rows_to_batch
 from stelae.storage.partitioner import Partitioner
 
 Versions = NDArray[np.uint64]
+
+
+@dataclass(slots=True)
+class Part:
+    """What one tablet gets of a call: few rows as wire values, or a blob of many."""
+
+    number: int
+    op: WriteOp
+    rows: tuple[WireRow, ...]
+    columns: tuple[str, ...]
+    expected: tuple[int, ...]
+    blobs: Sequence[pa.Buffer] = ()
+
+
+@dataclass(slots=True)
+class SmallWrite:
+    """A call of few rows, cut by tablet; ``places``: which rows each part has, if several."""
+
+    row_count: int
+    parts: list[Part]
+    places: list[list[int]]
 
 
 class TableWriter:
@@ -54,30 +76,92 @@ class TableWriter:
 
     async def delete(self, keys: Any, if_version: Any, timeout_s: float) -> Versions:
         """Delete rows by key; see `AsyncTable.delete`."""
+        small = self.small_delete(keys, if_version)
+        if small is not None:
+            return await self.carry_out(small, timeout_s)
         if is_table(keys):
             return await self.write(WriteOp.DELETE, keys, if_version, timeout_s)
         rows = [self._codec.key(key) for key in (keys if isinstance(keys, list) else [keys])]
-        if self._schema.is_plain and len(rows) < self._settings.arrow_rows:
-            return await self._write_rows(WriteOp.DELETE, rows, (), if_version, timeout_s)
         batch = rows_to_batch(rows, self._schema.key_schema)
         return await self._write_batch(WriteOp.DELETE, batch, if_version, timeout_s)
 
     async def write(self, op: WriteOp, rows: Rows, if_version: Any, timeout_s: float) -> Versions:
         """Write rows in any form that `to_arrow` takes; returns their versions, shape (rows,)."""
+        small = self.small_write(op, rows, if_version)
+        if small is not None:
+            return await self.carry_out(small, timeout_s)
         if isinstance(rows, dict):
             rows = [rows]
         if isinstance(rows, list) and not rows:
             return _versions_of_nothing(if_version)
-        small = isinstance(rows, list) and len(rows) < self._settings.arrow_rows
-        if small and self._schema.is_plain:
-            columns = update_columns(rows, self._schema, self._name) if op is WriteOp.UPDATE else ()
-            wire = [self._codec.row(row, columns or None) for row in rows]
-            return await self._write_rows(op, wire, columns, if_version, timeout_s)
         if op is WriteOp.UPDATE and isinstance(rows, list):
             update_columns(rows, self._schema, self._name)
         table = to_arrow(rows, self._schema.arrow)
         batch = await self._check(op, table)
         return await self._write_batch(op, batch, if_version, timeout_s)
+
+    # ---- few rows ---------------------------------------------------------------------------
+
+    def small_write(self, op: WriteOp, rows: Rows, if_version: Any) -> SmallWrite | None:
+        """A call of few rows, ready to be sent; None if this is none."""
+        if isinstance(rows, dict):
+            rows = [rows]
+        if not self._schema.is_plain or not isinstance(rows, list):
+            return None
+        if not 0 < len(rows) < self._settings.arrow_rows:
+            return None
+        columns = update_columns(rows, self._schema, self._name) if op is WriteOp.UPDATE else ()
+        wire = [self._codec.row(row, columns or None) for row in rows]
+        return self._cut(op, wire, columns, if_version)
+
+    def small_delete(self, keys: Any, if_version: Any) -> SmallWrite | None:
+        """A call that deletes few keys, ready to be sent; None if this is none."""
+        if not self._schema.is_plain or is_table(keys):
+            return None
+        keys = keys if isinstance(keys, list) else [keys]
+        if len(keys) >= self._settings.arrow_rows:
+            return None
+        return self._cut(WriteOp.DELETE, [self._codec.key(key) for key in keys], (), if_version)
+
+    def _cut(
+        self, op: WriteOp, rows: list[WireRow], columns: tuple[str, ...], if_version: Any
+    ) -> SmallWrite:
+        expected = row_versions(if_version, len(rows))
+        if len(rows) * MAX_ROW_BYTES > MAX_CALL_BYTES:  # tservers see each row, not the whole call
+            _check_call_size(rows)
+        numbers = [self._partitioner.tablet_number(self._key_of(op, row, columns)) for row in rows]
+        if len(rows) == 1 or len(set(numbers)) == 1:
+            part = Part(numbers[0], op, tuple(rows), columns, expected)
+            return SmallWrite(len(rows), [part], [])
+        places: dict[int, list[int]] = {}
+        for place, number in enumerate(numbers):
+            places.setdefault(number, []).append(place)
+        parts = [
+            Part(
+                number,
+                op,
+                tuple([rows[i] for i in mine]),
+                columns,
+                tuple([expected[i] for i in mine]) if expected else (),
+            )
+            for number, mine in sorted(places.items())
+        ]
+        return SmallWrite(len(rows), parts, [places[part.number] for part in parts])
+
+    async def carry_out(self, small: SmallWrite, timeout_s: float) -> Versions:
+        """Send all parts of a small call; returns the versions of its rows."""
+        if len(small.parts) == 1:
+            return version_range(await self._write_part(small.parts[0], timeout_s))
+        versions = np.empty(small.row_count, np.uint64)
+
+        async def send(part: Part, mine: list[int]) -> None:
+            versions[mine] = version_range(await self._write_part(part, timeout_s))
+
+        pairs = zip(small.parts, small.places, strict=True)
+        await _all_parts([send(part, mine) for part, mine in pairs])
+        return versions
+
+    # ---- many rows --------------------------------------------------------------------------
 
     async def _check(self, op: WriteOp, table: pa.Table) -> pa.RecordBatch:
         columns = None
@@ -90,46 +174,6 @@ class TableWriter:
         return await self._runtime.offload(
             check_batch, table, self._schema, columns=columns, table=self._name
         )
-
-    async def _write_rows(
-        self,
-        op: WriteOp,
-        rows: list[WireRow],
-        columns: tuple[str, ...],
-        if_version: Any,
-        timeout_s: float,
-    ) -> Versions:
-        expected = row_versions(if_version, len(rows))
-        if not rows:
-            return np.empty(0, np.uint64)
-        if len(rows) * MAX_ROW_BYTES > MAX_CALL_BYTES:  # tservers see each row, not the whole call
-            _check_call_size(rows)
-        numbers = [self._partitioner.tablet_number(self._key_of(op, row, columns)) for row in rows]
-        if len(rows) == 1 or len(set(numbers)) == 1:
-            reply = await self._write_part(
-                numbers[0], op, tuple(rows), columns, expected, (), timeout_s
-            )
-            return _version_range(reply)
-        places: dict[int, list[int]] = {}
-        for place, number in enumerate(numbers):
-            places.setdefault(number, []).append(place)
-        versions = np.empty(len(rows), np.uint64)
-
-        async def part(number: int) -> None:
-            mine = places[number]
-            reply = await self._write_part(
-                number,
-                op,
-                tuple(rows[i] for i in mine),
-                columns,
-                tuple(expected[i] for i in mine) if expected else (),
-                (),
-                timeout_s,
-            )
-            versions[mine] = _version_range(reply)
-
-        await _all_parts([part(number) for number in sorted(places)])
-        return versions
 
     def _key_of(self, op: WriteOp, row: WireRow, columns: tuple[str, ...]) -> WireRow:
         if op is WriteOp.DELETE:
@@ -151,8 +195,9 @@ class TableWriter:
         async def part(number: int) -> None:
             rows, places, blob = parts[number]
             chosen = tuple(expected[places].tolist()) if len(expected) else ()
-            reply = await self._write_part(number, op, (), columns, chosen, (blob,), timeout_s)
-            versions[places] = _version_range(reply)
+            mine = Part(number, op, (), columns, chosen, (blob,))
+            reply = await self._write_part(mine, timeout_s)
+            versions[places] = version_range(reply)
             assert reply.row_count == rows
 
         await _all_parts([part(number) for number in sorted(parts)])
@@ -166,31 +211,53 @@ class TableWriter:
             for number, (rows, places) in self._partitioner.split(batch, numbers).items()
         }
 
-    async def _write_part(
-        self,
-        number: int,
-        op: WriteOp,
-        rows: tuple[WireRow, ...],
-        columns: tuple[str, ...],
-        expected: tuple[int, ...],
-        blobs: Sequence[pa.Buffer],
-        timeout_s: float,
+    # ---- one tablet's part ------------------------------------------------------------------
+
+    def receiver(self, part: Part) -> TabletId:
+        """Whom the session numbers the part for."""
+        return self._cache.tablet(part.number).tablet.tablet_id
+
+    def request_of(self, part: Part, where: TabletLocation, request: RequestId) -> Write:
+        """The message that carries a part; the same whenever it is repeated."""
+        return Write(
+            where.tablet.tablet_id,
+            self._cache.table.schema.version,
+            part.op,
+            request,
+            part.rows,
+            part.columns,
+            part.expected,
+        )
+
+    async def _write_part(self, part: Part, timeout_s: float) -> WriteReply:
+        with self._session.request(self.receiver(part)) as request:
+            return await self.send_part(part, request, timeout_s)
+
+    async def send_part(
+        self, part: Part, request: RequestId, timeout_s: float, tried: StelaeError | None = None
     ) -> WriteReply:
-        version = self._cache.table.schema.version
-        with self._session.request(self._cache.tablet(number).tablet.tablet_id) as request:
+        """Send a part until its end is known; see `on_tablet`."""
 
-            async def attempt(
-                where: TabletLocation, owner: ServerUuid, limit_s: float
-            ) -> WriteReply:
-                body = Write(where.tablet.tablet_id, version, op, request, rows, columns, expected)
-                reply = await self._runtime.peers.call(
-                    where.address, WRITE, body, timeout_s=limit_s, blobs=blobs, destination=owner
-                )
-                return reply.body
-
-            return await on_tablet(
-                self._runtime, self._cache, number, "write", attempt, timeout_s=timeout_s
+        async def attempt(where: TabletLocation, owner: ServerUuid, limit_s: float) -> WriteReply:
+            reply = await self._runtime.peers.call(
+                where.address,
+                WRITE,
+                self.request_of(part, where, request),
+                timeout_s=limit_s,
+                blobs=part.blobs,
+                destination=owner,
             )
+            return reply.body
+
+        return await on_tablet(
+            self._runtime,
+            self._cache,
+            part.number,
+            "write",
+            attempt,
+            timeout_s=timeout_s,
+            tried=tried,
+        )
 
 
 def _check_call_size(rows: Sequence[WireRow]) -> None:
@@ -218,7 +285,8 @@ def _versions_of_nothing(if_version: Any) -> Versions:
     return np.empty(0, np.uint64)
 
 
-def _version_range(reply: WriteReply) -> Versions:
+def version_range(reply: WriteReply) -> Versions:
+    """The versions of a part's rows, shape (rows,)."""
     if reply.row_count == 1:
         return np.array((reply.first_version,), np.uint64)
     first = np.uint64(reply.first_version)

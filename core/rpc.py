@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -45,8 +45,18 @@ class Reply(Generic[R]):
     blobs: Sequence[Blob] = ()
 
 
-Handler = Callable[[Call[Any]], Awaitable[Reply[Any]]]
+Handler = Callable[[Call[Any]], Coroutine[Any, Any, Reply[Any]]]
 Handlers = dict[Method[Any, Any], Handler]
+H = TypeVar("H", bound=Callable[..., Coroutine[Any, Any, Reply[Any]]])
+
+
+def prompt(handler: H) -> H:
+    """Mark a handler that may run, up to its first wait, in the turn that received the request.
+
+    Before that wait it is nobody's task: it must not use `asyncio.timeout` there.
+    """
+    handler.is_prompt = True  # type: ignore[attr-defined]
+    return handler
 
 
 class Empty(msgspec.Struct, frozen=True, array_like=True):

@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import msgspec
 import pyarrow as pa
 
+from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import Blob, Handlers, Method, Reply
 
@@ -63,6 +64,25 @@ class Peers(Protocol):
             Unavailable: no connection could be made; the request was certainly not sent.
             OutcomeUnknown: no answer within ``timeout_s``, or the connection broke meanwhile.
             StelaeError: whatever of it the handler raised.
+        """
+        ...
+
+    def post(
+        self,
+        address: Address,
+        method: Method[Q, R],
+        request: Q,
+        done: Callable[[Reply[R] | StelaeError], None],
+        *,
+        timeout_s: float,
+        blobs: Sequence[Blob] = (),
+        destination: ServerUuid | None = None,
+    ) -> bool:
+        """Begin a call, if it can be sent at once; false, and nothing is done, if it cannot.
+
+        ``done`` is told once how it ended, from the event loop and never within `post`: with the
+        reply, or with what `call` would raise. Unless the peers are closed, it is told by the
+        deadline.
         """
         ...
 

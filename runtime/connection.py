@@ -51,6 +51,20 @@ _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_PROBES = 5, 2, 3
 _UNACKNOWLEDGED_MS_MAX = 15_000
 
 
+def set_socket_options(sock: socket.socket) -> None:
+    """Set what every connection has: it sends at once, and soon notices that its end is gone."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    tcp = socket.IPPROTO_TCP
+    sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_RECEIVE_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(tcp, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+    sock.setsockopt(tcp, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(tcp, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
+    sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS_MAX)
+
+
 class _Outgoing:
     """A large message while its parts go out."""
 
@@ -96,7 +110,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._set_socket_options()
+        sock = self._stream.get_extra_info("socket")
+        if sock is not None:
+            set_socket_options(sock)
         self._stream.set_write_buffer_limits(high=_HIGH_WATER_BYTES, low=_HIGH_WATER_BYTES // 4)
         assert self._handshake is not None
         if self._refusal is not None:
@@ -116,19 +132,6 @@ class Connection(asyncio.BufferedProtocol):
     def _stream(self) -> asyncio.Transport:
         assert self._transport is not None
         return self._transport
-
-    def _set_socket_options(self) -> None:
-        sock = self._stream.get_extra_info("socket")
-        if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-            return
-        tcp = socket.IPPROTO_TCP
-        sock.setsockopt(tcp, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_RECEIVE_BYTES)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(tcp, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
-        sock.setsockopt(tcp, socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
-        sock.setsockopt(tcp, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)
-        sock.setsockopt(tcp, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS_MAX)
 
     def _handshake_late(self) -> None:
         self.fail(Unavailable(self.peer, f"no handshake within {HANDSHAKE_TIMEOUT_S} s"))

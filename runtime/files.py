@@ -43,6 +43,12 @@ class LocalFile:
 
     def write_at(self, offset: int, *buffers: Blob) -> None:
         assert offset >= 0, f"{self._path}: offset {offset}"
+        if len(buffers) == 1 and type(buffers[0]) is bytes:
+            written = os.pwrite(self._descriptor, buffers[0], offset)  # all, in nearly every case
+            self._size = max(self._size, offset + written)
+            if written == len(buffers[0]):
+                return
+            offset, buffers = offset + written, (buffers[0][written:],)
         views = [view for view in map(byte_view, buffers) if view.nbytes]
         while views:
             written = os.pwritev(self._descriptor, views[:_BUFFERS_PER_WRITE], offset)

@@ -1,12 +1,13 @@
 """The end of a connection that calls: matches answers with calls, and ends calls at their deadline.
 
-Invariant: each call's future is done exactly once: by its answer, its deadline, or the connection's
-end. An answer to a call that is no longer waited for is ordinary, and dropped.
+Invariant: each call is settled once: by its answer, its deadline, or the connection's end. An
+answer to a call that is no longer waited for is ordinary, and dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,20 +51,37 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
 _TIMEOUT_MS_MAX = 2**32 - 1
 _OVERHEAD_BYTES = BLOBS_MAX * (BLOB_ALIGNMENT + 4) + 4096  # lengths, padding, name
+_SMALL_OVERHEAD_BYTES = 256  # the same without blobs
 
 
-def _decoder(reply: type) -> msgspec.msgpack.Decoder[Any]:
+def decoder_of(reply: type) -> msgspec.msgpack.Decoder[Any]:
+    """The decoder of a reply's type, made once."""
     decoder = _decoders.get(reply)
     if decoder is None:
         decoder = _decoders[reply] = msgspec.msgpack.Decoder(reply)
     return decoder
 
 
+Outcome = Reply[Any] | StelaeError
+
+
 @dataclass(slots=True)
 class _Pending:
-    future: asyncio.Future[Reply[Any]]
+    """A call that was sent. ``settle`` is told its outcome, once."""
+
+    settle: Callable[[Outcome], None]
     method: Method[Any, Any]
     timeout_s: float
+    bucket: int = 0
+
+
+def _settle(future: asyncio.Future[Reply[Any]], outcome: Outcome) -> None:
+    if future.done():
+        return  # its call was cancelled
+    if isinstance(outcome, StelaeError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 class Outbound:
@@ -109,7 +127,7 @@ class Outbound:
     ) -> Reply[R]:
         """See `stelae.core.runtime.Peers.call`. Blobs must not change until the call has ended."""
         to = NO_DESTINATION if destination is None else bytes.fromhex(destination)
-        name, body = method.name.encode(), _encode(request)
+        body = _encode(request)
         deadline_s = self._loop.time() + timeout_s
         size = len(body)
         if blobs:
@@ -128,21 +146,66 @@ class Outbound:
             raise DeadlineExpired(method.name, f"the connection to {self.address}")
         if not self.ready:
             raise self._reason or Unavailable(self.address, "the connection ended")
-        timeout_ms = min(int(timeout_s * 1000) + 1, _TIMEOUT_MS_MAX)
-        buffers, size = encode_request(timeout_ms, to, name, body, blobs)
-        self._last_call_id = call_id = self._last_call_id + 1
         future: asyncio.Future[Reply[Any]] = self._loop.create_future()
-        self._pending[call_id] = _Pending(future, method, timeout_s)
-        bucket = self._deadlines.add(call_id, deadline_s)
-        alone = len(self._pending) == 1
-        connection.send(Kind.REQUEST, call_id, buffers, size, alone=alone)
+        settle = functools.partial(_settle, future)
+        call_id, size = self._send(method, body, settle, timeout_s, blobs, to)
         try:
             return await future
         finally:
-            del self._pending[call_id]
-            self._deadlines.remove(call_id, bucket)
+            self._forget(call_id)
             if size > SINGLE_BYTES_MAX:
                 connection.abandon(call_id)  # nothing, unless it ended before all was sent
+
+    def post(
+        self,
+        method: Method[Q, R],
+        request: Q,
+        done: Callable[[Reply[R] | StelaeError], None],
+        timeout_s: float,
+        blobs: Sequence[Blob],
+        destination: ServerUuid | None,
+    ) -> bool:
+        """See `stelae.core.runtime.Peers.post`; only for what goes in one frame."""
+        connection = self._connection
+        if connection is None or not self.ready or timeout_s <= 0:
+            return False
+        body = _encode(request)
+        size = len(body) + _SMALL_OVERHEAD_BYTES
+        if blobs:
+            size += sum([byte_view(blob).nbytes + BLOB_ALIGNMENT + 4 for blob in blobs])
+        if size > SINGLE_BYTES_MAX or len(self._pending) >= self._limits.requests:
+            return False
+        if not connection.room(size).has(size):
+            return False
+        to = NO_DESTINATION if destination is None else bytes.fromhex(destination)
+        self._send(method, body, done, timeout_s, blobs, to)
+        return True
+
+    def _send(
+        self,
+        method: Method[Any, Any],
+        body: bytes,
+        settle: Callable[[Outcome], None],
+        timeout_s: float,
+        blobs: Sequence[Blob],
+        to: bytes,
+    ) -> tuple[int, int]:
+        """Send a request for which there is room; return its id and its size in bytes."""
+        assert self._connection is not None
+        timeout_ms = min(int(timeout_s * 1000) + 1, _TIMEOUT_MS_MAX)
+        buffers, size = encode_request(timeout_ms, to, method.name.encode(), body, blobs)
+        self._last_call_id = call_id = self._last_call_id + 1
+        bucket = self._deadlines.add(call_id, self._loop.time() + timeout_s)
+        self._pending[call_id] = _Pending(settle, method, timeout_s, bucket)
+        alone = len(self._pending) == 1
+        self._connection.send(Kind.REQUEST, call_id, buffers, size, alone=alone)
+        return call_id, size
+
+    def _forget(self, call_id: int) -> _Pending | None:
+        pending = self._pending.pop(call_id, None)
+        if pending is not None:
+            self._deadlines.remove(call_id, pending.bucket)
+        return pending
 
     def _refuse(self, method: Method[Any, Any], size: int, blobs: int) -> NoReturn:
         if blobs > BLOBS_MAX:
@@ -150,9 +213,9 @@ class Outbound:
         raise TooLarge(f"a call of {method.name}", size, self._body_bytes_max)
 
     def _expire(self, call_id: int) -> None:
-        pending = self._pending.get(call_id)
-        if pending is not None and not pending.future.done():
-            pending.future.set_exception(self._unknown(pending))
+        pending = self._forget(call_id)
+        if pending is not None:
+            pending.settle(self._unknown(pending))
 
     def _unknown(self, pending: _Pending) -> OutcomeUnknown:
         return OutcomeUnknown(self.address, pending.method.name, round(pending.timeout_s, 3))
@@ -170,9 +233,9 @@ class Outbound:
         self._started.set()
         self._ended.set()
         self._deadlines.close()
-        for pending in self._pending.values():
-            if not pending.future.done():
-                pending.future.set_exception(self._unknown(pending))
+        pending, self._pending = self._pending, {}
+        for call in pending.values():
+            call.settle(self._unknown(call))
         self._on_ended(self)
 
     def wants(self, whole: Kind, call_id: int, total: int) -> bool:
@@ -185,28 +248,29 @@ class Outbound:
 
     def message_received(self, kind: Kind, call_id: int, payload: memoryview, age_s: float) -> None:
         pending = self._pending.get(call_id)
-        if pending is None or pending.future.done():
+        if pending is None:
             return
         if kind is Kind.REPLY:
-            self._replied(pending, payload)
+            outcome = self._reply(pending, payload)
         elif kind is Kind.ERROR:
-            pending.future.set_exception(self._error(pending, bytes(payload)))
+            outcome = self._error(pending, bytes(payload))
         elif kind is Kind.FAILED:
-            pending.future.set_exception(self._unknown(pending))
+            outcome = self._unknown(pending)
         else:
             raise FrameError(f"a caller got a {kind.name} message")
+        self._forget(call_id)
+        pending.settle(outcome)
 
-    def _replied(self, pending: _Pending, payload: memoryview) -> None:
+    def _reply(self, pending: _Pending, payload: memoryview) -> Outcome:
         if not payload.readonly and payload.nbytes:
             payload = memoryview(bytes(payload))  # views of the receive buffer would not stay valid
         body, blobs = decode_reply(payload)
         try:
-            decoded = _decoder(pending.method.reply).decode(body)
+            decoded = decoder_of(pending.method.reply).decode(body)
         except msgspec.MsgspecError as error:
             logger.error("%s: the reply cannot be read: %s", pending.method.name, error)
-            pending.future.set_exception(self._unknown(pending))
-            return
-        pending.future.set_result(Reply(decoded, blobs))
+            return self._unknown(pending)
+        return Reply(decoded, blobs)
 
     def _error(self, pending: _Pending, payload: bytes) -> StelaeError:
         try:

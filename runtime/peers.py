@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -141,6 +141,22 @@ class TcpPeers:
             link = await self._connect(address, timeout_s)
             timeout_s = deadline_s - loop.time()
         return await link.call(method, request, timeout_s, blobs, destination)
+
+    def post(
+        self,
+        address: Address,
+        method: Method[Q, R],
+        request: Q,
+        done: Callable[[Reply[R] | StelaeError], None],
+        *,
+        timeout_s: float,
+        blobs: Sequence[Blob] = (),
+        destination: ServerUuid | None = None,
+    ) -> bool:
+        link = self._links.get(address)
+        if link is None:
+            return False
+        return link.post(method, request, done, timeout_s, blobs, destination)
 
     async def watch(self, address: Address) -> None:
         try:

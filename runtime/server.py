@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,7 @@ class _Route:
     name: str
     handler: Handler
     decoder: msgspec.msgpack.Decoder[Any]
+    is_prompt: bool
 
 
 class Service:
@@ -69,18 +70,32 @@ class Service:
             name = method.name.encode()
             assert name not in self.routes, f"two handlers for {method.name}"
             self.routes[name] = _Route(
-                method.name, handler, msgspec.msgpack.Decoder(method.request)
+                method.name,
+                handler,
+                msgspec.msgpack.Decoder(method.request),
+                getattr(handler, "is_prompt", False),
             )
         self.running: dict[int, asyncio.Task[None]] = {}
         self.connections: dict[Connection, None] = {}
         self.unproved: dict[Connection, None] = {}
         self._next_task = 0
 
-    def run(self, work: Callable[[int], Coroutine[Any, Any, None]]) -> None:
-        """Run a request's coroutine; it calls `finished` with the number it is given."""
+    def run(self, work: Callable[[int], Coroutine[Any, Any, None]], *, is_prompt: bool) -> None:
+        """Run a request's coroutine, which takes its number out of `running` at its end.
+
+        A prompt one runs here and now up to its first wait, and becomes a task only then: one that
+        need not wait never does, and what it starts is on its way before a task is made.
+        """
         self._next_task += 1
         number = self._next_task
-        self.running[number] = asyncio.get_running_loop().create_task(work(number))
+        coroutine = work(number)
+        if is_prompt:
+            try:
+                waits_for = coroutine.send(None)
+            except StopIteration:
+                return
+            coroutine = _resume(coroutine, waits_for)
+        self.running[number] = asyncio.get_running_loop().create_task(coroutine)
 
     async def close(self) -> None:
         """End all connections and cancel what still runs."""
@@ -90,6 +105,31 @@ class Service:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+class _Rest:
+    """What remains of a coroutine that has run to its first wait."""
+
+    def __init__(self, work: Coroutine[Any, Any, None], waits_for: Any) -> None:
+        self._work = work
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waits_for = self._waits_for
+        while True:
+            value, thrown = None, None
+            try:
+                value = yield waits_for
+            except BaseException as error:
+                thrown = error
+            try:
+                waits_for = self._work.send(value) if thrown is None else self._work.throw(thrown)
+            except StopIteration:
+                return
+
+
+async def _resume(work: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    await _Rest(work, waits_for)
 
 
 class Inbound:
@@ -134,6 +174,8 @@ class Inbound:
     def message_received(self, kind: Kind, call_id: int, payload: memoryview, age_s: float) -> None:
         if kind is not Kind.REQUEST:
             raise FrameError(f"a listener got a {kind.name} message")
+        if not payload.readonly:
+            payload = memoryview(bytes(payload))  # views of the receive buffer would not stay valid
         request = decode_request(payload)
         route = self._service.routes.get(request.name)
         timeout_s = request.timeout_ms / 1000 - age_s
@@ -144,19 +186,17 @@ class Inbound:
             return
         assert route is not None
         try:
-            # A copy, as a `Raw` or memoryview field would keep a view of the receive buffer.
-            body = route.decoder.decode(request.body if payload.readonly else bytes(request.body))
+            body = route.decoder.decode(request.body)
         except msgspec.MsgspecError as error:
             self._release(call_id)
             text = f"{route.name}: the request cannot be read: {error}"
             self._refuse(call_id, InvalidArgument(text))
             return
-        blobs = request.blobs
-        if blobs and not payload.readonly:
-            blobs = decode_request(memoryview(bytes(payload))).blobs
         self._running += 1
-        call = Call(body, blobs, timeout_s)
-        self._service.run(lambda number: self._answer(route, call_id, call, number))
+        call = Call(body, request.blobs, timeout_s)
+        self._service.run(
+            lambda number: self._answer(route, call_id, call, number), is_prompt=route.is_prompt
+        )
 
     # ---- answers ----------------------------------------------------------------------------
 
@@ -193,7 +233,7 @@ class Inbound:
         finally:
             self._running -= 1
             self._release(call_id)
-            del service.running[number]
+            service.running.pop(number, None)
 
     def _refuse(self, call_id: int, error: StelaeError) -> None:
         payload = encode_error(error)

@@ -40,6 +40,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 KEEPALIVE_MIN_S, KEEPALIVE_MAX_S = 8.0, 20.0
 """How long TCP takes to notice that the other side of a partition is gone."""
 PARKED_MESSAGES_MAX = 1000
+NO_ROOM_PROBABILITY = 0.1
 
 
 @dataclass(slots=True)
@@ -116,6 +117,10 @@ class Network:
         self._blocked.pop(pair, None)
         for deliver in self._parked.pop(pair, []):
             self._later(self.latency(0), deliver)
+
+    def has_no_room(self) -> bool:
+        """Whether a sender's queue happens to be full at this moment."""
+        return self._rng.random() < NO_ROOM_PROBABILITY
 
     def unblock_all(self) -> None:
         for pair in list(self._blocked):
@@ -359,6 +364,39 @@ class SimPeers:
             raise decode_error(answer.error)
         body = msgspec.msgpack.decode(answer.body, type=method.reply)
         return Reply(body, tuple(memoryview(blob) for blob in answer.blobs))
+
+    def post(
+        self,
+        address: Address,
+        method: Method[Q, R],
+        request: Q,
+        done: Callable[[Reply[R] | StelaeError], None],
+        *,
+        timeout_s: float,
+        blobs: Sequence[Blob] = (),
+        destination: ServerUuid | None = None,
+    ) -> bool:
+        """Now and then there is no room to send at once: the other way must work as well."""
+        self.process.check()
+        if self.closed or timeout_s <= 0 or self._network.has_no_room():
+            return False
+
+        async def carry() -> None:
+            try:
+                outcome: Reply[R] | StelaeError = await self.call(
+                    address,
+                    method,
+                    request,
+                    timeout_s=timeout_s,
+                    blobs=blobs,
+                    destination=destination,
+                )
+            except StelaeError as error:
+                outcome = error
+            done(outcome)
+
+        self._loop.create_task(carry())
+        return True
 
     def _expire(self, request: _Request) -> None:
         if request.surely_not_sent:

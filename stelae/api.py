@@ -1,7 +1,7 @@
 """What users hold: a `Database` and its `Table` objects, blocking, with async twins under ``aio``.
 
-Everything is done by `stelae.client` on a loop of its own; these classes block for it. All errors
-are of `stelae.errors`.
+Everything is done by `stelae.client` on a loop of its own; these classes block for it, except that
+calls of one row or a few go straight from the caller's thread. All errors are of `stelae.errors`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.aio import Bridged, Loop
+from stelae.client.blocking import BlockingTable
 from stelae.client.convert import Key, Rows, to_arrow
 from stelae.client.database import DEFAULT_DURABILITY, AsyncDatabase
 from stelae.client.filters import Where
 from stelae.client.table import DEFAULT_TIMEOUT_S, AsyncTable
 from stelae.core.durability import Durability
 from stelae.core.errors import InvalidArgument
+from stelae.core.messages import WriteOp
 from stelae.core.partition import Partitioning
 from stelae.recovery.spark_link import ClusterLink
+from stelae.runtime.direct import DirectCalls
 
 Versions = NDArray[np.uint64]
 LOAD_BATCH_BYTES = 16 << 20
@@ -30,9 +33,10 @@ LOAD_BATCH_BYTES = 16 << 20
 class Table:
     """One table. Calls block; ``table.aio`` has the same calls as coroutines."""
 
-    def __init__(self, loop: Loop, table: AsyncTable) -> None:
+    def __init__(self, loop: Loop, table: AsyncTable, calls: DirectCalls | None = None) -> None:
         self._loop = loop
         self._table = table
+        self._direct = BlockingTable(table, calls, loop.run) if calls is not None else None
         self.aio = Bridged(loop, table)
 
     @property
@@ -49,24 +53,32 @@ class Table:
 
     def insert(self, rows: Rows, *, timeout: float = DEFAULT_TIMEOUT_S) -> Versions:
         """Add rows that are not there yet; raises `RowExists` if one is."""
+        if self._direct is not None:
+            return self._direct.write(WriteOp.INSERT, rows, None, timeout)
         return self._loop.run(self._table.insert(rows, timeout=timeout))
 
     def upsert(
         self, rows: Rows, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> Versions:
         """Add or replace rows; returns their versions. ``if_version=0``: only if absent."""
+        if self._direct is not None:
+            return self._direct.write(WriteOp.UPSERT, rows, if_version, timeout)
         return self._loop.run(self._table.upsert(rows, if_version=if_version, timeout=timeout))
 
     def update(
         self, rows: Rows, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> Versions:
         """Change columns of rows that are there; raises `RowNotFound` if one is not."""
+        if self._direct is not None:
+            return self._direct.write(WriteOp.UPDATE, rows, if_version, timeout)
         return self._loop.run(self._table.update(rows, if_version=if_version, timeout=timeout))
 
     def delete(
         self, keys: Any, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> Versions:
         """Delete by key: one key, a list of keys, or a table of key columns. Absent is fine."""
+        if self._direct is not None:
+            return self._direct.delete(keys, if_version, timeout)
         return self._loop.run(self._table.delete(keys, if_version=if_version, timeout=timeout))
 
     def load(
@@ -96,6 +108,8 @@ class Table:
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> dict[str, Any] | None:
         """The row of a key as a dict, or None."""
+        if self._direct is not None:
+            return self._direct.get(key, columns, with_version, timeout)
         return self._loop.run(
             self._table.get(key, columns=columns, with_version=with_version, timeout=timeout)
         )
@@ -109,6 +123,8 @@ class Table:
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> pa.Table:
         """The rows found, in the order of the keys asked for."""
+        if self._direct is not None:
+            return self._direct.get_many(keys, columns, with_versions, timeout)
         return self._loop.run(
             self._table.get_many(
                 keys, columns=columns, with_versions=with_versions, timeout=timeout
@@ -149,9 +165,17 @@ class Table:
 class Database:
     """A cluster, as its user sees it. Close it when done; a launched cluster then ends with it."""
 
-    def __init__(self, loop: Loop, database: AsyncDatabase, cluster: str) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        database: AsyncDatabase,
+        cluster: str,
+        calls: DirectCalls | None = None,
+    ) -> None:
+        """``calls``: for small blocking calls, past the loop; None where the connection is HTTP."""
         self._loop = loop
         self._database = database
+        self._calls = calls
         self._closed = False
         self.cluster = cluster
         self.link: ClusterLink | None = None
@@ -182,11 +206,11 @@ class Database:
                 timeout=timeout,
             )
         )
-        return Table(self._loop, made)
+        return Table(self._loop, made, self._calls)
 
     def table(self, name: str) -> Table:
         """An existing table; raises `TableNotFound`."""
-        return Table(self._loop, self._loop.run(self._database.table(name)))
+        return Table(self._loop, self._loop.run(self._database.table(name)), self._calls)
 
     def __getitem__(self, name: str) -> Table:
         return self.table(name)
@@ -207,6 +231,8 @@ class Database:
         """End the connections; again is fine."""
         if not self._closed:
             self._closed = True
+            if self._calls is not None:
+                self._calls.close()
             self._loop.run(self._database.close())
             self._loop.close()
 

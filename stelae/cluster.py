@@ -24,6 +24,8 @@ from stelae.core.spec_file import load_spec
 from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime
+from stelae.runtime.direct import DirectCalls
+from stelae.runtime.handshake import Credentials
 
 D = TypeVar("D", bound=Database)
 
@@ -241,7 +243,8 @@ def _attach(
         return AsyncDatabase(client_runtime(cluster, secret), masters, settings)
 
     try:
-        database = kind(loop, loop.run(open_database()), cluster)
+        calls = DirectCalls(Credentials(cluster, secret))
+        database = kind(loop, loop.run(open_database()), cluster, calls)
         database.link = ClusterLink(cluster, tuple(masters), secret, settings)
         return database
     except BaseException:

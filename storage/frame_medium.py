@@ -36,6 +36,9 @@ from stelae.storage.frames import (
 from stelae.storage.media import PIECE_BYTES
 from stelae.storage.replicas import NEVER, Batch, Facts, Replica, blob_size, skip_bytes
 
+AHEAD_BYTES = 512 << 10
+"""How far zeros are written ahead of small appends."""
+SMALL_BYTES = 64 << 10
 LAZY_BYTES_MAX = 8 << 20
 """With sync ``on_seal``: what may wait for a sync before one is made anyway."""
 KEPT_BYTES = 48 << 20
@@ -132,6 +135,8 @@ class FrameMedium:
             )
             offset = superblock_offset(self._superblock.generation)
             self._file.write_at(offset, encode_superblock(self._superblock))
+            start, length, _ = layout.metadata_range(len(layout.extents) - 1)
+            self._file.write_at(start, bytes(length))  # see `_write_ahead`
             await self.settle()  # a frame is used once the superblock that has it is durable
             first = self.layout.frame_count
             self.layout = layout
@@ -192,6 +197,21 @@ class FrameMedium:
         replica.unsynced_from = min(replica.unsynced_from, offset)
         self._touched[replica] = None
         self._unsynced_bytes += size
+        if replica.written > replica.ready and size <= SMALL_BYTES and not self._lazy:
+            self._write_ahead(replica)
+
+    def _write_ahead(self, replica: Replica) -> None:
+        """Write zeros where the next small appends will come.
+
+        The first write to a block of a preallocated file changes the file system's metadata, and
+        the sync after it has to wait for a commit of its journal, which costs several times what
+        the sync of a block does that was written before.
+        """
+        room = len(replica.frames) * self.layout.frame_bytes - replica.written
+        length = min(AHEAD_BYTES, room)
+        for start, size in self.layout.pieces(replica.frames, replica.written, length):
+            self._file.write_at(start, bytes(size))
+        replica.ready = replica.written + length
 
     async def stage(self, replica: Replica, facts: Facts) -> Batch | None:
         """See `Medium.stage`.
@@ -275,6 +295,7 @@ class FrameMedium:
         await self._file.sync()
         metrics = self._runtime.metrics
         metrics.observe("backup_sync_s", self._runtime.clock.monotonic() - started)
+        metrics.count("backup_syncs")
         self._unsynced_bytes -= covered_bytes
         for replica, written in targets:
             replica.synced = max(replica.synced, min(written, replica.unsynced_from))

@@ -74,6 +74,7 @@ class Replica:
         "frames",
         "freed",
         "medium",
+        "ready",
         "segment_id",
         "synced",
         "tablet_id",
@@ -97,6 +98,8 @@ class Replica:
         """Bytes of them that are surely on the disk."""
         self.unsynced_from = NEVER
         """The lowest offset written to since the last sync began."""
+        self.ready = 0
+        """Bytes of the frames whose blocks the file system surely has at hand."""
         self.frames: tuple[int, ...] = ()
         self.content = bytearray()
         """Of a medium in memory: the bytes."""

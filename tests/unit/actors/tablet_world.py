@@ -84,6 +84,26 @@ class RecordingPeers:
         self.events.append(Event("answered", backup, request))
         return reply
 
+    def post(
+        self,
+        address: Address,
+        method: Any,
+        request: Any,
+        done: Callable[[Reply[Any] | StelaeError], None],
+        **rest: Any,
+    ) -> bool:
+        async def carry() -> None:
+            try:
+                outcome: Reply[Any] | StelaeError = await self.call(
+                    address, method, request, **rest
+                )
+            except StelaeError as error:
+                outcome = error
+            done(outcome)
+
+        asyncio.get_running_loop().create_task(carry())
+        return True
+
 
 class OwnerRuntime:
     """A client's runtime with recorded calls."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import msgspec
@@ -33,7 +34,10 @@ from stelae.core.tasks import Tasks
 from stelae.simulation import Options
 from stelae.simulation.disk import ROOM_BYTES
 from stelae.simulation.instance import SimRuntime
+from stelae.storage import frame_medium
+from stelae.storage.frame_medium import FrameMedium
 from stelae.storage.image import read_tail
+from stelae.storage.replicas import Replica
 from tests.unit.actors.backup_world import LOG, SEGMENT, SETTINGS, Owner, Rows, make_image, run
 
 OTHER = TabletId("b" * 32)
@@ -249,6 +253,40 @@ def test_a_decayed_prologue_makes_an_open_replica_lost() -> None:
         at = disk.durable("disk/frames").index(rows.data)
         disk.corrupt("disk/frames", at + 80)
         assert await owner.inventory() == ()
+
+    run(scenario)
+
+
+def test_small_appends_are_written_ahead_of_once_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each first write to a block costs a commit of the file system's journal: zeros go before,
+    a good piece at a time, never over what was written, never beyond the frames."""
+    written: list[tuple[int, int]] = []
+    real = FrameMedium._write_ahead
+
+    def noted(self: FrameMedium, replica: Replica) -> None:
+        before = replica.written
+        real(self, replica)
+        written.append((before, replica.ready))
+        assert replica.ready <= len(replica.frames) * self.layout.frame_bytes
+
+    monkeypatch.setattr(FrameMedium, "_write_ahead", noted)
+    monkeypatch.setattr(frame_medium, "AHEAD_BYTES", 1000)
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows)
+        for value in range(20):
+            start = len(rows.data)
+            rows.add(value)
+            await owner.write(rows, start)
+        assert 2 <= len(written) <= 1 + len(rows.data) // 1000
+        for (start, ready), (following, _) in itertools.pairwise(written):
+            assert ready == start + 1000
+            assert following > ready
+        content = owner.world.nodes["b1"].disk.durable("disk/frames")
+        at = content.index(rows.data)
+        end, ready = at + len(rows.data), at + written[-1][1]
+        assert content[end:ready] == bytes(ready - end)
 
     run(scenario)
 

@@ -79,7 +79,7 @@ class Small:
 
     @property
     def tablet_id(self) -> Any:
-        return self.table._cache.tablet(0).tablet.tablet_id
+        return self.table.cache.tablet(0).tablet.tablet_id
 
     async def call(self, name: str, method: Any, body: Any, *blobs: Any) -> Any:
         info: ServerInfo = self.world.server(name).info
@@ -255,7 +255,7 @@ def test_of_two_orders_to_open_a_tablet_the_higher_term_stays() -> None:
         server = here.world.server(here.owner)
         tablet = next(iter(server._tablets.values()))
         table = tablet._table
-        record = here.table._cache.tablet(0).tablet
+        record = here.table.cache.tablet(0).tablet
         orders = [
             OpenTablet(table, msgspec.structs.replace(record, term=record.term + n)) for n in (1, 2)
         ]
@@ -275,7 +275,7 @@ def test_a_late_order_to_open_a_closed_tablet_is_refused() -> None:
     async def scenario(here: Small) -> None:
         server = here.world.server(here.owner)
         table = next(iter(server._tablets.values()))._table
-        record = here.table._cache.tablet(0).tablet
+        record = here.table.cache.tablet(0).tablet
 
         def order(tablet_id: str, term: int) -> Call[OpenTablet]:
             changed = msgspec.structs.replace(record, tablet_id=TabletId(tablet_id), term=term)

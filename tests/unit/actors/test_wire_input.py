@@ -69,11 +69,11 @@ class Wire:
 
     @property
     def tablet_id(self) -> TabletId:
-        return self.table._cache.tablet(0).tablet.tablet_id
+        return self.table.cache.tablet(0).tablet.tablet_id
 
     async def call(self, method: Any, body: Any, *blobs: Any) -> Any:
-        where = self.table._cache.tablet(0)
-        return await self.table._runtime.peers.call(
+        where = self.table.cache.tablet(0)
+        return await self.table.runtime.peers.call(
             where.address, method, body, timeout_s=10.0, blobs=blobs
         )
 

@@ -18,6 +18,7 @@ from stelae.runtime.handshake import Credentials, ServerHandshake
 from stelae.runtime.peers import TcpPeers
 
 UUID = ServerUuid("0123456789abcdef0123456789abcdef")
+OTHER_UUID = ServerUuid("f" * 32)
 SECRET = bytes(range(32))
 
 

@@ -18,13 +18,13 @@ from stelae.core.errors import (
     TooLarge,
     WrongServer,
 )
-from stelae.core.ids import ServerUuid
 from stelae.core.rpc import Call, Empty, Method, Reply
 from stelae.runtime.frames import Kind, encode_frame
 from stelae.runtime.limits import Limits
 from tests.unit.runtime.peers_world import (
     ECHO,
     FAIL,
+    OTHER_UUID,
     SLOW,
     UUID,
     Servers,
@@ -34,7 +34,6 @@ from tests.unit.runtime.peers_world import (
     stub_server,
 )
 
-OTHER_UUID = ServerUuid("f" * 32)
 MIB = 1024 * 1024
 
 

@@ -1,0 +1,154 @@
+"""Small calls on one tablet, from the caller's own thread; all others go over the client's loop.
+
+A call is prepared here just as on the loop, and is sent once over a connection that is this
+thread's own for the while (`DirectCalls`). Whatever is out of the ordinary (the tablet has moved,
+is being recovered, did not answer) is left to the loop's way, which repeats the *same* request,
+with the same id: a write is carried out once, whichever attempt was it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from stelae.client.convert import Key, Rows
+from stelae.client.retries import ATTEMPT_TIMEOUT_S
+from stelae.client.table import AsyncTable
+from stelae.client.writer import Part, SmallWrite, Versions, version_range
+from stelae.core.errors import (
+    NoSpace,
+    OutcomeUnknown,
+    OutOfMemory,
+    RetryElsewhere,
+    RetryLater,
+    StelaeError,
+)
+from stelae.core.ids import Address, ServerUuid
+from stelae.core.messages import GET, WRITE, TabletLocation, WriteOp, WriteReply
+from stelae.core.rpc import Method
+
+T = TypeVar("T")
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class Calls(Protocol):
+    """Blocking calls; see `stelae.runtime.direct.DirectCalls`."""
+
+    def call(
+        self,
+        address: Address,
+        method: Method[Q, R],
+        request: Q,
+        *,
+        timeout_s: float,
+        destination: ServerUuid,
+    ) -> R: ...
+
+
+class Run(Protocol):
+    """Runs a coroutine on the client's loop, and blocks until it ends."""
+
+    def __call__(self, work: Coroutine[Any, Any, T]) -> T: ...
+
+
+class BlockingTable:
+    """Blocking reads and writes of one table. ``run`` is the way over the client's loop."""
+
+    def __init__(self, table: AsyncTable, calls: Calls, run: Run) -> None:
+        self._table = table
+        self._calls = calls
+        self._run = run
+
+    def write(self, op: WriteOp, rows: Rows, if_version: Any, timeout_s: float) -> Versions:
+        """See `AsyncTable.upsert`, `insert` and `update`."""
+        writer = self._table.writer
+        small = writer.small_write(op, rows, if_version)
+        if small is None:
+            return self._run(writer.write(op, rows, if_version, timeout_s))
+        return self._carry_out(small, timeout_s)
+
+    def delete(self, keys: Any, if_version: Any, timeout_s: float) -> Versions:
+        """See `AsyncTable.delete`."""
+        writer = self._table.writer
+        small = writer.small_delete(keys, if_version)
+        if small is None:
+            return self._run(writer.delete(keys, if_version, timeout_s))
+        return self._carry_out(small, timeout_s)
+
+    def get(
+        self, key: Key, columns: Sequence[str] | None, with_version: bool, timeout_s: float
+    ) -> dict[str, Any] | None:
+        """See `AsyncTable.get`."""
+        table = self._table
+        one = table.one_key(key, columns)
+        if one is None:
+            return self._run(
+                table.get(key, columns=columns, with_version=with_version, timeout=timeout_s)
+            )
+
+        reply, tried, left_s = self._attempt(one.number, GET, one.request, timeout_s)
+        if reply is None:
+            return self._run(table.get_one(one, with_version, left_s, tried))
+        return table.row_of(one, reply, with_version)
+
+    def get_many(
+        self, keys: Any, columns: Sequence[str] | None, with_versions: bool, timeout_s: float
+    ) -> pa.Table:
+        """See `AsyncTable.get_many`; what is computed on this side is computed in this thread."""
+        table = self._table
+        wanted = table.many_keys(keys, columns, with_versions)
+        return table.table_of(wanted, self._run(table.find_many(wanted, timeout_s)))
+
+    def _carry_out(self, small: SmallWrite, timeout_s: float) -> Versions:
+        if len(small.parts) != 1:
+            return self._run(self._table.writer.carry_out(small, timeout_s))
+        return version_range(self._write_part(small.parts[0], timeout_s))
+
+    def _write_part(self, part: Part, timeout_s: float) -> WriteReply:
+        table, writer = self._table, self._table.writer
+        with table.session.request(writer.receiver(part)) as request:
+            reply, tried, left_s = self._attempt(
+                part.number,
+                WRITE,
+                lambda where: writer.request_of(part, where, request),
+                timeout_s,
+            )
+            if reply is not None:
+                return reply
+            return self._run(writer.send_part(part, request, left_s, tried))
+
+    def _attempt(
+        self,
+        number: int,
+        method: Method[Q, R],
+        request: Callable[[TabletLocation], Q],
+        timeout_s: float,
+    ) -> tuple[R | None, StelaeError | None, float]:
+        """One direct call: (answer, None, …), or (None, how it ended, seconds left).
+
+        Raises what the loop's way would raise at once (see `on_tablet`).
+        """
+        clock = self._table.runtime.clock
+        deadline = clock.monotonic() + timeout_s
+        where = self._table.cache.tablet(number)
+        if not where.address or timeout_s <= 0:
+            return None, None, timeout_s
+        tried: StelaeError
+        try:
+            reply = self._calls.call(
+                where.address,
+                method,
+                request(where),
+                timeout_s=min(timeout_s, ATTEMPT_TIMEOUT_S),
+                destination=where.tablet.owner,
+            )
+            return reply, None, 0.0
+        except (OutOfMemory, NoSpace):
+            raise
+        except (OutcomeUnknown, RetryElsewhere, RetryLater) as error:
+            tried = error
+        return None, tried, deadline - clock.monotonic()

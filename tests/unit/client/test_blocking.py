@@ -1,0 +1,183 @@
+"""Blocking calls of one tablet: straight where all is well, else by the loop with the same id."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stelae.client.blocking import BlockingTable
+from stelae.client.session import Session
+from stelae.client.table import AsyncTable
+from stelae.core.errors import (
+    NoSpace,
+    OutcomeUnknown,
+    OutOfMemory,
+    RowExists,
+    StelaeError,
+    TabletNotHere,
+    Unavailable,
+)
+from stelae.core.ids import Address, ClientId, ServerUuid
+from stelae.core.messages import GET, WRITE, Get, GetReply, Write, WriteOp, WriteReply
+from stelae.core.partition import hash_partition
+from stelae.core.schema import TableSchema
+from stelae.core.settings import Settings
+from tests.unit.client.scripted import OWNER, TSERVER, Scripted, cache_of, locations
+
+SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("value", pa.string())]), ["id"])
+
+
+class World:
+    """A table whose direct calls end as ``script`` says; the loop's way always succeeds."""
+
+    def __init__(self, *script: Any, buckets: int = 1, address: Address = TSERVER) -> None:
+        self.script = list(script)
+        self.direct: list[tuple[str, Any, float]] = []
+        self.runtime = Scripted()
+        found = locations(SCHEMA, hash_partition("id", buckets), address=address)
+        self.session = Session(ClientId("c"))
+        self.table = AsyncTable(
+            self.runtime,  # type: ignore[arg-type]
+            Settings(arrow_rows=4),
+            self.session,
+            cache_of(self.runtime, found),
+        )
+        self.runtime.peers.otherwise[WRITE.name] = lambda r: WriteReply(700, len(r.rows))
+        self.runtime.peers.otherwise[GET.name] = lambda r: GetReply((((1, "loop"), 700),))
+        self.blocking = BlockingTable(self.table, self, self.run)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run(work)
+
+    def call(
+        self,
+        address: Address,
+        method: Any,
+        request: Any,
+        *,
+        timeout_s: float,
+        destination: ServerUuid,
+    ) -> Any:
+        assert (address, destination) == (TSERVER, OWNER)
+        assert timeout_s > 0
+        self.direct.append((method.name, request, timeout_s))
+        answer = self.script.pop(0)
+        if isinstance(answer, StelaeError):
+            raise answer
+        return answer
+
+    def by_loop(self, method: str) -> list[Any]:
+        return self.runtime.peers.sent(method)
+
+
+def write(world: World, *ids: int, timeout_s: float = 30.0) -> list[int]:
+    rows = [{"id": n, "value": "x"} for n in ids]
+    return world.blocking.write(WriteOp.UPSERT, rows, None, timeout_s).tolist()
+
+
+def test_a_small_write_goes_straight_and_not_by_the_loop() -> None:
+    """That is what it is for."""
+    world = World(WriteReply(5, 2))
+    assert write(world, 1, 2) == [5, 6]
+    ((name, sent, _),) = world.direct
+    assert (name, sent.rows) == (WRITE.name, ((1, "x"), (2, "x")))
+    assert not world.by_loop(WRITE.name)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OutcomeUnknown("t", "write", 1.0), Unavailable("t", "gone"), TabletNotHere("a", "t")],
+)
+def test_what_is_out_of_the_ordinary_is_repeated_by_the_loop_with_the_same_id(
+    error: StelaeError,
+) -> None:
+    """The first attempt may have been carried out: only the same id makes the second one safe."""
+    world = World(error)
+    assert write(world, 1) == [700]
+    ((_, first, _),) = world.direct
+    (second,) = world.by_loop(WRITE.name)
+    assert isinstance(first, Write)
+    assert second == first
+    with world.session.request(first.tablet_id) as request:
+        assert (request.sequence, request.first_incomplete) == (2, 2)
+
+
+def test_an_unknown_outcome_is_not_forgotten_when_the_loop_finds_no_room() -> None:
+    """To say that nothing was done would be wrong: the first attempt may have been."""
+    world = World(OutcomeUnknown("t", "write", 1.0))
+    world.runtime.peers.script(WRITE.name, OutOfMemory("t", 2, 1))
+    with pytest.raises(OutcomeUnknown):
+        write(world, 1)
+    world = World(OutcomeUnknown("t", "write", 1.0))
+    world.runtime.peers.otherwise[WRITE.name] = lambda r: Unavailable("t", "gone")
+    with pytest.raises(OutcomeUnknown):
+        write(world, 1, timeout_s=0.5)
+
+
+@pytest.mark.parametrize(
+    "error", [RowExists("t", "1", 3), OutOfMemory("t", 2, 1), NoSpace("b", "disk")]
+)
+def test_what_a_repetition_would_not_change_is_raised_at_once(error: StelaeError) -> None:
+    """As on the loop's way."""
+    world = World(error)
+    with pytest.raises(type(error)):
+        write(world, 1)
+    assert not world.by_loop(WRITE.name)
+
+
+def test_many_rows_many_tablets_and_unserved_tablets_go_by_the_loop() -> None:
+    """A direct call is of few rows on one tablet that is known to be served."""
+    world = World(buckets=16)
+    assert len(write(world, 1, 2, 3)) == 3
+    assert {len(sent.rows) for sent in world.by_loop(WRITE.name)} != {3}
+    assert not world.direct
+    world = World(address=Address(""))
+    with pytest.raises(StelaeError):
+        write(world, 1, timeout_s=0.1)
+    assert not world.direct
+
+
+def test_a_get_goes_straight_and_falls_back_likewise() -> None:
+    """A read may be repeated in any case."""
+    world = World(
+        GetReply((((1, "direct"), 9),)), OutcomeUnknown("t", "get", 1.0), GetReply((None,))
+    )
+    get = world.blocking.get
+    assert get(1, None, True, 30.0) == {"id": 1, "value": "direct", "_version": 9}
+    assert get(1, ["id", "value"], False, 30.0) == {"id": 1, "value": "loop"}
+    assert get(1, None, False, 30.0) is None
+    assert [name for name, _, _ in world.direct] == [GET.name] * 3
+    first = world.direct[0][1]
+    assert isinstance(first, Get)
+    assert first.keys == ((1,),)
+
+
+def test_a_deadline_is_shared_by_both_ways() -> None:
+    """The loop gets what the direct attempt left; no attempt takes longer than one on the loop."""
+    world = World()
+
+    def slow(*_: Any, timeout_s: float, **__: Any) -> Any:
+        world.runtime.clock.time += timeout_s
+        world.direct.append(("", None, timeout_s))
+        raise OutcomeUnknown("t", "write", timeout_s)
+
+    world.call = slow  # type: ignore[method-assign]
+    assert write(world, 1, timeout_s=30.0) == [700]
+    assert write(world, 1, timeout_s=7.0) == [700]
+    with pytest.raises(OutcomeUnknown):
+        write(world, 1, timeout_s=3.0)
+    assert [limit for _, _, limit in world.direct] == [5.0, 5.0, 3.0]
+    limits = [limit for _, name, _, limit in world.runtime.peers.calls if name == WRITE.name]
+    assert limits == [5.0, 2.0]
+
+
+def test_deletes_go_straight_too() -> None:
+    """One key or a few."""
+    world = World(WriteReply(5, 1))
+    assert world.blocking.delete(7, None, 30.0).tolist() == [5]
+    assert world.direct[0][1].rows == ((7,),)
+    assert world.blocking.delete([], None, 30.0).tolist() == []
