@@ -113,11 +113,13 @@ class Strikes:
         hanging, lost = rng.sample(backups, 2)
         if not self._may_lose(lost):  # later no head is whole, with one of its backups hanging
             return
-        lives = {name: world.nodes[name].lives for name in (tserver, *backups)}
+        struck = tserver, *backups
+        lives = [world.nodes[name].lives for name in struck]
         world.note("nemesis", f"stalls {hanging}: {tserver} and the disk of {lost} will go")
         world.pause(hanging)
         await sleep(rng.uniform(0.02, 0.4))  # type: ignore[misc]
-        if all(world.nodes[name].lives == life for name, life in lives.items()):
+        same = lives == [world.nodes[name].lives for name in struck]
+        if same and all(world.server(name) is not None for name in struck):
             world.crash(tserver)
             world.crash(lost, lose_disk=True)
         world.resume(hanging)
