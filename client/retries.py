@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from stelae.client.locations import TableCache
 from stelae.core.errors import (
@@ -89,3 +89,25 @@ async def on_tablet(
 def most_telling(errors: Sequence[BaseException]) -> BaseException:
     """Of the errors of a call's parts, the one to raise: a bug is not hidden behind a refusal."""
     return next((error for error in errors if not isinstance(error, StelaeError)), errors[0])
+
+
+async def all_or_first_error(parts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all parts return, in order; once one fails, the others are given up.
+
+    No `TaskGroup`: one whose part fails while it waits leaves its task marked as being cancelled
+    for ever, and in Python before 3.11.3 every later `asyncio.timeout` there then lets its
+    CancelledError out.
+    """
+    tasks = [asyncio.create_task(part) for part in parts]
+    if not tasks:
+        return []
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    errors = [e for task in tasks if not task.cancelled() and (e := task.exception()) is not None]
+    if errors:
+        raise most_telling(errors)
+    return [task.result() for task in tasks]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from stelae.client.convert import Key, RowCodec, Rows, decode_batch
 from stelae.client.filters import Where, normalize_filters
 from stelae.client.given import chosen_columns, key_rows
 from stelae.client.locations import TableCache
-from stelae.client.retries import most_telling, on_tablet
+from stelae.client.retries import all_or_first_error, on_tablet
 from stelae.client.scan import scan_tablet
 from stelae.client.session import Session
 from stelae.client.writer import TableWriter, Versions
@@ -241,7 +241,7 @@ class AsyncTable:
             at = np.frombuffer(reply.blobs[1], np.int32)
             return decode_batch(reply.blobs[0]), places[at]
 
-        return await _all_or_first_error([part(number) for number in sorted(wanted.parts)])
+        return await all_or_first_error([part(number) for number in sorted(wanted.parts)])
 
     def table_of(self, wanted: ManyKeys, found: list[Found]) -> pa.Table:
         """The rows that tablets found, in the order of the keys. May run in any thread."""
@@ -304,7 +304,7 @@ class AsyncTable:
                     timeout,
                 )
 
-        parts = await _all_or_first_error([part(n) for n in range(self.cache.tablet_count)])
+        parts = await all_or_first_error([part(n) for n in range(self.cache.tablet_count)])
         fields = [self.schema.field(name) for name in (chosen or self.schema.names)]
         if with_versions:
             fields.append(pa.field(VERSION_COLUMN, pa.uint64(), False))
@@ -322,16 +322,6 @@ class AsyncTable:
 
     def _chosen(self, columns: Sequence[str] | None) -> tuple[str, ...]:
         return chosen_columns(columns, self._schema, self.name)
-
-
-async def _all_or_first_error(parts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """What all parts return, in order; once one fails, the others are given up."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(part) for part in parts]
-    except BaseExceptionGroup as errors:
-        raise most_telling(errors.exceptions) from None
-    return [task.result() for task in tasks]
 
 
 def _merge_found(found: list[Found], columns: list[str], schema: pa.Schema) -> pa.Table:

@@ -83,9 +83,9 @@ def _forget_safe_version() -> Any:
         self: TabletMemory,
         segments: Sequence[RecoveredSegment],
         merged: Merged | None,
-        now_s: float,
+        *rest: Any,
     ) -> None:
-        adopt(self, segments, merged, now_s)
+        adopt(self, segments, merged, *rest)
         live = [
             segment.summary.versions[mask].max(initial=0)
             for segment, mask in zip(segments, merged.live if merged else [], strict=False)

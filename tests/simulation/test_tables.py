@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from stelae.core.errors import StelaeError
 from stelae.simulation.runner import derive_seeds, find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
 from tests.simulation.planted import BUGS
@@ -57,6 +58,9 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""
     scenario = load_scenario("strikes")
     outcome = find_bug(scenario, bug, BUG_SEEDS)
+    assert outcome.failure is not None
+    found = outcome.failure.error
+    assert isinstance(found, AssertionError | StelaeError), "the planting itself is broken"
     assert run_seed(scenario, outcome.seed).failure is None
 
 

@@ -155,8 +155,15 @@ async def test_a_server_that_is_gone_is_unavailable(world: World) -> None:
     assert await world.call("a") == "a"
     address = world.server.address
     await world.server.close()
-    with pytest.raises(Unavailable):
-        await world.call("a", address=address)
+    for _ in range(100):
+        try:
+            await world.call("a", address=address)
+        except OutcomeUnknown:
+            continue  # the end of the idle connection had not come through yet
+        except Unavailable:
+            break
+    else:
+        pytest.fail("the server is gone, and calls still leave for it")
     await world.listen(int(address.rpartition(":")[2]))
     assert await world.call("b", address=address) == "b"
 
