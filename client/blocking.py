@@ -135,15 +135,19 @@ class BlockingTable:
         clock = self._table.runtime.clock
         deadline = clock.monotonic() + timeout_s
         where = self._table.cache.tablet(number)
-        if not where.address or timeout_s <= 0:
+        if not where.address:
             return None, None, timeout_s
+        body = request(where)
+        left_s = deadline - clock.monotonic()
+        if left_s <= 0:
+            return None, None, left_s
         tried: StelaeError
         try:
             reply = self._calls.call(
                 where.address,
                 method,
-                request(where),
-                timeout_s=min(timeout_s, ATTEMPT_TIMEOUT_S),
+                body,
+                timeout_s=min(left_s, ATTEMPT_TIMEOUT_S),
                 destination=where.tablet.owner,
             )
             return reply, None, 0.0

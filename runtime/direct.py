@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from stelae.core.errors import (
+    DeadlineExpired,
     OutcomeUnknown,
     Overloaded,
     StelaeError,
@@ -86,7 +87,7 @@ class DirectCalls:
         """Call a method without blobs, and block until it is answered.
 
         Raises:
-            Unavailable, Overloaded, TooLarge: it was surely not sent.
+            Unavailable, Overloaded, TooLarge, DeadlineExpired: it was surely not sent.
             OutcomeUnknown: no answer in time, or none that can be read.
             StelaeError: whatever of it the handler raised.
         """
@@ -99,7 +100,7 @@ class DirectCalls:
         try:
             timeout_s = deadline - time.monotonic()
             if timeout_s <= 0:
-                raise Unavailable(address, "the time was up once a connection stood")
+                raise DeadlineExpired(method.name, "a connection")
             kind, payload = line.call(method.name, body, timeout_s, destination)
             whole = True
         finally:

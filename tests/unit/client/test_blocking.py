@@ -13,6 +13,7 @@ from stelae.client.blocking import BlockingTable
 from stelae.client.session import Session
 from stelae.client.table import AsyncTable
 from stelae.core.errors import (
+    DeadlineExpired,
     NoSpace,
     OutcomeUnknown,
     OutOfMemory,
@@ -181,3 +182,12 @@ def test_deletes_go_straight_too() -> None:
     assert world.blocking.delete(7, None, 30.0).tolist() == [5]
     assert world.direct[0][1].rows == ((7,),)
     assert world.blocking.delete([], None, 30.0).tolist() == []
+
+
+def test_a_deadline_that_has_passed_is_told_as_such() -> None:
+    """Nothing is sent, by either way."""
+    world = World(WriteReply(1, 1))
+    with pytest.raises(DeadlineExpired):
+        write(world, 1, timeout_s=0.0)
+    assert world.direct == []
+    assert world.by_loop(WRITE.name) == []
