@@ -401,11 +401,12 @@ class _Demo:
             for name, ledger in self._ledgers.items():
                 table = self._tables[name]
                 checked = table._loop.run(check_table(table._table, ledger))
-                bars.update(bar, advance=checked.rows, total=max(total, checked.rows))
+                bars.update(bar, advance=checked.rows)
                 made.rows_checked += checked.rows
                 made.rows_missing += checked.missing
                 made.rows_wrong += checked.wrong + checked.extra
                 made.problems += [f"{name}: {problem}" for problem in checked.problems]
+            bars.update(bar, total=made.rows_checked)  # writers have added rows meanwhile
 
 
 def _make_round(
