@@ -40,6 +40,39 @@ SCHEMA = pa.schema(
 )
 
 
+async def refusals(database: Any, table: Any, rows: list[dict[str, Any]]) -> list[object]:
+    """How wrong calls end: the kind of each error, and its words."""
+    found: list[object] = []
+    for attempt in (
+        table.insert(rows),
+        table.update({"a": 1, "b": "n", "x": 1.0}),
+        table.upsert({"q": 1}),
+        table.delete((0, "k"), if_version=99),
+        table.upsert({"a": "x", "b": "y"}),
+        table.scan(where=[("zz", "=", 1)]),
+        database.table("none"),
+        database.delete_table("none"),
+        database.create_table("twin", SCHEMA, key="a"),
+        table.upsert({"a": 1, "b": "x" * (2 << 20)}),
+    ):
+        with pytest.raises(
+            (
+                RowExists,
+                RowNotFound,
+                VersionMismatch,
+                ColumnNotFound,
+                InvalidArgument,
+                TableNotFound,
+                TableExists,
+                TooLarge,
+            )
+        ) as caught:
+            await attempt
+        same_text = not isinstance(caught.value, TooLarge)  # rows and batches count otherwise
+        found.append((type(caught.value), str(caught.value) if same_text else ""))
+    return found
+
+
 async def test_the_client_does_over_http_what_it_does_directly(world: World) -> None:
     """The same calls on both, the same answers and the same errors."""
     moment = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
@@ -68,33 +101,7 @@ async def test_the_client_does_over_http_what_it_does_directly(world: World) -> 
         version = (await table.get((1, "n"), with_version=True))["_version"]
         log.append((await table.delete((1, "n"), if_version=version)).tolist())
         log.append(await table.count())
-        for attempt in (
-            table.insert(rows),
-            table.update({"a": 1, "b": "n", "x": 1.0}),
-            table.upsert({"q": 1}),
-            table.delete((0, "k"), if_version=99),
-            table.upsert({"a": "x", "b": "y"}),
-            table.scan(where=[("zz", "=", 1)]),
-            database.table("none"),
-            database.delete_table("none"),
-            database.create_table("twin", SCHEMA, key="a"),
-            table.upsert({"a": 1, "b": "x" * (2 << 20)}),
-        ):
-            with pytest.raises(
-                (
-                    RowExists,
-                    RowNotFound,
-                    VersionMismatch,
-                    ColumnNotFound,
-                    InvalidArgument,
-                    TableNotFound,
-                    TableExists,
-                    TooLarge,
-                )
-            ) as caught:
-                await attempt
-            same_text = not isinstance(caught.value, TooLarge)  # rows and batches count otherwise
-            log.append((type(caught.value), str(caught.value) if same_text else ""))
+        log += await refusals(database, table, rows)
         log.append([record.name for record in await database.tables()])
         log.append((await database.status())["cluster"])
         await database.delete_table("twin")

@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import pytest
 
 from stelae.core.errors import (
@@ -27,18 +26,7 @@ from stelae.runtime import direct as module
 from stelae.runtime.direct import DirectCalls
 from stelae.runtime.handshake import Credentials
 from stelae.runtime.peers import TcpPeers
-
-UUID = ServerUuid("0123456789abcdef0123456789abcdef")
-SECRET = bytes(range(32))
-
-
-class Text(msgspec.Struct, frozen=True, array_like=True):
-    text: str
-
-
-ECHO = Method("test.echo", Text, Text)
-FAIL = Method("test.fail", Text, Text)
-SLOW = Method("test.slow", Text, Text)
+from tests.unit.runtime.peers_world import ECHO, FAIL, SECRET, SLOW, UUID, Text
 
 
 class World:
