@@ -265,6 +265,9 @@ class _Line:
     def wants(self, whole: Kind, call_id: int, total: int) -> bool:
         return whole is Kind.REPLY and call_id == self._call_id
 
+    def place(self, call_id: int, total: int) -> memoryview | None:
+        return None
+
     def abandoned(self, call_id: int) -> None:
         raise FrameError("the other end gave its answer up")
 

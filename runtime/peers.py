@@ -22,6 +22,7 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import Blob, Handlers, Method, Reply
+from stelae.core.runtime import ReplyMemory
 from stelae.runtime.connection import Connection
 from stelae.runtime.handshake import (
     HANDSHAKE_TIMEOUT_S,
@@ -133,6 +134,7 @@ class TcpPeers:
         timeout_s: float,
         blobs: Sequence[Blob] = (),
         destination: ServerUuid | None = None,
+        memory: ReplyMemory | None = None,
     ) -> Reply[R]:
         link = self._links.get(address)
         if link is None:
@@ -140,7 +142,7 @@ class TcpPeers:
             deadline_s = loop.time() + timeout_s
             link = await self._connect(address, timeout_s)
             timeout_s = deadline_s - loop.time()
-        return await link.call(method, request, timeout_s, blobs, destination)
+        return await link.call(method, request, timeout_s, blobs, destination, memory)
 
     def post(
         self,
