@@ -179,6 +179,7 @@ class Master:
         if self.coordinator is not None:
             self.coordinator.stop()
             self.coordinator = None
+            self.liveness.follow()
 
     async def _replicate(self, command: bytes) -> object:
         replica = self._replicas[CATALOG_ID]

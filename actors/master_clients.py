@@ -15,9 +15,7 @@ from stelae.coordinator.ddl import check_table_name, draft_create, draft_delete
 from stelae.coordinator.decide import tserver_loads
 from stelae.coordinator.liveness import Run
 from stelae.coordinator.status import MasterView, StatusInputs, status_document
-from stelae.core.errors import TableNotFound
-from stelae.core.ids import Address
-from stelae.core.messages import (
+from stelae.core.catalog_messages import (
     CREATE_TABLE,
     DELETE_TABLE,
     GET_TABLE,
@@ -32,6 +30,8 @@ from stelae.core.messages import (
     TableReply,
     TabletLocation,
 )
+from stelae.core.errors import TableNotFound
+from stelae.core.ids import Address
 from stelae.core.records import ServerKind, TabletRecord, TabletState
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 

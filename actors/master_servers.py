@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stelae.coordinator.ddl import draft_raise_epoch
-from stelae.coordinator.decide import may_have_lease, to_drop, to_serve
 from stelae.coordinator.liveness import Run
+from stelae.coordinator.standing import standing_of
 from stelae.core.errors import StelaeError
+from stelae.core.ids import TabletId
 from stelae.core.messages import (
     HEARTBEAT,
     RAISE_EPOCH,
@@ -42,54 +43,50 @@ class ServerRequests:
         }
 
     async def _on_heartbeat(self, call: Call[Heartbeat]) -> Reply[HeartbeatReply]:
-        beat = call.body
-        if self._note(beat) and self._master.coordinator is not None:
-            self._master.coordinator.watch(beat.server)
-            self._master.coordinator.wake()
-        if self._master.coordinator is not None:
+        master, beat = self._master, call.body
+        noted = master.liveness.heartbeat(beat, master.runtime.clock.monotonic())
+        if noted.is_news and master.coordinator is not None:
+            master.coordinator.watch(beat.server)
+            master.coordinator.wake()
+        if master.coordinator is not None:
             try:
-                await self._master.barrier(call.timeout_s)
-                return Reply(self._answer(beat))
+                await master.barrier(call.timeout_s)
+                return Reply(self._answer(beat, noted.processed))
             except StelaeError:
-                self._master.runtime.metrics.count("heartbeats_without_barrier")
-        return Reply(HeartbeatReply(is_leader=False, term=self._master.term, sent=beat.sent))
+                master.runtime.metrics.count("heartbeats_without_barrier")
+        return Reply(HeartbeatReply(is_leader=False, term=master.term, sent=beat.sent))
 
-    def _note(self, beat: Heartbeat) -> bool:
-        """Note a heartbeat; true if it says something new."""
-        run = Run(beat.server.uuid, beat.server.incarnation)
-        before = self._master.liveness.find(run)
-        told = {} if before is None else before.reports
-        news = before is None or any(
-            report.tablet_id not in told
-            or (told[report.tablet_id].term, told[report.tablet_id].progress)
-            != (report.term, report.progress)
-            for report in beat.tablets
-        )
-        self._master.liveness.heartbeat(beat, self._master.runtime.clock.monotonic())
-        return news
+    def _answer(self, beat: Heartbeat, processed: bool) -> HeartbeatReply:
+        """The leader's answer, made from one moment's catalog, in one turn.
 
-    def _answer(self, beat: Heartbeat) -> HeartbeatReply:
-        """The leader's answer, made from one moment's catalog, in one turn."""
-        server = beat.server
-        run = Run(server.uuid, server.incarnation)
-        term, now = self._master.term, self._master.runtime.clock.monotonic()
-        if self._master.liveness.is_given_up(run):
+        No lease and no order to a server before it has told this leadership what it holds.
+        """
+        master, run = self._master, Run(beat.server.uuid, beat.server.incarnation)
+        term, now = master.term, master.runtime.clock.monotonic()
+        if master.liveness.is_given_up(run):
             return HeartbeatReply(is_leader=True, term=term, sent=beat.sent, fenced=True)
-        is_tserver = server.kind is ServerKind.TSERVER
+        seen = master.liveness.find(run)
+        processed = processed and seen is not None and seen.picture.number >= beat.number
         lease_s = 0.0
-        if is_tserver and may_have_lease(self._master.catalog, beat):
-            lease_s = self._master.liveness.grant(run, now)
-        tservers = self._master.liveness.live(ServerKind.TSERVER, now)
-        backups = self._master.liveness.live(ServerKind.BACKUP, now)
-        held = [report.tablet_id for report in beat.tablets] if is_tserver else beat.logs
+        serve: tuple[tuple[TabletId, int], ...] = ()
+        drop: tuple[TabletId, ...] = ()
+        if processed and seen is not None:
+            standing = standing_of(master.catalog, seen)
+            serve, drop = standing.serve, standing.drop
+            if beat.server.kind is ServerKind.TSERVER and standing.may_have_lease:
+                lease_s = master.liveness.grant(run, now)
+        roster = master.liveness.roster(now)
+        is_same = roster.version == beat.servers_version
         return HeartbeatReply(
             is_leader=True,
             term=term,
             sent=beat.sent,
             lease_s=lease_s,
-            servers=tuple(seen.server for seen in (*tservers, *backups)),
-            serve=to_serve(self._master.catalog, server) if is_tserver else (),
-            drop=to_drop(self._master.catalog, held),
+            servers=() if is_same else roster.servers,
+            serve=serve,
+            drop=drop,
+            processed=processed,
+            servers_version=roster.version,
         )
 
     async def _on_raise_epoch(self, call: Call[RaiseEpoch]) -> Reply[Empty]:
@@ -103,7 +100,6 @@ class ServerRequests:
     async def _on_tablet_opened(self, call: Call[TabletOpened]) -> Reply[Empty]:
         coordinator = self._master.lead()
         body = call.body
-        now = self._master.runtime.clock.monotonic()
-        self._master.liveness.report(Run(body.server, body.incarnation), body.report, now)
+        self._master.liveness.report(Run(body.server, body.incarnation), body.report)
         coordinator.wake()
         return EMPTY

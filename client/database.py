@@ -13,6 +13,16 @@ from stelae.client.locations import TableCache, look_up
 from stelae.client.masters import MastersClient
 from stelae.client.session import Session
 from stelae.client.table import DEFAULT_TIMEOUT_S, AsyncTable
+from stelae.core.catalog_messages import (
+    CREATE_TABLE,
+    DELETE_TABLE,
+    LIST_TABLES,
+    STATUS,
+    CreateTable,
+    DeleteTable,
+    GetStatus,
+    ListTables,
+)
 from stelae.core.durability import Durability, segments
 from stelae.core.errors import (
     DeadlineExpired,
@@ -22,17 +32,8 @@ from stelae.core.errors import (
     RetryLater,
 )
 from stelae.core.ids import Address, ClientId, make_uuid
-from stelae.core.messages import (
-    CREATE_TABLE,
-    DELETE_TABLE,
-    LIST_TABLES,
-    STATUS,
-    CreateTable,
-    DeleteTable,
-)
 from stelae.core.partition import Partitioning, RangePartition
 from stelae.core.records import TableRecord
-from stelae.core.rpc import Empty
 from stelae.core.runtime import Runtime
 from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
 from stelae.core.settings import Settings
@@ -131,7 +132,7 @@ class AsyncDatabase:
 
     async def tables(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[TableRecord]:
         """All tables, by name."""
-        reply = await self._masters.call(LIST_TABLES, Empty(), timeout_s=timeout)
+        reply = await self._masters.call(LIST_TABLES, ListTables(), timeout_s=timeout)
         return sorted(reply.tables, key=lambda table: table.name)
 
     async def delete_table(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
@@ -143,7 +144,7 @@ class AsyncDatabase:
 
     async def status(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
         """The status document (design §12): servers, tables, tablets, recoveries."""
-        reply = await self._masters.call(STATUS, Empty(), timeout_s=timeout)
+        reply = await self._masters.call(STATUS, GetStatus(), timeout_s=timeout)
         return msgspec.json.decode(reply.document, type=dict[str, Any])
 
     async def close(self) -> None:
