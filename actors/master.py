@@ -14,9 +14,11 @@ Source: seed "Multi-master support for Kudu 1.0"; design §7.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from stelae.actors.coordinator import Coordinator
+from stelae.actors.freshness import Freshness
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_clients import ClientRequests
 from stelae.actors.master_group import MasterGroup
@@ -25,10 +27,11 @@ from stelae.actors.replica import Replica, ReplicaSettings, RoleChange, raft_han
 from stelae.consensus.settings import RaftSettings
 from stelae.coordinator.catalog import CATALOG_ID, Catalog
 from stelae.coordinator.liveness import Liveness, Run
-from stelae.core.errors import NotLeader
+from stelae.core.catalog_messages import READ_INDEX, ReadIndex
+from stelae.core.errors import NotLeader, TooStale
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.records import ServerInfo, ServerKind
-from stelae.core.rpc import Handlers
+from stelae.core.rpc import Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
@@ -79,6 +82,8 @@ class Master:
         self._engine = engine
         self.group = MasterGroup(runtime, settings, name, masters)
         self._replicas: dict[TabletId, Replica] = {}
+        self.freshness: Freshness | None = None
+        """Once it has joined the others."""
 
     # ---- life -------------------------------------------------------------------------------
 
@@ -107,6 +112,8 @@ class Master:
         replica.on_role_change(self._on_role_change)
         await replica.start()
         self._replicas[CATALOG_ID] = replica
+        self.freshness = Freshness(self._runtime, self.settings, replica)
+        self.tasks.spawn(self.freshness.run(), "freshness of the catalog")
         self.group.on_address(self._on_master_address)
 
     def use_engine(self, policy: EnginePolicy) -> None:
@@ -140,6 +147,12 @@ class Master:
         """The masters' Raft term, as far as this one knows; 0 before it has joined."""
         replica = self._replicas.get(CATALOG_ID)
         return replica.term if replica is not None else 0
+
+    @property
+    def leader_uuid(self) -> ServerUuid | None:
+        """Who leads, as far as this master knows."""
+        replica = self._replicas.get(CATALOG_ID)
+        return replica.core.leader_uuid if replica is not None else None
 
     @property
     def is_leader(self) -> bool:
@@ -193,6 +206,7 @@ class Master:
             **self.group.handlers(),
             **ClientRequests(self).handlers(),
             **ServerRequests(self).handlers(),
+            READ_INDEX: self._on_read_index,
         }
 
     def lead(self) -> Coordinator:
@@ -204,6 +218,26 @@ class Master:
             hint = "" if replica.is_leader else replica.leader_address or ""
             raise NotLeader(self._name, replica.term, hint)
         return self.coordinator
+
+    async def _on_read_index(self, call: Call[Empty]) -> Reply[ReadIndex]:
+        if self.freshness is None:
+            raise NotLeader(self._name, 0, "")
+        return Reply(ReadIndex(await self.freshness.read_index(call.timeout_s)))
+
+    async def view(self, timeout_s: float, max_staleness_s: float) -> Coordinator | None:
+        """Return once this master may answer a read; the coordinator, if it leads.
+
+        Raises NotLeader, Overloaded, DeadlineExpired; TooStale if ``max_staleness_s`` is not
+        negative, this master does not lead, and its state may be older than that.
+        """
+        if max_staleness_s >= 0:
+            age_s = math.inf if self.freshness is None else self.freshness.staleness_s()
+            if age_s <= max_staleness_s:
+                return self.coordinator
+            if self.coordinator is None:
+                age = f"{age_s:.3f} s" if age_s < math.inf else "as old as can be (no leader seen)"
+                raise TooStale(self._name, age, max_staleness_s)
+        return await self.barrier(timeout_s)
 
     async def barrier(self, timeout_s: float) -> Coordinator:
         """The coordinator, after proof that this master led when the call came.

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stelae.coordinator.catalog import Catalog
-from stelae.core.errors import NotEnoughServers
+from stelae.core.errors import NotEnoughServers, TooManyReplicas
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.records import ServerInfo
 
@@ -117,6 +117,15 @@ def _cost(
         load.memory_bytes,
         uuid,
     )
+
+
+def check_enough_backups(what: str, media: Sequence[str], known: Sequence[ServerInfo]) -> None:
+    """Raise `TooManyReplicas` for more replicas on a medium than there are backups, even dead."""
+    for medium in dict.fromkeys(media):
+        needed = list(media).count(medium)
+        found = sum(medium in server.media for server in known)
+        if needed > found:
+            raise TooManyReplicas(what, needed, medium, found)
 
 
 def check_media(what: str, media: Sequence[str], backups: Sequence[ServerInfo]) -> None:

@@ -11,10 +11,12 @@ import random
 from collections.abc import Sequence
 
 import msgspec
+import pyarrow as pa
 
 from stelae.coordinator.assignment import Load, choose_owners
 from stelae.coordinator.catalog import Catalog, CatalogBatch
 from stelae.core.catalog_messages import CreateTable
+from stelae.core.durability import segments
 from stelae.core.errors import (
     InvalidArgument,
     StaleTerm,
@@ -25,7 +27,7 @@ from stelae.core.errors import (
 from stelae.core.ids import RequestId, TableId, TabletId, make_uuid
 from stelae.core.messages import RaiseEpoch
 from stelae.core.records import ServerInfo, TableRecord, TableState, TabletRecord, TabletState
-from stelae.core.schema import MAX_NAME_LENGTH
+from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
 from stelae.core.settings import Settings
 
 
@@ -50,7 +52,6 @@ def draft_create(
     """
     if catalog.find(order.name) is not None:
         raise TableExists(order.name)
-    order.partitioning.check(order.schema.key)
     table_id = TableId(make_uuid(rng))
     tablet_ids = [TabletId(make_uuid(rng)) for _ in range(order.partitioning.tablet_count)]
     owners = choose_owners(tablet_ids, loads)
@@ -125,6 +126,22 @@ def draft_replace(
         )
         batch += (gone, new)
     return CatalogBatch(tablets=tuple(batch)) if batch else None
+
+
+def check_order(order: CreateTable) -> None:
+    """Raises `InvalidArgument` or `ColumnNotFound` for a table that can never be, whoever asks.
+
+    Clients check the same before they ask; a master trusts none of them.
+    """
+    check_table_name(order.name)
+    try:
+        normalised = TableSchema.of(order.schema.arrow, order.schema.key).arrow
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InvalidArgument(f"table {order.name!r}: no Arrow schema: {error}") from None
+    if not normalised.equals(order.schema.arrow):
+        raise InvalidArgument(f"table {order.name!r}: the schema is not normalised")
+    order.partitioning.check(order.schema.key)
+    segments(*order.durability.media)
 
 
 def check_room(catalog: Catalog, order: CreateTable, settings: Settings) -> None:

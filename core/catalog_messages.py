@@ -110,6 +110,12 @@ class StatusReply(Body, frozen=True):
     document: bytes
 
 
+class ReadIndex(Body, frozen=True):
+    """Everything acknowledged before the question lies at or below this index of the log."""
+
+    index: int
+
+
 CREATE_TABLE = Method("master.create_table", CreateTable, TableReply)
 DELETE_TABLE = Method("master.delete_table", DeleteTable, Empty)
 GET_TABLE = Method("master.get_table", GetTable, TableLocations)
@@ -117,3 +123,5 @@ LIST_TABLES = Method("master.list_tables", ListTables, TableList)
 STATUS = Method("master.status", GetStatus, StatusReply)
 GET_TABLET_LOCATIONS = Method("master.get_tablet_locations", GetTabletLocations, TabletLocations)
 IS_CREATE_DONE = Method("master.is_create_done", IsCreateDone, CreateProgress)
+READ_INDEX = Method("master.read_index", Empty, ReadIndex)
+"""Among masters: the leader answers, after a read barrier."""
