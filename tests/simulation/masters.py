@@ -16,6 +16,16 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.client.masters import MastersClient
+from stelae.core.catalog_messages import (
+    CREATE_TABLE,
+    DELETE_TABLE,
+    GET_TABLE,
+    LIST_TABLES,
+    CreateTable,
+    DeleteTable,
+    GetTable,
+    ListTables,
+)
 from stelae.core.durability import segments
 from stelae.core.errors import (
     OutcomeUnknown,
@@ -25,19 +35,9 @@ from stelae.core.errors import (
     TableNotFound,
 )
 from stelae.core.ids import ClientId, RequestId, TableId, TabletId
-from stelae.core.messages import (
-    CREATE_TABLE,
-    DELETE_TABLE,
-    GET_TABLE,
-    LIST_TABLES,
-    CreateTable,
-    DeleteTable,
-    GetTable,
-    TabletProgress,
-)
+from stelae.core.messages import TabletProgress
 from stelae.core.partition import hash_partition
 from stelae.core.records import TableState, TabletState
-from stelae.core.rpc import Empty
 from stelae.core.schema import TableSchema
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
@@ -133,7 +133,7 @@ class DdlClient:
             await asyncio.sleep(self._rng.expovariate(1 / 0.2))
 
     async def _list(self) -> None:
-        listed = (await self._call(LIST_TABLES, Empty())).tables
+        listed = (await self._call(LIST_TABLES, ListTables())).tables
         own = {t.name: t.table_id for t in listed if t.name.startswith(f"{self.name}-")}
         assert own == self.tables, f"listed {own}, expected {self.tables}"
 
