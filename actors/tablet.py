@@ -220,9 +220,7 @@ class Tablet:
             runtime, self._settings, self.tablet_id, sources, self._intake.turns
         )
         now = self._phase("read", now)
-        segments = await recovered_segments(
-            runtime, fetched, self._log.next_id, self._memory.codec, self._schema
-        )
+        segments = await recovered_segments(runtime, fetched, self._log.next_id, self._memory.codec)
         merged = await self.merge_offer.wait([len(segment.summary) for segment in segments])
         if merged is None:
             summaries = [s.summary for s in segments]

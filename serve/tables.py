@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from stelae.client.database import DEFAULT_DURABILITY
-from stelae.client.json_values import from_json_value, to_json_value
+from stelae.client.json_values import column_to_json, from_json_value, to_json_value
 from stelae.core.durability import Durability, segments
 from stelae.core.errors import InvalidArgument
 from stelae.core.partition import HashPartition, Partitioning, RangePartition
@@ -105,6 +105,7 @@ def json_response(content: Any, status: int = 200) -> Response:
 def describe_table(record: TableRecord) -> dict[str, Any]:
     """A table as `TableInfo` shows it."""
     schema = record.schema.arrow
+    defaults = record.schema.defaults
     return {
         "id": record.table_id,
         "name": record.name,
@@ -113,12 +114,26 @@ def describe_table(record: TableRecord) -> dict[str, Any]:
             for field in schema
         ],
         "arrow_schema": base64.b64encode(record.schema.arrow_ipc).decode(),
+        "arrow_defaults": base64.b64encode(record.schema.defaults_ipc).decode(),
+        "defaults": {} if defaults is None else describe_defaults(defaults),
+        "column_ids": list(record.schema.column_ids),
+        "next_column_id": record.schema.next_column_id,
         "key": list(record.schema.key),
         "partition": _describe_partition(record.partitioning, schema),
         "durability": {"segments": list(record.durability.media)},
         "schema_version": record.schema.version,
         "generation": record.generation,
         "tablets": record.partitioning.tablet_count,
+    }
+
+
+def describe_defaults(defaults: pa.RecordBatch) -> dict[str, Any]:
+    """What rows get that leave columns out, by column; columns without default are not named."""
+    written = defaults.slice(1, 1)
+    return {
+        name: column_to_json(column)[0]
+        for name, column in zip(written.schema.names, written.columns, strict=True)
+        if not column.null_count
     }
 
 
