@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from stelae.core.durability import Durability
-from stelae.core.ids import Address, RequestId, ServerUuid, TabletId
+from stelae.core.ids import Address, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.partition import Partitioning
 from stelae.core.records import ServerInfo, TableRecord, TabletRecord
 from stelae.core.rpc import Empty, Method
@@ -50,6 +50,8 @@ class GetTable(Body, frozen=True):
     """Look a table up, with where its tablets are. Linearizable: the leader answers."""
 
     name: str
+    table_id: TableId = TableId("")
+    """If given: look for the table of this id, whatever its name is by now."""
 
 
 class TabletLocation(Body, frozen=True):
@@ -111,6 +113,10 @@ class TabletReport(Body, frozen=True):
     """Seconds spent in each phase of its recovery (read, merge, install), for status."""
     head_segment: int = 0
     """Of a PREPARED tablet: its new head. From the hand-over on, open replicas below are stale."""
+    schema_version: int = 0
+    """Of its table, as far as the tablet has heard."""
+    renames: int = 0
+    """The same, of changes of the table's name."""
 
 
 class Heartbeat(Body, frozen=True):
@@ -283,6 +289,8 @@ class Get(Body, frozen=True):
     tablet_id: TabletId
     keys: tuple[tuple[Any, ...], ...]
     columns: tuple[str, ...] = ()
+    schema_version: int = 0
+    """The version that the columns are of; 0: whatever the tablet has."""
 
 
 class GetReply(Body, frozen=True):
@@ -297,6 +305,8 @@ class GetMany(Body, frozen=True):
 
     tablet_id: TabletId
     columns: tuple[str, ...] = ()
+    schema_version: int = 0
+    """As in `Get`."""
 
 
 class GetManyReply(Body, frozen=True):
@@ -322,6 +332,8 @@ class Scan(Body, frozen=True):
     with_versions: bool = False
     piece: int = 0
     """Which piece of the scan is asked for, from 0: a repeated or late call gets no other one."""
+    schema_version: int = 0
+    """As in `Get`."""
 
 
 class ScanReply(Body, frozen=True):

@@ -168,6 +168,16 @@ class TabletMemory:
         self._store.use_schema(schema)
         self._count_closed()
 
+    @property
+    def newest_schema_version(self) -> int:
+        """Of those that segments in memory were written with; 0: there are none."""
+        return max((s.schema_version for s in self._store.segments if s is not None), default=0)
+
+    def rename(self, table: str) -> None:
+        """Call the table ``table`` in errors from now on."""
+        self.table = self._store.table = table
+        self._shapes.clear()
+
     def seal(self, slot: int, table_id: str, tablet_id: str, term: int) -> pa.Buffer:
         """Build the image of a closed segment; changes nothing, may run off the loop."""
         segment = self._store.segment(slot)
