@@ -15,12 +15,14 @@ Source: seed "Multi-master support for Kudu 1.0"; design §7.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 
 from stelae.actors.coordinator import Coordinator
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_group import MasterGroup
 from stelae.actors.replica import Replica, ReplicaSettings, RoleChange, raft_handlers
 from stelae.consensus.settings import RaftSettings
+from stelae.coordinator.alter import by_id, draft_alter, waiting_for
 from stelae.coordinator.assignment import check_media
 from stelae.coordinator.catalog import CATALOG_ID, Catalog, CatalogBatch
 from stelae.coordinator.ddl import (
@@ -30,8 +32,15 @@ from stelae.coordinator.ddl import (
     draft_raise_epoch,
 )
 from stelae.coordinator.decide import may_have_lease, to_drop, to_serve, tserver_loads
-from stelae.coordinator.liveness import Liveness, Run
+from stelae.coordinator.liveness import Liveness, Run, run_of
 from stelae.coordinator.status import MasterView, StatusInputs, status_document
+from stelae.core.alter_messages import (
+    ALTER_TABLE,
+    IS_ALTER_DONE,
+    AlterTable,
+    IsAlterDone,
+    IsAlterDoneReply,
+)
 from stelae.core.errors import NotLeader, StelaeError, TableNotFound
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.messages import (
@@ -55,8 +64,10 @@ from stelae.core.messages import (
     TableReply,
     TabletLocation,
     TabletOpened,
+    TabletProgress,
+    TabletReport,
 )
-from stelae.core.records import ServerInfo, ServerKind, TabletRecord, TabletState
+from stelae.core.records import ServerInfo, ServerKind, TableState, TabletRecord, TabletState
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
@@ -212,6 +223,8 @@ class Master:
             DELETE_TABLE: self._on_delete_table,
             GET_TABLE: self._on_get_table,
             LIST_TABLES: self._on_list_tables,
+            ALTER_TABLE: self._on_alter_table,
+            IS_ALTER_DONE: self._on_is_alter_done,
             STATUS: self._on_status,
             HEARTBEAT: self._on_heartbeat,
             RAISE_EPOCH: self._on_raise_epoch,
@@ -290,11 +303,41 @@ class Master:
         coordinator.wake()
         return EMPTY
 
+    async def _on_alter_table(self, call: Call[AlterTable]) -> Reply[TableReply]:
+        order = call.body
+        coordinator = await self._barrier(call.timeout_s)
+        if self.catalog.result_of(order.request) is None:
+            async with AsyncExitStack() as held:
+                if order.new_name:
+                    check_table_name(order.new_name)
+                    await held.enter_async_context(coordinator.operations.reserve(order.new_name))
+                await coordinator.operations.change(
+                    lambda: self._draft_alter(order), tables=[order.table_id]
+                )
+            coordinator.wake()
+        return Reply(TableReply(self.catalog.tables[order.table_id]))
+
+    def _draft_alter(self, order: AlterTable) -> CatalogBatch | None:
+        if self.catalog.result_of(order.request) is not None:
+            return None
+        return draft_alter(self.catalog, order)
+
+    async def _on_is_alter_done(self, call: Call[IsAlterDone]) -> Reply[IsAlterDoneReply]:
+        await self._barrier(call.timeout_s)
+        table = by_id(self.catalog, call.body.table_id, call.body.name)
+        now = self._runtime.clock.monotonic()
+        live = {run_of(seen): seen for seen in self.liveness.live(ServerKind.TSERVER, now)}
+        return Reply(
+            IsAlterDoneReply(
+                table.state is not TableState.ALTERING,
+                table.schema.version,
+                waiting_for(self.catalog, table, live),
+            )
+        )
+
     async def _on_get_table(self, call: Call[GetTable]) -> Reply[TableLocations]:
         coordinator = await self._barrier(call.timeout_s)
-        table = self.catalog.find(call.body.name)
-        if table is None:
-            raise TableNotFound(call.body.name)
+        table = by_id(self.catalog, call.body.table_id, call.body.name)
         now = self._runtime.clock.monotonic()
         tablets = self.catalog.tablets_of(table.table_id)
         locations = tuple(self._locate(coordinator, tablet, now) for tablet in tablets)
@@ -360,9 +403,7 @@ class Master:
         before = self.liveness.find(run)
         told = {} if before is None else before.reports
         news = before is None or any(
-            report.tablet_id not in told
-            or (told[report.tablet_id].term, told[report.tablet_id].progress)
-            != (report.term, report.progress)
+            report.tablet_id not in told or _news_of(told[report.tablet_id]) != _news_of(report)
             for report in beat.tablets
         )
         self.liveness.heartbeat(beat, self._runtime.clock.monotonic())
@@ -407,6 +448,11 @@ class Master:
         self.liveness.report(Run(body.server, body.incarnation), body.report, now)
         coordinator.wake()
         return EMPTY
+
+
+def _news_of(report: TabletReport) -> tuple[int, TabletProgress, int, int]:
+    """What of a report the coordinator has to hear of at once when it changes."""
+    return report.term, report.progress, report.schema_version, report.renames
 
 
 def _name_of(view: MasterView) -> str:
