@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
+from stelae.client.alter import NewColumns
 from stelae.client.locations import TableCache, look_up
 from stelae.client.masters import MastersClient
 from stelae.client.session import Session
@@ -21,7 +22,7 @@ from stelae.core.errors import (
     OutcomeUnknown,
     RetryLater,
 )
-from stelae.core.ids import Address, ClientId, make_uuid
+from stelae.core.ids import Address, ClientId, TableId, make_uuid
 from stelae.core.messages import (
     CREATE_TABLE,
     DELETE_TABLE,
@@ -52,7 +53,7 @@ class AsyncDatabase:
         self._settings = settings or Settings()
         self._masters = MastersClient(runtime, masters)
         self._session = Session(ClientId(make_uuid(runtime.rng)))
-        self._tables: dict[str, AsyncTable] = {}
+        self._tables: dict[TableId, AsyncTable] = {}
 
     async def create_table(
         self,
@@ -89,7 +90,6 @@ class AsyncDatabase:
                     if left_s <= 0:
                         raise
                     await self.runtime.clock.sleep(POLL_S)
-        self._tables.pop(name, None)
         return await self._wait_running(name, deadline)
 
     async def _wait_running(self, name: str, deadline: float) -> AsyncTable:
@@ -117,15 +117,16 @@ class AsyncDatabase:
 
     def _open(self, cache: TableCache) -> AsyncTable:
         table = AsyncTable(self.runtime, self._settings, self._session, cache)
-        self._tables[table.name] = table
+        self._tables[table.record.table_id] = table
         return table
 
     async def table(self, name: str) -> AsyncTable:
         """A handle on an existing table. Raises `TableNotFound`."""
         check_name(name)
-        known = self._tables.get(name)
         locations = await look_up(self._masters, name)
-        if known is not None and known.record.table_id == locations.table.table_id:
+        known = self._tables.get(locations.table.table_id)
+        if known is not None:
+            known.cache.take(locations)
             return known
         return self._open(TableCache(self._masters, locations))
 
@@ -139,7 +140,40 @@ class AsyncDatabase:
         check_name(name)
         with self._session.request() as request:
             await self._masters.call(DELETE_TABLE, DeleteTable(request, name), timeout_s=timeout)
-        self._tables.pop(name, None)
+        self._tables = {i: table for i, table in self._tables.items() if table.name != name}
+
+    async def alter_table(
+        self,
+        name: str,
+        *,
+        add_columns: NewColumns = (),
+        drop_columns: str | Sequence[str] = (),
+        rename_columns: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        rename_to: str = "",
+        wait: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> AsyncTable:
+        """Alter a table; see `AsyncTable.alter`. Raises `TableNotFound`."""
+        table = await self.table(name)
+        await table.alter(
+            add_columns=add_columns,
+            drop_columns=drop_columns,
+            rename_columns=rename_columns,
+            defaults=defaults,
+            rename_to=rename_to,
+            wait=wait,
+            timeout=timeout,
+        )
+        return table
+
+    async def rename_table(
+        self, name: str, new_name: str, *, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> AsyncTable:
+        """Rename a table. Raises `TableNotFound`, `TableExists`."""
+        table = await self.table(name)
+        await table.rename(new_name, timeout=timeout)
+        return table
 
     async def status(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
         """The status document (design §12): servers, tables, tablets, recoveries."""
