@@ -74,6 +74,19 @@ def update_columns(rows: Sequence[Any], schema: TableSchema, table: str) -> tupl
     return tuple(name for name in schema.arrow.names if name in given)
 
 
+def check_rows(rows: Sequence[Any]) -> None:
+    """Raise InvalidArgument unless every row is a dict."""
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise InvalidArgument(f"a row is a dict, not a {type(row).__name__}")
+
+
+def given_columns(given: Sequence[str], schema: TableSchema) -> tuple[str, ...]:
+    """The columns of new rows, in schema order: those given, and those that have to be."""
+    needed = schema.required
+    return tuple(name for name in schema.arrow.names if name in given or name in needed)
+
+
 def check_key_given(columns: Collection[str], schema: TableSchema) -> None:
     """Raise InvalidArgument unless the whole key is among the columns of an update."""
     missing = [name for name in schema.key if name not in columns]

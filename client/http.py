@@ -342,7 +342,10 @@ def table_record(info: Mapping[str, Any]) -> TableRecord:
         schema = TableSchema(
             base64.b64decode(info["arrow_schema"], validate=True),
             tuple(info["key"]),
+            tuple(info["column_ids"]),
+            int(info["next_column_id"]),
             int(info["schema_version"]),
+            base64.b64decode(info["arrow_defaults"], validate=True),
         )
         return TableRecord(
             TableId(info["id"]),

@@ -16,7 +16,9 @@ from stelae.client.convert import Key, RowCodec, Rows, is_table, to_arrow
 from stelae.client.filters import Where, normalize_filters
 from stelae.client.given import (
     check_key_given,
+    check_rows,
     chosen_columns,
+    given_columns,
     key_rows,
     row_versions,
     update_columns,
@@ -108,18 +110,23 @@ class HttpTable:
     def _batch(self, op: str, rows: Rows) -> pa.RecordBatch:
         if isinstance(rows, dict):
             rows = [rows]
-        columns: tuple[str, ...] | None = None
+        columns: tuple[str, ...] = ()
         if op == "update" and isinstance(rows, list):
             columns = update_columns(rows, self._schema, self.name)
         if isinstance(rows, list) and self._schema.is_plain:
+            if op != "update":
+                check_rows(rows)
+                columns = self._codec.given(rows)
             names = columns or tuple(self.schema.names)
             wire = [self._codec.row(row, columns) for row in rows]
             batch = rows_to_batch(wire, pa.schema([self.schema.field(name) for name in names]))
             return check_batch(batch, self._schema, columns=names, table=self.name)
-        table = to_arrow(rows, self.schema)
+        table = to_arrow(rows, self.schema, self._codec.defaults)
         if op == "update":
             check_key_given(table.column_names, self._schema)
             columns = tuple(n for n in self.schema.names if n in table.column_names)
+        else:
+            columns = given_columns(table.column_names, self._schema)
         return check_batch(table, self._schema, columns=columns, table=self.name)
 
     async def _send(

@@ -30,6 +30,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from stelae.coordinator.alter import Alter, FinishAlter, alter_actions
 from stelae.coordinator.assignment import Load, choose_owners, count_loads
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
@@ -118,7 +119,9 @@ class GiveUp:
     run: Run
 
 
-Action: TypeAlias = Move | Replace | HandOver | Open | Recover | Serve | Close | GiveUp
+Action: TypeAlias = (
+    Move | Replace | HandOver | Open | Recover | Serve | Close | GiveUp | Alter | FinishAlter
+)
 
 
 FIRST_PAUSE_S = 0.5
@@ -251,7 +254,8 @@ class _Round:
         moves = [*self._replacements(), *self._moves()]
         hand_overs = [HandOver(table, tuple(ready)) for table, ready in self._ready.items()]
         given_up = [GiveUp(run) for run in self._given_up]
-        return [*given_up, *hand_overs, *moves, *self._orders, *self._closes()]
+        alters = alter_actions(self._catalog, self._live)
+        return [*given_up, *hand_overs, *moves, *self._orders, *alters, *self._closes()]
 
     def _look_at(self, tablet: TabletRecord, seen: Seen) -> None:
         """At a tablet whose owner is live and has told what it holds."""

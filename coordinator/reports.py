@@ -33,7 +33,8 @@ NOTHING = -1
 
 def tablet_fingerprint(tablet_id: TabletId, report: TabletReport) -> int:
     """What a tserver's digest sums up for one tablet."""
-    return crc32c(f"{tablet_id}/{report.term}/{report.progress}".encode())
+    said = (report.term, report.progress, report.schema_version, report.renames)
+    return crc32c(f"{tablet_id}/{said}".encode())
 
 
 def log_fingerprint(tablet_id: TabletId, held: None) -> int:
@@ -50,6 +51,8 @@ def is_news(known: TabletReport | None, report: TabletReport) -> bool:
         or known.term != report.term
         or known.problem != report.problem
         or known.head_segment != report.head_segment
+        or known.schema_version != report.schema_version
+        or known.renames != report.renames
     )
 
 

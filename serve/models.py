@@ -109,6 +109,17 @@ class TableInfo(BaseModel):
     name: str
     columns: list[Column]
     arrow_schema: str = Field(description="The Arrow schema as an IPC message, in base64.")
+    arrow_defaults: str = Field(
+        description="Default values as an Arrow IPC stream of two rows, in base64: what rows from "
+        "before a column show for it, and what new rows get that leave it out; empty: none."
+    )
+    defaults: dict[str, Json] = Field(
+        examples=[{"dest": "?"}], description="What rows get that leave these columns out."
+    )
+    column_ids: list[int] = Field(
+        examples=[[1, 2, 3]], description="Of the columns in order; never given twice."
+    )
+    next_column_id: int
     key: list[str]
     partition: Partition
     durability: DurabilityModel

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from stelae.client.database import DEFAULT_DURABILITY
-from stelae.client.json_values import from_json_value, to_json_value
+from stelae.client.json_values import column_to_json, from_json_value, to_json_value
 from stelae.core.catalog_messages import TabletLocation
 from stelae.core.durability import Durability, segments
 from stelae.core.errors import InvalidArgument
@@ -157,6 +157,7 @@ def json_response(content: Any, status: int = 200) -> Response:
 def describe_table(record: TableRecord) -> dict[str, Any]:
     """A table as `TableInfo` shows it."""
     schema = record.schema.arrow
+    defaults = record.schema.defaults
     return {
         "id": record.table_id,
         "name": record.name,
@@ -165,6 +166,10 @@ def describe_table(record: TableRecord) -> dict[str, Any]:
             for field in schema
         ],
         "arrow_schema": base64.b64encode(record.schema.arrow_ipc).decode(),
+        "arrow_defaults": base64.b64encode(record.schema.defaults_ipc).decode(),
+        "defaults": {} if defaults is None else describe_defaults(defaults),
+        "column_ids": list(record.schema.column_ids),
+        "next_column_id": record.schema.next_column_id,
         "key": list(record.schema.key),
         "partition": _describe_partition(record.partitioning, schema),
         "durability": {"segments": list(record.durability.media)},
@@ -179,6 +184,16 @@ def describe_location(location: TabletLocation) -> dict[str, Any]:
     """Where a tablet is, as `TabletInfo` shows it."""
     tablet = msgspec.to_builtins(location.tablet)
     return {"tablet": tablet, "address": location.address, "problem": location.problem}
+
+
+def describe_defaults(defaults: pa.RecordBatch) -> dict[str, Any]:
+    """What rows get that leave columns out, by column; columns without default are not named."""
+    written = defaults.slice(1, 1)
+    return {
+        name: column_to_json(column)[0]
+        for name, column in zip(written.schema.names, written.columns, strict=True)
+        if not column.null_count
+    }
 
 
 def _describe_partition(partitioning: Partitioning, schema: pa.Schema) -> dict[str, Any]:

@@ -106,7 +106,7 @@ async def native_summaries(cluster: LocalCluster, job: RecoveryJob) -> list[Summ
     return [
         RecoveredSegment.from_image(one.image).summary
         if one.image is not None
-        else RecoveredSegment.from_entries(one.entries, codec, job.table.schema, "here").summary
+        else RecoveredSegment.from_entries(one.entries, codec, "here").summary
         for one in fetched
     ]
 
