@@ -176,6 +176,7 @@ class TabletServer:
                 )
             except StelaeError:
                 self._runtime.metrics.count("heartbeats_failed", master=master)
+                reporter.unanswered()
             else:
                 await self._obey(reply.body)
                 if reporter.answered(report, reply.body):

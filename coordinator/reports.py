@@ -114,6 +114,11 @@ class Reporter(Generic[V]):
                 self._digest -= self._fingerprint(tablet_id, told.pop(tablet_id))
                 self._dirty[tablet_id] = None
 
+    def unanswered(self) -> None:
+        """No answer came: whoever was a follower may lead by now, and be heard no more."""
+        if not self._is_leader:
+            self._is_leader, self._processed = True, FULL
+
     def answered(self, report: Report[V], reply: HeartbeatReply) -> bool:
         """Take the answer to the last report; true: a full one is wanted at once."""
         self._is_leader = reply.is_leader
