@@ -166,7 +166,7 @@ class AsyncDatabase:
         """
         check_name(name)
         known = self._tables.get(name)
-        body = GetTable(name, staleness(max_staleness))
+        body = GetTable(name, max_staleness_s=staleness(max_staleness))
         locations = await self._read(GET_TABLE, body, LOOKUP_TIMEOUT_S)
         if known is not None and known.record.table_id == locations.table.table_id:
             return known
@@ -201,7 +201,7 @@ class AsyncDatabase:
     ) -> list[TabletLocation]:
         """Where the tablets of a table are, by number. Raises `TableNotFound`."""
         check_name(name)
-        body = GetTable(name, staleness(max_staleness))
+        body = GetTable(name, max_staleness_s=staleness(max_staleness))
         return list((await self._read(GET_TABLE, body, timeout)).tablets)
 
     async def delete_table(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:

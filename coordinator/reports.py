@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from crc32c import crc32c
@@ -25,6 +26,8 @@ from stelae.core.ids import TabletId
 from stelae.core.messages import FULL, NO_REPORT, Heartbeat, HeartbeatReply, TabletReport
 
 V = TypeVar("V")
+_GROWTH = ("row_count", "memory_bytes", "segment_count", "under_replicated", "phases")
+_essence = attrgetter(*(n for n in TabletReport.__struct_fields__ if n not in _GROWTH))
 MAX_VANISHED = 10_000
 """Of so many tablets, the last ones, it is known when they vanished."""
 NOTHING = -1
@@ -44,13 +47,7 @@ def log_fingerprint(tablet_id: TabletId, held: None) -> int:
 
 def is_news(known: TabletReport | None, report: TabletReport) -> bool:
     """Whether a report says more than that a tablet has grown."""
-    return (
-        known is None
-        or known.progress is not report.progress
-        or known.term != report.term
-        or known.problem != report.problem
-        or known.head_segment != report.head_segment
-    )
+    return known is None or (known != report and _essence(known) != _essence(report))
 
 
 # ---- the sender's side ----------------------------------------------------------------------
