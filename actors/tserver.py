@@ -178,6 +178,7 @@ class TabletServer:
                 )
             except StelaeError:
                 self._runtime.metrics.count("heartbeats_failed", master=master)
+                reporter.unanswered()
             else:
                 await self._obey(reply.body)
                 if reporter.answered(report, reply.body):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from stelae.client.masters import MastersClient
-from stelae.core.catalog_messages import GET_TABLE, GetTable, TableLocations, TabletLocation
 from stelae.core.errors import TableNotFound
 from stelae.core.ids import TableId
+from stelae.core.messages import GET_TABLE, GetTable, TableLocations, TabletLocation
 from stelae.core.records import TabletState
 
 LOOKUP_TIMEOUT_S = 10.0

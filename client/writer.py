@@ -27,10 +27,9 @@ from stelae.client.known import KnownTable
 from stelae.client.locations import TableCache
 from stelae.client.retries import most_telling, on_tablet
 from stelae.client.session import Session
-from stelae.core.catalog_messages import TabletLocation
 from stelae.core.errors import SchemaChanged, StelaeError, TooLarge
 from stelae.core.ids import RequestId, ServerUuid, TabletId
-from stelae.core.messages import WRITE, Write, WriteOp, WriteReply
+from stelae.core.messages import WRITE, TabletLocation, Write, WriteOp, WriteReply
 from stelae.core.runtime import Runtime
 from stelae.core.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema
 from stelae.core.settings import Settings

@@ -251,6 +251,9 @@ class _Round:
             elif seen.picture.is_exact:
                 for tablet_id in standing_of(self._catalog, seen).unsettled:
                     self._look_at(self._catalog.tablets[tablet_id], seen)
+            else:
+                for tablet in self._catalog.owned_by(*owner):
+                    self._wait_for_report(tablet)
         moves = [*self._replacements(), *self._moves()]
         hand_overs = [HandOver(table, tuple(ready)) for table, ready in self._ready.items()]
         given_up = [GiveUp(run) for run in self._given_up]
@@ -272,6 +275,11 @@ class _Round:
                 self._orders.append(order(tablet, seen.server))
         elif self._vanished(tablet, seen):
             self._move(tablet, f"{seen.server.name} no longer has it")
+
+    def _wait_for_report(self, tablet: TabletRecord) -> None:
+        """Its owner is live, and has not told this leader what it holds: but not for ever."""
+        if self._is_stuck(tablet):
+            self._stuck.setdefault(tablet.table_id, []).append(tablet)
 
     def _owner_not_heard(self, tablet: TabletRecord, run: Run) -> None:
         """Its owner is dead, or was never heard by this master: is it surely not serving?"""

@@ -20,12 +20,13 @@ import pytest
 
 from stelae.actors.tablet_recovery import Intake, fetch_segments
 from stelae.client.database import AsyncDatabase
-from stelae.core.catalog_messages import GET_TABLE, GetTable
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.ids import Address, TabletId
 from stelae.core.messages import (
+    GET_TABLE,
     INVENTORY,
     OPEN_TABLET,
+    GetTable,
     Inventory,
     OpenTablet,
     RecoveryEngine,
