@@ -158,10 +158,10 @@ class Alterer:
         """Every tablet has the newest schema, on every master alike, and a new name reaches all."""
         world = self._world
         table = await self._database.table(tables.TABLE)
-        await table.rename(NEW_NAME, timeout=60.0)
+        await table.rename(NEW_NAME, timeout=120.0)
         await world.wait_until(self._all_follow, 60.0, "all tablets to follow the alters")
         assert await table.is_alter_done()
-        found = await table.scan(timeout=60.0)
+        found = await table.scan(timeout=600.0)
         for row in found.to_pylist():
             flip = row.get("flip")
             if flip:
