@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from stelae.client.alter import NewColumns
+from stelae.client.given import check_name
 from stelae.client.locations import TableCache, look_up
 from stelae.client.masters import MastersClient
 from stelae.client.session import Session
@@ -35,7 +36,7 @@ from stelae.core.partition import Partitioning, RangePartition
 from stelae.core.records import TableRecord
 from stelae.core.rpc import Empty
 from stelae.core.runtime import Runtime
-from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
+from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
 from stelae.core.values import to_wire
 
@@ -183,21 +184,6 @@ class AsyncDatabase:
     async def close(self) -> None:
         """End this client's connections."""
         await self.runtime.peers.close()
-
-
-def check_name(name: str) -> None:
-    """Raise `InvalidArgument` unless ``name`` can name a table, in URLs too."""
-    fine = (
-        isinstance(name, str)
-        and 0 < len(name) <= MAX_NAME_LENGTH
-        and name.isprintable()
-        and not set(name) & set("/\\?#%,:")
-    )
-    if not fine:
-        raise InvalidArgument(
-            f"table name {name!r}: 1 to {MAX_NAME_LENGTH} printable characters, "
-            "none of / \\ ? # % , :"
-        )
 
 
 def _in_wire_form(partitioning: Partitioning, schema: TableSchema) -> Partitioning:

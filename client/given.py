@@ -15,10 +15,25 @@ import pyarrow as pa
 
 from stelae.client.convert import RowCodec, is_table, to_arrow
 from stelae.core.errors import InvalidArgument
-from stelae.core.schema import TableSchema
+from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
 from stelae.core.values import check_batch, rows_to_batch
 
 _VERSION_END = 1 << 63
+
+
+def check_name(name: str) -> None:
+    """Raise `InvalidArgument` unless ``name`` can name a table, in URLs too."""
+    fine = (
+        isinstance(name, str)
+        and 0 < len(name) <= MAX_NAME_LENGTH
+        and name.isprintable()
+        and not set(name) & set("/\\?#%,:")
+    )
+    if not fine:
+        raise InvalidArgument(
+            f"table name {name!r}: 1 to {MAX_NAME_LENGTH} printable characters, "
+            "none of / \\ ? # % , :"
+        )
 
 
 def chosen_columns(

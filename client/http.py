@@ -19,7 +19,8 @@ import msgspec
 import pyarrow as pa
 
 from stelae.client.alter import NewColumns
-from stelae.client.database import DEFAULT_DURABILITY, check_name
+from stelae.client.database import DEFAULT_DURABILITY
+from stelae.client.given import check_name
 from stelae.client.http_protocol import (
     JSON_TYPE,
     PROBLEM_TYPE,

@@ -19,6 +19,7 @@ from stelae.client.convert import Key, RowCodec, Rows, is_table, to_arrow
 from stelae.client.filters import Where, normalize_filters
 from stelae.client.given import (
     check_key_given,
+    check_name,
     check_rows,
     chosen_columns,
     given_columns,
@@ -133,6 +134,8 @@ class HttpTable:
     ) -> None:
         """See `AsyncTable.alter`."""
         await self.refresh()
+        if rename_to:
+            check_name(rename_to)
         change = requested_change(
             self._schema, self.name, add_columns, drop_columns, rename_columns, defaults
         )
@@ -160,8 +163,7 @@ class HttpTable:
 
     async def rename(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `AsyncTable.rename`."""
-        if not name:
-            raise InvalidArgument("a table's name is not empty")
+        check_name(name)
         await self.alter(rename_to=name, wait=False, timeout=timeout)
 
     async def is_alter_done(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
