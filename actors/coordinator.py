@@ -345,7 +345,8 @@ class Coordinator:
         tablet, owner = action.tablet, action.owner
         order = AlterTablet(tablet.tablet_id, tablet.term, self._catalog.tables[tablet.table_id])
         report = await self._call(owner, ALTER_TABLET, order)
-        self._liveness.report(Run(owner.uuid, owner.incarnation), report)
+        now = self._runtime.clock.monotonic()
+        self._liveness.report(Run(owner.uuid, owner.incarnation), report, now)
 
     async def _tell(
         self, key: Key, server: ServerInfo, method: Method[Any, Any], order: Any

@@ -333,9 +333,10 @@ class Tablet(TabletReads):
             )
         index = self._memory.last_index + 1
         columns: Sequence[str] = request.columns
-        view = self._schemas.view(request.schema_version)
-        if view is not None:
-            rows, columns = view.write(request.op, rows, columns)
+        if request.schema_version != self._schema.version:
+            view = self._schemas.view(request.schema_version)
+            if view is not None:
+                rows, columns = view.write(request.op, rows, columns)
         outcome = self._execute(request, rows, columns, index, call.blobs)
         await self._committed(index, call.timeout_s)
         return _answer(outcome)

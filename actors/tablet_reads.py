@@ -87,9 +87,10 @@ class TabletReads:
     ) -> tuple[SchemaView | None, tuple[str, ...]]:
         """How a caller with this version of the schema sees the table, and what its columns are
         called by now; empty: all."""
-        view = self._schemas.view(version)
-        if view is not None:
-            return view, view.read_columns(columns)
+        if version != self._schema.version:
+            view = self._schemas.view(version)
+            if view is not None:
+                return view, view.read_columns(columns)
         if columns:
             self._schema.check_columns(columns, self._schemas.table.name)
         return None, columns

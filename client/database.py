@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -11,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from stelae.client.alter import NewColumns
+from stelae.client.given import check_name, staleness
 from stelae.client.locations import LOOKUP_TIMEOUT_S, TableCache, look_up
 from stelae.client.masters import MastersClient
 from stelae.client.session import Session
@@ -46,7 +46,7 @@ from stelae.core.partition import Partitioning, RangePartition
 from stelae.core.records import TableRecord
 from stelae.core.rpc import Method
 from stelae.core.runtime import Runtime
-from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
+from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
 from stelae.core.values import to_wire
 
@@ -259,32 +259,6 @@ class AsyncDatabase:
     async def close(self) -> None:
         """End this client's connections."""
         await self.runtime.peers.close()
-
-
-def check_name(name: str) -> None:
-    """Raise `InvalidArgument` unless ``name`` can name a table, in URLs too."""
-    fine = (
-        isinstance(name, str)
-        and 0 < len(name) <= MAX_NAME_LENGTH
-        and name.isprintable()
-        and not set(name) & set("/\\?#%,:")
-    )
-    if not fine:
-        raise InvalidArgument(
-            f"table name {name!r}: 1 to {MAX_NAME_LENGTH} printable characters, "
-            "none of / \\ ? # % , :"
-        )
-
-
-def staleness(max_staleness: float | None) -> float:
-    """``max_staleness_s`` of a request. Raises `InvalidArgument`."""
-    if max_staleness is None:
-        return LINEARIZABLE
-    if isinstance(max_staleness, bool) or not isinstance(max_staleness, int | float):
-        raise InvalidArgument(f"max_staleness={max_staleness!r} is not a number of seconds")
-    if not 0 <= max_staleness < math.inf:
-        raise InvalidArgument(f"max_staleness={max_staleness}: a number of seconds, not negative")
-    return float(max_staleness)
 
 
 def _in_wire_form(partitioning: Partitioning, schema: TableSchema) -> Partitioning:

@@ -6,6 +6,7 @@ same words, before anything is sent.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,11 +15,27 @@ import numpy as np
 import pyarrow as pa
 
 from stelae.client.convert import RowCodec, is_table, to_arrow
+from stelae.core.catalog_messages import LINEARIZABLE
 from stelae.core.errors import InvalidArgument
-from stelae.core.schema import TableSchema
+from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
 from stelae.core.values import check_batch, rows_to_batch
 
 _VERSION_END = 1 << 63
+
+
+def check_name(name: str) -> None:
+    """Raise `InvalidArgument` unless ``name`` can name a table, in URLs too."""
+    fine = (
+        isinstance(name, str)
+        and 0 < len(name) <= MAX_NAME_LENGTH
+        and name.isprintable()
+        and not set(name) & set("/\\?#%,:")
+    )
+    if not fine:
+        raise InvalidArgument(
+            f"table name {name!r}: 1 to {MAX_NAME_LENGTH} printable characters, "
+            "none of / \\ ? # % , :"
+        )
 
 
 def chosen_columns(
@@ -113,3 +130,14 @@ def row_versions(if_version: Any, count: int) -> tuple[int, ...]:
     if len(versions) != count:
         raise InvalidArgument(f"if_version has {len(versions)} numbers for {count} rows")
     return versions
+
+
+def staleness(max_staleness: float | None) -> float:
+    """``max_staleness_s`` of a request. Raises `InvalidArgument`."""
+    if max_staleness is None:
+        return LINEARIZABLE
+    if isinstance(max_staleness, bool) or not isinstance(max_staleness, int | float):
+        raise InvalidArgument(f"max_staleness={max_staleness!r} is not a number of seconds")
+    if not 0 <= max_staleness < math.inf:
+        raise InvalidArgument(f"max_staleness={max_staleness}: a number of seconds, not negative")
+    return float(max_staleness)

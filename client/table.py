@@ -18,7 +18,7 @@ import pyarrow as pa
 from stelae.client.alter import Alterations, NewColumns, requested_change
 from stelae.client.convert import Key, Rows, decode_batch
 from stelae.client.filters import Where, normalize_filters
-from stelae.client.given import chosen_columns, key_rows
+from stelae.client.given import check_name, chosen_columns, key_rows
 from stelae.client.known import KnownTable
 from stelae.client.locations import TableCache
 from stelae.client.reads import Found, ManyKeys, OneKey, WantedRows, merge_found
@@ -26,7 +26,7 @@ from stelae.client.retries import all_or_first_error, on_tablet
 from stelae.client.scan import scan_tablet
 from stelae.client.session import Session
 from stelae.client.writer import TableWriter, Versions
-from stelae.core.errors import InvalidArgument, SchemaChanged, StelaeError
+from stelae.core.errors import SchemaChanged, StelaeError
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import GET, GET_MANY, GetMany, GetReply, TabletLocation, WriteOp
 from stelae.core.records import TableRecord
@@ -153,6 +153,8 @@ class AsyncTable:
         deadline = clock.monotonic() + timeout
         await self.refresh()
         record = self.cache.table
+        if rename_to:
+            check_name(rename_to)
         change = requested_change(
             record.schema, record.name, add_columns, drop_columns, rename_columns, defaults
         )
@@ -168,8 +170,7 @@ class AsyncTable:
         Raises:
             InvalidArgument, TableExists: it keeps its name.
         """
-        if not name:
-            raise InvalidArgument("a table's name is not empty")
+        check_name(name)
         await self.alter(rename_to=name, wait=False, timeout=timeout)
 
     async def is_alter_done(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:

@@ -89,7 +89,7 @@ def draft_finish(catalog: Catalog, action: FinishAlter) -> CatalogBatch | None:
 
 def alter_actions(catalog: Catalog, live: Mapping[Run, Seen]) -> Iterator[Alter | FinishAlter]:
     """What is to be done now for tables that were ever altered, in the order of their creation."""
-    for table_id in catalog.altered:
+    for table_id in list(catalog.altered):
         table = catalog.tables[table_id]
         follow = True
         for tablet in catalog.tablets_of(table_id):

@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from stelae.cli_output import (
-    describe,
     make_console,
     print_json,
-    print_table,
     problems_of,
     show_status,
-    show_tables,
 )
+from stelae.cli_tables import Debug, Json, table_app
 
 if TYPE_CHECKING:
     from stelae.api import Database
@@ -46,9 +44,6 @@ app = typer.Typer(
     help="Strongly consistent, durable tables inside a Ray cluster.",
     epilog="Begin with [bold]stelae demo[/bold], or with [bold]stelae up[/bold] and "
     "[bold]stelae status[/bold]. Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly.",
-)
-table_app = typer.Typer(
-    name="table", no_args_is_help=True, rich_markup_mode="rich", help="Look at tables."
 )
 app.add_typer(table_app)
 
@@ -76,16 +71,6 @@ SpecFile = Annotated[
         show_default=False,
     ),
 ]
-Where = Annotated[
-    Path | None,
-    typer.Option(
-        "--cluster",
-        "-c",
-        metavar="PATH",
-        help="The cluster's file or its data_dir; cluster.yaml of this folder if absent.",
-        show_default=False,
-    ),
-]
 WhereArgument = Annotated[
     Path | None,
     typer.Argument(
@@ -94,8 +79,6 @@ WhereArgument = Annotated[
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 # ---- which cluster --------------------------------------------------------------------------
@@ -305,65 +288,6 @@ def status(
         show_status(document, problems)
     if problems:
         raise typer.Exit(FAILED)
-
-
-# ---- tables ---------------------------------------------------------------------------------
-
-
-@table_app.command("list")
-def table_list(cluster: Where = None, as_json: Json = False, debug: Debug = False) -> None:
-    """List the tables of a cluster.
-
-    \b
-    stelae table list
-    stelae table list --cluster .stelae/demo --json
-    """
-    document = _status(cluster)
-    if as_json:
-        print_json({"tables": document["tables"]})
-    else:
-        show_tables(document)
-
-
-@table_app.command("describe")
-def table_describe(
-    name: Annotated[str, typer.Argument(help="The table's name.")],
-    cluster: Where = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Show a table's columns, key, partitioning, durability and tablets.
-
-    \b
-    stelae table describe flights
-    """
-    with _connect(cluster) as database:
-        table = database.table(name)
-        document = database.status(timeout=STATUS_TIMEOUT_S)
-        described = describe(table, document)
-    if as_json:
-        print_json(described)
-        return
-    columns = [
-        [
-            column["name"],
-            column["type"],
-            "yes" if column["nullable"] else "no",
-            "key" if column["name"] in described["key"] else "",
-        ]
-        for column in described["columns"]
-    ]
-    print_table(f"table {name}", ["column", "type", "nullable", ""], columns)
-    console = make_console()
-    for what in ("key", "partition", "durability", "rows"):
-        value = described[what]
-        shown = ", ".join(value) if isinstance(value, list) else value
-        console.print(f"{what}: {shown}", markup=False)
-    tablets = [
-        [each["number"], each["state"], each["leader"], each["term"], f"{each['rows']:,}"]
-        for each in described["tablets"]
-    ]
-    print_table("tablets", ["tablet", "state", "on", "term", "rows"], tablets)
 
 
 # ---- demo -----------------------------------------------------------------------------------
