@@ -250,7 +250,9 @@ class Master:
         known = self.catalog.result_of(order.request)
         if known is None:
             async with coordinator.operations.reserve(order.name):
-                known = await coordinator.operations.change(lambda: self._draft_create(order))
+                known = await coordinator.operations.change(
+                    lambda: self._draft_create(order), request=order.request
+                )
             coordinator.wake()
         known = known or self.catalog.result_of(order.request)
         assert known is not None, "a create that changed nothing was done before"
@@ -275,7 +277,8 @@ class Master:
             return EMPTY
         table = self.catalog.find(order.name)
         if table is None:
-            raise TableNotFound(order.name)
+            await coordinator.operations.refuse(order.request, TableNotFound(order.name))
+            return EMPTY
         tablets = [tablet.tablet_id for tablet in self.catalog.tablets_of(table.table_id)]
 
         def draft() -> CatalogBatch | None:
@@ -283,7 +286,9 @@ class Master:
                 return None
             return draft_delete(self.catalog, order.request, table.table_id, order.name)
 
-        await coordinator.operations.change(draft, tables=[table.table_id], tablets=tablets)
+        await coordinator.operations.change(
+            draft, tables=[table.table_id], tablets=tablets, request=order.request
+        )
         coordinator.recoveries.drop(tablets)
         for tablet_id in tablets:
             coordinator.problems.pop(tablet_id, None)
