@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stelae.simulation.options import Options
 from stelae.simulation.world import World
@@ -174,7 +174,7 @@ class Nemesis:
     def _begin(self, action: Action) -> None:
         """Begin a fault; kinds that last are ended by `_end`."""
         world = self._world
-        if action.kind == "isolate_leader":
+        if action.kind.endswith("_leader"):
             action = self._aim(action)
         world.note("nemesis", str(action))
         name = action.nodes[0]
@@ -234,7 +234,11 @@ class Nemesis:
                     world.unpartition(action.others, action.nodes)
 
     def _aim(self, action: Action) -> Action:
+        """``crash_leader``, ``isolate_leader`` and the like: at whoever leads at that moment."""
         leader = self._world.leader_hint() or action.nodes[0]
+        kind = action.kind.removesuffix("_leader")
+        if kind != "isolate":
+            return replace(action, kind=kind, nodes=(leader,))
         others = tuple(name for name in self._world.nodes if name != leader)
         return Action(action.at_s, "split", (leader,), others, action.duration_s)
 
