@@ -63,8 +63,10 @@ AGAIN = (RetryLater, RetryElsewhere, OutcomeUnknown)
 IMPATIENT_RATES = (0.05, 0.3, 0.7)
 IMPATIENCE_S = (0.01, 0.05, 0.3)
 FORGETFUL_RATE = 0.25
-LOST_RATE = 0.3
+LOST_RATE = 0.2
 """So often a client has forgotten who leads, and asks any master first."""
+DOUBT_RATE = 0.4
+"""So often a client that was told of a change looks at once whether any master knows."""
 ROW_RATE = 0.4
 THINK_S = 0.05
 
@@ -101,7 +103,11 @@ class DdlClient:
         kinds = list(KINDS)
         while asyncio.get_running_loop().time() < until_s:
             kind = self._rng.choices(kinds, list(KINDS.values()))[0]
-            await getattr(self, kind)(self._rng.choice(NAMES))
+            name = self._rng.choice(NAMES)
+            await getattr(self, kind)(name)
+            if kind not in READS and self._rng.random() < DOUBT_RATE:
+                self._forget_leader()
+                await self.look(name)
             await asyncio.sleep(self._rng.expovariate(1 / THINK_S))
         for writer in self._writers:
             await writer
@@ -177,8 +183,7 @@ class DdlClient:
     async def _call(self, method: Any, order: Any, *, patient: bool = True) -> Any:
         """Repeat one request, with its id, until it has an answer."""
         if self._rng.random() < LOST_RATE:
-            self._rng.shuffle(self._addresses)
-            self._masters = MastersClient(self._runtime, self._addresses)
+            self._forget_leader()
         while True:
             try:
                 return await self._masters.call(
@@ -188,6 +193,11 @@ class DdlClient:
                 if not patient:
                     raise
                 await asyncio.sleep(0.05)
+
+    def _forget_leader(self) -> None:
+        """Ask any master first."""
+        self._rng.shuffle(self._addresses)
+        self._masters = MastersClient(self._runtime, self._addresses)
 
     def _request(self) -> RequestId:
         self._sequence += 1
@@ -275,3 +285,4 @@ class DdlClient:
 
 KINDS = {"create": 4, "delete": 3, "look": 3, "list": 2}
 """What clients do: the method's name, and its weight."""
+READS = ("look", "list")

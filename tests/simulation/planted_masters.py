@@ -227,12 +227,14 @@ def _both(*patches: Any) -> Any:
 BUGS: dict[str, Callable[[], Any]] = {
     "call_before_commit": _call_before_commit,
     "commit_names_first": _commit_names_first,
+    "delete_before_commit": _delete_before_commit,
     "name_not_reserved": _name_not_reserved,
     "publish_before_replicate": _publish_before_replicate,
     "refusal_forgotten": _refusal_forgotten,
     "report_once": _report_once,
     "request_forgotten": _request_forgotten,
     "snapshot_forgets_requests": _snapshot_forgets_requests,
+    "stale_leader_serves": _stale_leader_serves,
     "two_entries": _two_entries,
     "unknown_deleted": _unknown_deleted,
 }
