@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stelae.actors.identity import listen_as, take_identity
+from stelae.coordinator.reports import Report, Reporter, log_fingerprint
 from stelae.core.errors import (
     CorruptData,
     InvalidArgument,
@@ -101,6 +102,7 @@ class Backup:
         self._media: dict[str, Medium] = {}
         self._fences = Fences(runtime.disk)
         self._holdings = Holdings(runtime, self._media, name)
+        self._servers_version = 0  # of a list that it has no use for, and need not be sent again
 
     async def start(self) -> None:
         """Find what is held, listen, and begin to heartbeat."""
@@ -350,34 +352,44 @@ class Backup:
     async def _heartbeat(self, master: Address) -> None:
         """Tell one master, for ever, that this backup lives and what it has room for."""
         runtime = self._runtime
+        reporter = Reporter(log_fingerprint)
         while True:
+            report = reporter.next(dict.fromkeys(self._holdings.logs))
             try:
                 reply = await runtime.peers.call(
-                    master, HEARTBEAT, self._report(), timeout_s=self._settings.lease_s
+                    master, HEARTBEAT, self._beat(report), timeout_s=self._settings.lease_s
                 )
             except StelaeError:
                 runtime.metrics.count("backup_heartbeats_lost", master=master)
             else:
                 await self._obey(reply.body)
+                if reporter.answered(report, reply.body):
+                    continue
             await runtime.clock.sleep(self._settings.heartbeat_s)
 
-    def _report(self) -> Heartbeat:
+    def _beat(self, report: Report[None]) -> Heartbeat:
         memory = [m for m in self._media.values() if isinstance(m, MemoryMedium)]
         frames = [m for m in self._media.values() if not isinstance(m, MemoryMedium)]
         used = sum(medium.used_bytes for medium in memory)
         return Heartbeat(
             self.info,
             self._runtime.clock.monotonic(),
-            logs=tuple(self._holdings.logs),
+            logs=tuple([log for log, _ in report.changed]),
             memory_bytes=used,
             memory_limit_bytes=used + sum(medium.free_bytes for medium in memory),
             free_bytes=sum(medium.free_bytes for medium in frames),
+            number=report.number,
+            since=report.since,
+            removed=report.removed,
+            digest=report.digest,
+            servers_version=self._servers_version,
         )
 
     async def _obey(self, reply: HeartbeatReply) -> None:
         """Drop what the leader says is deleted. Being ``fenced`` means nothing to a backup: its
         fences are per log."""
         if reply.is_leader:
+            self._servers_version = reply.servers_version
             for log in reply.drop:
                 await self._drop(log)
 

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from stelae.actors.recovery_rounds import RESEND_S, RETRY_S, RecoveryRounds
 from stelae.coordinator.catalog import Catalog, CatalogBatch
+from stelae.coordinator.ddl import draft_replace
 from stelae.coordinator.decide import (
     Action,
     Close,
@@ -28,6 +29,7 @@ from stelae.coordinator.decide import (
     Open,
     Pacing,
     Recover,
+    Replace,
     Serve,
     decide,
     moved,
@@ -166,6 +168,7 @@ class Coordinator:
             self._pacing,
             now,
             missing_after_s=self._settings.dead_after_s,
+            creation_timeout_s=self._settings.creation_timeout_s,
         )
         self._recover([action for action in actions if isinstance(action, Recover)])
         for action in actions:
@@ -178,6 +181,8 @@ class Coordinator:
                 self._runtime.metrics.count("servers_given_up")
             case Move():
                 self._once(("move", action.table_id), lambda: self._move(action))
+            case Replace():
+                self._once(("replace", action.table_id), lambda: self._replace_stuck(action))
             case HandOver():
                 self._once(("hand over", action.table_id), lambda: self._hand_over(action))
             case Open(tablet):
@@ -244,6 +249,18 @@ class Coordinator:
         now = self._runtime.clock.monotonic()
         self.recoveries.reached((tablet.tablet_id for tablet in done), "running", now)
         self._rounds.recovered([tablet.tablet_id for tablet in done])
+
+    async def _replace_stuck(self, action: Replace) -> None:
+        """Put new tablets in the place of stuck ones; the next look tells their owners."""
+        await self.operations.change(
+            lambda: draft_replace(self._catalog, action.stuck, action.owners, self._runtime.rng),
+            tables=[action.table_id],
+            tablets=[tablet.tablet_id for tablet in action.stuck],
+        )
+        for tablet in action.stuck:
+            self.problems.pop(tablet.tablet_id, None)
+            self._pacing.succeeded(tablet.tablet_id)  # nothing of it is awaited any more
+        self._runtime.metrics.count("tablets_replaced", len(action.stuck))
 
     async def _replace(self, tablets: Sequence[TabletRecord]) -> list[TabletRecord]:
         """Replicate new records of tablets in one entry, leaving out those overtaken meanwhile."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from stelae.core.ids import ServerUuid
+from stelae.core.messages import HeartbeatReply
 from stelae.core.records import ServerInfo, ServerKind
 
 
@@ -15,9 +16,17 @@ class Membership:
     def __init__(self) -> None:
         self._by_uuid: dict[ServerUuid, ServerInfo] = {}
         self._changed = asyncio.Event()
+        self.version = 0
+        """Of the list, as the masters number them; 0: there is none yet."""
+
+    def heed(self, reply: HeartbeatReply) -> None:
+        """Take the list that comes with a leader's reply, unless it is the one already here."""
+        if reply.servers_version == 0 or reply.servers_version != self.version:
+            self.update(reply.servers)
+            self.version = reply.servers_version
 
     def update(self, servers: Iterable[ServerInfo]) -> None:
-        """Take the leader's list; wakes whoever waits if anything differs."""
+        """Take a list; wakes whoever waits if anything differs."""
         by_uuid = {server.uuid: server for server in servers}
         if by_uuid != self._by_uuid:
             self._by_uuid = by_uuid

@@ -217,7 +217,7 @@ class Tablet:
             self.merge_offer.expect()
         runtime, now = self._runtime, self._runtime.clock.monotonic()
         fetched = await fetch_segments(
-            runtime, self._settings, self.tablet_id, sources, self._intake.turns
+            runtime, self._settings, self.tablet_id, sources, self._intake
         )
         now = self._phase("read", now)
         segments = await recovered_segments(

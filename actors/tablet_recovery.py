@@ -44,8 +44,9 @@ logger = logging.getLogger(__name__)
 CONCURRENT_FETCHES = 6
 """Of one server: enough to keep the backups at work; more would only be memory they need."""
 ROUNDS = 3
+IMAGE_BYTES_KEPT = 96 << 20
 MERGE_BYTES_KEPT = 256 << 20
-"""Memory of merges that waits for the next one, until all tablets are back."""
+"""Memory of fetches and of merges that waits for the next one, until all tablets are back."""
 
 
 class Intake:
@@ -54,6 +55,8 @@ class Intake:
     def __init__(self) -> None:
         self.turns = asyncio.Semaphore(CONCURRENT_FETCHES)
         """At fetching a segment."""
+        self.images = BufferPool(IMAGE_BYTES_KEPT)
+        """Memory of segments on their way into shared memory."""
         self.tables = BufferPool(MERGE_BYTES_KEPT)
         """Memory of merges."""
         self._opening = 0
@@ -67,6 +70,7 @@ class Intake:
         finally:
             self._opening -= 1
             if not self._opening:
+                self.images.clear()
                 self.tables.clear()
 
 
@@ -93,17 +97,15 @@ async def fetch_segments(
     settings: Settings,
     tablet_id: TabletId,
     sources: Sequence[SegmentSource],
-    turns: asyncio.Semaphore,
+    intake: Intake,
 ) -> list[FetchedSegment]:
     """Fetch and check all segments of a log, in the order of ``sources``.
-
-    ``turns``: how many may be fetched at a time, shared by all tablets that come back here.
 
     Raises:
         SegmentsMissing: none of a segment's replicas could be read; the message names them all.
     """
     fetched = await asyncio.gather(
-        *(_fetch_any(runtime, settings, tablet_id, source, turns) for source in sources)
+        *(_fetch_any(runtime, settings, tablet_id, source, intake) for source in sources)
     )
     missing = [s.segment_id for s, f in zip(sources, fetched, strict=True) if f is None]
     if missing:
@@ -117,7 +119,7 @@ async def _fetch_any(
     settings: Settings,
     tablet_id: TabletId,
     source: SegmentSource,
-    turns: asyncio.Semaphore,
+    intake: Intake,
 ) -> FetchedSegment | None:
     """Try each replica: of a head the longest first, else a random one, to share the load."""
     replicas = list(source.replicas)
@@ -126,13 +128,14 @@ async def _fetch_any(
     for _ in range(ROUNDS):
         for uuid, address, _medium in replicas:
             try:
-                async with turns:
+                async with intake.turns:
                     reply = await runtime.peers.call(
                         address,
                         READ_REPLICA,
                         ReadReplica(tablet_id, source.segment_id),
                         timeout_s=settings.call_timeout_s,
                         destination=uuid,
+                        memory=intake.images.take,
                     )
                     found = await runtime.offload(
                         _check, source, reply.body.info, reply.blobs[0], str(address)

@@ -20,6 +20,7 @@ from stelae.actors.scans import ScanSessions
 from stelae.actors.tablet import Tablet
 from stelae.actors.tablet_recovery import Intake
 from stelae.client.masters import MastersClient
+from stelae.coordinator.reports import Report, Reporter, tablet_fingerprint
 from stelae.core.errors import OutOfMemory, StaleTerm, StelaeError, TabletNotHere, TabletNotReady
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.messages import (
@@ -138,28 +139,37 @@ class TabletServer:
 
     # ---- heartbeats -------------------------------------------------------------------------
 
-    def _measure(self) -> tuple[TabletReport, ...]:
-        """Look at all tablets; between two looks `_memory_bytes` grows by what writes bring."""
-        self._memory_bytes = sum(tablet.memory_bytes for tablet in self._tablets.values())
-        return self.reports()
-
     def reports(self) -> tuple[TabletReport, ...]:
         """How each tablet of this server is."""
         return tuple(tablet.report() for tablet in self._tablets.values())
 
+    def _beat(self, reporter: Reporter[TabletReport]) -> tuple[Heartbeat, Report[TabletReport]]:
+        """The next heartbeat to one master; `_memory_bytes` is right again (writes add to it)."""
+        self._memory_bytes = sum([tablet.memory_bytes for tablet in self._tablets.values()])
+        sent = self._runtime.clock.monotonic()
+        held = {r.tablet_id: r for r in self.reports()} if reporter.wants_report else {}
+        report = reporter.next(held)
+        beat = Heartbeat(
+            server=self.info,
+            sent=sent,
+            tablets=tuple([value for _, value in report.changed]),
+            memory_bytes=self._memory_bytes,
+            memory_limit_bytes=self._memory_limit_bytes,
+            number=report.number,
+            since=report.since,
+            removed=report.removed,
+            digest=report.digest,
+            servers_version=self.members.version,
+        )
+        return beat, report
+
     async def _heartbeat(self, master: Address) -> None:
         """Report to one master for ever; whether it answers is its own affair."""
-        clock, settings = self._runtime.clock, self._settings
+        settings = self._settings
         wake = self._report_now[master]
+        reporter = Reporter(tablet_fingerprint)
         while True:
-            sent = clock.monotonic()
-            beat = Heartbeat(
-                server=self.info,
-                sent=sent,
-                tablets=self._measure(),
-                memory_bytes=self._memory_bytes,
-                memory_limit_bytes=self._memory_limit_bytes,
-            )
+            beat, report = self._beat(reporter)
             try:
                 reply = await self._runtime.peers.call(
                     master, HEARTBEAT, beat, timeout_s=settings.lease_s / 4
@@ -168,6 +178,8 @@ class TabletServer:
                 self._runtime.metrics.count("heartbeats_failed", master=master)
             else:
                 await self._obey(reply.body)
+                if reporter.answered(report, reply.body):
+                    continue
             wake.clear()
             try:
                 async with asyncio.timeout(settings.heartbeat_s):
@@ -182,7 +194,7 @@ class TabletServer:
         if reply.fenced:
             self._lease.revoke()
             raise GivenUp(f"{self._name}, run {self.info.incarnation}")
-        self.members.update(reply.servers)
+        self.members.heed(reply)
         for tablet_id, term in reply.serve:
             tablet = self._tablets.get(tablet_id)
             if tablet is not None and tablet.term == term:

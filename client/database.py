@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 
-from stelae.client.locations import TableCache, look_up
+from stelae.client.locations import LOOKUP_TIMEOUT_S, TableCache, look_up
 from stelae.client.masters import MastersClient
 from stelae.client.session import Session
 from stelae.client.table import DEFAULT_TIMEOUT_S, AsyncTable
+from stelae.core.catalog_messages import (
+    CREATE_TABLE,
+    DELETE_TABLE,
+    GET_TABLE,
+    GET_TABLET_LOCATIONS,
+    IS_CREATE_DONE,
+    LINEARIZABLE,
+    LIST_TABLES,
+    STATUS,
+    CreateTable,
+    DeleteTable,
+    GetStatus,
+    GetTable,
+    GetTabletLocations,
+    IsCreateDone,
+    ListTables,
+    TabletLocation,
+)
 from stelae.core.durability import Durability, segments
 from stelae.core.errors import (
     DeadlineExpired,
@@ -21,22 +40,17 @@ from stelae.core.errors import (
     OutcomeUnknown,
     RetryLater,
 )
-from stelae.core.ids import Address, ClientId, make_uuid
-from stelae.core.messages import (
-    CREATE_TABLE,
-    DELETE_TABLE,
-    LIST_TABLES,
-    STATUS,
-    CreateTable,
-    DeleteTable,
-)
+from stelae.core.ids import Address, ClientId, TabletId, make_uuid
 from stelae.core.partition import Partitioning, RangePartition
 from stelae.core.records import TableRecord
-from stelae.core.rpc import Empty
+from stelae.core.rpc import Method
 from stelae.core.runtime import Runtime
 from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
 from stelae.core.settings import Settings
 from stelae.core.values import to_wire
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
 
 DEFAULT_DURABILITY = segments("disk", "disk")
 POLL_S = 0.02
@@ -62,9 +76,13 @@ class AsyncDatabase:
         key: str | Sequence[str],
         partition: Partitioning | None = None,
         durability: Durability = DEFAULT_DURABILITY,
+        wait: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> AsyncTable:
         """Create a table, and wait until all its tablets can be written to.
+
+        Without ``wait`` it returns once the table exists; `is_create_done` tells the rest, and
+        calls on the table wait for the tablets that they need.
 
         Raises:
             TableExists: there is one of that name.
@@ -90,7 +108,27 @@ class AsyncDatabase:
                         raise
                     await self.runtime.clock.sleep(POLL_S)
         self._tables.pop(name, None)
+        if not wait:
+            return self._open(TableCache(self._masters, await look_up(self._masters, name)))
         return await self._wait_running(name, deadline)
+
+    async def is_create_done(
+        self,
+        name: str,
+        *,
+        max_staleness: float | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> bool:
+        """Whether every tablet of a table has been created. Raises `TableNotFound`."""
+        check_name(name)
+        body = IsCreateDone(name, staleness(max_staleness))
+        return (await self._read(IS_CREATE_DONE, body, timeout)).done
+
+    async def _read(self, method: Method[Q, R], request: Q, timeout_s: float) -> R:
+        """Ask the leader, or any master where the request may be answered by any."""
+        if getattr(request, "max_staleness_s", LINEARIZABLE) < 0:
+            return await self._masters.call(method, request, timeout_s=timeout_s)
+        return await self._masters.call_any(method, request, timeout_s=timeout_s)
 
     async def _wait_running(self, name: str, deadline: float) -> AsyncTable:
         clock = self.runtime.clock
@@ -120,19 +158,51 @@ class AsyncDatabase:
         self._tables[table.name] = table
         return table
 
-    async def table(self, name: str) -> AsyncTable:
-        """A handle on an existing table. Raises `TableNotFound`."""
+    async def table(self, name: str, *, max_staleness: float | None = None) -> AsyncTable:
+        """A handle on an existing table. Raises `TableNotFound`.
+
+        With ``max_staleness`` (seconds) any master may answer whose state is no older; so it works
+        while the masters have no leader. Where tablets are is then a hint, as it always is.
+        """
         check_name(name)
         known = self._tables.get(name)
-        locations = await look_up(self._masters, name)
+        body = GetTable(name, staleness(max_staleness))
+        locations = await self._read(GET_TABLE, body, LOOKUP_TIMEOUT_S)
         if known is not None and known.record.table_id == locations.table.table_id:
             return known
         return self._open(TableCache(self._masters, locations))
 
-    async def tables(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[TableRecord]:
-        """All tables, by name."""
-        reply = await self._masters.call(LIST_TABLES, Empty(), timeout_s=timeout)
+    async def tables(
+        self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> list[TableRecord]:
+        """All tables, by name. ``max_staleness``: see `table`."""
+        reply = await self._read(LIST_TABLES, ListTables(staleness(max_staleness)), timeout)
         return sorted(reply.tables, key=lambda table: table.name)
+
+    async def locate(
+        self,
+        tablets: Sequence[str],
+        *,
+        max_staleness: float | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> list[TabletLocation]:
+        """Where tablets are, by id, in the order given; also of those deleted or replaced, whose
+        ``problem`` says so. Raises `TabletNotFound`."""
+        ids = tuple(TabletId(tablet_id) for tablet_id in tablets)
+        body = GetTabletLocations(ids, staleness(max_staleness))
+        return list((await self._read(GET_TABLET_LOCATIONS, body, timeout)).tablets)
+
+    async def locate_table(
+        self,
+        name: str,
+        *,
+        max_staleness: float | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> list[TabletLocation]:
+        """Where the tablets of a table are, by number. Raises `TableNotFound`."""
+        check_name(name)
+        body = GetTable(name, staleness(max_staleness))
+        return list((await self._read(GET_TABLE, body, timeout)).tablets)
 
     async def delete_table(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Delete a table and all its rows, for ever. Raises `TableNotFound`."""
@@ -141,9 +211,15 @@ class AsyncDatabase:
             await self._masters.call(DELETE_TABLE, DeleteTable(request, name), timeout_s=timeout)
         self._tables.pop(name, None)
 
-    async def status(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
-        """The status document (design §12): servers, tables, tablets, recoveries."""
-        reply = await self._masters.call(STATUS, Empty(), timeout_s=timeout)
+    async def status(
+        self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """The status document (design §12): servers, tables, tablets, recoveries.
+
+        With ``max_staleness`` (see `table`) a follower may answer; it does not know how much is in
+        tablets (None).
+        """
+        reply = await self._read(STATUS, GetStatus(staleness(max_staleness)), timeout)
         return msgspec.json.decode(reply.document, type=dict[str, Any])
 
     async def close(self) -> None:
@@ -164,6 +240,17 @@ def check_name(name: str) -> None:
             f"table name {name!r}: 1 to {MAX_NAME_LENGTH} printable characters, "
             "none of / \\ ? # % , :"
         )
+
+
+def staleness(max_staleness: float | None) -> float:
+    """``max_staleness_s`` of a request. Raises `InvalidArgument`."""
+    if max_staleness is None:
+        return LINEARIZABLE
+    if isinstance(max_staleness, bool) or not isinstance(max_staleness, int | float):
+        raise InvalidArgument(f"max_staleness={max_staleness!r} is not a number of seconds")
+    if not 0 <= max_staleness < math.inf:
+        raise InvalidArgument(f"max_staleness={max_staleness}: a number of seconds, not negative")
+    return float(max_staleness)
 
 
 def _in_wire_form(partitioning: Partitioning, schema: TableSchema) -> Partitioning:

@@ -13,13 +13,13 @@ import binascii
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
 import msgspec
 import pyarrow as pa
 
-from stelae.client.database import DEFAULT_DURABILITY, check_name
+from stelae.client.database import DEFAULT_DURABILITY, check_name, staleness
 from stelae.client.http_protocol import (
     JSON_TYPE,
     PROBLEM_TYPE,
@@ -30,6 +30,7 @@ from stelae.client.http_table import HttpTable
 from stelae.client.json_values import from_json_value, to_json_value
 from stelae.client.session import Session
 from stelae.client.table import DEFAULT_TIMEOUT_S
+from stelae.core.catalog_messages import TabletLocation
 from stelae.core.durability import Durability, segments
 from stelae.core.errors import (
     DeadlineExpired,
@@ -42,9 +43,9 @@ from stelae.core.errors import (
     StelaeError,
     Unavailable,
 )
-from stelae.core.ids import ClientId, TableId, make_uuid
+from stelae.core.ids import Address, ClientId, TableId, make_uuid
 from stelae.core.partition import HashPartition, Partitioning, RangePartition
-from stelae.core.records import TableRecord, TableState
+from stelae.core.records import TableRecord, TableState, TabletRecord
 from stelae.core.schema import TableSchema
 from stelae.core.values import from_wire, to_wire
 
@@ -170,6 +171,7 @@ class HttpDatabase:
         key: str | Sequence[str],
         partition: Partitioning | None = None,
         durability: Durability = DEFAULT_DURABILITY,
+        wait: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> HttpTable:
         """See `AsyncDatabase.create_table`."""
@@ -185,7 +187,7 @@ class HttpDatabase:
         }
         response = await self._transport.call(
             "POST",
-            "/v1/tables",
+            "/v1/tables" if wait else "/v1/tables?wait=false",
             what="create_table",
             timeout_s=timeout,
             repeatable=False,
@@ -194,25 +196,73 @@ class HttpDatabase:
         )
         return self._open(response)
 
-    async def table(self, name: str) -> HttpTable:
+    async def is_create_done(
+        self,
+        name: str,
+        *,
+        max_staleness: float | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> bool:
+        """See `AsyncDatabase.is_create_done`."""
+        found = _json(await self._get_table(name, max_staleness, timeout))
+        return "creating" not in found["tablet_states"]
+
+    async def table(self, name: str, *, max_staleness: float | None = None) -> HttpTable:
         """See `AsyncDatabase.table`."""
+        return self._open(await self._get_table(name, max_staleness, DEFAULT_TIMEOUT_S))
+
+    async def _get_table(
+        self, name: str, max_staleness: float | None, timeout_s: float
+    ) -> httpx.Response:
         check_name(name)
-        response = await self._transport.call(
+        return await self._transport.call(
             "GET",
-            f"/v1/tables/{quote(name, safe='')}",
+            f"/v1/tables/{quote(name, safe='')}{_query(max_staleness)}",
             what="table",
-            timeout_s=DEFAULT_TIMEOUT_S,
+            timeout_s=timeout_s,
             repeatable=True,
         )
-        return self._open(response)
+
+    async def locate_table(
+        self,
+        name: str,
+        *,
+        max_staleness: float | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> list[TabletLocation]:
+        """See `AsyncDatabase.locate_table`."""
+        check_name(name)
+        path = f"/v1/tables/{quote(name, safe='')}/tablets{_query(max_staleness)}"
+        return await self._locations(path, timeout)
+
+    async def locate(
+        self,
+        tablets: Sequence[str],
+        *,
+        max_staleness: float | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> list[TabletLocation]:
+        """See `AsyncDatabase.locate`."""
+        ids = [("id", tablet_id) for tablet_id in tablets]
+        path = f"/v1/tablets?{urlencode(ids)}{_query(max_staleness, first='&')}"
+        return await self._locations(path, timeout)
+
+    async def _locations(self, path: str, timeout_s: float) -> list[TabletLocation]:
+        response = await self._transport.call(
+            "GET", path, what="locate", timeout_s=timeout_s, repeatable=True
+        )
+        return [tablet_location(info) for info in _json(response)["tablets"]]
 
     def _open(self, response: httpx.Response) -> HttpTable:
         return HttpTable(self._transport, self._session, table_record(_json(response)))
 
-    async def tables(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[TableRecord]:
+    async def tables(
+        self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> list[TableRecord]:
         """See `AsyncDatabase.tables`."""
+        path = f"/v1/tables{_query(max_staleness)}"
         response = await self._transport.call(
-            "GET", "/v1/tables", what="tables", timeout_s=timeout, repeatable=True
+            "GET", path, what="tables", timeout_s=timeout, repeatable=True
         )
         return [table_record(info) for info in _json(response)["tables"]]
 
@@ -227,16 +277,35 @@ class HttpDatabase:
             repeatable=False,
         )
 
-    async def status(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
+    async def status(
+        self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> dict[str, Any]:
         """See `AsyncDatabase.status`."""
+        path = f"/v1/cluster{_query(max_staleness)}"
         response = await self._transport.call(
-            "GET", "/v1/cluster", what="status", timeout_s=timeout, repeatable=True
+            "GET", path, what="status", timeout_s=timeout, repeatable=True
         )
         return _json(response)
 
     async def close(self) -> None:
         """End this client's connections."""
         await self._transport.close()
+
+
+def _query(max_staleness: float | None, first: str = "?") -> str:
+    value = staleness(max_staleness)
+    return "" if value < 0 else f"{first}max_staleness={value!r}"
+
+
+def tablet_location(info: Mapping[str, Any]) -> TabletLocation:
+    """Where a tablet is, from its description as JSON."""
+    try:
+        record = msgspec.convert(info["tablet"], TabletRecord)
+        return TabletLocation(record, Address(info["address"]), info["problem"])
+    except (KeyError, TypeError, msgspec.MsgspecError) as error:
+        raise Unavailable(
+            "the HTTP server", f"a tablet is not described as by Stelae: {error!r}"
+        ) from error
 
 
 def _json(response: httpx.Response) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from stelae.client.masters import MastersClient
+from stelae.core.catalog_messages import GET_TABLE, GetTable, TableLocations, TabletLocation
 from stelae.core.errors import TableNotFound
-from stelae.core.messages import GET_TABLE, GetTable, TableLocations, TabletLocation
 from stelae.core.records import TabletState
 
 LOOKUP_TIMEOUT_S = 10.0

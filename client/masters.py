@@ -16,7 +16,10 @@ from stelae.core.errors import (
     NoQuorum,
     NotLeader,
     OutcomeUnknown,
+    RetryElsewhere,
     RetryLater,
+    StelaeError,
+    TooStale,
     Unavailable,
 )
 from stelae.core.ids import Address
@@ -27,6 +30,8 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
 ATTEMPT_TIMEOUT_S = 2.0
+READ_TIMEOUT_S = 1.0
+"""Of one attempt of a read that any master may answer."""
 PAUSE_S = 0.03
 
 
@@ -39,6 +44,7 @@ class MastersClient:
         self._runtime = runtime
         self._masters = list(masters)
         self._leader = 0
+        self._reader = 0
 
     @property
     def addresses(self) -> tuple[Address, ...]:
@@ -87,6 +93,37 @@ class MastersClient:
                 await clock.sleep(PAUSE_S)
             except RetryLater as error:
                 refused = error
+                await clock.sleep(PAUSE_S)
+
+    async def call_any(self, method: Method[Q, R], request: Q, *, timeout_s: float) -> R:
+        """Ask any master for what need not be the newest, each time another one first.
+
+        Only reads with a ``max_staleness_s``: they are repeated at will.
+
+        Raises:
+            Rejected: what a master answered.
+            TooStale: none had a state as new as was asked for, in time.
+            RetryLater, OutcomeUnknown: none could be asked in time.
+        """
+        clock = self._runtime.clock
+        deadline = clock.monotonic() + timeout_s
+        self._reader += 1
+        tried = 0
+        last: StelaeError | None = None
+        while True:
+            left_s = deadline - clock.monotonic()
+            if left_s <= 0:
+                raise last or NoQuorum(", ".join(self._masters))
+            address = self._masters[(self._reader + tried) % len(self._masters)]
+            tried += 1
+            try:
+                reply = await self._runtime.peers.call(
+                    address, method, request, timeout_s=min(left_s, READ_TIMEOUT_S)
+                )
+                return reply.body
+            except (RetryElsewhere, RetryLater, OutcomeUnknown) as error:
+                last = last if isinstance(last, TooStale) else error
+            if tried % len(self._masters) == 0:
                 await clock.sleep(PAUSE_S)
 
     def _follow(self, hint: str) -> bool:

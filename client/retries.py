@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from stelae.client.locations import TableCache
+from stelae.core.catalog_messages import TabletLocation
 from stelae.core.errors import (
     DeadlineExpired,
     NoSpace,
@@ -17,7 +18,6 @@ from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.ids import ServerUuid
-from stelae.core.messages import TabletLocation
 from stelae.core.runtime import Runtime
 
 T = TypeVar("T")

@@ -9,9 +9,10 @@ import pyarrow as pa
 from stelae.client.filters import WireFilters
 from stelae.client.locations import TableCache
 from stelae.client.retries import on_tablet
+from stelae.core.catalog_messages import TabletLocation
 from stelae.core.errors import DeadlineExpired, InvalidArgument, TabletNotReady
 from stelae.core.ids import ServerUuid
-from stelae.core.messages import SCAN, Scan, TabletLocation
+from stelae.core.messages import SCAN, Scan
 from stelae.core.runtime import Runtime
 
 PIECE_TIMEOUT_S = 30.0

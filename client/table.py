@@ -24,9 +24,10 @@ from stelae.client.retries import all_or_first_error, on_tablet
 from stelae.client.scan import scan_tablet
 from stelae.client.session import Session
 from stelae.client.writer import TableWriter, Versions
+from stelae.core.catalog_messages import TabletLocation
 from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid
-from stelae.core.messages import GET, GET_MANY, Get, GetMany, GetReply, TabletLocation, WriteOp
+from stelae.core.messages import GET, GET_MANY, Get, GetMany, GetReply, WriteOp
 from stelae.core.records import TableRecord
 from stelae.core.runtime import Runtime
 from stelae.core.schema import VERSION_COLUMN

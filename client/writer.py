@@ -20,9 +20,10 @@ from stelae.client.given import check_key_given, row_versions, update_columns
 from stelae.client.locations import TableCache
 from stelae.client.retries import most_telling, on_tablet
 from stelae.client.session import Session
+from stelae.core.catalog_messages import TabletLocation
 from stelae.core.errors import StelaeError, TooLarge
 from stelae.core.ids import RequestId, ServerUuid, TabletId
-from stelae.core.messages import WRITE, TabletLocation, Write, WriteOp, WriteReply
+from stelae.core.messages import WRITE, Write, WriteOp, WriteReply
 from stelae.core.runtime import Runtime
 from stelae.core.schema import MAX_CALL_BYTES, MAX_ROW_BYTES
 from stelae.core.settings import Settings

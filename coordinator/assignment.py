@@ -2,20 +2,23 @@
 
 Pure and deterministic: the same loads give the same choice. Tablets still being opened count first,
 so that a batch (a new table, a dead server's tablets) is spread over all servers and is opened in
-parallel; then all tablets, then memory; the UUID breaks ties.
+parallel; then tablets of the same table, on the server and on its node, so that what fails together
+holds little of any table; then all tablets, then memory; the UUID breaks ties. The best of all is
+taken, not of two drawn at random as in Kudu: one leader chooses, and counts what it has given.
 
 Source: seed Kudu multi-master (a cold tserver cache must not pile tablets up: every master knows
-all servers); RAMCloud P-15 (always the same recovery masters were picked).
+all servers); Kudu's placement policy; RAMCloud P-15 (always the same recovery masters were picked).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stelae.core.errors import NotEnoughServers
+from stelae.coordinator.catalog import Catalog
+from stelae.core.errors import NotEnoughServers, TooManyReplicas
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.records import ServerInfo, TabletRecord, TabletState
+from stelae.core.records import ServerInfo
 
 FULL = 0.95
 """A server above this part of its memory limit is chosen only if all are."""
@@ -38,44 +41,91 @@ class Load:
         return 0 < self.memory_limit_bytes * FULL <= self.memory_bytes
 
 
-def count_loads(loads: Mapping[ServerUuid, Load], tablets: Iterable[TabletRecord]) -> None:
+def count_loads(loads: Mapping[ServerUuid, Load], catalog: Catalog) -> None:
     """Add the catalog's tablets to the loads of their owners."""
-    for tablet in tablets:
-        load = loads.get(tablet.owner)
-        if load is None or load.server.incarnation != tablet.owner_incarnation:
-            continue
-        load.tablets += 1
-        if tablet.state is not TabletState.RUNNING:
-            load.opening += 1
+    for uuid, load in loads.items():
+        load.tablets += catalog.count_owned(uuid, load.server.incarnation)
+    for tablet in catalog.opening_tablets():
+        owner = loads.get(tablet.owner)
+        if owner is not None and owner.server.incarnation == tablet.owner_incarnation:
+            owner.opening += 1
 
 
 def choose_owners(
     tablets: Sequence[TabletId],
     loads: Sequence[Load],
     avoid: Mapping[TabletId, ServerUuid] | None = None,
+    beside: Mapping[ServerUuid, int] | None = None,
 ) -> dict[TabletId, ServerInfo]:
-    """Choose an owner for each tablet, and count it into ``loads``.
+    """Choose an owner for each tablet of one table, and count it into ``loads``.
 
     ``avoid`` names the server where a tablet failed last; it gets it again only if it is alone.
+    ``beside``: how many tablets of the same table each server has already.
 
     Raises:
         NotEnoughServers: there is no live tserver.
     """
     if not loads:
         raise NotEnoughServers("a tablet", 1, "tservers", 0)
+    table = _TableSpread(loads, beside or {})
     chosen: dict[TabletId, ServerInfo] = {}
     for tablet_id in tablets:
         shunned = avoid.get(tablet_id) if avoid else None
-        load = min(loads, key=lambda load: _cost(load, shunned))
+        load = min(loads, key=lambda load: _cost(load, shunned, table))
         load.opening += 1
         load.tablets += 1
+        table.add(load.server)
         chosen[tablet_id] = load.server
     return chosen
 
 
-def _cost(load: Load, shunned: ServerUuid | None) -> tuple[bool, bool, int, int, int, str]:
+class _TableSpread:
+    """Where the tablets of one table are: on which servers, and on which nodes."""
+
+    def __init__(self, loads: Sequence[Load], beside: Mapping[ServerUuid, int]) -> None:
+        self._on_server = dict(beside)
+        self._on_node: dict[str, int] = {}
+        self._servers_of_node: dict[str, int] = {}
+        for load in loads:
+            node = load.server.process.node
+            count = beside.get(load.server.uuid, 0)
+            self._on_node[node] = self._on_node.get(node, 0) + count
+            self._servers_of_node[node] = self._servers_of_node.get(node, 0) + 1
+
+    def add(self, server: ServerInfo) -> None:
+        """Count a tablet given to ``server``."""
+        self._on_server[server.uuid] = self._on_server.get(server.uuid, 0) + 1
+        self._on_node[server.process.node] += 1
+
+    def cost(self, server: ServerInfo) -> tuple[int, float]:
+        """Tablets on this server, and for each server of its node."""
+        node = server.process.node
+        per_server = self._on_node[node] / self._servers_of_node[node]
+        return self._on_server.get(server.uuid, 0), per_server
+
+
+def _cost(
+    load: Load, shunned: ServerUuid | None, table: _TableSpread
+) -> tuple[bool, bool, int, tuple[int, float], int, int, str]:
     uuid = load.server.uuid
-    return uuid == shunned, load.is_full, load.opening, load.tablets, load.memory_bytes, uuid
+    return (
+        uuid == shunned,
+        load.is_full,
+        load.opening,
+        table.cost(load.server),
+        load.tablets,
+        load.memory_bytes,
+        uuid,
+    )
+
+
+def check_enough_backups(what: str, media: Sequence[str], known: Sequence[ServerInfo]) -> None:
+    """Raise `TooManyReplicas` for more replicas on a medium than there are backups, even dead."""
+    for medium in dict.fromkeys(media):
+        needed = list(media).count(medium)
+        found = sum(medium in server.media for server in known)
+        if needed > found:
+            raise TooManyReplicas(what, needed, medium, found)
 
 
 def check_media(what: str, media: Sequence[str], backups: Sequence[ServerInfo]) -> None:

@@ -108,6 +108,7 @@ class Catalog:
         self._names: dict[str, TableId] = {}
         self._of_table: dict[TableId, list[TabletId]] = {}
         self._of_owner: dict[tuple[ServerUuid, int], dict[TabletId, None]] = {}
+        self._opening: dict[TabletId, None] = {}
         self._clients: dict[ClientId, _Client] = {}  # least recent first
         self.applied = 0
         """Entries applied since this object was made: changes whenever a reader may see more."""
@@ -167,15 +168,23 @@ class Catalog:
 
     def _put_tablet(self, tablet: TabletRecord) -> None:
         before = self.tablets.get(tablet.tablet_id)
+        in_table = self._of_table.setdefault(tablet.table_id, [])
         if before is None:
-            self._of_table.setdefault(tablet.table_id, []).append(tablet.tablet_id)
+            if tablet.state is not TabletState.REPLACED:
+                in_table.append(tablet.tablet_id)
         else:
+            if tablet.state is TabletState.REPLACED and before.state is not TabletState.REPLACED:
+                in_table.remove(tablet.tablet_id)
             owned = self._of_owner.get((before.owner, before.owner_incarnation), {})
             owned.pop(tablet.tablet_id, None)
             if not owned:
                 self._of_owner.pop((before.owner, before.owner_incarnation), None)
         self.tablets[tablet.tablet_id] = tablet
-        if tablet.state is not TabletState.DELETED:
+        if tablet.state.is_gone or tablet.state is TabletState.RUNNING:
+            self._opening.pop(tablet.tablet_id, None)
+        else:
+            self._opening[tablet.tablet_id] = None
+        if not tablet.state.is_gone:
             owner = (tablet.owner, tablet.owner_incarnation)
             self._of_owner.setdefault(owner, {})[tablet.tablet_id] = None
 
@@ -203,6 +212,7 @@ class Catalog:
         }
         self._of_table = {table.table_id: [] for table in state.tables}
         self._of_owner = {}
+        self._opening = {}
         for tablet in state.tablets:
             self._put_tablet(tablet)
         self.applied += 1
@@ -258,19 +268,32 @@ class Catalog:
         return [self.tables[self._names[name]] for name in sorted(self._names)]
 
     def tablets_of(self, table_id: TableId) -> list[TabletRecord]:
-        """A table's tablets by number, deleted or not."""
+        """A table's tablets by number, one of each, deleted or not."""
         records = [self.tablets[tablet_id] for tablet_id in self._of_table.get(table_id, ())]
         return sorted(records, key=lambda record: record.number)
 
     def live_tablets(self) -> Iterator[TabletRecord]:
-        """Tablets that are not deleted, in the order of creation."""
-        return (t for t in self.tablets.values() if t.state is not TabletState.DELETED)
+        """Tablets neither deleted nor replaced, in the order of creation."""
+        return (t for t in self.tablets.values() if not t.state.is_gone)
+
+    @property
+    def live_count(self) -> int:
+        """How many they are."""
+        return sum(len(owned) for owned in self._of_owner.values())
+
+    def opening_tablets(self) -> Iterator[TabletRecord]:
+        """Live tablets that do not run."""
+        return (self.tablets[tablet_id] for tablet_id in self._opening)
 
     def owned_by(self, owner: ServerUuid, incarnation: int) -> Iterable[TabletRecord]:
         """Live tablets that this run of this server owns, in the order of assignment."""
         return (
             self.tablets[tablet_id] for tablet_id in self._of_owner.get((owner, incarnation), ())
         )
+
+    def count_owned(self, owner: ServerUuid, incarnation: int) -> int:
+        """How many live tablets this run of this server owns."""
+        return len(self._of_owner.get((owner, incarnation), ()))
 
     def owners(self) -> list[tuple[ServerUuid, int]]:
         """The runs of servers that own live tablets."""

@@ -11,9 +11,12 @@ import random
 from collections.abc import Sequence
 
 import msgspec
+import pyarrow as pa
 
 from stelae.coordinator.assignment import Load, choose_owners
 from stelae.coordinator.catalog import Catalog, CatalogBatch
+from stelae.core.catalog_messages import CreateTable
+from stelae.core.durability import segments
 from stelae.core.errors import (
     InvalidArgument,
     StaleTerm,
@@ -22,9 +25,10 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import RequestId, TableId, TabletId, make_uuid
-from stelae.core.messages import CreateTable, RaiseEpoch
-from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
-from stelae.core.schema import MAX_NAME_LENGTH
+from stelae.core.messages import RaiseEpoch
+from stelae.core.records import ServerInfo, TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
+from stelae.core.settings import Settings
 
 
 def check_table_name(name: str) -> None:
@@ -48,7 +52,6 @@ def draft_create(
     """
     if catalog.find(order.name) is not None:
         raise TableExists(order.name)
-    order.partitioning.check(order.schema.key)
     table_id = TableId(make_uuid(rng))
     tablet_ids = [TabletId(make_uuid(rng)) for _ in range(order.partitioning.tablet_count)]
     owners = choose_owners(tablet_ids, loads)
@@ -90,6 +93,72 @@ def draft_delete(
     return CatalogBatch((gone,), tablets, request, table_id)
 
 
+def draft_replace(
+    catalog: Catalog,
+    stuck: Sequence[TabletRecord],
+    owners: Sequence[ServerInfo],
+    rng: random.Random,
+) -> CatalogBatch | None:
+    """New tablets, with new ids, for those of ``stuck`` that are still being created as they were.
+
+    The old and the new record are in one entry, so that at every moment a table has one tablet of
+    each number; nobody is told of the new one before that entry is replicated.
+    """
+    batch: list[TabletRecord] = []
+    for old, owner in zip(stuck, owners, strict=True):
+        if catalog.tablets[old.tablet_id] != old:
+            continue
+        new = TabletRecord(
+            tablet_id=TabletId(make_uuid(rng)),
+            table_id=old.table_id,
+            number=old.number,
+            state=TabletState.CREATING,
+            term=1,
+            owner=owner.uuid,
+            owner_incarnation=owner.incarnation,
+            attempt=old.attempt + 1,
+        )
+        gone = msgspec.structs.replace(
+            old,
+            state=TabletState.REPLACED,
+            replaced_by=new.tablet_id,
+            generation=old.generation + 1,
+        )
+        batch += (gone, new)
+    return CatalogBatch(tablets=tuple(batch)) if batch else None
+
+
+def check_order(order: CreateTable) -> None:
+    """Raises `InvalidArgument` or `ColumnNotFound` for a table that can never be, whoever asks.
+
+    Clients check the same before they ask; a master trusts none of them.
+    """
+    check_table_name(order.name)
+    try:
+        normalised = TableSchema.of(order.schema.arrow, order.schema.key).arrow
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InvalidArgument(f"table {order.name!r}: no Arrow schema: {error}") from None
+    if not normalised.equals(order.schema.arrow):
+        raise InvalidArgument(f"table {order.name!r}: the schema is not normalised")
+    order.partitioning.check(order.schema.key)
+    segments(*order.durability.media)
+
+
+def check_room(catalog: Catalog, order: CreateTable, settings: Settings) -> None:
+    """Raise `InvalidArgument` for more tablets than a table, or the cluster, may have."""
+    wanted = order.partitioning.tablet_count
+    if wanted > settings.tablets_per_table_max:
+        raise InvalidArgument(
+            f"table {order.name!r} would have {wanted} tablets; "
+            f"the limit is {settings.tablets_per_table_max}"
+        )
+    if catalog.live_count + wanted > settings.tablets_max:
+        raise InvalidArgument(
+            f"table {order.name!r} needs {wanted} tablets; the cluster has {catalog.live_count} "
+            f"of at most {settings.tablets_max}: delete tables, or use fewer tablets"
+        )
+
+
 def draft_raise_epoch(catalog: Catalog, order: RaiseEpoch) -> CatalogBatch | None:
     """The new mark below which open replicas are stale; None if it is there already.
 
@@ -99,7 +168,7 @@ def draft_raise_epoch(catalog: Catalog, order: RaiseEpoch) -> CatalogBatch | Non
             former owner left, whose open head a mark above it would make stale.
     """
     tablet = catalog.tablets.get(order.tablet_id)
-    if tablet is None or tablet.state is TabletState.DELETED:
+    if tablet is None or tablet.state.is_gone:
         raise StaleTerm(f"tablet {order.tablet_id} (deleted)", order.term, order.term + 1)
     if tablet.term != order.term or tablet.owner != order.owner:
         raise StaleTerm(f"tablet {order.tablet_id}", order.term, tablet.term)

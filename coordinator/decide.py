@@ -11,17 +11,19 @@ A tablet's life, each arrow one catalog entry that compares the record's generat
 - owner dead, and surely not serving any more: -> a new owner in the next term, RECOVERING, or
   CREATING if it never ran (then nothing was acknowledged, and it starts empty);
 - owner live but FAILED in this term, or no longer reporting what it should serve: the same;
-- DELETED: tservers are told to close it, backups to free it.
+- CREATING for too long, whoever was given it: REPLACED, and a tablet with a new id is CREATING in
+  its place, in one entry. Whatever of the old one turns up late is closed;
+- DELETED or REPLACED: tservers are told to close it, backups to free it.
 
-A server that reports a tablet the catalog does not know is left alone: deleted records stay for
-ever, so an unknown tablet belongs to another cluster, or to nobody who may decide.
+Only what is not at rest is looked at (`stelae.coordinator.standing`): a look at a cluster where
+nothing happens costs nothing per tablet. A live owner that has not yet told this leader what it
+holds is waited for: it will, or it will be dead.
 
 Source: seed Kudu multi-master (background tasks, heartbeat handling, appendix A); design §7, §9.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -31,14 +33,14 @@ import msgspec
 from stelae.coordinator.assignment import Load, choose_owners, count_loads
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
+from stelae.coordinator.standing import HAD, standing_of
 from stelae.core.errors import NotEnoughServers
 from stelae.core.ids import ServerUuid, TableId, TabletId
-from stelae.core.messages import Heartbeat, TabletProgress, TabletReport
+from stelae.core.messages import TabletProgress, TabletReport
 from stelae.core.records import ServerInfo, ServerKind, TabletRecord, TabletState
 
-MAX_FREED = 256
-"""Deleted tablets named in one heartbeat reply; the next names the rest."""
-HAD = (TabletProgress.PREPARED, TabletProgress.SERVING)
+LONGEST_CREATION = 6
+"""The time allowed for a tablet's creation doubles with each attempt, so often at most."""
 
 
 # ---- actions --------------------------------------------------------------------------------
@@ -54,6 +56,17 @@ class Move:
     reasons: tuple[str, ...]
     failed_at: Mapping[TabletId, ServerUuid] = field(default_factory=dict)
     """Of those that failed at a living owner: which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Put new tablets in the place of some that were not created in time: one catalog entry."""
+
+    table_id: TableId
+    stuck: tuple[TabletRecord, ...]
+    """As they are now."""
+    owners: tuple[ServerInfo, ...]
+    """Of each one's replacement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +118,7 @@ class GiveUp:
     run: Run
 
 
-Action: TypeAlias = Move | HandOver | Open | Recover | Serve | Close | GiveUp
+Action: TypeAlias = Move | Replace | HandOver | Open | Recover | Serve | Close | GiveUp
 
 
 FIRST_PAUSE_S = 0.5
@@ -124,6 +137,17 @@ class Pacing:
     _failures: dict[TabletId, int] = field(default_factory=dict)
     failed_at: dict[TabletId, ServerUuid] = field(default_factory=dict)
     """Where a tablet failed last: it goes elsewhere if it can."""
+    _creating_since: dict[TabletId, float] = field(default_factory=dict)
+    """When this leader first saw a tablet CREATING."""
+
+    def creating(self, tablets: Iterable[TabletId], now: float) -> None:
+        """These tablets, and no others, are being created."""
+        known = self._creating_since
+        self._creating_since = {tablet_id: known.get(tablet_id, now) for tablet_id in tablets}
+
+    def created_for_s(self, tablet_id: TabletId, now: float) -> float:
+        """How long it has been in creation."""
+        return now - self._creating_since.get(tablet_id, now)
 
     def ordered(self, tablet_id: TabletId, until: float) -> None:
         """The owner has been told to open it, or could not be: leave it alone until then."""
@@ -159,13 +183,20 @@ class Pacing:
 
 
 def decide(
-    catalog: Catalog, liveness: Liveness, pacing: Pacing, now: float, *, missing_after_s: float
+    catalog: Catalog,
+    liveness: Liveness,
+    pacing: Pacing,
+    now: float,
+    *,
+    missing_after_s: float,
+    creation_timeout_s: float,
 ) -> list[Action]:
     """Everything there is to do now, in the order in which to do it.
 
     ``missing_after_s``: how long a live owner may leave a RUNNING tablet out of its reports.
+    ``creation_timeout_s``: how long the first attempt to create a tablet may take.
     """
-    round_ = _Round(catalog, liveness, pacing, now, missing_after_s)
+    round_ = _Round(catalog, liveness, pacing, now, missing_after_s, creation_timeout_s)
     return round_.actions()
 
 
@@ -179,42 +210,57 @@ class _Round:
         pacing: Pacing,
         now: float,
         missing_after_s: float,
+        creation_timeout_s: float,
     ) -> None:
         self._catalog = catalog
         self._liveness = liveness
         self._pacing = pacing
         self._now = now
         self._missing_after_s = missing_after_s
+        self._creation_timeout_s = creation_timeout_s
         self._live = {run_of(s): s for s in liveness.live(ServerKind.TSERVER, now)}
         self._waits: dict[TableId, list[tuple[TabletRecord, str]]] = {}
+        self._stuck: dict[TableId, list[TabletRecord]] = {}
         self._ready: dict[TableId, list[TabletRecord]] = {}
         self._failed: dict[TabletId, ServerUuid] = {}
         self._orders: list[Action] = []
         self._given_up: dict[Run, None] = {}
+        self._loads: list[Load] | None = None
 
     def actions(self) -> list[Action]:
         self._given_up = {
             run_of(seen): None
-            for seen in self._liveness.all()
+            for seen in self._liveness.newest_runs()
             if seen.server.kind is ServerKind.TSERVER
             and not self._liveness.is_given_up(run_of(seen))
             and not self._liveness.is_live(run_of(seen), self._now)
         }
-        for tablet in self._catalog.live_tablets():
-            self._look_at(tablet)
-        moves = self._moves()
+        creating = (
+            t.tablet_id for t in self._catalog.opening_tablets() if t.state is TabletState.CREATING
+        )
+        self._pacing.creating(creating, self._now)
+        for owner in self._catalog.owners():
+            run = Run(*owner)
+            seen = self._live.get(run)
+            if seen is None:
+                for tablet in self._catalog.owned_by(*owner):
+                    self._owner_not_heard(tablet, run)
+            elif seen.picture.is_exact:
+                for tablet_id in standing_of(self._catalog, seen).unsettled:
+                    self._look_at(self._catalog.tablets[tablet_id], seen)
+        moves = [*self._replacements(), *self._moves()]
         hand_overs = [HandOver(table, tuple(ready)) for table, ready in self._ready.items()]
         given_up = [GiveUp(run) for run in self._given_up]
         return [*given_up, *hand_overs, *moves, *self._orders, *self._closes()]
 
-    def _look_at(self, tablet: TabletRecord) -> None:
-        run = Run(tablet.owner, tablet.owner_incarnation)
-        seen = self._live.get(run)
-        if seen is None:
-            self._owner_not_heard(tablet, run)
-            return
+    def _look_at(self, tablet: TabletRecord, seen: Seen) -> None:
+        """At a tablet whose owner is live and has told what it holds."""
         report = seen.reports.get(tablet.tablet_id)
-        if report is not None and report.term == tablet.term:
+        if report is not None and report.term != tablet.term:
+            report = None
+        if self._is_stuck(tablet) and (report is None or report.progress not in HAD):
+            self._stuck.setdefault(tablet.table_id, []).append(tablet)
+        elif report is not None:
             self._reported(tablet, seen, report)
         elif tablet.state is not TabletState.RUNNING:
             if self._pacing.may_order(tablet.tablet_id, self._now):
@@ -225,7 +271,9 @@ class _Round:
 
     def _owner_not_heard(self, tablet: TabletRecord, run: Run) -> None:
         """Its owner is dead, or was never heard by this master: is it surely not serving?"""
-        if not tablet.owner:
+        if self._is_stuck(tablet):
+            self._stuck.setdefault(tablet.table_id, []).append(tablet)
+        elif not tablet.owner:
             self._move(tablet, "it has no owner yet")
         elif self._liveness.is_live(run, self._now):
             return  # not heard yet: it may be talking to the other masters
@@ -261,41 +309,72 @@ class _Round:
                 )
             )
 
+    def _is_stuck(self, tablet: TabletRecord) -> bool:
+        """It has been CREATING for too long, whoever was given it."""
+        if tablet.state is not TabletState.CREATING:
+            return False
+        allowed_s = self._creation_timeout_s * (1 << min(tablet.attempt, LONGEST_CREATION))
+        return self._pacing.created_for_s(tablet.tablet_id, self._now) >= allowed_s
+
     def _vanished(self, tablet: TabletRecord, seen: Seen) -> bool:
         """A live owner has left a RUNNING tablet out of its reports for long."""
-        last = seen.reported_at.get(tablet.tablet_id)
-        since = max(self._liveness.lead_since, last if last is not None else seen.first_heard_at)
+        picture = seen.picture
+        since = picture.vanished_at.get(tablet.tablet_id, picture.exact_since)
         return self._now >= since + self._missing_after_s
 
     def _move(self, tablet: TabletRecord, reason: str) -> None:
         self._waits.setdefault(tablet.table_id, []).append((tablet, reason))
 
+    def _replacements(self) -> list[Action]:
+        """New tablets for those that could not be created, best not where that was tried."""
+        found: list[Action] = []
+        for table_id, stuck in self._stuck.items():
+            owners = self._choose(table_id, stuck, {t.tablet_id: t.owner for t in stuck})
+            if owners:
+                chosen = tuple(owners[tablet.tablet_id] for tablet in stuck)
+                found.append(Replace(table_id, tuple(stuck), chosen))
+        return found
+
     def _moves(self) -> list[Action]:
         """Choose new owners. Without any live tserver everything waits."""
-        if not self._waits:
-            return []
-        loads = tserver_loads(self._catalog, self._live.values())
         moves: list[Action] = []
         avoid = {**self._pacing.failed_at, **self._failed}
         for table_id, waiting in self._waits.items():
-            ids = [tablet.tablet_id for tablet, _ in waiting]
-            try:
-                owners = choose_owners(ids, loads, avoid)
-            except NotEnoughServers:
-                return moves
-            records = tuple(moved(t, owners[t.tablet_id]) for t, _ in waiting)
+            tablets = [tablet for tablet, _ in waiting]
+            owners = self._choose(table_id, tablets, avoid)
+            if not owners:
+                continue
+            records = tuple(moved(tablet, owners[tablet.tablet_id]) for tablet in tablets)
             reasons = tuple(reason for _, reason in waiting)
-            failed_at = {t: self._failed[t] for t in ids if t in self._failed}
+            failed_at = {i: self._failed[i] for i in owners if i in self._failed}
             moves.append(Move(table_id, records, reasons, failed_at))
         return moves
 
+    def _choose(
+        self,
+        table_id: TableId,
+        tablets: Iterable[TabletRecord],
+        avoid: Mapping[TabletId, ServerUuid],
+    ) -> dict[TabletId, ServerInfo]:
+        """Owners of tablets of one table, apart from its others; empty if there is nobody."""
+        if self._loads is None:
+            self._loads = tserver_loads(self._catalog, self._live.values())
+        leaving = {tablet.tablet_id: None for tablet in tablets}
+        beside: dict[ServerUuid, int] = {}
+        for other in self._catalog.tablets_of(table_id):
+            if other.tablet_id not in leaving:
+                beside[other.owner] = beside.get(other.owner, 0) + 1
+        try:
+            return choose_owners(list(leaving), self._loads, avoid, beside)
+        except NotEnoughServers:
+            return {}
+
     def _closes(self) -> Iterable[Action]:
-        """What live tservers hold and should not: tablets given away, and deleted ones."""
+        """What live tservers hold and should not: tablets given away, deleted, or replaced."""
         for seen in self._live.values():
-            for report in seen.reports.values():
-                tablet = self._catalog.tablets.get(report.tablet_id)
-                if tablet is not None and not _is_its_own(tablet, seen.server, report):
-                    yield Close(seen.server, report.tablet_id, report.term)
+            if seen.picture.reports:
+                for tablet_id, term in standing_of(self._catalog, seen).closes:
+                    yield Close(seen.server, tablet_id, term)
 
 
 def tserver_loads(catalog: Catalog, live: Iterable[Seen]) -> list[Load]:
@@ -308,7 +387,7 @@ def tserver_loads(catalog: Catalog, live: Iterable[Seen]) -> list[Load]:
         )
         for seen in sorted(live, key=lambda seen: seen.server.uuid)
     }
-    count_loads(loads, catalog.live_tablets())
+    count_loads(loads, catalog)
     return list(loads.values())
 
 
@@ -323,50 +402,3 @@ def moved(tablet: TabletRecord, owner: ServerInfo) -> TabletRecord:
         owner_incarnation=owner.incarnation,
         generation=tablet.generation + 1,
     )
-
-
-def _is_its_own(tablet: TabletRecord, server: ServerInfo, report: TabletReport) -> bool:
-    """Whether the catalog says that this server holds this tablet in this term (or is about to)."""
-    if tablet.state is TabletState.DELETED:
-        return False
-    if report.term != tablet.term:
-        return report.term > tablet.term
-    return (tablet.owner, tablet.owner_incarnation) == (server.uuid, server.incarnation)
-
-
-# ---- answers to heartbeats ------------------------------------------------------------------
-
-
-def may_have_lease(catalog: Catalog, heartbeat: Heartbeat) -> bool:
-    """Whether a tserver may be granted a lease on what it reports.
-
-    Not while it holds a tablet, complete enough to be served, that the catalog has given away:
-    a former leader may have told it to serve that one, and this message may still be under way.
-    Once it is closed nothing can bring it back, because an owner's term passes once.
-    """
-    for report in heartbeat.tablets:
-        tablet = catalog.tablets.get(report.tablet_id)
-        if (
-            tablet is not None
-            and tablet.state is not TabletState.DELETED
-            and report.progress in HAD
-            and not _is_its_own(tablet, heartbeat.server, report)
-        ):
-            return False
-    return True
-
-
-def to_serve(catalog: Catalog, server: ServerInfo) -> tuple[tuple[TabletId, int], ...]:
-    """The (tablet, term) pairs that this server owns and may serve."""
-    return tuple(
-        (tablet.tablet_id, tablet.term)
-        for tablet in catalog.owned_by(server.uuid, server.incarnation)
-        if tablet.state is TabletState.RUNNING
-    )
-
-
-def to_drop(catalog: Catalog, held: Iterable[TabletId]) -> tuple[TabletId, ...]:
-    """Of the tablets held, those that the catalog knows to be deleted."""
-    known = (catalog.tablets.get(tablet_id) for tablet_id in held)
-    deleted = (t.tablet_id for t in known if t is not None and t.state is TabletState.DELETED)
-    return tuple(itertools.islice(deleted, MAX_FREED))

@@ -24,14 +24,21 @@ RAMCloud's probabilistic read fencing is replaced by leases.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
+from stelae.coordinator.reports import Picture
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages import Heartbeat, TabletReport
 from stelae.core.records import ServerInfo, ServerKind
 from stelae.core.settings import Settings
+
+if TYPE_CHECKING:
+    from stelae.coordinator.standing import Standing
 
 CLOCK_DRIFT = 0.01
 """Clocks of two servers may run at rates that differ by so much."""
@@ -52,20 +59,47 @@ class Seen:
     heartbeat: Heartbeat
     heard_at: float
     first_heard_at: float
-    reports: dict[TabletId, TabletReport] = field(default_factory=dict)
-    """The tablets of the last heartbeat, and what was reported since."""
-    reported_at: dict[TabletId, float] = field(default_factory=dict)
-    """When each of them was last reported (a tablet that vanished stays)."""
+    picture: Picture = field(default_factory=Picture)
+    """What it holds, as the leader knows it."""
     lease_end: float = -NEVER
     """No lease granted by this leader lasts longer."""
     gone: bool = False
     """Its process surely no longer runs."""
     announced_dead: bool = False
     """Its host said so; the process may still run for a while."""
+    standing: Standing | None = None
+    """Kept by `stelae.coordinator.standing`."""
 
     @property
     def server(self) -> ServerInfo:
         return self.heartbeat.server
+
+    @property
+    def reports(self) -> dict[TabletId, TabletReport]:
+        """The tablets that it holds, by its last report and what it said since."""
+        return self.picture.reports
+
+
+class Noted(NamedTuple):
+    """What came of a heartbeat."""
+
+    is_news: bool
+    """It says something that decisions are made from."""
+    processed: bool
+    """Its report was taken in, now or before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """The live servers, and until when nobody on it can have fallen silent for too long."""
+
+    tservers: tuple[Seen, ...]
+    backups: tuple[Seen, ...]
+    servers: tuple[ServerInfo, ...]
+    """All of them, in that order."""
+    version: int
+    """Made from the content, so that it means the same to every master; never 0."""
+    until: float
 
 
 class Liveness:
@@ -77,6 +111,8 @@ class Liveness:
         self._newest: dict[ServerUuid, int] = {}
         self._given_up: dict[Run, None] = {}
         self._listening_since = -NEVER
+        self._roster: Roster | None = None
+        self._is_leader = False
         self.lead_since = -NEVER
         """When this master last became leader."""
 
@@ -85,13 +121,28 @@ class Liveness:
     def stalled(self, now: float) -> None:
         """This master itself did nothing until now: the silence of others was its own."""
         self._listening_since = now
+        self._roster = None
 
     def lead(self, now: float) -> None:
-        """This master has become leader: silence counts from here, former leases are feared."""
+        """This master has become leader: silence counts from here, former leases are feared.
+
+        What servers hold it learns from the full reports that they send it first.
+        """
         self.lead_since = now
         self._given_up.clear()
+        self._roster = None
+        self._is_leader = True
+        for seen in self._seen.values():
+            seen.picture.reset()
 
-    def heartbeat(self, heartbeat: Heartbeat, now: float) -> None:
+    def follow(self) -> None:
+        """This master leads no more: of heartbeats it takes liveness and load."""
+        self._is_leader = False
+        self._roster = None
+        for seen in self._seen.values():
+            seen.picture.reset()
+
+    def heartbeat(self, heartbeat: Heartbeat, now: float) -> Noted:
         """Take note of a heartbeat. One that was overtaken by a later one adds nothing."""
         run = Run(heartbeat.server.uuid, heartbeat.server.incarnation)
         newest = self._newest.get(run.uuid)
@@ -99,43 +150,46 @@ class Liveness:
             self._newest[run.uuid] = run.incarnation
             self._replace_former(run)
         seen = self._seen.get(run)
+        is_first = seen is None
         if seen is None:
             seen = self._seen[run] = Seen(heartbeat, now, now)
         elif heartbeat.sent < seen.heartbeat.sent:
-            return
+            return Noted(False, 0 < heartbeat.number <= seen.picture.number)
+        if is_first or heartbeat.server != seen.server or not self.is_live(run, now):
+            self._roster = None
         seen.heartbeat, seen.heard_at = heartbeat, now
         if heartbeat.server.kind is not ServerKind.TSERVER:
             seen.announced_dead = False  # it speaks; and nothing was taken from it
         if run.incarnation < self._newest[run.uuid]:
             seen.gone = True
-        reports = {report.tablet_id: report for report in heartbeat.tablets}
-        seen.reports = reports
-        for tablet_id in reports:
-            seen.reported_at[tablet_id] = now
+        if not self._is_leader:
+            return Noted(is_first, False)
+        version = seen.picture.version
+        processed = seen.picture.take(heartbeat, now)
+        return Noted(is_first or version != seen.picture.version, processed)
 
     def _replace_former(self, run: Run) -> None:
+        self._roster = None
         for former, seen in self._seen.items():
             if former.uuid == run.uuid and former.incarnation < run.incarnation:
                 seen.gone = True
 
-    def report(self, run: Run, report: TabletReport, now: float) -> None:
+    def report(self, run: Run, report: TabletReport) -> None:
         """A tablet's news between heartbeats (`TABLET_OPENED`)."""
         seen = self._seen.get(run)
-        if seen is None:
-            return
-        known = seen.reports.get(report.tablet_id)
-        if known is None or known.term <= report.term:
-            seen.reports[report.tablet_id] = report
-            seen.reported_at[report.tablet_id] = now
+        if seen is not None and self._is_leader:
+            seen.picture.hint(report)
 
     def process_gone(self, run: Run) -> None:
         """The process of this run surely no longer exists."""
+        self._roster = None
         seen = self._seen.get(run)
         if seen is not None:
             seen.gone = True
 
     def server_died(self, run: Run) -> None:
         """The host (Ray) says that this run died; it has been seen to run on for a while."""
+        self._roster = None
         seen = self._seen.get(run)
         if seen is not None:
             seen.announced_dead = True
@@ -143,6 +197,7 @@ class Liveness:
     def give_up(self, run: Run) -> None:
         """From now on this run is fenced, even if it is heard again, or for the first time."""
         self._given_up[run] = None
+        self._roster = None
 
     def grant(self, run: Run, now: float) -> float:
         """The lease to answer a heartbeat with, in seconds; 0 for a run that is dead."""
@@ -208,14 +263,37 @@ class Liveness:
 
     def all(self) -> list[Seen]:
         """The latest run of every server ever heard, by kind and name."""
-        found = [self._seen[Run(uuid, inc)] for uuid, inc in self._newest.items()]
         return sorted(
-            found, key=lambda seen: (seen.server.kind, seen.server.name, seen.server.uuid)
+            self.newest_runs(),
+            key=lambda seen: (seen.server.kind, seen.server.name, seen.server.uuid),
         )
 
-    def live(self, kind: ServerKind, now: float) -> list[Seen]:
+    def newest_runs(self) -> list[Seen]:
+        """The latest run of every server ever heard, in the order of first being heard."""
+        return [self._seen[Run(uuid, incarnation)] for uuid, incarnation in self._newest.items()]
+
+    def live(self, kind: ServerKind, now: float) -> tuple[Seen, ...]:
         """Live servers of a kind, by name."""
-        return [s for s in self.all() if s.server.kind is kind and self.is_live(run_of(s), now)]
+        roster = self.roster(now)
+        return roster.tservers if kind is ServerKind.TSERVER else roster.backups
+
+    def roster(self, now: float) -> Roster:
+        """The live servers. Made anew only when somebody came, or may have gone."""
+        roster = self._roster
+        if roster is None or now >= roster.until:
+            roster = self._roster = self._make_roster(now)
+        return roster
+
+    def _make_roster(self, now: float) -> Roster:
+        live = [seen for seen in self.all() if self.is_live(run_of(seen), now)]
+        tservers = tuple(seen for seen in live if seen.server.kind is ServerKind.TSERVER)
+        backups = tuple(seen for seen in live if seen.server.kind is ServerKind.BACKUP)
+        servers = tuple(seen.server for seen in (*tservers, *backups))
+        content = msgspec.msgpack.encode(servers)
+        digest = hashlib.blake2b(content, digest_size=7).digest()
+        heard = min((self._silent_since(seen.heard_at) for seen in live), default=NEVER)
+        until = heard + self._settings.dead_after_s
+        return Roster(tservers, backups, servers, int.from_bytes(digest, "big") + 1, until)
 
 
 def run_of(seen: Seen) -> Run:

@@ -44,6 +44,8 @@ class StatusInputs:
     liveness: Liveness
     recoveries: Recoveries
     problems: Mapping[TabletId, str]
+    is_leader: bool = True
+    """Otherwise nothing is known of what tablets hold: only the leader is told."""
 
 
 def status_document(inputs: StatusInputs) -> bytes:
@@ -89,7 +91,9 @@ def _server(inputs: StatusInputs, seen: Seen) -> dict[str, Any]:
     found = _describe(server, ServerState.LIVE if live else ServerState.DEAD)
     found["silent_s"] = round(inputs.now - seen.heard_at, 3)
     if server.kind is ServerKind.BACKUP:
-        found.update(media=list(server.media), logs=len(beat.logs), free_bytes=beat.free_bytes)
+        found.update(
+            media=list(server.media), logs=len(seen.picture.logs), free_bytes=beat.free_bytes
+        )
     else:
         found["tablets"] = sum(1 for _ in inputs.catalog.owned_by(server.uuid, server.incarnation))
     found.update(memory_bytes=beat.memory_bytes, memory_limit_bytes=beat.memory_limit_bytes)
@@ -107,13 +111,23 @@ def _table(inputs: StatusInputs, table: TableRecord) -> dict[str, Any]:
         "schema_version": table.schema.version,
         "tablets": len(tablets),
         "tablets_running": len(running),
-        "rows": sum(_reported(inputs, tablet, "row_count") for tablet in running),
-        "memory_bytes": sum(_reported(inputs, tablet, "memory_bytes") for tablet in running),
+        "state": table.state.value,
+        "rows": _sum(inputs, running, "row_count"),
+        "memory_bytes": _sum(inputs, running, "memory_bytes"),
     }
 
 
-def _reported(inputs: StatusInputs, tablet: TabletRecord, field: str) -> int:
-    """A figure from the owner's last report of a tablet; 0 where there is none."""
+def _sum(inputs: StatusInputs, tablets: list[TabletRecord], field: str) -> int | None:
+    """A figure of a whole table; None at a follower, which does not know."""
+    figures = [_reported(inputs, tablet, field) for tablet in tablets]
+    return sum(figure or 0 for figure in figures) if inputs.is_leader else None
+
+
+def _reported(inputs: StatusInputs, tablet: TabletRecord, field: str) -> int | None:
+    """A figure from the owner's last report of a tablet; 0 where there is none, None at a follower,
+    which does not know."""
+    if not inputs.is_leader:
+        return None
     seen = inputs.liveness.find(Run(tablet.owner, tablet.owner_incarnation))
     report = None if seen is None else seen.reports.get(tablet.tablet_id)
     return 0 if report is None or report.term != tablet.term else int(getattr(report, field))

@@ -79,6 +79,22 @@ class TableExists(Rejected):
         super().__init__(table)
 
 
+class TabletNotFound(Rejected):
+    """Records of deleted tablets stay for ever: the cluster never had this one."""
+
+    template = "there never was a tablet {0!r} here"
+
+    def __init__(self, tablet_id: str) -> None:
+        super().__init__(tablet_id)
+
+
+class TooManyReplicas(Rejected):
+    template = "{0} needs {1} backups with medium {2!r}; the cluster has {3}, live or not"
+
+    def __init__(self, what: str, needed: int, medium: str, found: int) -> None:
+        super().__init__(what, needed, medium, found)
+
+
 class ColumnNotFound(Rejected):
     template = "table {1!r} has no column {0!r}; it has {2}"
 
@@ -187,6 +203,15 @@ class StaleTerm(RetryElsewhere):
 
     def __init__(self, what: str, found: int, current: int) -> None:
         super().__init__(what, found, current)
+
+
+class TooStale(RetryElsewhere):
+    """This master's state may be older than the caller allows; another's may not be."""
+
+    template = "the catalog of {0} may be {1} old; at most {2} s was asked for"
+
+    def __init__(self, server: str, age: str, max_staleness_s: float) -> None:
+        super().__init__(server, age, max_staleness_s)
 
 
 # ---- RetryLater -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Every message between servers and from clients: bodies, methods, and what each promises.
+"""Messages between servers and from clients: bodies, methods, and what each promises.
 
 Rules that hold for all of them: a receiver refuses a lower term or epoch with `StaleTerm`; every
 request may arrive twice or late, and is idempotent or carries a request id; bulk bytes travel as
@@ -10,77 +10,26 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-import msgspec
-
-from stelae.core.durability import Durability
+from stelae.core import catalog_messages
 from stelae.core.ids import Address, RequestId, ServerUuid, TabletId
-from stelae.core.partition import Partitioning
 from stelae.core.records import ServerInfo, TableRecord, TabletRecord
-from stelae.core.rpc import Empty, Method
-from stelae.core.schema import TableSchema
+from stelae.core.rpc import Body, Empty, Method
 
+# ---- clients to masters (in `stelae.core.catalog_messages`) -----------------------------------
 
-class Body(msgspec.Struct, frozen=True, array_like=True):
-    """Base of message bodies: positional on the wire, so fields are only ever appended."""
-
-
-# ---- clients to masters ---------------------------------------------------------------------
-
-
-class CreateTable(Body, frozen=True):
-    """Create a table; exactly once per request id. Followers answer `NotLeader`."""
-
-    request: RequestId
-    name: str
-    schema: TableSchema
-    partitioning: Partitioning
-    durability: Durability
-
-
-class TableReply(Body, frozen=True):
-    table: TableRecord
-
-
-class DeleteTable(Body, frozen=True):
-    request: RequestId
-    name: str
-
-
-class GetTable(Body, frozen=True):
-    """Look a table up, with where its tablets are. Linearizable: the leader answers."""
-
-    name: str
-
-
-class TabletLocation(Body, frozen=True):
-    """Where a tablet is served; ``address`` is empty while its state is not RUNNING."""
-
-    tablet: TabletRecord
-    address: Address
-    problem: str = ""
-    """Why it is offline, if it is: the missing segments, or the servers it waits for."""
-
-
-class TableLocations(Body, frozen=True):
-    table: TableRecord
-    tablets: tuple[TabletLocation, ...]
-
-
-class TableList(Body, frozen=True):
-    tables: tuple[TableRecord, ...]
-
-
-class StatusReply(Body, frozen=True):
-    """The status document of design §12, as JSON bytes."""
-
-    document: bytes
-
-
-CREATE_TABLE = Method("master.create_table", CreateTable, TableReply)
-DELETE_TABLE = Method("master.delete_table", DeleteTable, Empty)
-GET_TABLE = Method("master.get_table", GetTable, TableLocations)
-LIST_TABLES = Method("master.list_tables", Empty, TableList)
-STATUS = Method("master.status", Empty, StatusReply)
+CREATE_TABLE = catalog_messages.CREATE_TABLE
+DELETE_TABLE = catalog_messages.DELETE_TABLE
+GET_TABLE = catalog_messages.GET_TABLE
+LIST_TABLES = catalog_messages.LIST_TABLES
+STATUS = catalog_messages.STATUS
+CreateTable = catalog_messages.CreateTable
+DeleteTable = catalog_messages.DeleteTable
+GetTable = catalog_messages.GetTable
+StatusReply = catalog_messages.StatusReply
+TableList = catalog_messages.TableList
+TableLocations = catalog_messages.TableLocations
+TableReply = catalog_messages.TableReply
+TabletLocation = catalog_messages.TabletLocation
 
 
 # ---- servers to masters ---------------------------------------------------------------------
@@ -113,11 +62,18 @@ class TabletReport(Body, frozen=True):
     """Of a PREPARED tablet: its new head. From the hand-over on, open replicas below are stale."""
 
 
-class Heartbeat(Body, frozen=True):
-    """From every tserver and backup to every master, each ``heartbeat_s``; followers note it only.
+FULL = 0
+"""``since`` of a report that lists everything."""
+NO_REPORT = -1
+"""``since`` of a heartbeat that is for liveness and load only."""
 
-    ``tablets`` is always the full list (a tserver's tablets are few); ``logs`` of a backup are the
-    tablets it holds replicas of.
+
+class Heartbeat(Body, frozen=True):
+    """From every tserver and backup to every master, each ``heartbeat_s``; followers take liveness
+    and load only.
+
+    ``tablets`` (of a tserver) and ``logs`` (of a backup: what it holds replicas of) are everything,
+    or what has changed ``since`` (`stelae.coordinator.reports`).
     """
 
     server: ServerInfo
@@ -129,6 +85,16 @@ class Heartbeat(Body, frozen=True):
     memory_limit_bytes: int = 0
     free_bytes: int = 0
     """Of a backup's disks, for further segments; its memory media count as memory."""
+    number: int = 0
+    """Grows with each heartbeat of one run to one master; 0: not counted, ordered by ``sent``."""
+    since: int = FULL
+    """Number of the report that this one says the changes to, or `FULL`, or `NO_REPORT`."""
+    removed: tuple[TabletId, ...] = ()
+    """Tablets, or logs, no longer held."""
+    digest: int = 0
+    """Sum of the fingerprints of all that is held; 0: not given."""
+    servers_version: int = 0
+    """Of the list of live servers that the sender has; 0: none."""
 
 
 class HeartbeatReply(Body, frozen=True):
@@ -143,11 +109,14 @@ class HeartbeatReply(Body, frozen=True):
     fenced: bool = False
     """This incarnation has been given up: its tablets have gone elsewhere. It must restart."""
     servers: tuple[ServerInfo, ...] = ()
-    """All live tservers and backups."""
+    """All live tservers and backups; nothing if the sender's list is of ``servers_version``."""
     serve: tuple[tuple[TabletId, int], ...] = ()
-    """(tablet, term) pairs that the catalog says this server owns and may serve."""
+    """(tablet, term) pairs reported PREPARED that this server owns and may serve."""
     drop: tuple[TabletId, ...] = ()
-    """Tablets that the catalog says are deleted: free what you hold of them."""
+    """Tablets that the catalog says are deleted or replaced: free what you hold of them."""
+    processed: bool = False
+    """The report was taken in. If not, the leader needs a full one."""
+    servers_version: int = 0
 
 
 class RaiseEpoch(Body, frozen=True):

@@ -64,6 +64,14 @@ class TabletState(enum.StrEnum):
     RECOVERING = "recovering"
     """Its owner is lost; ``owner`` (once chosen) brings it back in ``term``."""
     DELETED = "deleted"
+    REPLACED = "replaced"
+    """It could not be created in time: ``replaced_by`` is there in its place. Kept for ever, as
+    deleted ones are, so that whoever opens it late is told to close it."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Nobody may hold a tablet in this state, and it never leaves it."""
+        return self in (TabletState.DELETED, TabletState.REPLACED)
 
 
 class TabletRecord(msgspec.Struct, frozen=True):
@@ -81,3 +89,6 @@ class TabletRecord(msgspec.Struct, frozen=True):
     """With ``valid_epoch``: open segment replicas below (segment, epoch) are stale, and ignored."""
     valid_epoch: int = 0
     generation: int = 1
+    attempt: int = 0
+    """So many tablets with this number in this table were replaced before this one."""
+    replaced_by: TabletId = TabletId("")

@@ -59,6 +59,10 @@ def prompt(handler: H) -> H:
     return handler
 
 
+class Body(msgspec.Struct, frozen=True, array_like=True):
+    """Base of message bodies: positional on the wire, so fields are only ever appended."""
+
+
 class Empty(msgspec.Struct, frozen=True, array_like=True):
     """The body of a request or reply that says nothing."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -36,6 +36,10 @@ class Clock(Protocol):
     async def sleep(self, duration_s: float) -> None: ...
 
 
+ReplyMemory: TypeAlias = Callable[[int], memoryview]
+"""Gives writable memory of so many bytes, whose pages are in place; it stays with the reply."""
+
+
 class Peers(Protocol):
     """Calls between servers (and from clients), over TCP or the simulated network."""
 
@@ -57,8 +61,11 @@ class Peers(Protocol):
         timeout_s: float,
         blobs: Sequence[Blob] = (),
         destination: ServerUuid | None = None,
+        memory: ReplyMemory | None = None,
     ) -> Reply[R]:
         """Call a remote method and wait for its answer.
+
+        ``memory`` gives the place for an answer that is large, so that it can be used again.
 
         Raises:
             Unavailable: no connection could be made; the request was certainly not sent.

@@ -22,6 +22,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Deadline of one append to a backup, after which the replica is replaced."""
     coordinator_period_s: float = 0.1
     """Between looks of the leader at what should be and what is; events wake it sooner."""
+    creation_timeout_s: float = 30.0
+    """A tablet not created by then is replaced by a new one, which has twice the time."""
+    tablets_per_table_max: int = 1024
+    tablets_max: int = 50_000
+    """Live tablets of all tables together."""
     raft_tick_s: float = 0.05
     raft_heartbeat_ticks: int = 2
     raft_election_ticks: int = 10

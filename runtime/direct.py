@@ -44,6 +44,7 @@ from stelae.runtime.frames import (
 )
 from stelae.runtime.handshake import HANDSHAKE_TIMEOUT_S, ClientHandshake, Credentials
 from stelae.runtime.limits import Limits
+from stelae.runtime.local import connect_locally
 from stelae.runtime.outbound import decoder_of
 from stelae.runtime.peers import split_address
 from stelae.runtime.reader import FrameReader
@@ -173,7 +174,9 @@ class _Line:
         self._reader = FrameReader(self, limits, time.monotonic)
         deadline = time.monotonic() + timeout_s
         try:
-            self._socket = socket.create_connection(split_address(address), timeout_s)
+            self._socket = connect_locally(address) or socket.create_connection(
+                split_address(address), timeout_s
+            )
         except OSError as error:
             raise Unavailable(address, error.strerror or str(error)) from error
         try:
@@ -264,6 +267,9 @@ class _Line:
 
     def wants(self, whole: Kind, call_id: int, total: int) -> bool:
         return whole is Kind.REPLY and call_id == self._call_id
+
+    def place(self, call_id: int, total: int) -> memoryview | None:
+        return None
 
     def abandoned(self, call_id: int) -> None:
         raise FrameError("the other end gave its answer up")

@@ -255,17 +255,29 @@ def encode_part_head(whole: Kind, call_id: int, total: int, part: Sequence[memor
 
 
 class Assembly:
-    """A large message while its parts come in. Views of its buffer stay valid: it is not reused."""
+    """A large message while its parts come in. Views of its buffer stay valid: it is not reused.
 
-    def __init__(self, whole: Kind, total: int, started_s: float, wanted: bool) -> None:
+    ``place``: memory of ``total`` bytes to put it in, instead of new one.
+    """
+
+    def __init__(
+        self,
+        whole: Kind,
+        total: int,
+        started_s: float,
+        wanted: bool,
+        place: memoryview | None = None,
+    ) -> None:
         self.whole = whole
         self.total = total
         self.started_s = started_s
         self.received = 0
         self.wanted = wanted
         """False: the parts are checked, but dropped."""
-        self.buffer = byte_view(pa.allocate_buffer(total)) if wanted else None
-        self._populated = 0
+        self.buffer = place
+        if wanted and place is None:
+            self.buffer = byte_view(pa.allocate_buffer(total))
+        self._populated = 0 if place is None else total
 
     def target(self, length: int, scratch: memoryview | None) -> memoryview:
         """Where the next part of ``length`` bytes is to be put. Raises FrameError."""

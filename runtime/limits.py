@@ -42,6 +42,10 @@ class Sink(Protocol):
         """Whether a large message that begins now is to be kept (else: checked and dropped)."""
         ...
 
+    def place(self, call_id: int, total: int) -> memoryview | None:
+        """Where a large message that is wanted is to be put; None: in new memory."""
+        ...
+
     def abandoned(self, call_id: int) -> None:
         """The sender gave up a large message which was wanted."""
 

@@ -27,6 +27,7 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import Blob, Method, Reply
+from stelae.core.runtime import ReplyMemory
 from stelae.runtime.connection import Connection
 from stelae.runtime.deadlines import Deadlines
 from stelae.runtime.frames import (
@@ -73,6 +74,7 @@ class _Pending:
     method: Method[Any, Any]
     timeout_s: float
     bucket: int = 0
+    memory: ReplyMemory | None = None
 
 
 def _settle(future: asyncio.Future[Reply[Any]], outcome: Outcome) -> None:
@@ -124,6 +126,7 @@ class Outbound:
         timeout_s: float,
         blobs: Sequence[Blob],
         destination: ServerUuid | None,
+        memory: ReplyMemory | None = None,
     ) -> Reply[R]:
         """See `stelae.core.runtime.Peers.call`. Blobs must not change until the call has ended."""
         to = NO_DESTINATION if destination is None else bytes.fromhex(destination)
@@ -148,7 +151,7 @@ class Outbound:
             raise self._reason or Unavailable(self.address, "the connection ended")
         future: asyncio.Future[Reply[Any]] = self._loop.create_future()
         settle = functools.partial(_settle, future)
-        call_id, size = self._send(method, body, settle, timeout_s, blobs, to)
+        call_id, size = self._send(method, body, settle, timeout_s, blobs, to, memory)
         try:
             return await future
         finally:
@@ -189,6 +192,7 @@ class Outbound:
         timeout_s: float,
         blobs: Sequence[Blob],
         to: bytes,
+        memory: ReplyMemory | None = None,
     ) -> tuple[int, int]:
         """Send a request for which there is room; return its id and its size in bytes."""
         assert self._connection is not None
@@ -196,7 +200,7 @@ class Outbound:
         buffers, size = encode_request(timeout_ms, to, method.name.encode(), body, blobs)
         self._last_call_id = call_id = self._last_call_id + 1
         bucket = self._deadlines.add(call_id, self._loop.time() + timeout_s)
-        self._pending[call_id] = _Pending(settle, method, timeout_s, bucket)
+        self._pending[call_id] = _Pending(settle, method, timeout_s, bucket, memory)
         alone = len(self._pending) == 1
         self._connection.send(Kind.REQUEST, call_id, buffers, size, alone=alone)
         return call_id, size
@@ -242,6 +246,10 @@ class Outbound:
         if whole is not Kind.REPLY:
             raise FrameError(f"a caller got a large {whole.name} message")
         return call_id in self._pending
+
+    def place(self, call_id: int, total: int) -> memoryview | None:
+        memory = self._pending[call_id].memory
+        return None if memory is None else memory(total)
 
     def abandoned(self, call_id: int) -> None:
         pass  # the call ends at its deadline

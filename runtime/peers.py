@@ -22,6 +22,7 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import Blob, Handlers, Method, Reply
+from stelae.core.runtime import ReplyMemory
 from stelae.runtime.connection import Connection
 from stelae.runtime.handshake import (
     HANDSHAKE_TIMEOUT_S,
@@ -30,6 +31,7 @@ from stelae.runtime.handshake import (
     ServerHandshake,
 )
 from stelae.runtime.limits import Limits
+from stelae.runtime.local import connect_locally, listen_locally
 from stelae.runtime.outbound import Outbound
 from stelae.runtime.server import Inbound, OnFailure, Service
 
@@ -78,7 +80,7 @@ class TcpPeers:
         self._client_tls = client_tls
         self._limits = limits or Limits()
         self._address: Address | None = None
-        self._listener: asyncio.Server | None = None
+        self._listeners: list[asyncio.Server] = []
         self._service: Service | None = None
         self._links: dict[Address, Outbound] = {}
         self._connecting: dict[Address, asyncio.Task[Outbound]] = {}
@@ -92,10 +94,11 @@ class TcpPeers:
     # ---- listening --------------------------------------------------------------------------
 
     async def listen(self, server_uuid: ServerUuid, handlers: Handlers) -> None:
-        assert self._listener is None, "listen() once"
+        assert not self._listeners, "listen() once"
         assert not self._closed, "listen() before close()"
         self._service = Service(server_uuid, handlers, self._limits, self._on_failure)
-        self._listener = await asyncio.get_running_loop().create_server(
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(
             self._accept,
             self._host,
             self._port,
@@ -103,9 +106,13 @@ class TcpPeers:
             backlog=_LISTEN_BACKLOG,
             reuse_address=True,
         )
-        port = self._listener.sockets[0].getsockname()[1]
+        self._listeners.append(listener)
+        port = listener.sockets[0].getsockname()[1]
         host = self._advertised_host
         self._address = Address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        local = None if self._server_tls else listen_locally(self._address, _LISTEN_BACKLOG)
+        if local is not None:
+            self._listeners.append(await loop.create_unix_server(self._accept, sock=local))
 
     def _accept(self) -> asyncio.BaseProtocol:
         service = self._service
@@ -133,6 +140,7 @@ class TcpPeers:
         timeout_s: float,
         blobs: Sequence[Blob] = (),
         destination: ServerUuid | None = None,
+        memory: ReplyMemory | None = None,
     ) -> Reply[R]:
         link = self._links.get(address)
         if link is None:
@@ -140,7 +148,7 @@ class TcpPeers:
             deadline_s = loop.time() + timeout_s
             link = await self._connect(address, timeout_s)
             timeout_s = deadline_s - loop.time()
-        return await link.call(method, request, timeout_s, blobs, destination)
+        return await link.call(method, request, timeout_s, blobs, destination, memory)
 
     def post(
         self,
@@ -169,8 +177,8 @@ class TcpPeers:
 
     async def close(self) -> None:
         self._closed = True
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         for task in list(self._connecting.values()):
             task.cancel()
         await asyncio.gather(*self._connecting.values(), return_exceptions=True)
@@ -178,8 +186,8 @@ class TcpPeers:
             link.close()
         if self._service is not None:
             await self._service.close()
-        if self._listener is not None:
-            await self._listener.wait_closed()
+        for listener in self._listeners:
+            await listener.wait_closed()
 
     # ---- connections ------------------------------------------------------------------------
 
@@ -216,10 +224,14 @@ class TcpPeers:
             return Connection(link, handshake, self._limits, answers=False, peer=address)
 
         tls: dict[str, Any] = {"ssl": self._client_tls} if self._client_tls else {}
+        local = None if tls else connect_locally(address)
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 loop = asyncio.get_running_loop()
-                _, connection = await loop.create_connection(factory, host, port, **tls)
+                if local is not None:
+                    _, connection = await loop.create_unix_connection(factory, sock=local)
+                else:
+                    _, connection = await loop.create_connection(factory, host, port, **tls)
                 try:
                     await link.wait_ready()
                 except asyncio.CancelledError:

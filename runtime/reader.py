@@ -124,7 +124,8 @@ class FrameReader:
         if head.whole not in _IN_PARTS:
             raise FrameError(f"a message of kind {head.whole} cannot come in parts")
         wanted = self._sink.wants(Kind(head.whole), head.call_id, head.total)
-        assembly = Assembly(Kind(head.whole), head.total, self._now(), wanted)
+        place = self._sink.place(head.call_id, head.total) if wanted else None
+        assembly = Assembly(Kind(head.whole), head.total, self._now(), wanted, place)
         self._assemblies[(head.whole, head.call_id)] = assembly
         return assembly
 

@@ -168,6 +168,9 @@ class Inbound:
         self._held_bytes += total
         return True
 
+    def place(self, call_id: int, total: int) -> memoryview | None:
+        return None
+
     def abandoned(self, call_id: int) -> None:
         self._release(call_id)
 

@@ -135,8 +135,12 @@ async def page(request: Request) -> Response:
 
 @_status.get("/v1/cluster", response_model=Cluster, responses=problems(503))
 async def cluster(request: Request) -> Response:
-    """The status document: servers, tables, tablets, recoveries."""
-    return json_response(await _document(request))
+    """The status document: servers, tables, tablets, recoveries.
+
+    With `?max_staleness=` (seconds) any master may answer whose state is no older; a follower does
+    not know how much is in tablets (null).
+    """
+    return json_response(await _document(request, gateway_of(request).max_staleness(request)))
 
 
 @_status.get("/v1/servers", response_model=Document, responses=problems(503))
@@ -169,10 +173,10 @@ async def problem(slug: str) -> Response:
     return json_response({"type": kind.uri, "title": kind.title, "status": kind.status})
 
 
-async def _document(request: Request) -> dict[str, Any]:
+async def _document(request: Request, max_staleness: float | None = None) -> dict[str, Any]:
     gateway = gateway_of(request)
     database = await gateway.database()
-    return await database.status(timeout=gateway.timeout_s(request))
+    return await database.status(max_staleness=max_staleness, timeout=gateway.timeout_s(request))
 
 
 # ---- errors ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from stelae.client.database import AsyncDatabase
+from stelae.client.database import AsyncDatabase, staleness
 from stelae.client.http_protocol import ARROW_TYPE, JSON_TYPE, NDJSON_TYPE, TIMEOUT_HEADER
 from stelae.client.table import AsyncTable
 from stelae.core.errors import DeadlineExpired, InvalidArgument, TableNotFound
@@ -79,12 +79,14 @@ class Gateway:
 
     # ---- tables -----------------------------------------------------------------------------
 
-    async def look_up(self, name: str, timeout_s: float) -> AsyncTable:
+    async def look_up(
+        self, name: str, timeout_s: float, max_staleness: float | None = None
+    ) -> AsyncTable:
         """Ask the masters for a table. Raises TableNotFound, DeadlineExpired."""
         database = await self.database()
         try:
             async with asyncio.timeout(timeout_s):
-                table = await database.table(name)
+                table = await database.table(name, max_staleness=max_staleness)
         except TimeoutError:
             raise DeadlineExpired("the look-up of a table", "the masters") from None
         if len(self._handles) >= 1000:
@@ -134,6 +136,17 @@ class Gateway:
                 f"{TIMEOUT_HEADER} {text[:40]!r}: above 0, at most {self.limits.timeout_max_s:g}"
             )
         return timeout_s
+
+    def max_staleness(self, request: Request) -> float | None:
+        """How old the masters' answer may be: ``?max_staleness=`` in seconds. Raises
+        InvalidArgument."""
+        text = request.query_params.get("max_staleness")
+        if text is None:
+            return None
+        try:
+            return staleness(float(text))
+        except ValueError:
+            raise InvalidArgument(f"max_staleness={text[:40]!r}: a number of seconds") from None
 
     async def body(self, request: Request, timeout_s: float) -> bytes:
         """The whole body (the guard bounds it). Raises TooLarge, Overloaded, DeadlineExpired."""

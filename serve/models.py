@@ -113,12 +113,28 @@ class TableInfo(BaseModel):
     partition: Partition
     durability: DurabilityModel
     schema_version: int
+    state: str = Field(examples=["running"])
     generation: int
     tablets: int = Field(description="How many tablets it is cut into.")
+    tablet_states: dict[str, int] | None = Field(
+        default=None,
+        examples=[{"running": 8}],
+        description="How many tablets are creating, running, recovering; of one table only.",
+    )
 
 
 class TableListing(BaseModel):
     tables: list[TableInfo]
+
+
+class TabletInfo(BaseModel):
+    tablet: dict[str, Json] = Field(description="Its record: id, table, number, state, term, …")
+    address: str = Field(description="Where it is served; empty if it is not.")
+    problem: str = Field(description="Why not: offline, deleted, replaced by another tablet.")
+
+
+class TabletListing(BaseModel):
+    tablets: list[TabletInfo]
 
 
 class WriteRequest(Body):

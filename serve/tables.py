@@ -5,15 +5,16 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from stelae.client.database import DEFAULT_DURABILITY
 from stelae.client.json_values import from_json_value, to_json_value
+from stelae.core.catalog_messages import TabletLocation
 from stelae.core.durability import Durability, segments
 from stelae.core.errors import InvalidArgument
 from stelae.core.partition import HashPartition, Partitioning, RangePartition
@@ -21,7 +22,13 @@ from stelae.core.records import TableRecord
 from stelae.core.values import from_wire
 from stelae.serve.gateway import gateway_of
 from stelae.serve.guard import principal_of
-from stelae.serve.models import CreateTableRequest, Partition, TableInfo, TableListing
+from stelae.serve.models import (
+    CreateTableRequest,
+    Partition,
+    TableInfo,
+    TableListing,
+    TabletListing,
+)
 from stelae.serve.openapi import json_body, problems
 from stelae.serve.tokens import Role
 
@@ -34,10 +41,16 @@ _FIXED = re.compile(r"fixed_size_binary\[(\d{1,6})\]")
 
 @router.get("/tables", response_model=TableListing, responses=problems(503))
 async def list_tables(request: Request) -> Response:
-    """All tables, by name."""
+    """All tables, by name.
+
+    With `?max_staleness=` (seconds) any master may answer whose state is no older; so it works
+    while the masters have no leader.
+    """
     gateway = gateway_of(request)
     database = await gateway.database()
-    records = await database.tables(timeout=gateway.timeout_s(request))
+    records = await database.tables(
+        max_staleness=gateway.max_staleness(request), timeout=gateway.timeout_s(request)
+    )
     return json_response({"tables": [describe_table(record) for record in records]})
 
 
@@ -49,7 +62,8 @@ async def list_tables(request: Request) -> Response:
     openapi_extra=json_body(CreateTableRequest),
 )
 async def create_table(request: Request) -> Response:
-    """Create a table, and wait until it can be written to. Needs the role `admin`.
+    """Create a table, and wait until it can be written to (`?wait=false`: return once it exists;
+    `tablet_states` of the table tells the rest). Needs the role `admin`.
 
     A repeated call answers 409 (`table-exists`) if the first one succeeded.
     """
@@ -65,6 +79,7 @@ async def create_table(request: Request) -> Response:
         key=body.key,
         partition=requested_partition(body.partition, schema),
         durability=requested_durability(body),
+        wait=wanted_wait(request),
         timeout=timeout_s,
     )
     gateway.forget(body.name)
@@ -75,10 +90,47 @@ async def create_table(request: Request) -> Response:
 
 @router.get("/tables/{table}", response_model=TableInfo, responses=problems(404, 503))
 async def get_table(request: Request, table: str) -> Response:
-    """One table: its columns, key, partitioning, durability."""
+    """One table: its columns, key, partitioning, durability, and the states of its tablets.
+
+    `?max_staleness=`: see the list of tables.
+    """
     gateway = gateway_of(request)
-    handle = await gateway.look_up(table, gateway.timeout_s(request))
-    return json_response(describe_table(handle.record))
+    max_staleness, timeout_s = gateway.max_staleness(request), gateway.timeout_s(request)
+    handle = await gateway.look_up(table, timeout_s, max_staleness)
+    database = await gateway.database()
+    tablets = await database.locate_table(table, max_staleness=max_staleness, timeout=timeout_s)
+    states = [location.tablet.state.value for location in tablets]
+    counts = {state: states.count(state) for state in sorted(set(states))}
+    return json_response({**describe_table(handle.record), "tablet_states": counts})
+
+
+@router.get(
+    "/tables/{table}/tablets", response_model=TabletListing, responses=problems(400, 404, 503)
+)
+async def locate_table(request: Request, table: str) -> Response:
+    """The tablets of a table, by number, and where each is served. `?max_staleness=` as above."""
+    gateway = gateway_of(request)
+    database = await gateway.database()
+    found = await database.locate_table(
+        table,
+        max_staleness=gateway.max_staleness(request),
+        timeout=gateway.timeout_s(request),
+    )
+    return json_response({"tablets": [describe_location(each) for each in found]})
+
+
+@router.get("/tablets", response_model=TabletListing, responses=problems(400, 404, 503))
+async def locate_tablets(
+    request: Request, ids: Annotated[list[str], Query(alias="id", min_length=1, max_length=1000)]
+) -> Response:
+    """Where tablets are, by id: `?id=…&id=…`. Those that were deleted or replaced are told of
+    too. `?max_staleness=` as above."""
+    gateway = gateway_of(request)
+    database = await gateway.database()
+    found = await database.locate(
+        ids, max_staleness=gateway.max_staleness(request), timeout=gateway.timeout_s(request)
+    )
+    return json_response({"tablets": [describe_location(each) for each in found]})
 
 
 @router.delete("/tables/{table}", status_code=204, responses=problems(404, 503, 504))
@@ -117,9 +169,16 @@ def describe_table(record: TableRecord) -> dict[str, Any]:
         "partition": _describe_partition(record.partitioning, schema),
         "durability": {"segments": list(record.durability.media)},
         "schema_version": record.schema.version,
+        "state": record.state.value,
         "generation": record.generation,
         "tablets": record.partitioning.tablet_count,
     }
+
+
+def describe_location(location: TabletLocation) -> dict[str, Any]:
+    """Where a tablet is, as `TabletInfo` shows it."""
+    tablet = msgspec.to_builtins(location.tablet)
+    return {"tablet": tablet, "address": location.address, "problem": location.problem}
 
 
 def _describe_partition(partitioning: Partitioning, schema: pa.Schema) -> dict[str, Any]:
@@ -140,6 +199,14 @@ def _describe_partition(partitioning: Partitioning, schema: pa.Schema) -> dict[s
             ],
         }
     return found
+
+
+def wanted_wait(request: Request) -> bool:
+    """``?wait=``. Raises InvalidArgument."""
+    text = request.query_params.get("wait", "true")
+    if text not in ("true", "false"):
+        raise InvalidArgument(f"wait={text[:40]!r}: true or false")
+    return text == "true"
 
 
 # ---- from JSON ------------------------------------------------------------------------------

@@ -167,6 +167,10 @@ class Nemesis:
         names = [node.name for node in self._world.nodes.values() if node.auto_restart]
         await self._world.wait_ready(*names, timeout_s=timeout_s)
 
+    def strike(self, action: Action) -> None:
+        """Begin a fault now that is in no schedule: one aimed at something a client does."""
+        self._begin(action)
+
     def _after(self, delay_s: float, callback: Callable[[Action], None], action: Action) -> None:
         loop = self._world.loop
         self._handles.append(loop.call_later(delay_s, callback, action, context=loop.context))

@@ -30,6 +30,7 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import Blob, Call, Handler, Handlers, Method, Reply
+from stelae.core.runtime import ReplyMemory
 from stelae.simulation.loop import SimLoop
 from stelae.simulation.options import Options
 from stelae.simulation.process import Process
@@ -329,6 +330,7 @@ class SimPeers:
         timeout_s: float,
         blobs: Sequence[Blob] = (),
         destination: ServerUuid | None = None,
+        memory: ReplyMemory | None = None,
     ) -> Reply[R]:
         self.process.check()
         if timeout_s <= 0:

@@ -19,6 +19,7 @@ from stelae.client.convert import Key, Rows, to_arrow
 from stelae.client.database import DEFAULT_DURABILITY, AsyncDatabase
 from stelae.client.filters import Where
 from stelae.client.table import DEFAULT_TIMEOUT_S, AsyncTable
+from stelae.core.catalog_messages import TabletLocation
 from stelae.core.durability import Durability
 from stelae.core.errors import InvalidArgument
 from stelae.core.messages import WriteOp
@@ -193,9 +194,13 @@ class Database:
         key: str | Sequence[str],
         partition: Partitioning | None = None,
         durability: Durability = DEFAULT_DURABILITY,
+        wait: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> Table:
-        """Create a table and wait until it can be written to; raises `TableExists`."""
+        """Create a table and wait until it can be written to; raises `TableExists`.
+
+        Without ``wait`` it returns once the table exists: `is_create_done` tells the rest.
+        """
         made = self._loop.run(
             self._database.create_table(
                 name,
@@ -203,29 +208,59 @@ class Database:
                 key=key,
                 partition=partition,
                 durability=durability,
+                wait=wait,
                 timeout=timeout,
             )
         )
         return Table(self._loop, made, self._calls)
 
-    def table(self, name: str) -> Table:
-        """An existing table; raises `TableNotFound`."""
-        return Table(self._loop, self._loop.run(self._database.table(name)), self._calls)
+    def is_create_done(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
+        """Whether every tablet of a table has been created; raises `TableNotFound`."""
+        return self._loop.run(self._database.is_create_done(name, timeout=timeout))
+
+    def table(self, name: str, *, max_staleness: float | None = None) -> Table:
+        """An existing table; raises `TableNotFound`.
+
+        With ``max_staleness`` (seconds) any master may answer whose state is no older than that,
+        so that it works while the masters have no leader.
+        """
+        found = self._loop.run(self._database.table(name, max_staleness=max_staleness))
+        return Table(self._loop, found, self._calls)
 
     def __getitem__(self, name: str) -> Table:
         return self.table(name)
 
-    def tables(self) -> list[str]:
-        """The names of all tables."""
-        return [table.name for table in self._loop.run(self._database.tables())]
+    def tables(self, *, max_staleness: float | None = None) -> list[str]:
+        """The names of all tables. ``max_staleness``: see `table`."""
+        found = self._loop.run(self._database.tables(max_staleness=max_staleness))
+        return [table.name for table in found]
+
+    def locate(
+        self, tablets: Sequence[str], *, max_staleness: float | None = None
+    ) -> list[TabletLocation]:
+        """Where tablets are, by id; ``problem`` tells of those deleted, replaced, or offline.
+        Raises `TabletNotFound`."""
+        return self._loop.run(self._database.locate(tablets, max_staleness=max_staleness))
+
+    def locate_table(
+        self, name: str, *, max_staleness: float | None = None
+    ) -> list[TabletLocation]:
+        """Where the tablets of a table are, by number; raises `TableNotFound`."""
+        return self._loop.run(self._database.locate_table(name, max_staleness=max_staleness))
 
     def delete_table(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Delete a table and all its rows, for ever; raises `TableNotFound`."""
         self._loop.run(self._database.delete_table(name, timeout=timeout))
 
-    def status(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> dict[str, Any]:
-        """Servers, tables, tablets, and how recoveries go: the status document."""
-        return self._loop.run(self._database.status(timeout=timeout))
+    def status(
+        self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Servers, tables, tablets, and how recoveries go: the status document.
+
+        ``max_staleness``: see `table`. A follower does not know how much is in tablets (None).
+        """
+        work = self._database.status(max_staleness=max_staleness, timeout=timeout)
+        return self._loop.run(work)
 
     def close(self) -> None:
         """End the connections; again is fine."""

@@ -17,6 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from stelae.cli_locate import table_locate, tablet_app
+from stelae.cli_options import (
+    Debug,
+    Json,
+    SpecFile,
+    Where,
+    WhereArgument,
+)
+from stelae.cli_options import connect_to as _connect
+from stelae.cli_options import data_dir_of as _data_dir
+from stelae.cli_options import spec_of as _spec
 from stelae.cli_output import (
     describe,
     make_console,
@@ -28,13 +39,11 @@ from stelae.cli_output import (
 )
 
 if TYPE_CHECKING:
-    from stelae.api import Database
     from stelae.core.spec import ClusterSpec
     from stelae.keeper import Up
 
 FAILED, MISUSED = 1, 2
 STATUS_TIMEOUT_S = 5.0
-DEFAULT_FILE = "cluster.yaml"
 
 app = typer.Typer(
     name="stelae",
@@ -51,6 +60,8 @@ table_app = typer.Typer(
     name="table", no_args_is_help=True, rich_markup_mode="rich", help="Look at tables."
 )
 app.add_typer(table_app)
+table_app.command("locate")(table_locate)
+app.add_typer(tablet_app)
 
 
 class Engine(enum.StrEnum):
@@ -68,64 +79,7 @@ class Data(enum.StrEnum):
     GENERATED = "generated"
 
 
-SpecFile = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="cluster.yaml",
-        help="The cluster's file; cluster.yaml of this folder, or the default cluster, if absent.",
-        show_default=False,
-    ),
-]
-Where = Annotated[
-    Path | None,
-    typer.Option(
-        "--cluster",
-        "-c",
-        metavar="PATH",
-        help="The cluster's file or its data_dir; cluster.yaml of this folder if absent.",
-        show_default=False,
-    ),
-]
-WhereArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="PATH",
-        help="The cluster's file or its data_dir; cluster.yaml of this folder if absent.",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-
-
 # ---- which cluster --------------------------------------------------------------------------
-
-
-def _spec(path: Path | None) -> ClusterSpec:
-    from stelae.core.spec_file import load_spec
-
-    if path is None and Path(DEFAULT_FILE).exists():
-        path = Path(DEFAULT_FILE)
-    return load_spec(path)
-
-
-def _data_dir(path: Path | None) -> Path:
-    """The data_dir that a file, or the folder itself, stands for."""
-    if path is not None and path.is_dir():
-        return path.absolute()
-    return Path(_spec(path).data_dir)
-
-
-def _connect(path: Path | None) -> Database:
-    from stelae.cluster import connect
-    from stelae.core.errors import Unavailable
-    from stelae.launcher import STATE_FILE, load_state
-
-    folder = _data_dir(path)
-    down = Unavailable(f"the cluster of {folder}", "it does not run; start it with `stelae up`")
-    if not (folder / STATE_FILE).exists() or not load_state(folder).ray_address:
-        raise down
-    return connect(str(folder))
 
 
 def _status(path: Path | None) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from stelae.core.catalog_messages import TabletLocation
+
 
 def make_console(*, stderr: bool = False) -> Console:
     from rich.console import Console
@@ -107,6 +109,35 @@ def show_tables(document: dict[str, Any]) -> None:
         print_table("tables", columns, rows)
     else:
         make_console().print("no tables yet")
+
+
+def show_locations(locations: list[TabletLocation], as_json: bool) -> None:
+    """Where tablets are: a table, or a document."""
+    import msgspec
+
+    if as_json:
+        found = [
+            {
+                "tablet": msgspec.to_builtins(each.tablet),
+                "address": each.address,
+                "problem": each.problem,
+            }
+            for each in locations
+        ]
+        print_json({"tablets": found})
+        return
+    rows = [
+        [
+            each.tablet.number,
+            each.tablet.tablet_id,
+            each.tablet.state.value,
+            each.tablet.term,
+            each.address,
+            each.problem,
+        ]
+        for each in locations
+    ]
+    print_table("tablets", ["number", "tablet", "state", "term", "address", "problem"], rows)
 
 
 def describe(table: Any, document: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ that went out, on a thread.
 
 from __future__ import annotations
 
+import mmap
 import weakref
 from collections import deque
 
@@ -24,7 +25,7 @@ class BufferPool:
     def __init__(self, kept_bytes: int) -> None:
         """``kept_bytes``: what may lie here unused; more goes back to the system."""
         self._kept_bytes = kept_bytes
-        self._free: deque[bytearray] = deque()
+        self._free: deque[mmap.mmap] = deque()
 
     @property
     def free_bytes(self) -> int:
@@ -38,7 +39,7 @@ class BufferPool:
         weakref.finalize(holder, self._give_back, memory).atexit = False
         return holder[:size].data
 
-    def _find(self, size: int) -> bytearray:
+    def _find(self, size: int) -> mmap.mmap:
         for _ in range(len(self._free)):
             try:
                 memory = self._free.pop()
@@ -47,7 +48,9 @@ class BufferPool:
             if len(memory) >= size:
                 return memory
             self._free.appendleft(memory)
-        memory = bytearray(-(-size // _ROUNDING_BYTES) * _ROUNDING_BYTES)
+        # Not a bytearray, which would write its zeros page by page.
+        size_bytes = max(1, -(-size // _ROUNDING_BYTES)) * _ROUNDING_BYTES
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         populate(memory)
         return memory
 
@@ -55,7 +58,7 @@ class BufferPool:
         """Give what lies here unused back to the system."""
         self._free.clear()
 
-    def _give_back(self, memory: bytearray) -> None:
+    def _give_back(self, memory: mmap.mmap) -> None:
         """Runs where the last view ends, on any thread: a deque's ends are safe for that."""
         if self.free_bytes + len(memory) <= self._kept_bytes:
             self._free.append(memory)

@@ -11,13 +11,25 @@ A kind of operation is a method of `DdlClient` and a line in `KINDS`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from stelae.client.database import AsyncDatabase
 from stelae.client.masters import MastersClient
+from stelae.core.catalog_messages import (
+    CREATE_TABLE,
+    DELETE_TABLE,
+    GET_TABLE,
+    LINEARIZABLE,
+    LIST_TABLES,
+    CreateTable,
+    DeleteTable,
+    GetTable,
+    ListTables,
+    TableLocations,
+)
 from stelae.core.durability import segments
 from stelae.core.errors import (
     OutcomeUnknown,
@@ -29,19 +41,8 @@ from stelae.core.errors import (
     TableNotFound,
 )
 from stelae.core.ids import ClientId, RequestId, TableId
-from stelae.core.messages import (
-    CREATE_TABLE,
-    DELETE_TABLE,
-    GET_TABLE,
-    LIST_TABLES,
-    CreateTable,
-    DeleteTable,
-    GetTable,
-    TableLocations,
-)
 from stelae.core.partition import hash_partition
 from stelae.core.records import TableRecord, TableState, TabletState
-from stelae.core.rpc import Empty
 from stelae.core.schema import TableSchema
 from stelae.simulation import World
 from stelae.simulation.cluster import SimCluster
@@ -57,7 +58,7 @@ from tests.simulation.catalog_history import (
     has,
 )
 
-NAMES = ("a", "b", "c", "d")
+NAMES = ("a", "b", "c", "d", "e", "f")
 MEDIA = ((), ("disk",), ("disk", "disk"))
 AGAIN = (RetryLater, RetryElsewhere, OutcomeUnknown)
 IMPATIENT_RATES = (0.05, 0.3, 0.7)
@@ -67,7 +68,11 @@ LOST_RATE = 0.2
 """So often a client has forgotten who leads, and asks any master first."""
 DOUBT_RATE = 0.4
 """So often a client that was told of a change looks at once whether any master knows."""
-ROW_RATE = 0.4
+STRUCK_RATE, STRUCK_RATES = 0.1, {DeleteTable: 0.4}
+ROW_RATE = 0.6
+STALE_S = (0.05, 0.3, 1.0)
+DRIFT = 1.02
+"""Clocks of servers may be off by a percent, to either side."""
 THINK_S = 0.05
 
 
@@ -83,8 +88,11 @@ class DdlClient:
         """Rows that were acknowledged: table -> key."""
         self.ids: dict[str, TableId] = {}
         """Of all tables ever seen: mark -> id."""
+        self.strike_leader: Callable[[], None] | None = None
+        """Kills the leader in its next sync: called now and then just before a change."""
         self._world = world
         self._rng = world.rng(f"ddl/{name}")
+        self._names = NAMES[: world.rng("names").choice((2, 3, 6))]
         runtime = world.client(name)
         addresses = list(cluster.addresses.values())
         self._runtime = runtime
@@ -103,7 +111,7 @@ class DdlClient:
         kinds = list(KINDS)
         while asyncio.get_running_loop().time() < until_s:
             kind = self._rng.choices(kinds, list(KINDS.values()))[0]
-            name = self._rng.choice(NAMES)
+            name = self._rng.choice(self._names)
             await getattr(self, kind)(name)
             if kind not in READS and self._rng.random() < DOUBT_RATE:
                 self._forget_leader()
@@ -154,6 +162,10 @@ class DdlClient:
     ) -> Any:
         """Send a request until it is answered, record the answer, and perhaps ask again."""
         patient = self._given_up or self._rng.random() >= self._impatient_rate
+        struck_rate = STRUCK_RATES.get(type(order), STRUCK_RATE)
+        if not self._given_up and self.strike_leader and self._rng.random() < struck_rate:
+            self.strike_leader()
+            patient = False
         try:
             reply = await self._call(method, order, patient=patient)
         except tuple(refusals) as error:
@@ -205,11 +217,11 @@ class DdlClient:
 
     # ---- reads ------------------------------------------------------------------------------
 
-    async def look(self, name: str) -> TableId | None:
+    async def look(self, name: str, stale_s: float = 0.0) -> TableId | None:
         """Look a table up; it is there with all its tablets, or not at all."""
-        operation = self.history.begin(self.name, f"look {name}")
+        operation = self.history.begin(self.name, f"look {name}", stale_s=stale_s * DRIFT)
         try:
-            found = await self._call(GET_TABLE, GetTable(name))
+            found = await self._read(GET_TABLE, GetTable(name, stale_s or LINEARIZABLE), stale_s)
         except TableNotFound:
             self.history.saw(operation, "absent", finds(name, None))
             return None
@@ -219,10 +231,11 @@ class DdlClient:
         self.history.saw(operation, str(seen), finds(name, seen))
         return TableId(found.table.table_id)
 
-    async def list(self, _: str = "") -> dict[str, TableId]:
+    async def list(self, _: str = "", stale_s: float = 0.0) -> dict[str, TableId]:
         """List all tables."""
-        operation = self.history.begin(self.name, "list")
-        tables = await self.list_records()
+        operation = self.history.begin(self.name, "list", stale_s=stale_s * DRIFT)
+        reply = await self._read(LIST_TABLES, ListTables(stale_s or LINEARIZABLE), stale_s)
+        tables = reply.tables
         found = {table.name: self.see(table) for table in tables}
         assert len(found) == len(tables), f"a name is listed twice: {[t.name for t in tables]}"
         for table in tables:
@@ -230,9 +243,27 @@ class DdlClient:
         self.history.saw(operation, str(found), finds_all(found))
         return {table.name: TableId(table.table_id) for table in tables}
 
+    async def look_around(self, name: str) -> None:
+        """Look a table up at any master, as it was a moment ago at most."""
+        await self.look(name, self._rng.choice(STALE_S))
+
+    async def list_around(self, _: str) -> None:
+        """List all tables at any master."""
+        await self.list(stale_s=self._rng.choice(STALE_S))
+
+    async def _read(self, method: Any, question: Any, stale_s: float) -> Any:
+        """Ask the leader, or any master for what may be ``stale_s`` old."""
+        if not stale_s:
+            return await self._call(method, question)
+        while True:
+            try:
+                return await self._masters.call_any(method, question, timeout_s=5.0)
+            except AGAIN:
+                await asyncio.sleep(0.05)
+
     async def list_records(self) -> tuple[TableRecord, ...]:
         """All tables, as the masters tell."""
-        listed: tuple[TableRecord, ...] = (await self._call(LIST_TABLES, Empty())).tables
+        listed: tuple[TableRecord, ...] = (await self._call(LIST_TABLES, ListTables())).tables
         return listed
 
     def _check_table(self, table: TableRecord) -> None:
@@ -283,6 +314,13 @@ class DdlClient:
                 assert row is not None, f"an acknowledged row of {name} ({table_id}) is lost"
 
 
-KINDS = {"create": 4, "delete": 3, "look": 3, "list": 2}
+KINDS = {
+    "create": 4,
+    "delete": 3,
+    "look": 2,
+    "list": 2,
+    "look_around": 1,
+    "list_around": 1,
+}
 """What clients do: the method's name, and its weight."""
-READS = ("look", "list")
+READS = ("look", "list", "look_around", "list_around")

@@ -10,8 +10,9 @@ from unittest.mock import patch
 
 import msgspec
 
-from stelae.actors import master as master_module
+from stelae.actors.freshness import Freshness
 from stelae.actors.master import Master
+from stelae.coordinator import standing
 from stelae.coordinator.catalog import Catalog, CatalogBatch
 from stelae.coordinator.liveness import Liveness, Run
 from stelae.coordinator.operations import Operations
@@ -55,7 +56,7 @@ def _delete_before_commit() -> Any:
         for tablet in gone:
             _tell_owner(self, tablet, CLOSE_TABLET, CloseTablet(tablet.tablet_id, tablet.term))
         logs = DropLogs(tuple(tablet.tablet_id for tablet in gone))
-        now = self._runtime.clock.monotonic()
+        now = self.runtime.clock.monotonic()
         for seen in self.liveness.live(ServerKind.BACKUP, now) if gone else ():
             _tell(self, seen.server.address, DROP_LOGS, logs)
         return await replicate(self, command)
@@ -72,7 +73,7 @@ def _tell_owner(master: Master, tablet: TabletRecord, method: Any, order: Any) -
 def _tell(master: Master, address: Any, method: Any, order: Any) -> None:
     async def call() -> None:
         with contextlib.suppress(StelaeError):
-            await master._runtime.peers.call(address, method, order, timeout_s=1.0)
+            await master.runtime.peers.call(address, method, order, timeout_s=1.0)
 
     master.tasks.spawn(call(), "planted")
 
@@ -171,9 +172,14 @@ def _stale_leader_serves() -> Any:
     """Answer by what is known here, without proof of still being the leader."""
 
     async def trusting(self: Master, timeout_s: float) -> Any:
-        return self._lead()
+        return self.lead()
 
-    return patch.object(Master, "_barrier", trusting)
+    return patch.object(Master, "barrier", trusting)
+
+
+def _stale_follower_serves() -> Any:
+    """Take every master's state for new enough."""
+    return patch.object(Freshness, "staleness_s", lambda self: 0.0)
 
 
 def _request_forgotten() -> Any:
@@ -206,9 +212,9 @@ def _unknown_deleted() -> Any:
 
     def greedy(catalog: Catalog, held: Any) -> Any:
         known = ((tablet_id, catalog.tablets.get(tablet_id)) for tablet_id in held)
-        return tuple(i for i, t in known if t is None or t.state is TabletState.DELETED)
+        return tuple(i for i, t in known if t is None or t.state.is_gone)
 
-    return patch.object(master_module, "to_drop", greedy)
+    return patch.object(standing, "to_drop", greedy)
 
 
 def _both(*patches: Any) -> Any:
@@ -235,6 +241,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "request_forgotten": _request_forgotten,
     "snapshot_forgets_requests": _snapshot_forgets_requests,
     "stale_leader_serves": _stale_leader_serves,
+    "stale_follower_serves": _stale_follower_serves,
     "two_entries": _two_entries,
     "unknown_deleted": _unknown_deleted,
 }

@@ -113,7 +113,7 @@ class Strikes:
         hanging, lost = rng.sample(backups, 2)
         if not self._may_lose(lost):  # later no head is whole, with one of its backups hanging
             return
-        struck = tserver, *self._cluster.backups  # any other that loses its disk meanwhile is enough
+        struck = tserver, *self._cluster.backups  # if another backup falls first, that is enough
         lives = [world.nodes[name].lives for name in struck]
         world.note("nemesis", f"stalls {hanging}: {tserver} and the disk of {lost} will go")
         world.pause(hanging)

@@ -20,7 +20,9 @@ from stelae.core.errors import (
 from stelae.core.ids import Address, TabletId
 from stelae.core.messages import (
     DROP_LOGS,
+    FULL,
     HEARTBEAT,
+    NO_REPORT,
     READ_SUMMARIES,
     DropLogs,
     Heartbeat,
@@ -379,12 +381,15 @@ class Master:
 
     async def _heartbeat(self, call: Call[Heartbeat]) -> Reply[HeartbeatReply]:
         self.heard.append(call.body)
-        return Reply(HeartbeatReply(self._is_leader, 1, call.body.sent, drop=self._drop))
+        leads = self._is_leader
+        reply = HeartbeatReply(leads, 1, call.body.sent, drop=self._drop, processed=leads)
+        return Reply(reply)
 
 
 @pytest.mark.parametrize("is_leader", [False, True])
 def test_heartbeats_tell_what_is_held_and_obey_the_leader(is_leader: bool) -> None:
-    """Every master hears of the logs held; what the leader (no follower) says is dropped, goes."""
+    """The leader hears what is held, by changes, and what it says is dropped goes; a follower hears
+    of life and load only."""
 
     async def scenario(owner: Owner) -> None:
         world = owner.world
@@ -395,7 +400,14 @@ def test_heartbeats_tell_what_is_held_and_obey_the_leader(is_leader: bool) -> No
         await owner.runtime.clock.sleep(5 * SETTINGS.heartbeat_s)
         master: Any = world.server("m1")
         newest = master.heard[-1]
-        assert newest.logs == ((OTHER,) if is_leader else (LOG, OTHER))
+        first, *later = master.heard
+        assert (first.since, first.logs) == (FULL, (LOG, OTHER))
+        assert [logs for beat in later if (logs := beat.logs)] == []
+        if is_leader:
+            assert [beat.since for beat in later] == [b.number for b in master.heard[:-1]]
+            assert [gone for beat in later for gone in beat.removed] == [LOG]
+        else:
+            assert [beat.since for beat in later] == [NO_REPORT] * len(later)
         assert newest.server == world.server("b1").info
         assert newest.server.media == ("disk", "flash", "ram", "tiny")
         assert newest.memory_bytes == len(Rows().data)

@@ -11,13 +11,14 @@ import msgspec
 
 from stelae.client.locations import TableCache
 from stelae.client.masters import MastersClient
+from stelae.core.catalog_messages import GET_TABLE, TableLocations, TabletLocation
 from stelae.core.durability import segments
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.messages import GET_TABLE, TableLocations, TabletLocation
 from stelae.core.partition import Partitioning
 from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.rpc import Reply
+from stelae.core.runtime import ReplyMemory
 from stelae.core.schema import TableSchema
 
 MASTER = Address("m:1")
@@ -69,6 +70,7 @@ class Peers:
         timeout_s: float,
         blobs: Sequence[Any] = (),
         destination: ServerUuid | None = None,
+        memory: ReplyMemory | None = None,
     ) -> Reply[Any]:
         assert timeout_s > 0, "a call without a deadline"
         self.calls.append((address, method.name, request, timeout_s))

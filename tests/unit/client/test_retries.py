@@ -11,6 +11,7 @@ import pytest
 from stelae.client.masters import MastersClient
 from stelae.client.retries import LONGEST_PAUSE_S, all_or_first_error, most_telling, on_tablet
 from stelae.client.scan import scan_tablet
+from stelae.core.catalog_messages import GET_TABLE, LIST_TABLES, ListTables, TableList
 from stelae.core.errors import (
     DeadlineExpired,
     InvalidArgument,
@@ -28,8 +29,8 @@ from stelae.core.errors import (
     Unavailable,
 )
 from stelae.core.ids import Address
-from stelae.core.messages import GET_TABLE, LIST_TABLES, SCAN, ScanReply, TableList
-from stelae.core.rpc import Empty, Reply
+from stelae.core.messages import SCAN, ScanReply
+from stelae.core.rpc import Reply
 from stelae.core.schema import TableSchema
 from tests.unit.client.scripted import TSERVER, Scripted, cache_of, locations
 
@@ -190,7 +191,7 @@ MASTERS = [Address("m:1"), Address("m:2"), Address("m:3")]
 
 async def ask(runtime: Scripted, timeout_s: float = 5.0) -> Any:
     client = MastersClient(runtime, MASTERS)  # type: ignore[arg-type]
-    return await client.call(LIST_TABLES, Empty(), timeout_s=timeout_s)
+    return await client.call(LIST_TABLES, ListTables(), timeout_s=timeout_s)
 
 
 async def test_the_hint_of_a_follower_is_followed_at_once() -> None:

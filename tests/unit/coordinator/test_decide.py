@@ -17,11 +17,9 @@ from stelae.coordinator.decide import (
     Recover,
     Serve,
     decide,
-    may_have_lease,
-    to_drop,
-    to_serve,
 )
-from stelae.coordinator.liveness import Liveness, Run
+from stelae.coordinator.liveness import Liveness, Run, Seen
+from stelae.coordinator.standing import standing_of, to_drop
 from stelae.core.durability import segments
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.messages import Heartbeat, TabletProgress, TabletReport
@@ -77,14 +75,26 @@ class World:
     def beat(self, name: str, *reports: TabletReport, incarnation: int = 1) -> float:
         """A heartbeat sent and received now; returns the lease granted."""
         beat = Heartbeat(server(name, incarnation), self.now, tuple(reports))
-        self.liveness.heartbeat(beat, self.now)
-        if not may_have_lease(self.catalog, beat):
+        assert self.liveness.heartbeat(beat, self.now).processed
+        if not standing_of(self.catalog, self.seen(name, incarnation)).may_have_lease:
             return 0.0
         return self.liveness.grant(run(name, incarnation), self.now)
 
+    def seen(self, name: str, incarnation: int = 1) -> Seen:
+        found = self.liveness.find(run(name, incarnation))
+        assert found is not None
+        return found
+
     def decide(self, *, obey: bool = True) -> list[Action]:
         """What is to be done; catalog entries and give-ups are carried out."""
-        actions = decide(self.catalog, self.liveness, self.pacing, self.now, missing_after_s=2.0)
+        actions = decide(
+            self.catalog,
+            self.liveness,
+            self.pacing,
+            self.now,
+            missing_after_s=2.0,
+            creation_timeout_s=30.0,
+        )
         for action in actions if obey else []:
             if isinstance(action, Move | HandOver):
                 self.put(CatalogBatch(tablets=action.tablets))
@@ -118,7 +128,7 @@ def test_a_tablet_goes_from_creating_to_serving() -> None:
     assert kinds(world.decide()) == [HandOver]
     assert (world.tablet.state, world.tablet.valid_segment) == (TabletState.RUNNING, 7)
     assert kinds(world.decide()) == [Serve]
-    assert to_serve(world.catalog, server("s1")) == (("a", 1),)
+    assert standing_of(world.catalog, world.seen("s1")).serve == (("a", 1),)
     world.now += 0.1
     world.beat("s1", report("a", 1, P.SERVING))
     assert world.decide() == []

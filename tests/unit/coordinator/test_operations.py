@@ -18,6 +18,7 @@ from stelae.coordinator.ddl import (
     draft_raise_epoch,
 )
 from stelae.coordinator.operations import Operations
+from stelae.core.catalog_messages import CreateTable
 from stelae.core.durability import segments
 from stelae.core.errors import (
     InvalidArgument,
@@ -33,7 +34,7 @@ from stelae.core.errors import (
     TooLarge,
 )
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.messages import CreateTable, RaiseEpoch
+from stelae.core.messages import RaiseEpoch
 from stelae.core.partition import Partitioning, hash_partition
 from stelae.core.records import ServerInfo, ServerKind, TabletState
 from stelae.core.runtime import ProcessIdentity

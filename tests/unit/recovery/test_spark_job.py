@@ -18,15 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tablet_recovery import fetch_segments
+from stelae.actors.tablet_recovery import Intake, fetch_segments
 from stelae.client.database import AsyncDatabase
+from stelae.core.catalog_messages import GET_TABLE, GetTable
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.ids import Address, TabletId
 from stelae.core.messages import (
-    GET_TABLE,
     INVENTORY,
     OPEN_TABLET,
-    GetTable,
     Inventory,
     OpenTablet,
     RecoveryEngine,
@@ -103,9 +102,7 @@ async def native_summaries(cluster: LocalCluster, job: RecoveryJob) -> list[Summ
     """The summaries as the tserver that takes over makes them."""
     runtime = cluster.client_runtime(f"native-{job.tablet.number}")
     codec = KeyCodec(job.table.schema)
-    fetched = await fetch_segments(
-        runtime, SETTINGS, job.tablet.tablet_id, job.sources, asyncio.Semaphore(2)
-    )
+    fetched = await fetch_segments(runtime, SETTINGS, job.tablet.tablet_id, job.sources, Intake())
     return [
         RecoveredSegment.from_image(one.image).summary
         if one.image is not None
@@ -146,7 +143,7 @@ async def test_an_image_that_comes_back_is_held_in_shared_memory(tmp_path: Path)
         runtime = cluster.client_runtime("owner")
         job = (await jobs_of(cluster, "names"))[0]
         fetched = await fetch_segments(
-            runtime, SETTINGS, job.tablet.tablet_id, job.sources, asyncio.Semaphore(2)
+            runtime, SETTINGS, job.tablet.tablet_id, job.sources, Intake()
         )
         images = [one for one in fetched if one.image is not None]
         assert images

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 import uvloop
 
+from stelae.runtime import local
 from tests.unit.runtime.peers_world import Servers
 
 
@@ -20,8 +21,13 @@ def pytest_asyncio_loop_factories(
     return {"asyncio": asyncio.new_event_loop}
 
 
-@pytest.fixture
-async def servers() -> AsyncIterator[Servers]:
+@pytest.fixture(params=["unix", "tcp"])
+async def servers(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Servers]:
+    """Servers that are called by either way."""
+    if request.param == "tcp":
+        monkeypatch.setattr(local, "_socket", lambda: None)
     servers = Servers()
     yield servers
     for peers in servers.made:

@@ -40,6 +40,9 @@ class Collector:
     def wants(self, whole: Kind, call_id: int, total: int) -> bool:
         return self.wanted
 
+    def place(self, call_id: int, total: int) -> memoryview | None:
+        return None
+
     def abandoned(self, call_id: int) -> None:
         self.given_up.append(call_id)
 

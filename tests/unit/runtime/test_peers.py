@@ -66,6 +66,30 @@ async def test_a_large_body_without_blobs_comes_back(servers: Servers) -> None:
     assert reply.body.text == "x" * MIB
 
 
+async def test_a_large_reply_lies_in_the_memory_that_the_caller_gave(servers: Servers) -> None:
+    """A caller that fetches much uses the same memory again; small replies do not ask for it."""
+    server, client = await servers.listening(), servers.peers()
+    given: list[bytearray] = []
+
+    def memory(size: int) -> memoryview:
+        given.append(bytearray(size))
+        return memoryview(given[-1])
+
+    async def fetch(size: int) -> memoryview:
+        blob = bytes(range(256)) * (size // 256)
+        request, to = Text("x"), server.address
+        reply = await client.call(to, ECHO, request, timeout_s=10.0, blobs=[blob], memory=memory)
+        assert reply.blobs[0] == blob
+        assert reply.blobs[0].readonly
+        return reply.blobs[0]
+
+    await fetch(256)
+    assert not given
+    large = await fetch(MIB)
+    given[0][-1] = 7
+    assert large[-1] == 7
+
+
 async def test_each_of_many_concurrent_calls_gets_its_own_answer(servers: Servers) -> None:
     """Calls share one connection and are matched by id."""
     server, client = await servers.listening(), servers.peers()

@@ -1,0 +1,224 @@
+"""What a master answers clients: the operations on tables, look-ups, lists, and status.
+
+Every change goes through `stelae.coordinator.operations`; every answer comes after a read barrier
+that began when the call was here, but those of reads that may be a little old: any master that can
+prove that its state is new enough gives them (`stelae.actors.freshness`). Source: seed Kudu
+multi-master, appendix B; design §7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from stelae.actors.coordinator import Coordinator
+from stelae.coordinator.assignment import check_enough_backups, check_media
+from stelae.coordinator.catalog import CatalogBatch
+from stelae.coordinator.ddl import check_order, check_room, draft_create, draft_delete
+from stelae.coordinator.decide import tserver_loads
+from stelae.coordinator.liveness import Run
+from stelae.coordinator.recoveries import Recoveries
+from stelae.coordinator.status import MasterView, StatusInputs, status_document
+from stelae.core.catalog_messages import (
+    CREATE_TABLE,
+    DELETE_TABLE,
+    GET_TABLE,
+    GET_TABLET_LOCATIONS,
+    IS_CREATE_DONE,
+    LIST_TABLES,
+    STATUS,
+    CreateProgress,
+    CreateTable,
+    DeleteTable,
+    GetStatus,
+    GetTable,
+    GetTabletLocations,
+    IsCreateDone,
+    ListTables,
+    StatusReply,
+    TableList,
+    TableLocations,
+    TableReply,
+    TabletLocation,
+    TabletLocations,
+)
+from stelae.core.errors import InvalidArgument, TableNotFound, TabletNotFound
+from stelae.core.ids import Address, TabletId
+from stelae.core.records import ServerKind, TableRecord, TabletRecord, TabletState
+from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
+
+if TYPE_CHECKING:
+    from stelae.actors.master import Master
+
+KNOWS_ALL_AFTER_S = 30.0
+"""A leader that has led for so long has heard every server there is, or that will soon be again.
+Until then it lets those wait who need more of them."""
+MAX_LOCATED = 1000
+"""Tablets looked up in one call."""
+
+
+class ClientRequests:
+    """The handlers of one master's clients."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+
+    def handlers(self) -> Handlers:
+        return {
+            CREATE_TABLE: self._on_create_table,
+            DELETE_TABLE: self._on_delete_table,
+            GET_TABLE: self._on_get_table,
+            GET_TABLET_LOCATIONS: self._on_get_tablet_locations,
+            IS_CREATE_DONE: self._on_is_create_done,
+            LIST_TABLES: self._on_list_tables,
+            STATUS: self._on_status,
+        }
+
+    async def _on_create_table(self, call: Call[CreateTable]) -> Reply[TableReply]:
+        order = call.body
+        check_order(order)
+        coordinator = await self._master.barrier(call.timeout_s)
+        known = self._master.catalog.result_of(order.request)
+        if known is None:
+            async with coordinator.operations.reserve(order.name):
+                known = await coordinator.operations.change(
+                    lambda: self._draft_create(order), request=order.request
+                )
+            coordinator.wake()
+        known = known or self._master.catalog.result_of(order.request)
+        assert known is not None, "a create that changed nothing was done before"
+        return Reply(TableReply(self._master.catalog.tables[known]))
+
+    def _draft_create(self, order: CreateTable) -> CatalogBatch | None:
+        if self._master.catalog.result_of(order.request) is not None:
+            return None
+        master, liveness = self._master, self._master.liveness
+        now = master.runtime.clock.monotonic()
+        loads = tserver_loads(master.catalog, liveness.live(ServerKind.TSERVER, now))
+        check_room(master.catalog, order, master.settings)
+        batch = draft_create(master.catalog, order, loads, master.runtime.rng)
+        what, media = f"table {order.name!r}", order.durability.media
+        if now >= liveness.lead_since + KNOWS_ALL_AFTER_S:
+            known = [seen.server for seen in liveness.newest_runs()]
+            check_enough_backups(what, media, known)
+        check_media(what, media, [seen.server for seen in liveness.live(ServerKind.BACKUP, now)])
+        return batch
+
+    async def _on_delete_table(self, call: Call[DeleteTable]) -> Reply[Empty]:
+        order = call.body
+        coordinator = await self._master.barrier(call.timeout_s)
+        if self._master.catalog.result_of(order.request) is not None:
+            return EMPTY
+        table = self._master.catalog.find(order.name)
+        if table is None:
+            await coordinator.operations.refuse(order.request, TableNotFound(order.name))
+            return EMPTY
+        tablets = [tablet.tablet_id for tablet in self._master.catalog.tablets_of(table.table_id)]
+
+        def draft() -> CatalogBatch | None:
+            if self._master.catalog.result_of(order.request) is not None:
+                return None
+            return draft_delete(self._master.catalog, order.request, table.table_id, order.name)
+
+        await coordinator.operations.change(
+            draft, tables=[table.table_id], tablets=tablets, request=order.request
+        )
+        coordinator.recoveries.drop(tablets)
+        for tablet_id in tablets:
+            coordinator.problems.pop(tablet_id, None)
+        coordinator.wake()
+        return EMPTY
+
+    # ---- reads ------------------------------------------------------------------------------
+
+    async def _on_get_table(self, call: Call[GetTable]) -> Reply[TableLocations]:
+        coordinator = await self._master.view(call.timeout_s, call.body.max_staleness_s)
+        table = self._find(call.body.name)
+        tablets = self._master.catalog.tablets_of(table.table_id)
+        return Reply(TableLocations(table, self._locate_all(coordinator, tablets)))
+
+    async def _on_get_tablet_locations(
+        self, call: Call[GetTabletLocations]
+    ) -> Reply[TabletLocations]:
+        wanted = call.body.tablets
+        if len(wanted) > MAX_LOCATED:
+            raise InvalidArgument(f"{len(wanted)} tablets in one call; at most {MAX_LOCATED}")
+        coordinator = await self._master.view(call.timeout_s, call.body.max_staleness_s)
+        known = self._master.catalog.tablets
+        for tablet_id in wanted:
+            if tablet_id not in known:
+                raise TabletNotFound(tablet_id)
+        tablets = [known[tablet_id] for tablet_id in wanted]
+        return Reply(TabletLocations(self._locate_all(coordinator, tablets)))
+
+    def _find(self, name: str) -> TableRecord:
+        table = self._master.catalog.find(name)
+        if table is None:
+            raise TableNotFound(name)
+        return table
+
+    def _locate_all(
+        self, coordinator: Coordinator | None, tablets: Sequence[TabletRecord]
+    ) -> tuple[TabletLocation, ...]:
+        """Where tablets are, by the catalog and their owners' heartbeats; no cache of its own."""
+        now = self._master.runtime.clock.monotonic()
+        problems = coordinator.problems if coordinator is not None else {}
+        return tuple(self._locate(problems, tablet, now) for tablet in tablets)
+
+    def _locate(
+        self, problems: Mapping[TabletId, str], tablet: TabletRecord, now: float
+    ) -> TabletLocation:
+        run = Run(tablet.owner, tablet.owner_incarnation)
+        seen = self._master.liveness.find(run)
+        problem = problems.get(tablet.tablet_id, "")
+        if tablet.state is TabletState.REPLACED:
+            problem = f"replaced by tablet {tablet.replaced_by}"
+        elif tablet.state is TabletState.DELETED:
+            problem = f"deleted with table {self._master.catalog.tables[tablet.table_id].name!r}"
+        if tablet.state is not TabletState.RUNNING:
+            return TabletLocation(tablet, Address(""), problem or tablet.state.value)
+        if seen is None:
+            return TabletLocation(tablet, Address(""), "its server was not heard yet")
+        if not self._master.liveness.is_live(run, now):
+            return TabletLocation(tablet, Address(""), f"{seen.server.name} is dead")
+        return TabletLocation(tablet, seen.server.address)
+
+    async def _on_is_create_done(self, call: Call[IsCreateDone]) -> Reply[CreateProgress]:
+        coordinator = await self._master.view(call.timeout_s, call.body.max_staleness_s)
+        table = self._find(call.body.name)
+        tablets = self._master.catalog.tablets_of(table.table_id)
+        waiting = [tablet for tablet in tablets if tablet.state is TabletState.CREATING]
+        located = self._locate_all(coordinator, waiting[:1])
+        problem = located[0].problem if located else ""
+        return Reply(CreateProgress(table.table_id, not waiting, len(waiting), problem))
+
+    async def _on_list_tables(self, call: Call[ListTables]) -> Reply[TableList]:
+        await self._master.view(call.timeout_s, call.body.max_staleness_s)
+        return Reply(TableList(tuple(self._master.catalog.live_tables())))
+
+    async def _on_status(self, call: Call[GetStatus]) -> Reply[StatusReply]:
+        master = self._master
+        coordinator = await master.view(call.timeout_s, call.body.max_staleness_s)
+        leader = master.leader_uuid
+        others = [MasterView(info, live, info.uuid == leader) for info, live in master.group.seen()]
+        own = MasterView(master.info, True, coordinator is not None)
+        clock = master.runtime.clock
+        document = status_document(
+            StatusInputs(
+                cluster=master.cluster,
+                wall=clock.now(),
+                now=clock.monotonic(),
+                term=master.term,
+                masters=tuple(sorted((own, *others), key=_name_of)),
+                catalog=master.catalog,
+                liveness=master.liveness,
+                recoveries=coordinator.recoveries if coordinator is not None else Recoveries(),
+                problems=coordinator.problems if coordinator is not None else {},
+                is_leader=coordinator is not None,
+            )
+        )
+        return Reply(StatusReply(document))
+
+
+def _name_of(view: MasterView) -> str:
+    return view.server.name

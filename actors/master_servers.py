@@ -1,0 +1,105 @@
+"""What a master answers servers: heartbeats, epochs raised, tablets opened.
+
+Followers note who is alive, no more. A leader grants leases and gives orders only after a read
+barrier that began when the call was here. Source: seed Kudu multi-master; design §7.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stelae.coordinator.ddl import draft_raise_epoch
+from stelae.coordinator.liveness import Run
+from stelae.coordinator.standing import standing_of
+from stelae.core.errors import StelaeError
+from stelae.core.ids import TabletId
+from stelae.core.messages import (
+    HEARTBEAT,
+    RAISE_EPOCH,
+    TABLET_OPENED,
+    Heartbeat,
+    HeartbeatReply,
+    RaiseEpoch,
+    TabletOpened,
+)
+from stelae.core.records import ServerKind
+from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
+
+if TYPE_CHECKING:
+    from stelae.actors.master import Master
+
+
+class ServerRequests:
+    """The handlers of one master's tservers and backups."""
+
+    def __init__(self, master: Master) -> None:
+        self._master = master
+
+    def handlers(self) -> Handlers:
+        return {
+            HEARTBEAT: self._on_heartbeat,
+            RAISE_EPOCH: self._on_raise_epoch,
+            TABLET_OPENED: self._on_tablet_opened,
+        }
+
+    async def _on_heartbeat(self, call: Call[Heartbeat]) -> Reply[HeartbeatReply]:
+        master, beat = self._master, call.body
+        noted = master.liveness.heartbeat(beat, master.runtime.clock.monotonic())
+        if noted.is_news and master.coordinator is not None:
+            master.coordinator.watch(beat.server)
+            master.coordinator.wake()
+        if master.coordinator is not None:
+            try:
+                await master.barrier(call.timeout_s)
+                return Reply(self._answer(beat, noted.processed))
+            except StelaeError:
+                master.runtime.metrics.count("heartbeats_without_barrier")
+        return Reply(HeartbeatReply(is_leader=False, term=master.term, sent=beat.sent))
+
+    def _answer(self, beat: Heartbeat, processed: bool) -> HeartbeatReply:
+        """The leader's answer, made from one moment's catalog, in one turn.
+
+        No lease and no order to a server before it has told this leadership what it holds.
+        """
+        master, run = self._master, Run(beat.server.uuid, beat.server.incarnation)
+        term, now = master.term, master.runtime.clock.monotonic()
+        if master.liveness.is_given_up(run):
+            return HeartbeatReply(is_leader=True, term=term, sent=beat.sent, fenced=True)
+        seen = master.liveness.find(run)
+        processed = processed and seen is not None and seen.picture.number >= beat.number
+        lease_s = 0.0
+        serve: tuple[tuple[TabletId, int], ...] = ()
+        drop: tuple[TabletId, ...] = ()
+        if processed and seen is not None:
+            standing = standing_of(master.catalog, seen)
+            serve, drop = standing.serve, standing.drop
+            if beat.server.kind is ServerKind.TSERVER and standing.may_have_lease:
+                lease_s = master.liveness.grant(run, now)
+        roster = master.liveness.roster(now)
+        is_same = roster.version == beat.servers_version
+        return HeartbeatReply(
+            is_leader=True,
+            term=term,
+            sent=beat.sent,
+            lease_s=lease_s,
+            servers=() if is_same else roster.servers,
+            serve=serve,
+            drop=drop,
+            processed=processed,
+            servers_version=roster.version,
+        )
+
+    async def _on_raise_epoch(self, call: Call[RaiseEpoch]) -> Reply[Empty]:
+        order = call.body
+        coordinator = await self._master.barrier(call.timeout_s)
+        await coordinator.operations.change(
+            lambda: draft_raise_epoch(self._master.catalog, order), tablets=[order.tablet_id]
+        )
+        return EMPTY
+
+    async def _on_tablet_opened(self, call: Call[TabletOpened]) -> Reply[Empty]:
+        coordinator = self._master.lead()
+        body = call.body
+        self._master.liveness.report(Run(body.server, body.incarnation), body.report)
+        coordinator.wake()
+        return EMPTY

@@ -1,0 +1,116 @@
+"""How what a server holds stands to what the catalog says: made once, used until either changes.
+
+The leader looks at everything many times a second and answers every heartbeat; with thousands of
+tablets that is cheap only because servers about which nothing has changed cost nothing. Pure.
+
+A server that holds a tablet the catalog does not know is left alone with it: deleted and replaced
+records stay for ever, so an unknown tablet belongs to another cluster, or to nobody who may decide.
+
+Source: seed Kudu multi-master, appendix A (only what replicated state says is deleted is deleted).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stelae.coordinator.catalog import Catalog
+from stelae.coordinator.liveness import Seen
+from stelae.core.ids import TabletId
+from stelae.core.messages import TabletProgress, TabletReport
+from stelae.core.records import ServerInfo, TabletRecord, TabletState
+
+MAX_FREED = 256
+"""Deleted tablets named in one heartbeat reply; the next names the rest."""
+HAD = (TabletProgress.PREPARED, TabletProgress.SERVING)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Of one run of one server, as of one state of the catalog and of what it holds."""
+
+    made_from: tuple[int, int]
+    unsettled: tuple[TabletId, ...]
+    """Tablets that it owns and that are not simply served: the coordinator looks at them."""
+    closes: tuple[tuple[TabletId, int], ...]
+    """(tablet, term) pairs that it holds and should not: given away, deleted or replaced."""
+    serve: tuple[tuple[TabletId, int], ...]
+    """(tablet, term) pairs that it has PREPARED, owns, and may serve."""
+    drop: tuple[TabletId, ...]
+    """What it holds of deleted and replaced tablets."""
+    may_have_lease: bool
+    """False while it holds a tablet, complete enough to be served, that was given away.
+
+    A former leader may have told it to serve that one, and the order may still be under way. Once
+    the tablet is closed nothing can bring it back, because an owner's term passes once.
+    """
+
+
+def standing_of(catalog: Catalog, seen: Seen) -> Standing:
+    """The standing of a run whose picture is exact."""
+    made_from = (catalog.applied, seen.picture.version)
+    if seen.standing is None or seen.standing.made_from != made_from:
+        seen.standing = _make(catalog, seen, made_from)
+    return seen.standing
+
+
+def _make(catalog: Catalog, seen: Seen, made_from: tuple[int, int]) -> Standing:
+    server, reports = seen.server, seen.picture.reports
+    closes: list[tuple[TabletId, int]] = []
+    serve: list[tuple[TabletId, int]] = []
+    may_have_lease = True
+    for report in reports.values():
+        tablet = catalog.tablets.get(report.tablet_id)
+        if tablet is None:
+            continue
+        if not is_its_own(tablet, server, report):
+            closes.append((report.tablet_id, report.term))
+            if report.progress in HAD and not tablet.state.is_gone:
+                may_have_lease = False
+        elif (
+            report.progress is TabletProgress.PREPARED
+            and tablet.state is TabletState.RUNNING
+            and tablet.term == report.term
+        ):
+            serve.append((tablet.tablet_id, tablet.term))
+    unsettled = tuple(
+        tablet.tablet_id
+        for tablet in catalog.owned_by(server.uuid, server.incarnation)
+        if not _is_settled(tablet, reports.get(tablet.tablet_id))
+    )
+    held: Iterable[TabletId] = itertools.chain(reports, seen.picture.logs)
+    return Standing(
+        made_from,
+        unsettled,
+        tuple(closes),
+        tuple(serve),
+        to_drop(catalog, held),
+        may_have_lease,
+    )
+
+
+def _is_settled(tablet: TabletRecord, report: TabletReport | None) -> bool:
+    """It runs, and its owner says that it serves it."""
+    return (
+        report is not None
+        and tablet.state is TabletState.RUNNING
+        and report.progress is TabletProgress.SERVING
+        and report.term == tablet.term
+    )
+
+
+def is_its_own(tablet: TabletRecord, server: ServerInfo, report: TabletReport) -> bool:
+    """Whether the catalog says that this server holds this tablet in this term (or is about to)."""
+    if tablet.state.is_gone:
+        return False
+    if report.term != tablet.term:
+        return report.term > tablet.term
+    return (tablet.owner, tablet.owner_incarnation) == (server.uuid, server.incarnation)
+
+
+def to_drop(catalog: Catalog, held: Iterable[TabletId]) -> tuple[TabletId, ...]:
+    """Of the tablets held, those that the catalog knows to be deleted or replaced."""
+    known = (catalog.tablets.get(tablet_id) for tablet_id in held)
+    gone = (t.tablet_id for t in known if t is not None and t.state.is_gone)
+    return tuple(itertools.islice(gone, MAX_FREED))

@@ -1,0 +1,62 @@
+"""The short way between processes of one machine: a Unix socket beside each server's TCP port.
+
+A call over the loopback interface goes through all of TCP on both ends: 55 µs there and back,
+against 38 µs over a Unix socket, and several such ways lie one after the other in a durable write.
+The socket has a name in Linux's abstract namespace, made from the address that others are told; it
+ends with the process and leaves no file. Whoever calls tries the name first. On another machine, or
+in another network namespace, it does not exist, and the call goes over TCP as ever.
+
+The name proves nothing about who listens there; the handshake does, on either way. (design.md §4)
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+
+from stelae.core.ids import Address
+
+logger = logging.getLogger(__name__)
+
+_BUFFER_BYTES = 4 << 20  # asked for; the kernel gives what its bounds allow
+
+
+def listen_locally(address: Address, backlog: int) -> socket.socket | None:
+    """A listening socket under the name of ``address``; None where there cannot be one."""
+    made = _socket()
+    if made is None:
+        return None
+    try:
+        made.bind(_name(address))
+        made.listen(backlog)
+    except OSError as error:
+        logger.warning("%s is reached over TCP only: %s", address, error)
+        made.close()
+        return None
+    return made
+
+
+def connect_locally(address: Address) -> socket.socket | None:
+    """A connection to the server at ``address`` if it is on this machine. Never blocks."""
+    made = _socket()
+    if made is None:
+        return None
+    try:
+        made.connect(_name(address))
+    except OSError:  # not here, or too busy: TCP tells which
+        made.close()
+        return None
+    return made
+
+
+def _name(address: Address) -> str:
+    return f"\0stelae/{address}"
+
+
+def _socket() -> socket.socket | None:
+    if sys.platform != "linux":
+        return None
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    return made
