@@ -98,7 +98,9 @@ class ClientRequests:
         known = self._master.catalog.result_of(order.request)
         if known is None:
             async with coordinator.operations.reserve(order.name):
-                known = await coordinator.operations.change(lambda: self._draft_create(order))
+                known = await coordinator.operations.change(
+                    lambda: self._draft_create(order), request=order.request
+                )
             coordinator.wake()
         known = known or self._master.catalog.result_of(order.request)
         assert known is not None, "a create that changed nothing was done before"
@@ -126,7 +128,8 @@ class ClientRequests:
             return EMPTY
         table = self._master.catalog.find(order.name)
         if table is None:
-            raise TableNotFound(order.name)
+            await coordinator.operations.refuse(order.request, TableNotFound(order.name))
+            return EMPTY
         tablets = [tablet.tablet_id for tablet in self._master.catalog.tablets_of(table.table_id)]
 
         def draft() -> CatalogBatch | None:
@@ -134,7 +137,9 @@ class ClientRequests:
                 return None
             return draft_delete(self._master.catalog, order.request, table.table_id, order.name)
 
-        await coordinator.operations.change(draft, tables=[table.table_id], tablets=tablets)
+        await coordinator.operations.change(
+            draft, tables=[table.table_id], tablets=tablets, request=order.request
+        )
         coordinator.recoveries.drop(tablets)
         for tablet_id in tablets:
             coordinator.problems.pop(tablet_id, None)

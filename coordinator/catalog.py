@@ -8,7 +8,8 @@ Invariants:
 - readers see only what has been applied, that is, committed;
 - of live tables no two have one name; a deleted table's or tablet's record stays for ever, so that
   a tablet the catalog does not know is never taken for a deleted one (seed, appendix A);
-- a DDL request takes effect once: its result is kept by request id in the same entry.
+- a DDL request takes effect once: its result is kept by request id in the same entry. A refusal is
+  kept as well: a late copy must not be carried out after its client was told that it was refused.
 
 Source: seed "Multi-master support for Kudu 1.0" (one batch per logical operation; strict ordering
 of state changes); exactly-once results after RIFL (RAMCloud).
@@ -21,7 +22,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from stelae.core.errors import Overloaded, StaleRequest, TooLarge
+from stelae.core.errors import Overloaded, StaleRequest, TooLarge, decode_error
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
 
@@ -47,6 +48,8 @@ class CatalogBatch(msgspec.Struct, frozen=True, array_like=True):
     request: RequestId | None = None
     result: TableId = TableId("")
     """What the request's answer is made from: the table it created or deleted."""
+    refusal: bytes = b""
+    """The error (`encode_error`) that the request was refused with; then nothing changes."""
 
     def encode(self) -> bytes:
         """The log entry's body. Raises `TooLarge` for what could not be replicated."""
@@ -57,9 +60,13 @@ class CatalogBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Applied(msgspec.Struct, frozen=True, tag=True):
-    """The batch is part of the catalog, now or (a repeated request) since its first time."""
+    """The batch is part of the catalog, now or (a repeated request) since its first time.
+
+    Of a request it tells what came of it the first time: ``refusal`` is empty if it was done.
+    """
 
     result: TableId
+    refusal: bytes = b""
 
 
 class Conflict(msgspec.Struct, frozen=True, tag=True):
@@ -75,7 +82,7 @@ class _Client(msgspec.Struct, array_like=True):
     """The DDL results of one client that it may still ask for."""
 
     first_incomplete: int
-    results: dict[int, TableId]
+    results: dict[int, Applied]
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -119,7 +126,7 @@ class Catalog:
         if request is not None:
             known = self._known_result(request)
             if known is not None:
-                return Applied(known)
+                return known
             client = self._clients.get(request.client_id)
             if client is not None and request.sequence < client.first_incomplete:
                 return Conflict(f"request {request.sequence} was answered long ago")
@@ -127,9 +134,10 @@ class Catalog:
         if refusal:
             return Conflict(refusal)
         self._commit(batch)
+        outcome = Applied(batch.result, batch.refusal)
         if request is not None:
-            self._remember(request, batch.result)
-        return Applied(batch.result)
+            self._remember(request, outcome)
+        return outcome
 
     def _refusal(self, batch: CatalogBatch) -> str:
         """Why the batch does not follow from what is there; empty if it does."""
@@ -218,7 +226,7 @@ class Catalog:
 
     # ---- exactly once -----------------------------------------------------------------------
 
-    def _known_result(self, request: RequestId) -> TableId | None:
+    def _known_result(self, request: RequestId) -> Applied | None:
         client = self._clients.get(request.client_id)
         return None if client is None else client.results.get(request.sequence)
 
@@ -226,12 +234,15 @@ class Catalog:
         """The result of a request that took effect before, or None if it is new.
 
         Raises:
+            Rejected: what it was refused with before.
             StaleRequest: the client has already said that it has this answer.
             Overloaded: the client keeps too many answers waiting for its word.
         """
         known = self._known_result(request)
         if known is not None:
-            return known
+            if known.refusal:
+                raise decode_error(known.refusal)
+            return known.result
         client = self._clients.get(request.client_id)
         if client is None:
             return None
@@ -242,7 +253,7 @@ class Catalog:
             raise Overloaded(f"client {request.client_id}'s unconfirmed requests", MAX_RESULTS)
         return None
 
-    def _remember(self, request: RequestId, result: TableId) -> None:
+    def _remember(self, request: RequestId, result: Applied) -> None:
         client = self._clients.pop(request.client_id, None) or _Client(0, {})
         client.first_incomplete = max(client.first_incomplete, request.first_incomplete)
         client.results[request.sequence] = result

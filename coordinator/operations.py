@@ -26,8 +26,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeAlias
 
 from stelae.coordinator.catalog import Applied, Catalog, CatalogBatch, Conflict
-from stelae.core.errors import NameReserved, RetryLater
-from stelae.core.ids import TableId, TabletId
+from stelae.core.errors import NameReserved, Rejected, RetryLater, decode_error, encode_error
+from stelae.core.ids import RequestId, TableId, TabletId
 
 ATTEMPTS = 3
 """Drafts made anew after a conflict with an entry that was applied meanwhile."""
@@ -54,8 +54,11 @@ class Operations:
         *,
         tables: Iterable[TableId] = (),
         tablets: Iterable[TabletId] = (),
+        request: RequestId | None = None,
     ) -> TableId | None:
         """Carry out one logical operation; returns its result, or None if nothing was to change.
+
+        ``request`` is the client's, if it asked for this: a refusal is then kept too (`refuse`).
 
         Raises:
             TooLarge: the batch could not be replicated; nothing was done.
@@ -67,7 +70,12 @@ class Operations:
             await held.enter_async_context(self._tablet_locks.hold(tablets))
             conflict = ""
             for _ in range(ATTEMPTS):
-                batch = draft()
+                try:
+                    batch = draft()
+                except Rejected as error:
+                    if request is None:
+                        raise
+                    return await self.refuse(request, error)
                 if batch is None:
                     return None
                 outcome = await self._replicate(batch.encode())
@@ -76,6 +84,23 @@ class Operations:
                 assert isinstance(outcome, Conflict), f"the catalog answered {outcome!r}"
                 conflict = outcome.reason
             raise RetryLater(f"the catalog changes under this operation: {conflict}")
+
+    async def refuse(self, request: RequestId, error: Rejected) -> TableId:
+        """Refuse a request for good: a copy of it that comes later is refused as well.
+
+        Returns the result after all if a copy was carried out meanwhile.
+
+        Raises:
+            Rejected: the refusal, once it is replicated; the first one, if there was one before.
+            StelaeError: it could not be replicated.
+        """
+        batch = CatalogBatch(request=request, refusal=encode_error(error))
+        outcome = await self._replicate(batch.encode())
+        if isinstance(outcome, Applied):
+            if not outcome.refusal:
+                return outcome.result
+            raise decode_error(outcome.refusal) from error
+        raise error  # answered so long ago that no copy of it can do anything
 
     @asynccontextmanager
     async def reserve(self, name: str) -> AsyncIterator[None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stelae.simulation.options import Options
 from stelae.simulation.world import World
@@ -167,6 +167,10 @@ class Nemesis:
         names = [node.name for node in self._world.nodes.values() if node.auto_restart]
         await self._world.wait_ready(*names, timeout_s=timeout_s)
 
+    def strike(self, action: Action) -> None:
+        """Begin a fault now that is in no schedule: one aimed at something a client does."""
+        self._begin(action)
+
     def _after(self, delay_s: float, callback: Callable[[Action], None], action: Action) -> None:
         loop = self._world.loop
         self._handles.append(loop.call_later(delay_s, callback, action, context=loop.context))
@@ -174,7 +178,7 @@ class Nemesis:
     def _begin(self, action: Action) -> None:
         """Begin a fault; kinds that last are ended by `_end`."""
         world = self._world
-        if action.kind == "isolate_leader":
+        if action.kind.endswith("_leader"):
             action = self._aim(action)
         world.note("nemesis", str(action))
         name = action.nodes[0]
@@ -234,7 +238,11 @@ class Nemesis:
                     world.unpartition(action.others, action.nodes)
 
     def _aim(self, action: Action) -> Action:
+        """``crash_leader``, ``isolate_leader`` and the like: at whoever leads at that moment."""
         leader = self._world.leader_hint() or action.nodes[0]
+        kind = action.kind.removesuffix("_leader")
+        if kind != "isolate":
+            return replace(action, kind=kind, nodes=(leader,))
         others = tuple(name for name in self._world.nodes if name != leader)
         return Action(action.at_s, "split", (leader,), others, action.duration_s)
 

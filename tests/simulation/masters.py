@@ -1,189 +1,217 @@
 """The masters under faults: clients create, delete, look up and list tables; everything is real.
 
-While it runs: what a client was told stays true for it (its tables are its own, so it knows what
-must be), every table is whole whenever it is seen, no two tservers may serve one tablet at once. At
-the end, all faults healed: the masters' catalogs are equal and say what the acknowledged operations
-imply, every tablet is served by its owner and nobody else, and nothing is left of deleted tables.
+While it runs: whoever is shown a table is shown a whole one, the catalog of every master is whole
+at every moment, and no two tservers may serve one tablet at once. At the end, all faults healed:
+all answers together are those of one catalog (`tests.simulation.catalog_history`); the masters'
+catalogs are equal, and are what the last list says; every request that was done was done once;
+every tablet is served by its owner and nobody else; rows that were acknowledged are there; nothing
+is left of what was deleted, and what the catalog does not know was left alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from unittest.mock import patch
 
-import pyarrow as pa
-
-from stelae.client.masters import MastersClient
-from stelae.core.catalog_messages import (
-    CREATE_TABLE,
-    DELETE_TABLE,
-    GET_TABLE,
-    LIST_TABLES,
-    CreateTable,
-    DeleteTable,
-    GetTable,
-    ListTables,
-)
-from stelae.core.durability import segments
-from stelae.core.errors import (
-    OutcomeUnknown,
-    RetryElsewhere,
-    RetryLater,
-    TableExists,
-    TableNotFound,
-)
-from stelae.core.ids import ClientId, RequestId, TableId, TabletId
+from stelae.client import masters as masters_client
+from stelae.core.errors import RetryLater, StelaeError
+from stelae.core.ids import TableId, TabletId
 from stelae.core.messages import TabletProgress
-from stelae.core.partition import hash_partition
 from stelae.core.records import TableState, TabletState
-from stelae.core.schema import TableSchema
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.nemesis import Nemesis
+from stelae.simulation.nemesis import Action, Nemesis, draw_schedule
+from stelae.simulation.options import Servers
 from stelae.simulation.scenarios import Scenario
+from tests.simulation.catalog_history import CatalogHistory
+from tests.simulation.ddl_client import DdlClient
+from tests.simulation.planted_masters import planted
+from tests.unit.actors.backup_world import LOG, Owner, Rows
 
-SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
-WORK_S = 12.0
-MEDIA = ((), ("disk",), ("disk", "disk"))
-AGAIN = (RetryLater, RetryElsewhere, OutcomeUnknown)
-
-
-class DdlClient:
-    """One client, with tables of its own, and a name that all clients want."""
-
-    def __init__(self, world: World, cluster: SimCluster, name: str) -> None:
-        self.name = name
-        self.tables: dict[str, TableId] = {}
-        """What must exist: name -> table id."""
-        self.buckets: dict[str, int] = {}
-        self.shared: list[TableId] = []
-        """Tables made under the shared name."""
-        self._rng: random.Random = world.rng(f"ddl/{name}")
-        self._masters = MastersClient(world.client(name), list(cluster.addresses.values()))
-        self._sequence = 0
-
-    async def _call(self, method: Any, request: Any) -> Any:
-        """Repeat one request, with its id, until it has an answer."""
-        while True:
-            try:
-                return await self._masters.call(method, request, timeout_s=5.0)
-            except AGAIN:
-                await asyncio.sleep(0.05)
-
-    def _request(self) -> RequestId:
-        self._sequence += 1
-        return RequestId(ClientId(self.name), self._sequence, self._sequence)
-
-    async def create(self, name: str) -> TableId | None:
-        """Create a table; None if there is one of that name."""
-        buckets = self._rng.randint(1, 4)
-        order = CreateTable(
-            self._request(),
-            name,
-            SCHEMA,
-            hash_partition("id", buckets=buckets),
-            segments(*self._rng.choice(MEDIA)),
-        )
-        try:
-            reply = await self._call(CREATE_TABLE, order)
-        except TableExists:
-            return None
-        self.buckets[name] = buckets
-        return TableId(reply.table.table_id)
-
-    async def delete(self, name: str) -> None:
-        """Delete a table that must be there."""
-        await self._call(DELETE_TABLE, DeleteTable(self._request(), name))
-
-    async def look(self, name: str) -> TableId | None:
-        """Look a table up; it is there with all its tablets, or not at all."""
-        try:
-            found = await self._call(GET_TABLE, GetTable(name))
-        except TableNotFound:
-            return None
-        numbers = [location.tablet.number for location in found.tablets]
-        count = found.table.partitioning.tablet_count
-        assert numbers == list(range(count)), f"half a table {name}: {numbers} of {count}"
-        return TableId(found.table.table_id)
-
-    async def work(self, until_s: float) -> None:
-        """Do this and that, and see that the masters remember."""
-        while asyncio.get_running_loop().time() < until_s:
-            name = f"{self.name}-{self._rng.randint(0, 2)}"
-            kind = self._rng.choice(("change", "change", "look", "list", "share"))
-            expected = self.tables.get(name)
-            if kind == "look":
-                found = await self.look(name)
-                assert found == expected, f"{name} is {found}, and must be {expected}"
-            elif kind == "list":
-                await self._list()
-            elif kind == "share":
-                made = await self.create("shared")
-                if made is not None:
-                    self.shared.append(made)
-            elif expected is None:
-                made = await self.create(name)
-                assert made is not None, f"{name} was deleted, and is said to exist"
-                self.tables[name] = made
-            else:
-                await self.delete(name)
-                del self.tables[name]
-            await asyncio.sleep(self._rng.expovariate(1 / 0.2))
-
-    async def _list(self) -> None:
-        listed = (await self._call(LIST_TABLES, ListTables())).tables
-        own = {t.name: t.table_id for t in listed if t.name.startswith(f"{self.name}-")}
-        assert own == self.tables, f"listed {own}, expected {self.tables}"
-
-
-async def watch_service(world: World, cluster: SimCluster) -> None:
-    """At every moment, of each tablet at most one tserver may serve, by its lease and its state."""
-    while True:
-        serving: dict[TabletId, str] = {}
-        for name in cluster.tservers:
-            server = world.server(name)
-            if server is None or not server._lease.is_valid:
-                continue
-            for report in server.reports():
-                if report.progress is TabletProgress.SERVING:
-                    other = serving.setdefault(report.tablet_id, name)
-                    assert other == name, f"{other} and {name} both serve {report.tablet_id}"
-        await asyncio.sleep(0.01)
+WORK_S = 5.0
+WATCH_S = 0.02
+HEAL_TIMEOUT_S = 60.0
+STRUCK_CHANGES_RATE = 0.5
+"""In so many runs the leader also dies now and then just as it carries out a change."""
+ATTEMPT_TIMEOUT_S = 0.5
+"""Clients turn to another master sooner than they do by default: more happens in a run."""
+LEADER_STRUCK_EVERY_S = (0.0, 0.3, 0.7, 1.5)
+LEADER_STRIKES = {
+    "crash_leader": 0.0,
+    "crash_in_sync_leader": 0.0,
+    "isolate_leader": 0.6,
+    "pause_leader": 1.8,
+    "slow_disk_leader": 0.0,
+    "full_disk_leader": 0.0,
+}
+"""Kinds of strikes, with the least time they last: there is to be a new leader meanwhile."""
+STRANGER = TabletId(LOG)
+"""A log on one backup, of a tablet that the catalog does not know: it is not for us to delete."""
 
 
 async def run(world: World, bug: str = "") -> None:
     """Clients work under faults; then all is healed, and must be in order."""
+    with planted(bug), patch.object(masters_client, "ATTEMPT_TIMEOUT_S", ATTEMPT_TIMEOUT_S):
+        await _run(world)
+
+
+async def _run(world: World) -> None:
     cluster = SimCluster(world)
     await cluster.start()
+    await _place_stranger(world, cluster)
+    history = CatalogHistory(world.loop.time)
     names = [f"c{number}" for number in range(world.options.workload.clients)]
-    clients = [DdlClient(world, cluster, name) for name in names]
+    clients = [DdlClient(world, cluster, name, history) for name in names]
+    if world.schedule is None:
+        world.schedule = draw_faults(world, cluster, names)
     nemesis = Nemesis.begin(world, duration_s=WORK_S)
-    watcher = asyncio.get_running_loop().create_task(watch_service(world, cluster))
-    async with asyncio.TaskGroup() as group:
+    if world.rng("struck changes").random() < STRUCK_CHANGES_RATE:
         for client in clients:
-            group.create_task(client.work(WORK_S))
+            client.strike_leader = partial(nemesis.strike, _in_sync(world, cluster))
+    watcher = asyncio.get_running_loop().create_task(watch(world, cluster))
+    until_s = world.loop.time() + WORK_S
+    tasks = [world.spawn(client.name, client.work(until_s)) for client in clients]
+    await asyncio.sleep(WORK_S)
     await nemesis.finish()
+    await world.wait_until(
+        lambda: all(task.done() for task in tasks), HEAL_TIMEOUT_S, "answers for all clients"
+    )
+    for task in tasks:
+        task.result()
     await finish(world, cluster, clients)
+    check_stranger(world, cluster)
     if watcher.done():
         watcher.result()
     watcher.cancel()
 
 
+def draw_faults(world: World, cluster: SimCluster, clients: Sequence[str]) -> list[Action]:
+    """The options' faults, and some that strike whichever master leads."""
+    rng = world.rng("nemesis")
+    servers = {"master": cluster.masters, "tserver": cluster.tservers, "backup": cluster.backups}
+    drawn = draw_schedule(world.options, rng, servers, clients, WORK_S)
+    every_s = rng.choice(LEADER_STRUCK_EVERY_S)
+    kinds = rng.sample(list(LEADER_STRIKES), rng.randint(1, 3))
+    at_s = rng.expovariate(1.0 / every_s) if every_s else WORK_S
+    while at_s < WORK_S:
+        kind, master = rng.choice(kinds), rng.choice(cluster.masters)
+        lasting_s = LEADER_STRIKES[kind]
+        lasting_s += rng.expovariate(1.0 / world.options.fault_duration_mean_s)
+        drawn.append(Action(at_s, kind, (master,), (), lasting_s, rng.random()))
+        at_s += rng.expovariate(1.0 / every_s)
+    return sorted(drawn, key=lambda action: action.at_s)
+
+
+def _in_sync(world: World, cluster: SimCluster) -> Action:
+    """The leader dies in the midst of its next sync."""
+    fraction = world.rng("moment").random()
+    return Action(0.0, "crash_in_sync_leader", (cluster.masters[0],), fraction=fraction)
+
+
+async def _place_stranger(world: World, cluster: SimCluster) -> None:
+    owner = Owner(world, cluster.backups[0])
+    while True:
+        try:
+            await owner.write(Rows())
+            return
+        except StelaeError:  # lost on the way; writing it again changes nothing
+            await asyncio.sleep(0.1)
+
+
 async def finish(world: World, cluster: SimCluster, clients: list[DdlClient]) -> None:
     """Everything healed: the cluster comes to rest in the one right state."""
-    for client in clients:
-        await client._list()
-    shared = [made for client in clients for made in client.shared]
-    assert len(shared) <= 1, f"one name, created {len(shared)} times: {shared}"
-    await world.wait_until(lambda: in_order(world, cluster), 120.0, "a cluster in order")
-    expected = {name: made for client in clients for name, made in client.tables.items()}
-    if shared:
-        expected["shared"] = shared[0]
+    history = clients[0].history
+    await world.wait_until(
+        lambda: in_order(world, cluster), HEAL_TIMEOUT_S, "a cluster in order", poll_s=0.05
+    )
+    task = world.spawn(clients[0].name, _last_looks(clients))
+    await world.wait_until(task.done, HEAL_TIMEOUT_S, "the last answers")
+    tables = task.result()
+    history.require()
     for name in cluster.masters:
-        tables = {t.name: t.table_id for t in world.server(name).catalog.live_tables()}
-        assert tables == expected, f"{name} has {tables}, expected {expected}"
+        listed = {t.name: t.table_id for t in world.server(name).catalog.live_tables()}
+        assert listed == tables, f"{name} has {listed}, and told {tables}"
+    _check_once(world, cluster, clients)
+
+
+async def _last_looks(clients: list[DdlClient]) -> dict[str, TableId]:
+    """List and look once more, and read what was written."""
+    tables = await clients[0].list()
+    for name in tables:
+        await clients[0].look(name)
+    rows = {table: key for client in clients for table, key in client.rows.items()}
+    while True:
+        try:
+            await clients[0].read_rows(tables, rows)
+            return tables
+        except RetryLater:
+            await asyncio.sleep(0.1)
+
+
+def _check_once(world: World, cluster: SimCluster, clients: list[DdlClient]) -> None:
+    """Of all time: each create that was done made one table, and no other made any."""
+    catalog = world.server(cluster.masters[0]).catalog
+    made: dict[str, TableId] = {}
+    for table in catalog.tables.values():
+        mark = table.schema.arrow.names[1]
+        assert mark not in made, f"{mark} was done twice: {made[mark]} and {table.table_id}"
+        made[mark] = table.table_id
+    history = clients[0].history
+    lost = [mark for mark in history.marks("ok") if mark not in made]
+    assert not lost, f"acknowledged, and no trace of it: {lost}"
+    possible = history.marks("ok", "unknown")
+    ghosts = [mark for mark in made if mark not in possible]
+    assert not ghosts, f"refused, and done all the same: {ghosts}"
+    for client in clients:
+        wrong = {mark: i for mark, i in client.ids.items() if made.get(mark) != i}
+        assert not wrong, f"{client.name} was shown tables that never were: {wrong}"
+
+
+# ---- invariants -----------------------------------------------------------------------------
+
+
+async def watch(world: World, cluster: SimCluster) -> None:
+    """See at every moment that service is exclusive and that catalogs are whole."""
+    looked_at: dict[str, tuple[int, int]] = {}
+    while True:
+        _check_service(world, cluster)
+        for name in cluster.masters:
+            master = world.server(name)
+            if master is None:
+                continue
+            version = (world.nodes[name].lives, master.catalog.applied)
+            if looked_at.get(name) != version:
+                looked_at[name] = version
+                check_whole(name, master.catalog)
+        await asyncio.sleep(WATCH_S)
+
+
+def _check_service(world: World, cluster: SimCluster) -> None:
+    """Of each tablet at most one tserver may serve, by its lease and its state."""
+    serving: dict[TabletId, str] = {}
+    for name in cluster.tservers:
+        server = world.server(name)
+        if server is None or not server._lease.is_valid:
+            continue
+        for tablet in server._tablets.values():
+            if tablet.progress is TabletProgress.SERVING:
+                other = serving.setdefault(tablet.tablet_id, name)
+                assert other == name, f"{other} and {name} both serve {tablet.tablet_id}"
+
+
+def check_whole(name: str, catalog: object) -> None:
+    """Every live table has all its tablets, and every live tablet its table."""
+    tables = {table.table_id: table for table in catalog.live_tables()}  # type: ignore[attr-defined]
+    counts = dict.fromkeys(tables, 0)
+    for tablet in catalog.live_tablets():  # type: ignore[attr-defined]
+        assert tablet.table_id in counts, f"{name} has a tablet of no live table: {tablet}"
+        counts[tablet.table_id] += 1
+    for table_id, table in tables.items():
+        count = table.partitioning.tablet_count
+        assert counts[table_id] == count, f"{name} has half of {table.name}: {counts[table_id]}"
 
 
 def in_order(world: World, cluster: SimCluster) -> bool:
@@ -192,7 +220,8 @@ def in_order(world: World, cluster: SimCluster) -> bool:
     if any(master is None for master in masters) or cluster.leader() is None:
         return False
     catalog = masters[0].catalog
-    if any(master.catalog.snapshot() != catalog.snapshot() for master in masters):
+    snapshot = catalog.snapshot()
+    if any(master.catalog.snapshot() != snapshot for master in masters[1:]):
         return False
     live = {t.tablet_id: t for t in catalog.live_tablets()}
     held: dict[TabletId, str] = {}
@@ -207,19 +236,58 @@ def in_order(world: World, cluster: SimCluster) -> bool:
             if (tablet.owner, tablet.term) != (server.info.uuid, report.term):
                 return False
             held[report.tablet_id] = name
-    if sorted(held) != sorted(live):
+    if sorted(held) != sorted(live) or not _backups_in_order(world, cluster, live):
         return False
     if any(tablet.state is not TabletState.RUNNING for tablet in live.values()):
         return False
-    assert all(
-        catalog.tables[tablet.table_id].state is TableState.RUNNING for tablet in live.values()
-    )
+    return all(catalog.tables[t.table_id].state is TableState.RUNNING for t in live.values())
+
+
+def _backups_in_order(world: World, cluster: SimCluster, live: dict[TabletId, object]) -> bool:
+    """Backups hold logs of live tablets only, and the stranger, if there is one."""
+    for name in cluster.backups:
+        server = world.server(name)
+        if server is None:
+            return False
+        if any(log not in live and log != STRANGER for log in server._holdings.logs):
+            return False
     return True
 
 
+def check_stranger(world: World, cluster: SimCluster) -> None:
+    """Nobody has deleted the log of a tablet that the catalog does not know."""
+    logs = world.server(cluster.backups[0])._holdings.logs
+    assert STRANGER in logs, "the log of an unknown tablet was deleted"
+
+
 def draw(seed: int) -> Options:
-    """Swarm options. Lost disks are another scenario's: here no promise covers them."""
-    return replace(Options.draw(seed), lost_disk_every_s=0.0)
+    """Swarm options, dense and short. Lost disks are another scenario's: no promise covers them."""
+    drawn, rng = Options.draw(seed), random.Random(f"{seed}/masters")
+    dense = {
+        name: getattr(drawn, name) * 0.4
+        for name in (
+            "crash_every_s",
+            "crash_in_sync_every_s",
+            "pause_every_s",
+            "partition_every_s",
+            "clog_every_s",
+            "reset_every_s",
+            "slow_disk_every_s",
+            "sync_error_every_s",
+            "full_disk_every_s",
+        )
+    }
+    masters, tservers, backups = rng.choice([1, 3, 3, 3, 5]), rng.choice([2, 3]), 3
+    return drawn.but(
+        **dense,
+        lost_disk_every_s=0.0,
+        slow_message_rate=rng.choice([0.0, 0.05, 0.2]),
+        duplicate_rate=rng.choice([0.0, 0.3]),
+        fault_duration_mean_s=rng.choice([0.2, 0.7, 1.5]),
+        restart_mean_s=min(drawn.restart_mean_s, 0.5),
+        servers=Servers(masters, tservers, backups),
+        workload=drawn.workload.__class__(clients=rng.choice([3, 4, 6])),
+    )
 
 
 SCENARIO = Scenario("masters", run, draw, limit_s=300.0)

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stelae.core.ids import ServerUuid
+from stelae.client.masters import MastersClient
+from stelae.core.errors import StelaeError, TableExists
+from stelae.core.ids import ClientId, RequestId, ServerUuid
+from stelae.core.messages import CREATE_TABLE, CreateTable
 from stelae.core.records import ServerKind
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.runner import derive_seeds, kept_seeds, replay_command, run_seed
+from stelae.simulation.runner import find_bug, run_seed, run_seeds
+from stelae.simulation.scenarios import load_scenario
+from tests.simulation import masters
+from tests.simulation.planted_masters import BUGS
 
-_NAME = "stelae_scenario_masters"
-if _NAME not in sys.modules:
-    _SPEC = importlib.util.spec_from_file_location(_NAME, Path(__file__).with_name("masters.py"))
-    assert _SPEC is not None
-    assert _SPEC.loader is not None
-    sys.modules[_NAME] = importlib.util.module_from_spec(_SPEC)
-    _SPEC.loader.exec_module(sys.modules[_NAME])
-masters: Any = sys.modules[_NAME]
-
-SEEDS = 20
+FAST_SEEDS = 30
+SEEDS = 320
+BUG_SEEDS = 100
 
 
 async def start(world: World) -> tuple[SimCluster, Any]:
@@ -72,7 +68,7 @@ def test_a_killed_tserver_is_replaced_within_moments() -> None:
     async def story(world: World) -> None:
         cluster, client = await start(world)
         for number in range(4):
-            await client.create(f"c1-{number}")
+            await client.create(f"c1-{number}", buckets=4)
         await world.wait_until(lambda: whole(world, cluster), 10, "all tablets served")
         leader = leader_of(world, cluster)
         seen = leader.liveness.live(ServerKind.TSERVER, leader._runtime.clock.monotonic())
@@ -189,10 +185,47 @@ def test_rays_death_notice_moves_tablets_only_after_the_lease() -> None:
     world.run(story(world))
 
 
-@pytest.mark.parametrize(
-    "seed", kept_seeds("masters") + derive_seeds("masters", SEEDS), ids=lambda seed: f"seed{seed}"
-)
-def test_masters_keep_their_word_under_faults(seed: int) -> None:
-    """A seed of the scenario; on failure the command that replays it is printed."""
-    outcome = run_seed(masters.SCENARIO, seed)
-    assert outcome.failure is None, f"{replay_command('masters', seed)}\n{outcome.failure}"
+def test_a_copy_of_a_refused_request_is_refused_for_ever() -> None:
+    """A create was refused because of its name; once the name is free, a late copy does nothing."""
+
+    async def story(world: World) -> None:
+        cluster, client = await start(world)
+        await client.create("t")
+        table = (await client.list_records())[0]
+        request = RequestId(ClientId("other"), 1, 1)
+        order = CreateTable(request, "t", table.schema, table.partitioning, table.durability)
+        caller = MastersClient(world.client("other"), list(cluster.addresses.values()))
+        with pytest.raises(TableExists):
+            await caller.call(CREATE_TABLE, order, timeout_s=5.0)
+        await client.delete("t")
+        with pytest.raises(TableExists):
+            await caller.call(CREATE_TABLE, order, timeout_s=5.0)
+        assert await client.look("t") is None
+
+    world = World(7, Options())
+    world.run(story(world))
+
+
+def test_a_few_seeds_of_masters_under_faults() -> None:
+    """All answers are those of one catalog; the cluster comes to rest in the one right state."""
+    outcomes = run_seeds(load_scenario("masters"), FAST_SEEDS, budget_s=20.0)
+    assert len(outcomes) >= 3
+
+
+@pytest.mark.slow
+def test_hundreds_of_seeds_of_masters_under_faults() -> None:
+    """At least 300 seeds, others for each commit."""
+    outcomes = run_seeds(load_scenario("masters"), SEEDS, budget_s=600.0)
+    assert len(outcomes) >= 300, "the machine was too slow for the seeds that CI promises"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", sorted(BUGS))
+def test_a_planted_bug_of_the_masters_is_found(bug: str) -> None:
+    """The simulator can see this bug; the same seed is fine without it."""
+    scenario = load_scenario("masters")
+    outcome = find_bug(scenario, bug, BUG_SEEDS)
+    assert outcome.failure is not None
+    found = outcome.failure.error
+    assert isinstance(found, AssertionError | StelaeError), "the planting itself is broken"
+    assert run_seed(scenario, outcome.seed).failure is None
