@@ -7,12 +7,10 @@ about: the last tests take each protection away and see that.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import sys
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from stelae.client.database import AsyncDatabase
@@ -26,19 +24,13 @@ from stelae.core.errors import RetryLater, StelaeError, TooStale
 from stelae.core.ids import ClientId, RequestId
 from stelae.core.partition import hash_partition
 from stelae.core.records import TabletState
+from stelae.core.schema import TableSchema
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.node import SimulationFailure
+from tests.simulation import masters
 
-_NAME = "stelae_scenario_masters"
-if _NAME not in sys.modules:
-    _SPEC = importlib.util.spec_from_file_location(_NAME, Path(__file__).with_name("masters.py"))
-    assert _SPEC is not None
-    assert _SPEC.loader is not None
-    sys.modules[_NAME] = importlib.util.module_from_spec(_SPEC)
-    _SPEC.loader.exec_module(sys.modules[_NAME])
-masters: Any = sys.modules[_NAME]
-SCHEMA = masters.SCHEMA
+SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 Story = Callable[[World], Coroutine[Any, Any, None]]
 
 
