@@ -192,7 +192,7 @@ def decide(
     now: float,
     *,
     missing_after_s: float,
-    creation_timeout_s: float,
+    creation_timeout_s: float = 30.0,
 ) -> list[Action]:
     """Everything there is to do now, in the order in which to do it.
 
