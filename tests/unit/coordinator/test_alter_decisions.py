@@ -16,7 +16,6 @@ from stelae.coordinator.alter import (
     waiting_for,
 )
 from stelae.coordinator.catalog import Applied, Catalog, CatalogBatch, Conflict
-from stelae.coordinator.decide import Pacing, decide
 from stelae.coordinator.liveness import Liveness, Run, run_of
 from stelae.core.alter import SchemaChange, schema_change
 from stelae.core.alter_messages import AlterTable
@@ -238,12 +237,3 @@ def test_a_snapshot_keeps_what_alters_are_under_way() -> None:
     gone = msgspec.structs.replace(world.table, state=TableState.DELETED, generation=3)
     world.put(CatalogBatch((gone,)))
     assert list(other.altered) == []
-
-
-def test_the_leaders_look_at_everything_includes_alters() -> None:
-    """`decide` wants what this module does, among the rest."""
-    world = World()
-    world.put(draft_alter(world.catalog, order()))
-    world.beat("s1", "a", 1)
-    actions = decide(world.catalog, world.liveness, Pacing(), world.now, missing_after_s=2.0)
-    assert [type(action) for action in actions if isinstance(action, Alter)] == [Alter]
