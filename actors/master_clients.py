@@ -160,7 +160,9 @@ class ClientRequests:
                 if order.new_name:
                     check_table_name(order.new_name)
                     await held.enter_async_context(coordinator.operations.reserve(order.new_name))
-                await coordinator.operations.change(draft, tables=[order.table_id])
+                await coordinator.operations.change(
+                    draft, tables=[order.table_id], request=order.request
+                )
             coordinator.wake()
         return Reply(TableReply(catalog.tables[order.table_id]))
 

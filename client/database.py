@@ -169,7 +169,8 @@ class AsyncDatabase:
         locations = await self._read(GET_TABLE, body, LOOKUP_TIMEOUT_S)
         known = self._tables.get(locations.table.table_id)
         if known is not None:
-            known.cache.take(locations)
+            if max_staleness is None:
+                known.cache.take(locations)
             return known
         return self._open(TableCache(self._masters, locations))
 
