@@ -27,6 +27,8 @@ SUITES: dict[str, tuple[str, dict[str, Any]]] = {
     "launch": ("launching", {}),
     "writes": ("writes", {}),
     "bulk": ("bulk", {}),
+    "large-catalog": ("large_catalog", {}),
+    "masters": ("masters", {}),
     "memory": ("memory", {}),
     "recovery": ("recovering", {"engine": "native"}),
     "recovery-spark": ("recovering", {"engine": "spark"}),

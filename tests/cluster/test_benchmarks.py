@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+SUITES = ["launch", "writes", "bulk", "memory", "recovery", "large-catalog", "masters"]
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 
-@pytest.mark.parametrize("suite", ["launch", "writes", "bulk", "memory", "recovery"])
+@pytest.mark.parametrize("suite", SUITES)
 def test_a_quick_benchmark_takes_its_figures_and_writes_them_down(
     suite: str, tmp_path: Path
 ) -> None:
