@@ -333,7 +333,7 @@ class Replica:
         term = core.log.term_at(index)
         assert term is not None
         state = self._state_machine.snapshot()
-        snapshot = Snapshot(OpId(term, index), core.configuration, state)
+        snapshot = Snapshot(OpId(term, index), core.log.configuration_at(index), state)
         await self._storage.save_snapshot(snapshot, index - settings.keep_entries + 1)
         core.compact(snapshot, settings.keep_entries)
         self._applied_entries = self._applied_bytes = 0
