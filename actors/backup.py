@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stelae.actors.identity import listen_as, take_identity
+from stelae.actors.master_list import MasterList
 from stelae.core.errors import (
     CorruptData,
     InvalidArgument,
@@ -94,7 +95,7 @@ class Backup:
         self._runtime = runtime
         self._name = name
         self._cluster = cluster
-        self._masters = tuple(masters)
+        self._masters = MasterList(runtime, self.tasks, masters)
         self._settings = settings
         self._specs = dict(media)
         self._disks = dict(disks or {})
@@ -127,8 +128,7 @@ class Backup:
         for name, opened in self._media.items():
             self.tasks.spawn(opened.run(), f"{self._name}/{name}")
         self.info = await listen_as(runtime, instance, self._handlers(), tuple(self._specs))
-        for master in self._masters:
-            self.tasks.spawn(self._heartbeat(master), f"{self._name}/heartbeat/{master}")
+        await self._masters.begin(self._heartbeat)
 
     async def stop(self) -> None:
         await self._runtime.peers.close()
@@ -348,9 +348,9 @@ class Backup:
     # ---- heartbeats -------------------------------------------------------------------------
 
     async def _heartbeat(self, master: Address) -> None:
-        """Tell one master, for ever, that this backup lives and what it has room for."""
+        """Tell a master, while it is one, that this backup lives and what it has room for."""
         runtime = self._runtime
-        while True:
+        while self._masters.has(master):
             try:
                 reply = await runtime.peers.call(
                     master, HEARTBEAT, self._report(), timeout_s=self._settings.lease_s
@@ -378,6 +378,7 @@ class Backup:
         """Drop what the leader says is deleted. Being ``fenced`` means nothing to a backup: its
         fences are per log."""
         if reply.is_leader:
+            await self._masters.update(reply.masters)
             for log in reply.drop:
                 await self._drop(log)
 

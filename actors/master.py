@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from stelae.actors.coordinator import Coordinator
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_group import MasterGroup
+from stelae.actors.master_members import MasterMembers
 from stelae.actors.replica import Replica, ReplicaSettings, RoleChange, raft_handlers
 from stelae.consensus.settings import RaftSettings
 from stelae.coordinator.assignment import check_media
@@ -34,6 +35,15 @@ from stelae.coordinator.liveness import Liveness, Run
 from stelae.coordinator.status import MasterView, StatusInputs, status_document
 from stelae.core.errors import NotLeader, StelaeError, TableNotFound
 from stelae.core.ids import Address, ServerUuid, TabletId
+from stelae.core.member_messages import (
+    ADD_MASTER,
+    LIST_MASTERS,
+    REMOVE_MASTER,
+    AddMaster,
+    MasterSet,
+    MasterState,
+    RemoveMaster,
+)
 from stelae.core.messages import (
     CREATE_TABLE,
     DELETE_TABLE,
@@ -92,8 +102,13 @@ class Master:
         masters: Mapping[str, Address],
         settings: Settings,
         engine: EnginePolicy = "auto",
+        joining: bool = False,
     ) -> None:
-        """Addresses may be empty, and come by `update_master_address` once they are known."""
+        """Addresses may be empty, and come by `update_master_address` once they are known.
+
+        ``masters`` found the group. One that is ``joining`` founds nothing, but waits to be added,
+        and then is what the replicated configuration makes of it, as every master is.
+        """
         self.tasks = Tasks()
         self.catalog = Catalog()
         self.liveness = Liveness(settings)
@@ -106,8 +121,10 @@ class Master:
         self._cluster = cluster
         self._settings = settings
         self._engine = engine
-        self._group = MasterGroup(runtime, settings, name, masters)
+        self._joining = joining
+        self._group = MasterGroup(runtime, self.tasks, settings, name, masters)
         self._replicas: dict[TabletId, Replica] = {}
+        self._members = MasterMembers(runtime, self._group, lambda: self._replicas[CATALOG_ID])
 
     # ---- life -------------------------------------------------------------------------------
 
@@ -116,26 +133,30 @@ class Master:
         runtime = self._runtime
         instance = await take_identity(runtime, self._cluster, ServerKind.MASTER, self._name)
         self._group.begin(await listen_as(runtime, instance, self._handlers()))
-        for other in self._group.others:
-            self.tasks.spawn(self._group.ask(other), f"ask {other}")
         self.tasks.spawn(self._join(), "join the masters")
 
     async def _join(self) -> None:
         """Start the replica of the catalog, once it is known who has the others."""
-        members = await self._group.first_members()
+        members: Mapping[ServerUuid, Address] | None = {}
+        if await self._runtime.disk.list(f"{CATALOG_FOLDER}/consensus-meta"):
+            await self._group.learn_founders()  # the rest is in the catalog's own files
+        elif not self._joining:
+            members = await self._group.first_members()
         replica = Replica(
             self._runtime,
             self.tasks,
             CATALOG_ID,
             self.info.uuid,
-            members,
+            members or {},
             self.catalog,
             replica_settings(self._settings),
             folder=CATALOG_FOLDER,
+            names=self._group.founders,
         )
         replica.on_role_change(self._on_role_change)
         await replica.start()
         self._replicas[CATALOG_ID] = replica
+        self._group.follow(replica.members)
         self._group.on_address(self._on_master_address)
 
     def use_engine(self, policy: EnginePolicy) -> None:
@@ -178,6 +199,8 @@ class Master:
         self._replicas[CATALOG_ID].update_address(uuid, address)
 
     def _on_role_change(self, change: RoleChange) -> None:
+        if CATALOG_ID in self._replicas:
+            self._group.follow(self._replicas[CATALOG_ID].members)
         if not change.ready:
             self._resign()
         elif self.coordinator is None:
@@ -213,6 +236,9 @@ class Master:
             GET_TABLE: self._on_get_table,
             LIST_TABLES: self._on_list_tables,
             STATUS: self._on_status,
+            LIST_MASTERS: self._on_list_masters,
+            ADD_MASTER: self._on_add_master,
+            REMOVE_MASTER: self._on_remove_master,
             HEARTBEAT: self._on_heartbeat,
             RAISE_EPOCH: self._on_raise_epoch,
             TABLET_OPENED: self._on_tablet_opened,
@@ -224,6 +250,8 @@ class Master:
             replica = self._replicas.get(CATALOG_ID)
             if replica is None:
                 raise NotLeader(self._name, 0, "")
+            if self._group.state is MasterState.REMOVED:
+                raise NotLeader(f"{self._name}, a master no more,", replica.term, "")
             hint = "" if replica.is_leader else replica.leader_address or ""
             raise NotLeader(self._name, replica.term, hint)
         return self.coordinator
@@ -319,7 +347,8 @@ class Master:
 
     async def _on_status(self, call: Call[Empty]) -> Reply[StatusReply]:
         coordinator = await self._barrier(call.timeout_s)
-        others = tuple(MasterView(info, live, False) for info, live in self._group.seen())
+        seen = self._group.seen()
+        others = tuple(MasterView(info, live, False, voter) for info, live, voter in seen)
         masters = sorted((MasterView(self.info, True, True), *others), key=_name_of)
         clock = self._runtime.clock
         document = status_document(
@@ -336,6 +365,20 @@ class Master:
             )
         )
         return Reply(StatusReply(document))
+
+    # ---- the masters themselves -------------------------------------------------------------
+
+    async def _on_list_masters(self, call: Call[Empty]) -> Reply[MasterSet]:
+        await self._barrier(call.timeout_s)
+        return Reply(self._members.current())
+
+    async def _on_add_master(self, call: Call[AddMaster]) -> Reply[MasterSet]:
+        await self._barrier(call.timeout_s)
+        return Reply(await self._members.add(call.body, call.timeout_s))
+
+    async def _on_remove_master(self, call: Call[RemoveMaster]) -> Reply[MasterSet]:
+        await self._barrier(call.timeout_s)
+        return Reply(await self._members.remove(call.body, call.timeout_s))
 
     # ---- servers ----------------------------------------------------------------------------
 
@@ -390,6 +433,7 @@ class Master:
             servers=tuple(seen.server for seen in (*tservers, *backups)),
             serve=to_serve(self.catalog, server) if is_tserver else (),
             drop=to_drop(self.catalog, held),
+            masters=self._group.members,
         )
 
     async def _on_raise_epoch(self, call: Call[RaiseEpoch]) -> Reply[Empty]:

@@ -15,7 +15,7 @@ import msgspec
 from stelae.core.durability import Durability
 from stelae.core.ids import Address, RequestId, ServerUuid, TabletId
 from stelae.core.partition import Partitioning
-from stelae.core.records import ServerInfo, TableRecord, TabletRecord
+from stelae.core.records import MasterMember, ServerInfo, TableRecord, TabletRecord
 from stelae.core.rpc import Empty, Method
 from stelae.core.schema import TableSchema
 
@@ -148,6 +148,8 @@ class HeartbeatReply(Body, frozen=True):
     """(tablet, term) pairs that the catalog says this server owns and may serve."""
     drop: tuple[TabletId, ...] = ()
     """Tablets that the catalog says are deleted: free what you hold of them."""
+    masters: tuple[MasterMember, ...] = ()
+    """All masters, to which to heartbeat from now on."""
 
 
 class RaiseEpoch(Body, frozen=True):

@@ -43,6 +43,7 @@ class Scenario:
 SCENARIOS: dict[str, str] = {
     "kv": "tests/simulation/register.py:SCENARIO",
     "counter": "tests/simulation/counter.py:SCENARIO",
+    "members": "tests/simulation/members.py:SCENARIO",
     "masters": "tests/simulation/masters.py:SCENARIO",
     "strikes": "tests/simulation/tables.py:STRUCK",
     "tables": "tests/simulation/tables.py:SCENARIO",
