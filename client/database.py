@@ -21,7 +21,15 @@ from stelae.core.errors import (
     OutcomeUnknown,
     RetryLater,
 )
-from stelae.core.ids import Address, ClientId, make_uuid
+from stelae.core.ids import Address, ClientId, ServerUuid, make_uuid
+from stelae.core.member_messages import (
+    ADD_MASTER,
+    LIST_MASTERS,
+    REMOVE_MASTER,
+    AddMaster,
+    MasterSet,
+    RemoveMaster,
+)
 from stelae.core.messages import (
     CREATE_TABLE,
     DELETE_TABLE,
@@ -145,6 +153,24 @@ class AsyncDatabase:
         """The status document (design §12): servers, tables, tablets, recoveries."""
         reply = await self._masters.call(STATUS, Empty(), timeout_s=timeout)
         return msgspec.json.decode(reply.document, type=dict[str, Any])
+
+    async def masters(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> MasterSet:
+        """The masters by their own replicated configuration."""
+        return await self._masters.call(LIST_MASTERS, Empty(), timeout_s=timeout)
+
+    async def add_master(
+        self, uuid: ServerUuid, name: str, address: Address, *, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> MasterSet:
+        """Add a master that waits for it; it votes once it has caught up. Again is fine."""
+        order = AddMaster(uuid, name, address)
+        return await self._masters.call(ADD_MASTER, order, timeout_s=timeout)
+
+    async def remove_master(self, master: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> MasterSet:
+        """Take a master out of the set, by UUID or name. By UUID, again is fine."""
+        members = (await self.masters(timeout=timeout)).members
+        found = [member.uuid for member in members if member.name == master]
+        order = RemoveMaster(found[0] if len(found) == 1 else master)
+        return await self._masters.call(REMOVE_MASTER, order, timeout_s=timeout)
 
     async def close(self) -> None:
         """End this client's connections."""

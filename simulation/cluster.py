@@ -58,12 +58,11 @@ class SimCluster:
         await self.world.wait_ready()
 
     def start_master(self, name: str) -> None:
-        """Start a further master, which waits to be added."""
-        self.masters.append(name)
+        """Start a further master, which waits to be added; it is not among ``masters`` yet."""
         self.world.start(name, self._master(name, joining=True), kind="master")
 
     def _master(self, name: str, *, joining: bool = False) -> Factory:
-        masters = {each: self.world.address(each) for each in self.masters}
+        masters = {each: self.world.address(each) for each in dict.fromkeys([*self.masters, name])}
 
         def make(runtime: Runtime) -> Master:
             return Master(

@@ -44,6 +44,7 @@ class Operator:
         while True:
             found = await self.masters.call(ADD_MASTER, order, timeout_s=20.0)
             if any(m.uuid == info.uuid and m.voter for m in found.members):
+                self.cluster.masters = sorted(m.name for m in found.members)
                 return found
             await asyncio.sleep(0.05)
 
