@@ -45,6 +45,7 @@ SCENARIOS: dict[str, str] = {
     "counter": "tests/simulation/counter.py:SCENARIO",
     "members": "tests/simulation/members.py:SCENARIO",
     "masters": "tests/simulation/masters.py:SCENARIO",
+    "reformed": "tests/simulation/master_members.py:SCENARIO",
     "strikes": "tests/simulation/tables.py:STRUCK",
     "tables": "tests/simulation/tables.py:SCENARIO",
 }

@@ -23,7 +23,11 @@ from stelae.core.messages import LIST_TABLES
 from stelae.core.rpc import Empty
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
+from stelae.simulation.runner import derive_seeds, kept_seeds, replay_command, run_seed
+from tests.simulation.master_members import SCENARIO
 from tests.simulation.masters import DdlClient
+
+SEEDS = 20
 
 
 class Operator:
@@ -248,3 +252,12 @@ def test_an_addition_goes_on_under_the_next_leader_or_is_given_up() -> None:
         await client.create("c1-0")
 
     run(6, story)
+
+
+@pytest.mark.parametrize(
+    "seed", kept_seeds("reformed") + derive_seeds("reformed", SEEDS), ids=lambda seed: f"seed{seed}"
+)
+def test_masters_come_and_go_under_faults_and_ddl_goes_on(seed: int) -> None:
+    """A seed of the scenario; on failure the command that replays it is printed."""
+    outcome = run_seed(SCENARIO, seed)
+    assert outcome.failure is None, f"{replay_command('reformed', seed)}\n{outcome.failure}"
