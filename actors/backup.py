@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stelae.actors.identity import listen_as, take_identity
+from stelae.actors.master_list import MasterList
 from stelae.coordinator.reports import Report, Reporter, log_fingerprint
 from stelae.core.errors import (
     CorruptData,
@@ -95,7 +96,7 @@ class Backup:
         self._runtime = runtime
         self._name = name
         self._cluster = cluster
-        self._masters = tuple(masters)
+        self._masters = MasterList(runtime, self.tasks, masters)
         self._settings = settings
         self._specs = dict(media)
         self._disks = dict(disks or {})
@@ -129,8 +130,7 @@ class Backup:
         for name, opened in self._media.items():
             self.tasks.spawn(opened.run(), f"{self._name}/{name}")
         self.info = await listen_as(runtime, instance, self._handlers(), tuple(self._specs))
-        for master in self._masters:
-            self.tasks.spawn(self._heartbeat(master), f"{self._name}/heartbeat/{master}")
+        await self._masters.begin(self._heartbeat)
 
     async def stop(self) -> None:
         await self._runtime.peers.close()
@@ -350,10 +350,10 @@ class Backup:
     # ---- heartbeats -------------------------------------------------------------------------
 
     async def _heartbeat(self, master: Address) -> None:
-        """Tell one master, for ever, that this backup lives and what it has room for."""
+        """Tell a master, while it is one, that this backup lives and what it has room for."""
         runtime = self._runtime
         reporter = Reporter(log_fingerprint)
-        while True:
+        while self._masters.has(master):
             report = reporter.next(dict.fromkeys(self._holdings.logs))
             try:
                 reply = await runtime.peers.call(
@@ -391,6 +391,7 @@ class Backup:
         fences are per log."""
         if reply.is_leader:
             self._servers_version = reply.servers_version
+            await self._masters.update(reply.masters)
             for log in reply.drop:
                 await self._drop(log)
 

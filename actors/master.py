@@ -22,6 +22,7 @@ from stelae.actors.freshness import Freshness
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_clients import ClientRequests
 from stelae.actors.master_group import MasterGroup
+from stelae.actors.master_members import MasterMembers, MemberRequests
 from stelae.actors.master_servers import ServerRequests
 from stelae.actors.replica import Replica, ReplicaSettings, RoleChange, raft_handlers
 from stelae.consensus.settings import RaftSettings
@@ -30,6 +31,7 @@ from stelae.coordinator.liveness import Liveness, Run
 from stelae.core.catalog_messages import READ_INDEX, ReadIndex
 from stelae.core.errors import NotLeader, TooStale
 from stelae.core.ids import Address, ServerUuid, TabletId
+from stelae.core.member_messages import MasterState
 from stelae.core.records import ServerInfo, ServerKind
 from stelae.core.rpc import Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
@@ -66,8 +68,13 @@ class Master:
         masters: Mapping[str, Address],
         settings: Settings,
         engine: EnginePolicy = "auto",
+        joining: bool = False,
     ) -> None:
-        """Addresses may be empty, and come by `update_master_address` once they are known."""
+        """Addresses may be empty, and come by `update_master_address` once they are known.
+
+        ``masters`` found the group. One that is ``joining`` founds nothing, but waits to be added,
+        and then is what the replicated configuration makes of it, as every master is.
+        """
         self.tasks = Tasks()
         self.catalog = Catalog()
         self.liveness = Liveness(settings)
@@ -80,8 +87,10 @@ class Master:
         self.cluster = cluster
         self.settings = settings
         self._engine = engine
-        self.group = MasterGroup(runtime, settings, name, masters)
+        self._joining = joining
+        self.group = MasterGroup(runtime, self.tasks, settings, name, masters)
         self._replicas: dict[TabletId, Replica] = {}
+        self.members = MasterMembers(runtime, self.group, lambda: self._replicas[CATALOG_ID])
         self.freshness: Freshness | None = None
         """Once it has joined the others."""
 
@@ -92,26 +101,30 @@ class Master:
         runtime = self._runtime
         instance = await take_identity(runtime, self.cluster, ServerKind.MASTER, self._name)
         self.group.begin(await listen_as(runtime, instance, self._handlers()))
-        for other in self.group.others:
-            self.tasks.spawn(self.group.ask(other), f"ask {other}")
         self.tasks.spawn(self._join(), "join the masters")
 
     async def _join(self) -> None:
         """Start the replica of the catalog, once it is known who has the others."""
-        members = await self.group.first_members()
+        members: Mapping[ServerUuid, Address] | None = {}
+        if await self._runtime.disk.list(f"{CATALOG_FOLDER}/consensus-meta"):
+            await self.group.learn_founders()  # the rest is in the catalog's own files
+        elif not self._joining:
+            members = await self.group.first_members()
         replica = Replica(
             self._runtime,
             self.tasks,
             CATALOG_ID,
             self.info.uuid,
-            members,
+            members or {},
             self.catalog,
             replica_settings(self.settings),
             folder=CATALOG_FOLDER,
+            names=self.group.founders,
         )
         replica.on_role_change(self._on_role_change)
         await replica.start()
         self._replicas[CATALOG_ID] = replica
+        self.group.follow(replica.members)
         self.freshness = Freshness(self._runtime, self.settings, replica)
         self.tasks.spawn(self.freshness.run(), "freshness of the catalog")
         self.group.on_address(self._on_master_address)
@@ -173,6 +186,8 @@ class Master:
         self._replicas[CATALOG_ID].update_address(uuid, address)
 
     def _on_role_change(self, change: RoleChange) -> None:
+        if CATALOG_ID in self._replicas:
+            self.group.follow(self._replicas[CATALOG_ID].members)
         if not change.ready:
             self._resign()
         elif self.coordinator is None:
@@ -205,6 +220,7 @@ class Master:
             **raft_handlers(self._replicas),
             **self.group.handlers(),
             **ClientRequests(self).handlers(),
+            **MemberRequests(self).handlers(),
             **ServerRequests(self).handlers(),
             READ_INDEX: self._on_read_index,
         }
@@ -215,6 +231,8 @@ class Master:
             replica = self._replicas.get(CATALOG_ID)
             if replica is None:
                 raise NotLeader(self._name, 0, "")
+            if self.group.state is MasterState.REMOVED:
+                raise NotLeader(f"{self._name}, a master no more,", replica.term, "")
             hint = "" if replica.is_leader else replica.leader_address or ""
             raise NotLeader(self._name, replica.term, hint)
         return self.coordinator

@@ -251,7 +251,10 @@ class ClientRequests:
         master = self._master
         coordinator = await master.view(call.timeout_s, call.body.max_staleness_s)
         leader = master.leader_uuid
-        others = [MasterView(info, live, info.uuid == leader) for info, live in master.group.seen()]
+        others = [
+            MasterView(info, live, info.uuid == leader, voter)
+            for info, live, voter in master.group.seen()
+        ]
         own = MasterView(master.info, True, coordinator is not None)
         clock = master.runtime.clock
         document = status_document(

@@ -1,11 +1,14 @@
 """The other masters: who they are, where they listen now, and whether they answer.
 
-A master's UUID is made on its own disk, so at the very first start each asks the others, by the
-names in the cluster's configuration, and keeps the answer in the file ``masters``: from then on it
-can start alone. Asking goes on for ever, as addresses change when a master starts again elsewhere.
+The set of masters is the replicated configuration of the catalog's group. Only at the very first
+start, when there is none, each founder asks the others, by the names in the cluster's
+configuration, who they are (a master's UUID is made on its own disk), and keeps the answer in the
+file ``masters``: from then on it can start alone. Asking goes on for ever, as addresses change when
+a master starts again elsewhere, and as a master that was removed hears of it from the others.
 
-Invariant: the members that a group is first made of are the same on all masters (the masters of
-the configuration), and are read from disk, not asked for, once they have been written.
+Invariants: the members that a group is first made of are the same on all founders, and are read
+from disk, not asked for, once they have been written; a master that finds a group which does not
+know it founds none, but waits to be added (a lost disk makes another master of it).
 """
 
 from __future__ import annotations
@@ -18,29 +21,35 @@ import msgspec
 from crc32c import crc32c
 
 from stelae.core.errors import CorruptData, InvalidArgument, StelaeError
-from stelae.core.ids import Address, ServerUuid
-from stelae.core.records import ServerInfo, ServerKind
-from stelae.core.rpc import Call, Empty, Handlers, Method, Reply
-from stelae.core.runtime import Runtime
+from stelae.core.ids import Address, OpId, ServerUuid
+from stelae.core.member_messages import MASTER_INFO, MasterInfo, MasterState
+from stelae.core.records import MasterMember, ServerInfo, ServerKind
+from stelae.core.replication import Configuration
+from stelae.core.rpc import Call, Empty, Handlers, Reply
+from stelae.core.runtime import ProcessIdentity, Runtime
 from stelae.core.settings import Settings
-
-MASTER_INFO = Method("master.info", Empty, ServerInfo)
-"""Who the master at an address is; answered as soon as it listens, before there is a leader."""
+from stelae.core.tasks import Tasks
 
 MASTERS_FILE = "masters"
 SEARCH_PAUSE_S = 0.05
 _HEAD = struct.Struct("<8sI")  # magic, CRC-32C of the rest
 _MAGIC = b"STELMST1"
 _DECODER = msgspec.msgpack.Decoder(dict[str, ServerUuid])
+_NOBODY = ProcessIdentity("", 0, 0.0)
 
 
 class MasterGroup:
     """What one master knows of the others."""
 
     def __init__(
-        self, runtime: Runtime, settings: Settings, name: str, masters: Mapping[str, Address]
+        self,
+        runtime: Runtime,
+        tasks: Tasks,
+        settings: Settings,
+        name: str,
+        masters: Mapping[str, Address],
     ) -> None:
-        """``masters``: all masters by name, this one included; an empty address is not known yet.
+        """``masters``: all founders by name, this one included; an empty address is not known yet.
 
         Raises:
             InvalidArgument: ``name`` is not among them.
@@ -48,13 +57,26 @@ class MasterGroup:
         if name not in masters:
             raise InvalidArgument(f"master {name!r} is not among {sorted(masters)}")
         self._runtime = runtime
+        self._tasks = tasks
         self._settings = settings
+        self._name = name
         self._addresses = {other: masters[other] for other in sorted(masters) if other != name}
+        """Of founders by name, as long as there is no configuration; then of members by UUID."""
+        self._names: dict[ServerUuid, str] = {}
         self._infos: dict[str, ServerInfo] = {}
         self._heard_at: dict[str, float] = {}
         self._found = asyncio.Event()
         self._on_address: Callable[[ServerUuid, Address], None] = lambda uuid, address: None
         self._self: ServerInfo | None = None
+        self._members: Configuration | None = None
+        self._was_member = False  # since this process started
+        self._is_elsewhere = False  # another group stands where this one was to be founded
+        self._latest = MasterInfo(  # the newest configuration that another master told of
+            ServerInfo(ServerKind.MASTER, "", ServerUuid(""), 0, Address(""), _NOBODY),
+            MasterState.STARTING,
+        )
+
+    # ---- this master -----------------------------------------------------------------------
 
     def begin(self, info: ServerInfo) -> None:
         """This master listens, and is ``info``."""
@@ -67,14 +89,122 @@ class MasterGroup:
         return self._self
 
     @property
-    def others(self) -> list[str]:
-        """The names of the other masters."""
-        return list(self._addresses)
+    def state(self) -> MasterState:
+        """What this master is to the group, as far as it knows."""
+        if self._members is None:
+            return MasterState.STARTING
+        uuid, told = self.info.uuid, self._latest
+        own = self._members.peer(uuid)
+        is_newer = told.op_id.index > self._members.op_id.index
+        gone = is_newer and all(member.uuid != uuid for member in told.members)
+        if own is None:
+            return MasterState.REMOVED if self._was_member else MasterState.JOINING
+        if gone:
+            return MasterState.REMOVED
+        return MasterState.VOTER if own.voter else MasterState.NON_VOTER
+
+    @property
+    def members(self) -> tuple[MasterMember, ...]:
+        """All masters by the last committed configuration that this one knows."""
+        if self._members is None:
+            return ()
+        return tuple(
+            MasterMember(
+                peer.uuid, self._name_of(peer.uuid), self._address_of(peer.uuid), peer.voter
+            )
+            for peer in self._members.peers
+        )
+
+    def _name_of(self, uuid: ServerUuid) -> str:
+        return self._name if uuid == self.info.uuid else self._names.get(uuid, "")
+
+    def _address_of(self, uuid: ServerUuid) -> Address:
+        if uuid == self.info.uuid:
+            return self.info.address
+        return self._addresses.get(uuid, Address(""))
+
+    def handlers(self) -> Handlers:
+        """The method that the others call."""
+
+        async def answer(call: Call[Empty]) -> Reply[MasterInfo]:
+            op_id = self._members.op_id if self._members is not None else OpId(0, 0)
+            return Reply(MasterInfo(self.info, self.state, op_id, self.members))
+
+        return {MASTER_INFO: answer}
+
+    # ---- founding --------------------------------------------------------------------------
+
+    async def first_members(self) -> dict[ServerUuid, Address] | None:
+        """All founders by UUID, as read from disk, or as found and then written there.
+
+        Waits until every master of the configuration has answered once. None if one of them says
+        that it belongs to a group which does not know this master.
+        Raises CorruptData.
+        """
+        known = await self._read_founders()
+        if known is None:
+            for name in self._addresses:
+                self._tasks.spawn(self._ask(name), f"ask {name}")
+            while len(self._infos) < len(self._addresses) and not self._is_elsewhere:
+                await self._found.wait()
+                self._found.clear()
+            if self._is_elsewhere:
+                return None
+            known = {info.name: info.uuid for info in (self.info, *self._infos.values())}
+            await self._runtime.disk.replace(MASTERS_FILE, _encode(known))
+        self._names |= {uuid: name for name, uuid in sorted(known.items())}
+        members = {self.info.uuid: self.info.address}
+        for name, uuid in sorted(known.items()):
+            if uuid != self.info.uuid:
+                members[uuid] = self._addresses.get(name, Address(""))
+        return members
+
+    async def _read_founders(self) -> dict[str, ServerUuid] | None:
+        try:
+            return _decode(await self._runtime.disk.read(MASTERS_FILE))
+        except FileNotFoundError:
+            return None
+
+    async def learn_founders(self) -> None:
+        """Of a group that stands: how its founders are called, as far as it is on disk."""
+        known = await self._read_founders() or {}
+        self._names |= {uuid: name for name, uuid in sorted(known.items())}
+
+    @property
+    def founders(self) -> dict[ServerUuid, str]:
+        """Names of the first members."""
+        return {**self._names, self.info.uuid: self._name}
+
+    # ---- following the configuration -------------------------------------------------------
+
+    def follow(self, configuration: Configuration) -> None:
+        """These are the masters from now on (committed, as far as this one knows)."""
+        if configuration is self._members:
+            return
+        known = dict(self._addresses)
+        self._members = configuration
+        own = configuration.peer(self.info.uuid)
+        self._was_member = self._was_member or own is not None
+        self._names |= {peer.uuid: peer.name for peer in configuration.peers if peer.name}
+        others = [peer for peer in configuration.peers if peer.uuid != self.info.uuid]
+        self._addresses = {
+            peer.uuid: known.get(peer.uuid)
+            or known.get(self._names.get(peer.uuid, ""))
+            or peer.address
+            for peer in others
+        }
+        self._infos = {
+            info.uuid: info for info in self._infos.values() if info.uuid in self._addresses
+        }
+        for uuid in self._addresses:
+            if uuid not in known:
+                self._tasks.spawn(self._ask(uuid), f"ask {uuid}")
 
     def update(self, name: str, address: Address) -> None:
         """A master listens here from now on."""
-        if name in self._addresses:
-            self._addresses[name] = address
+        for key in self._addresses:
+            if name == key or self._names.get(ServerUuid(key)) == name:
+                self._addresses[key] = address
 
     def on_address(self, watcher: Callable[[ServerUuid, Address], None]) -> None:
         """Tell ``watcher`` where each master listens, now and whenever it has been asked."""
@@ -82,66 +212,61 @@ class MasterGroup:
         for info in self._infos.values():
             watcher(info.uuid, info.address)
 
-    def handlers(self) -> Handlers:
-        """The method that the others call."""
+    # ---- asking ----------------------------------------------------------------------------
 
-        async def answer(call: Call[Empty]) -> Reply[ServerInfo]:
-            return Reply(self.info)
-
-        return {MASTER_INFO: answer}
-
-    async def first_members(self) -> dict[ServerUuid, Address]:
-        """All masters by UUID, as read from disk, or as found and then written there.
-
-        Waits until every master of the configuration has answered once.
-        Raises CorruptData.
-        """
-        try:
-            known = _decode(await self._runtime.disk.read(MASTERS_FILE))
-        except FileNotFoundError:
-            while len(self._infos) < len(self._addresses):
-                await self._found.wait()
-                self._found.clear()
-            known = {info.name: info.uuid for info in (self.info, *self._infos.values())}
-            await self._runtime.disk.replace(MASTERS_FILE, _encode(known))
-        members = {self.info.uuid: self.info.address}
-        for name, uuid in sorted(known.items()):
-            if uuid != self.info.uuid:
-                members[uuid] = self._addresses.get(name, Address(""))
-        return members
-
-    async def ask(self, name: str) -> None:
-        """Ask one other master who and where it is, again and again."""
+    async def _ask(self, key: str) -> None:
+        """Ask one other master who and where it is, for as long as it is one."""
         clock, settings = self._runtime.clock, self._settings
-        while True:
-            address = self._addresses[name]
-            if address and await self._ask_once(name, address):
+        while (address := self._addresses.get(key)) is not None:
+            if address and await self._ask_once(key, address):
                 await clock.sleep(settings.heartbeat_s)
             else:
-                await clock.sleep(SEARCH_PAUSE_S if name not in self._infos else 0.2)
+                await clock.sleep(SEARCH_PAUSE_S if key not in self._infos else 0.2)
 
-    async def _ask_once(self, name: str, address: Address) -> bool:
+    async def _ask_once(self, key: str, address: Address) -> bool:
         timeout_s = self._settings.dead_after_s
         try:
             reply = await self._runtime.peers.call(
                 address, MASTER_INFO, Empty(), timeout_s=timeout_s
             )
         except StelaeError:
-            self._runtime.metrics.count("master_searches_failed", master=name)
+            self._runtime.metrics.count("master_searches_failed", master=key)
             return False
-        info = reply.body
-        if info.kind is not ServerKind.MASTER or info.name != name:
-            return False  # the port has another owner now
-        self._infos[name] = info
-        self._heard_at[name] = self._runtime.clock.monotonic()
+        told = reply.body
+        info = told.server
+        if key not in self._addresses or info.kind is not ServerKind.MASTER:
+            return False
+        if key not in (info.name, info.uuid):
+            self._heard_at.pop(key, None)  # the port has another owner now
+            return False
+        self._infos[key] = info
+        self._names[info.uuid] = info.name
+        self._heard_at[key] = self._runtime.clock.monotonic()
+        if told.op_id.index > self._latest.op_id.index:
+            self._latest = told
+        if told.members and all(member.uuid != self.info.uuid for member in told.members):
+            self._is_elsewhere = True
         self._on_address(info.uuid, info.address)
         self._found.set()
         return True
 
-    def seen(self) -> list[tuple[ServerInfo, bool]]:
-        """The other masters that have answered, and whether they did lately; by name."""
+    def seen(self) -> list[tuple[ServerInfo, bool, bool]]:
+        """The other masters, whether each answered lately, and whether it votes; by name.
+
+        One that has never answered here is described by what the configuration says of it.
+        """
         oldest = self._runtime.clock.monotonic() - self._settings.dead_after_s
-        return [(self._infos[n], self._heard_at[n] >= oldest) for n in sorted(self._infos)]
+        found = []
+        for member in self.members:
+            if member.uuid == self.info.uuid:
+                continue
+            unheard = ServerInfo(
+                ServerKind.MASTER, member.name, member.uuid, 0, member.address, _NOBODY
+            )
+            info = self._infos.get(member.uuid, unheard)
+            live = self._heard_at.get(member.uuid, float("-inf")) >= oldest
+            found.append((info, live, member.voter))
+        return sorted(found, key=lambda each: each[0].name)
 
 
 def _encode(members: dict[str, ServerUuid]) -> bytes:

@@ -87,6 +87,7 @@ class ServerRequests:
             drop=drop,
             processed=processed,
             servers_version=roster.version,
+            masters=master.group.members,
         )
 
     async def _on_raise_epoch(self, call: Call[RaiseEpoch]) -> Reply[Empty]:

@@ -70,6 +70,8 @@ class ServerPlan:
     engine: EnginePolicy = "auto"
     spark: SparkPlan | None = None
     """For masters, where the cluster has Spark."""
+    joining: bool = False
+    """Of a master: it waits to be added, and founds nothing."""
 
 
 class Server(Protocol):
@@ -256,6 +258,7 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
             masters=dict(plan.masters),
             settings=plan.settings,
             engine=plan.engine,
+            joining=plan.joining,
         )
         return master
     if plan.kind is ServerKind.BACKUP:

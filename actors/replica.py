@@ -12,15 +12,29 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from stelae.actors.replica_links import ReplicaLinks
+from stelae.actors.replica_members import MemberCare
 from stelae.actors.replica_requests import Proposal, ReplicaRequests
 from stelae.actors.replica_storage import ReplicaStorage
 from stelae.actors.replica_types import ReplicaSettings, RoleChange, StateMachine
+from stelae.consensus.membership import MemberChange
 from stelae.consensus.messages import RAFT_MESSAGE, Message, RaftMessages, check_message
 from stelae.consensus.raft import Raft
 from stelae.consensus.ready import Ready, Role, Status, Tick, Unreachable
-from stelae.core.errors import DeadlineExpired, NotLeader, StelaeError, TabletNotHere
+from stelae.core.errors import (
+    DeadlineExpired,
+    NotLeader,
+    StelaeError,
+    TabletNotHere,
+    TabletNotReady,
+)
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.replication import EntryKind, Snapshot, first_configuration
+from stelae.core.replication import (
+    Configuration,
+    EntryKind,
+    Snapshot,
+    configuration_of,
+    first_configuration,
+)
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
@@ -41,8 +55,13 @@ class Replica:
         state_machine: StateMachine,
         settings: ReplicaSettings,
         folder: str = "",
+        names: Mapping[ServerUuid, str] | None = None,
     ) -> None:
-        """``peers`` are all members with this one; ``folder`` is inside the data directory."""
+        """``peers`` are all first members with this one; ``folder`` is inside the data directory.
+
+        Without peers the replica waits until a group adds it. What is on disk goes before both.
+        ``names`` is how people call the first members.
+        """
         self.group_id = group_id
         self.uuid = self_uuid
         self._runtime = runtime
@@ -52,6 +71,8 @@ class Replica:
         self._storage = ReplicaStorage(
             runtime.disk, folder, group_id, log_file_bytes=settings.log_file_bytes
         )
+        self._first = first_configuration(peers, names)
+        self._care = MemberCare(int(settings.abandon_member_s * 1_000_000))
         self._links = ReplicaLinks(runtime, tasks, group_id, self_uuid, peers, self._lost)
         self._requests = ReplicaRequests(group_id, self_uuid, settings.queue_bytes)
         self._core: Raft | None = None
@@ -71,10 +92,9 @@ class Replica:
 
     async def start(self) -> None:
         """Read the disk, restore the state machine, and begin. Raises CorruptData, OSError."""
-        loaded = await self._storage.load(first_configuration(self._links.addresses()))
+        loaded = await self._storage.load(self._first)
         if loaded.snapshot is not None:
             self._state_machine.restore(loaded.snapshot.data)
-        self._links.learn(loaded.configuration)
         self._core = Raft(
             group_id=self.group_id,
             uuid=self.uuid,
@@ -85,6 +105,7 @@ class Replica:
             settings=self._settings.raft,
             rng=self._runtime.rng,
         )
+        self._links.learn(self._core.configuration)
         name = f"replica {self.group_id}"
         self._own.append(self._tasks.spawn(self._run(), name))
         self._own.append(self._tasks.spawn(self._tick(), f"{name} ticks"))
@@ -137,6 +158,11 @@ class Replica:
         """True if surely nobody else leads now. Needs ``raft.lease_duration_us``."""
         return self.core.lease_read_index(self._now_us()) is not None
 
+    @property
+    def members(self) -> Configuration:
+        """The last committed configuration that is known here."""
+        return self.core.log.committed_configuration
+
     def status(self) -> Status:
         return self.core.status()
 
@@ -167,6 +193,32 @@ class Replica:
                 return await proposal.future
         except TimeoutError:
             raise self._requests.give_up(proposal, timeout_s) from None
+
+    async def change_configuration(
+        self, change: MemberChange, *, expected: OpId | None, timeout_s: float
+    ) -> Configuration:
+        """Change the members by one; returns once that is committed, with the members then.
+
+        A member that is added does not vote until this or a later leader has seen it catch up,
+        and is removed again if it shows no progress. A leader that is removed leads no more.
+        ``expected`` is the OpId of the committed configuration that the caller saw, if it matters.
+
+        Raises:
+            NotLeader, TabletNotReady: surely not done.
+            ConfigurationMismatch, InvalidArgument: not as things are.
+            OutcomeUnknown: still not decided after ``timeout_s``; it may be done later.
+        """
+        if not self.is_leader:
+            raise self._not_leader()
+        proposal = self._requests.queue_change(change, expected)
+        self._wake.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                result = await proposal.future
+        except TimeoutError:
+            raise self._requests.give_up(proposal, timeout_s) from None
+        assert isinstance(result, Configuration)
+        return result
 
     async def read_barrier(self, timeout_s: float) -> int:
         """Wait until a read here sees everything acknowledged before this call began.
@@ -263,6 +315,7 @@ class Replica:
         if self._tick_due:
             self._tick_due = False
             core.step(Tick(self._now_us()))
+            self._care_for_members(core)
         for proposal in self._requests.take_proposals():
             self._propose(core, proposal)
         for request in self._requests.take_reads():
@@ -278,13 +331,25 @@ class Replica:
 
     def _propose(self, core: Raft, proposal: Proposal) -> None:
         try:
-            op_id = core.propose(proposal.command)
+            if proposal.change is not None:
+                op_id = core.change_members(proposal.change, proposal.expected)
+            else:
+                op_id = core.propose(proposal.command)
         except NotLeader:
             self._requests.refuse(proposal, self._not_leader())
         except StelaeError as error:
             self._requests.refuse(proposal, error)
         else:
             self._requests.appended(proposal, op_id)
+
+    def _care_for_members(self, core: Raft) -> None:
+        change = self._care.due(core, self._now_us())
+        if change is None:
+            return
+        try:
+            core.change_members(change)
+        except TabletNotReady:  # too few would be reachable: looked at again with the next tick
+            self._runtime.metrics.count("member_changes_put_off", kind=change.kind.value)
 
     def _transfer(
         self, core: Raft, target: ServerUuid | None, future: asyncio.Future[None]
@@ -303,16 +368,18 @@ class Replica:
     async def _execute(self, core: Raft, ready: Ready) -> None:
         """Carry out one Ready, in this order: durable, then sent, then applied."""
         await self._storage.save(ready.term_and_vote, ready.snapshot, ready.entries)
+        self._links.learn(core.configuration)
         self._links.send(ready.messages)
         if ready.snapshot is not None:
             self._state_machine.restore(ready.snapshot.data)
             self._requests.installed(ready.snapshot.last.index)
-            self._links.learn(ready.snapshot.configuration)
             self._applied_entries = self._applied_bytes = 0
         for entry in ready.committed:
             result: object = None
             if entry.kind is EntryKind.COMMAND:
                 result = self._state_machine.apply(entry.index, entry.term, entry.body)
+            elif entry.kind is EntryKind.CONFIGURATION:
+                result = configuration_of(entry)
             self._requests.applied(entry.op_id, result, self._not_leader)
             self._applied_entries += 1
             self._applied_bytes += len(entry.body)
@@ -333,7 +400,7 @@ class Replica:
         term = core.log.term_at(index)
         assert term is not None
         state = self._state_machine.snapshot()
-        snapshot = Snapshot(OpId(term, index), core.configuration, state)
+        snapshot = Snapshot(OpId(term, index), core.log.configuration_at(index), state)
         await self._storage.save_snapshot(snapshot, index - settings.keep_entries + 1)
         core.compact(snapshot, settings.keep_entries)
         self._applied_entries = self._applied_bytes = 0
@@ -343,7 +410,12 @@ class Replica:
     def _tell(self, core: Raft) -> None:
         """Tell the watchers what is new."""
         change = RoleChange(
-            core.role, core.term, core.leader_uuid, self.leader_address, self.leader_ready
+            core.role,
+            core.term,
+            core.leader_uuid,
+            self.leader_address,
+            self.leader_ready,
+            self.members.op_id,
         )
         if change == self._told:
             return

@@ -75,10 +75,7 @@ class ReplicaLinks:
         self._lost = lost
         self._stopped = False
         self._links = {uuid: _Link(address) for uuid, address in sorted(addresses.items())}
-
-    def addresses(self) -> dict[ServerUuid, Address]:
-        """The last known address of every member."""
-        return {uuid: link.address for uuid, link in self._links.items()}
+        self._learned: Configuration | None = None
 
     def address(self, uuid: ServerUuid) -> Address | None:
         """The last known address of one member."""
@@ -88,9 +85,14 @@ class ReplicaLinks:
         return link.address if link is not None else None
 
     def learn(self, configuration: Configuration) -> None:
-        """Know all members of a configuration; what is known already stays."""
+        """Know all members of a configuration; where one was heard from goes before its entry."""
+        before, self._learned = self._learned, configuration
+        if configuration is before:
+            return
         for peer in configuration.peers:
-            self._links.setdefault(peer.uuid, _Link(peer.address))
+            is_new = before is not None and before.peer(peer.uuid) is None
+            if is_new or peer.uuid not in self._links:
+                self.update_address(peer.uuid, peer.address)
 
     def update_address(self, uuid: ServerUuid, address: Address) -> None:
         """Use ``address`` from now on."""

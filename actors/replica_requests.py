@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from stelae.consensus.membership import MemberChange
 from stelae.core.errors import (
     DeadlineExpired,
     NotLeader,
@@ -24,11 +25,16 @@ from stelae.core.ids import OpId, ServerUuid, TabletId
 
 @dataclass(slots=True, eq=False)
 class Proposal:
-    """A command on its way; ``op_id`` is set once it is in the leader's log."""
+    """A command on its way; ``op_id`` is set once it is in the leader's log.
+
+    With ``change`` it is a change of the members, if they are those of ``expected`` (if given).
+    """
 
     command: bytes
     future: asyncio.Future[object]
     op_id: OpId | None = None
+    change: MemberChange | None = None
+    expected: OpId | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +70,13 @@ class ReplicaRequests:
         self._bytes += len(command)
         proposal = Proposal(command, asyncio.get_running_loop().create_future())
         proposal.future.add_done_callback(lambda _: self._release(len(command)))
+        self._queue.append(proposal)
+        return proposal
+
+    def queue_change(self, change: MemberChange, expected: OpId | None) -> Proposal:
+        """Queue a change of the members."""
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        proposal = Proposal(b"", future, None, change, expected)
         self._queue.append(proposal)
         return proposal
 

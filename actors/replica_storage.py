@@ -34,7 +34,10 @@ from stelae.storage.raft_log import (
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the disk held. ``entries`` follow the snapshot without a gap."""
+    """What the disk held. ``entries`` follow the snapshot without a gap.
+
+    ``configuration`` is the one that this replica began with; later ones are in snapshot and log.
+    """
 
     term_and_vote: TermAndVote
     configuration: Configuration
@@ -160,10 +163,9 @@ class ReplicaStorage:
 
         Raises OSError: nothing is known of the disk any more, and the server must stop.
         """
-        if term_and_vote is not None or snapshot is not None:
-            configuration = snapshot.configuration if snapshot else self._configuration
-            assert configuration is not None, "save before load"
-            await self._replace_metadata(term_and_vote or self._term_and_vote, configuration)
+        assert self._configuration is not None, "save before load"
+        if term_and_vote is not None:
+            await self._replace_metadata(term_and_vote, self._configuration)
         if snapshot is not None:
             await self._replace_snapshot(snapshot)
             await self._remove_log()

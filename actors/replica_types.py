@@ -7,7 +7,7 @@ from typing import Protocol
 
 from stelae.consensus.ready import Role
 from stelae.consensus.settings import RaftSettings
-from stelae.core.ids import Address, ServerUuid
+from stelae.core.ids import Address, OpId, ServerUuid
 
 
 class StateMachine(Protocol):
@@ -38,14 +38,19 @@ class ReplicaSettings:
     keep_entries: int = 500  # kept behind a snapshot for followers that lag
     queue_bytes: int = 64 << 20  # commands not yet answered
     inbox_messages_max: int = 4096
+    abandon_member_s: float = 60.0  # without progress, before a non-voter is let go; 0: never
 
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """``ready``: this replica leads, and has applied all that was committed before its term."""
+    """``ready``: this replica leads, and has applied all that was committed before its term.
+
+    ``members`` names the last committed configuration that is known here.
+    """
 
     role: Role
     term: int
     leader: ServerUuid | None
     leader_address: Address | None
     ready: bool
+    members: OpId

@@ -15,6 +15,7 @@ from typing import Any
 
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.lease import Lease
+from stelae.actors.master_list import MasterList
 from stelae.actors.membership import Membership
 from stelae.actors.scans import ScanSessions
 from stelae.actors.tablet import Tablet
@@ -97,6 +98,7 @@ class TabletServer:
         self._settings = settings
         self._memory_limit_bytes = memory_limit_bytes
         self._masters = MastersClient(runtime, masters)
+        self._master_list = MasterList(runtime, self.tasks, masters)
         self._lease = Lease(runtime.clock)
         self._tablets: dict[TabletId, Tablet] = {}
         self._closed_terms: dict[TabletId, int] = {}
@@ -113,9 +115,8 @@ class TabletServer:
         runtime = self._runtime
         instance = await take_identity(runtime, self._cluster, ServerKind.TSERVER, self._name)
         self.info = await listen_as(runtime, instance, self._handlers())
-        for address in self._masters.addresses:
-            self._report_now[address] = asyncio.Event()
-            self.tasks.spawn(self._heartbeat(address), f"heartbeat {address}")
+        await self._master_list.begin(self._heartbeat)
+        self._masters.update(self._master_list.addresses)
         self.tasks.spawn(self._scans.expire(), "scan expiry")
 
     async def stop(self) -> None:
@@ -166,11 +167,11 @@ class TabletServer:
         return beat, report
 
     async def _heartbeat(self, master: Address) -> None:
-        """Report to one master for ever; whether it answers is its own affair."""
+        """Report to one master while it is one; whether it answers is its own affair."""
         settings = self._settings
-        wake = self._report_now[master]
+        wake = self._report_now.setdefault(master, asyncio.Event())
         reporter = Reporter(tablet_fingerprint)
-        while True:
+        while self._master_list.has(master):
             beat, report = self._beat(reporter)
             try:
                 reply = await self._runtime.peers.call(
@@ -198,6 +199,8 @@ class TabletServer:
             self._lease.revoke()
             raise GivenUp(f"{self._name}, run {self.info.incarnation}")
         self.members.heed(reply)
+        if await self._master_list.update(reply.masters):
+            self._masters.update(self._master_list.addresses)
         for tablet_id, term in reply.serve:
             tablet = self._tablets.get(tablet_id)
             if tablet is not None and tablet.term == term:

@@ -41,10 +41,18 @@ from stelae.core.errors import (
     OutcomeUnknown,
     RetryLater,
 )
-from stelae.core.ids import Address, ClientId, TableId, TabletId, make_uuid
+from stelae.core.ids import Address, ClientId, ServerUuid, TableId, TabletId, make_uuid
+from stelae.core.member_messages import (
+    ADD_MASTER,
+    LIST_MASTERS,
+    REMOVE_MASTER,
+    AddMaster,
+    MasterSet,
+    RemoveMaster,
+)
 from stelae.core.partition import Partitioning, RangePartition
 from stelae.core.records import TableRecord
-from stelae.core.rpc import Method
+from stelae.core.rpc import Empty, Method
 from stelae.core.runtime import Runtime
 from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
@@ -256,6 +264,24 @@ class AsyncDatabase:
         """
         reply = await self._read(STATUS, GetStatus(staleness(max_staleness)), timeout)
         return msgspec.json.decode(reply.document, type=dict[str, Any])
+
+    async def masters(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> MasterSet:
+        """The masters by their own replicated configuration."""
+        return await self._masters.call(LIST_MASTERS, Empty(), timeout_s=timeout)
+
+    async def add_master(
+        self, uuid: ServerUuid, name: str, address: Address, *, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> MasterSet:
+        """Add a master that waits for it; it votes once it has caught up. Again is fine."""
+        order = AddMaster(uuid, name, address)
+        return await self._masters.call(ADD_MASTER, order, timeout_s=timeout)
+
+    async def remove_master(self, master: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> MasterSet:
+        """Take a master out of the set, by UUID or name. By UUID, again is fine."""
+        members = (await self.masters(timeout=timeout)).members
+        found = [member.uuid for member in members if member.name == master]
+        order = RemoveMaster(found[0] if len(found) == 1 else master)
+        return await self._masters.call(REMOVE_MASTER, order, timeout_s=timeout)
 
     async def close(self) -> None:
         """End this client's connections."""

@@ -2,6 +2,9 @@
 
 Used by servers, clients and recovery jobs alike. Only calls that are idempotent or carry a request
 id may go through here: after `OutcomeUnknown` they are repeated.
+
+The set of masters changes while clients live: after a call that met an error, and every few
+seconds of use, the leader is asked beside the calls who the masters are now.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ from stelae.core.errors import (
     TooStale,
     Unavailable,
 )
-from stelae.core.ids import Address
-from stelae.core.rpc import Method
+from stelae.core.ids import Address, OpId
+from stelae.core.member_messages import MASTER_INFO, MasterInfo, MasterState
+from stelae.core.rpc import Empty, Method, Reply
 from stelae.core.runtime import Runtime
 
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -33,6 +37,7 @@ ATTEMPT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 1.0
 """Of one attempt of a read that any master may answer."""
 PAUSE_S = 0.03
+REFRESH_S = 5.0
 
 
 class MastersClient:
@@ -45,16 +50,40 @@ class MastersClient:
         self._masters = list(masters)
         self._leader = 0
         self._reader = 0
+        self._asked_at = runtime.clock.monotonic()
+        self._known = OpId(0, 0)
+        self._is_doubtful = False  # whether these are still the masters
 
     @property
     def addresses(self) -> tuple[Address, ...]:
         return tuple(self._masters)
 
     def update(self, masters: Sequence[Address]) -> None:
-        """Take new addresses (a restarted master listens elsewhere)."""
+        """These are the masters from now on; the leader stays the one to try first."""
         if masters and list(masters) != self._masters:
+            leader = self._masters[self._leader % len(self._masters)]
             self._masters = list(masters)
-            self._leader = 0
+            self._leader = masters.index(leader) if leader in masters else 0
+
+    def _refresh(self, address: Address) -> None:
+        """Ask a master that has just answered who the masters are, and wait for nothing."""
+        now = self._runtime.clock.monotonic()
+        if not self._is_doubtful and now - self._asked_at < REFRESH_S:
+            return
+        sent = self._runtime.peers.post(
+            address, MASTER_INFO, Empty(), self._told, timeout_s=ATTEMPT_TIMEOUT_S
+        )
+        if sent:
+            self._asked_at, self._is_doubtful = now, False
+
+    def _told(self, answer: Reply[MasterInfo] | StelaeError) -> None:
+        if isinstance(answer, StelaeError):
+            self._is_doubtful = True  # the next call asks again
+            return
+        info = answer.body
+        if info.state is MasterState.VOTER and info.op_id.index >= self._known.index:
+            self._known = info.op_id
+            self.update([member.address for member in info.members if member.address])
 
     async def call(self, method: Method[Q, R], request: Q, *, timeout_s: float) -> R:
         """Call the leader, within ``timeout_s`` in all.
@@ -69,30 +98,38 @@ class MastersClient:
         deadline = clock.monotonic() + timeout_s
         maybe_done: OutcomeUnknown | None = None
         refused: RetryLater | None = None
-        followed = False
+        hint = Address("")
+        followed: dict[Address, None] = {}  # hints, since all masters were asked
         while True:
             left_s = deadline - clock.monotonic()
             if left_s <= 0:
                 raise maybe_done or refused or NoQuorum(", ".join(self._masters))
-            address = self._masters[self._leader % len(self._masters)]
+            address = hint or self._masters[self._leader % len(self._masters)]
+            hint = Address("")
             try:
                 reply = await self._runtime.peers.call(
                     address, method, request, timeout_s=min(left_s, ATTEMPT_TIMEOUT_S)
                 )
+                self._prefer(address)
+                self._refresh(address)
                 return reply.body
             except NotLeader as error:
-                # One hint at once; those who then name each other wait for their election.
-                followed = self._follow(error.leader) and not followed
-                if not followed:
+                # A hint at once, but each once a round: it may be old, and a master no more.
+                hint = Address(error.leader)
+                if not hint or hint in followed:
+                    hint = Address("")
+                    self._ask_next(followed)
                     await clock.sleep(PAUSE_S)
+                followed[hint] = None
             except OutcomeUnknown as error:
                 maybe_done = error
-                self._leader += 1
+                self._ask_next(followed)
             except Unavailable:
-                self._leader += 1
+                self._ask_next(followed)
                 await clock.sleep(PAUSE_S)
             except RetryLater as error:
                 refused = error
+                self._prefer(address)
                 await clock.sleep(PAUSE_S)
 
     async def call_any(self, method: Method[Q, R], request: Q, *, timeout_s: float) -> R:
@@ -126,10 +163,15 @@ class MastersClient:
             if tried % len(self._masters) == 0:
                 await clock.sleep(PAUSE_S)
 
-    def _follow(self, hint: str) -> bool:
-        """Turn to the leader named, or to the next master; true if there was a usable hint."""
-        if hint and Address(hint) in self._masters:
-            self._leader = self._masters.index(Address(hint))
-            return True
-        self._leader += 1
-        return False
+    def _prefer(self, address: Address) -> None:
+        """It leads, as far as is known; it may be a master that was added lately."""
+        if address not in self._masters:
+            self._masters.append(address)
+            self._is_doubtful = True
+        self._leader = self._masters.index(address)
+
+    def _ask_next(self, followed: dict[Address, None]) -> None:
+        self._is_doubtful = True
+        self._leader = (self._leader + 1) % len(self._masters)
+        if self._leader == 0:
+            followed.clear()

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stelae.consensus.log_view import LogView
+from stelae.consensus.membership import ChangeKind, MemberChange, changed_peers
 from stelae.consensus.messages import (
     AppendRequest,
     AppendResponse,
@@ -25,9 +26,14 @@ from stelae.consensus.messages import (
 from stelae.consensus.progress import Progress, ProgressState
 from stelae.consensus.quorum import majority, reached_by_majority
 from stelae.consensus.settings import RaftSettings
-from stelae.core.errors import InvalidArgument, Overloaded, TabletNotReady
+from stelae.core.errors import (
+    ConfigurationMismatch,
+    InvalidArgument,
+    Overloaded,
+    TabletNotReady,
+)
 from stelae.core.ids import OpId, ServerUuid, TabletId
-from stelae.core.replication import Configuration, Entry
+from stelae.core.replication import Configuration, Entry, Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +52,18 @@ class Leader:
         group_id: TabletId,
         uuid: ServerUuid,
         term: int,
-        configuration: Configuration,
         log: LogView,
         settings: RaftSettings,
     ) -> None:
         self.group_id = group_id
         self.uuid = uuid
         self.term = term
-        self.configuration = configuration
         self.transfer_target: ServerUuid | None = None
         self.ready_reads: list[ReadReady] = []
-        self.progress: dict[ServerUuid, Progress] = {
-            peer.uuid: Progress(next_index=log.last.index + 1, inflight_max=settings.inflight_max)
-            for peer in configuration.peers
-            if peer.uuid != uuid
-        }
+        self.progress: dict[ServerUuid, Progress] = {}
         self._log = log
         self._settings = settings
+        self.follow_configuration(log.last.index + 1)
         self._heartbeat_wanted = True
         self._heartbeat_elapsed = 0
         self._quorum_elapsed = 0
@@ -72,6 +73,21 @@ class Leader:
         self._confirmed_began_us: int | None = None  # when the newest confirmed round began
         self._early_reads: list[int] = []  # until an entry of this term is committed
         self._pending_reads: deque[tuple[int, int, int]] = deque()  # round, request, index
+
+    @property
+    def configuration(self) -> Configuration:
+        """The one in force, which counts from its entry's append on."""
+        return self._log.configuration
+
+    def follow_configuration(self, next_index: int) -> None:
+        """Lead the members of the configuration in force, and nobody else; new ones from there."""
+        known = self.progress
+        self.progress = {
+            peer.uuid: known.get(peer.uuid)
+            or Progress(next_index=next_index, inflight_max=self._settings.inflight_max)
+            for peer in self.configuration.peers
+            if peer.uuid != self.uuid
+        }
 
     # ---- time ------------------------------------------------------------------------------
 
@@ -90,6 +106,7 @@ class Leader:
         self._quorum_elapsed = 0
         heard = {uuid for uuid, progress in self.progress.items() if progress.heard_recently}
         for progress in self.progress.values():
+            progress.heard_before = progress.heard_recently
             progress.heard_recently = False
         voters = self.configuration.voters
         count = sum(1 for voter in voters if voter == self.uuid or voter in heard)
@@ -274,8 +291,8 @@ class Leader:
         if self.transfer_target is not None:
             raise TabletNotReady(self.group_id, "handing its leadership over already")
         others = [uuid for uuid in self.configuration.voters if uuid != self.uuid]
-        if target is None and others:
-            target = max(others, key=lambda uuid: self.progress[uuid].match_index)
+        if target is None:
+            target = self.successor()
         if target is None or target not in others:
             raise InvalidArgument(f"{target} is not another voter of tablet {self.group_id}")
         self.transfer_target = target
@@ -289,6 +306,55 @@ class Leader:
             return None
         return target if self.progress[target].match_index == self._log.last.index else None
 
+    # ---- change of members -----------------------------------------------------------------
+
+    def may_change(self, change: MemberChange, expected: OpId | None) -> tuple[Peer, ...]:
+        """The members after ``change``, if it may begin now.
+
+        Raises TabletNotReady, ConfigurationMismatch, InvalidArgument.
+        """
+        committed = self._log.committed_configuration
+        if not self.settled:
+            raise TabletNotReady(self.group_id, "not sure yet who its members are: repeat it")
+        if committed.op_id != self.configuration.op_id:
+            raise TabletNotReady(self.group_id, "changing its members already, one at a time")
+        if self.transfer_target is not None:
+            raise TabletNotReady(self.group_id, "handing its leadership over")
+        if expected is not None and expected != committed.op_id:
+            group = f"tablet {self.group_id}"
+            raise ConfigurationMismatch(group, _name(expected), _name(committed.op_id))
+        peers = changed_peers(committed, change)
+        if change.kind is ChangeKind.PROMOTE and not self.has_caught_up(change.uuid):
+            raise TabletNotReady(self.group_id, f"still copied to {change.uuid}")
+        self._require_reachable(peers)
+        return peers
+
+    def has_caught_up(self, uuid: ServerUuid) -> bool:
+        """Whether that member lives, and lacks no more than one batch of what is committed."""
+        progress = self.progress[uuid]
+        missing = self._log.commit_index - progress.match_index
+        streams = progress.state is ProgressState.REPLICATE
+        return streams and progress.is_heard and missing <= self._settings.batch_entries_max
+
+    def _require_reachable(self, peers: tuple[Peer, ...]) -> None:
+        """Refuse members of which too few answer: they could not even undo the change."""
+        voters = [peer.uuid for peer in peers if peer.voter]
+        heard = [u for u in voters if u == self.uuid or self.progress[u].is_heard]
+        if len(heard) < majority(len(voters)):
+            state = f"held by {len(voters)} voters then, of which only {len(heard)} answer"
+            raise TabletNotReady(self.group_id, state)
+
+    @property
+    def is_removed(self) -> bool:
+        """True once a configuration without this leader is committed: its work is done."""
+        gone = self.configuration.peer(self.uuid) is None
+        return gone and self._log.commit_index >= self.configuration.op_id.index
+
+    def successor(self) -> ServerUuid | None:
+        """The voter that has most, to be told to follow a removed leader."""
+        others = [uuid for uuid in self.configuration.voters if uuid != self.uuid]
+        return max(others, key=lambda uuid: self.progress[uuid].match_index, default=None)
+
     def check_invariants(self) -> None:
         """Assert that progress covers exactly the other members, within its own invariants."""
         others = [peer.uuid for peer in self.configuration.peers if peer.uuid != self.uuid]
@@ -296,3 +362,7 @@ class Leader:
         for progress in self.progress.values():
             progress.check_invariants(self._log.last.index)
         assert self._log.last.term == self.term, "a leader's log ends in its own term"
+
+
+def _name(op_id: OpId) -> str:
+    return f"{op_id.term}.{op_id.index}"

@@ -3,6 +3,9 @@
 Invariant: ``base <= applied <= commit <= last`` and ``base <= stable <= last`` (by index). Entries
 up to ``stable`` are durable here; entries up to ``commit`` never change. The entries after the base
 are held in memory; snapshots keep that bounded. Raft §5.3, §7.
+
+The configuration in force is that of the last entry here which carries one, committed or not; so
+it changes with each append, cut and snapshot, and with nothing else (thesis §4.1).
 """
 
 from __future__ import annotations
@@ -10,7 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stelae.core.ids import OpId
-from stelae.core.replication import Entry, Snapshot
+from stelae.core.replication import (
+    Configuration,
+    Entry,
+    EntryKind,
+    Snapshot,
+    configuration_of,
+)
 
 ORIGIN = OpId(0, 0)
 
@@ -18,8 +27,13 @@ ORIGIN = OpId(0, 0)
 class LogView:
     """Entries ``base.index + 1 ..= last.index`` and the latest snapshot, which covers base."""
 
-    def __init__(self, snapshot: Snapshot | None, entries: Sequence[Entry]) -> None:
-        """``entries`` follow the snapshot without a gap, and are durable."""
+    def __init__(
+        self, first: Configuration, snapshot: Snapshot | None, entries: Sequence[Entry]
+    ) -> None:
+        """``entries`` follow the snapshot without a gap, and are durable.
+
+        ``first`` is the configuration that the group began with here, before any entry.
+        """
         self.snapshot = snapshot
         self.base = snapshot.last if snapshot is not None else ORIGIN
         self._entries: list[Entry] = list(entries)
@@ -28,6 +42,30 @@ class LogView:
         self.stable_index = self.last.index
         self.commit_index = self.base.index
         self.applied_index = self.base.index
+        base = snapshot.configuration if snapshot is not None else first
+        self._configurations = [base]
+        self._learn(self._entries)
+
+    @property
+    def configuration(self) -> Configuration:
+        """The one in force: the last in the log, whether committed or not."""
+        return self._configurations[-1]
+
+    @property
+    def committed_configuration(self) -> Configuration:
+        """The last one that is committed, as far as is known here."""
+        return self.configuration_at(self.commit_index)
+
+    def configuration_at(self, index: int) -> Configuration:
+        """The configuration in force after the entry at ``index``, which is not before the base."""
+        assert index >= self.base.index
+        known = [c for c in self._configurations if c.op_id.index <= index]
+        return known[-1] if known else self._configurations[0]
+
+    def _learn(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if entry.kind is EntryKind.CONFIGURATION:
+                self._configurations.append(configuration_of(entry))
 
     @property
     def last(self) -> OpId:
@@ -80,6 +118,7 @@ class LogView:
         assert entry.index == self.last.index + 1
         assert entry.term >= self.last.term
         self._entries.append(entry)
+        self._learn((entry,))
 
     def merge(self, previous: OpId, entries: Sequence[Entry]) -> int:
         """Take entries after ``previous``, which matches; return the last index verified.
@@ -94,7 +133,10 @@ class LogView:
                 assert entry.index > self.commit_index, f"{entry.op_id} contradicts the commit"
                 del self._entries[entry.index - self.base.index - 1 :]
                 self.stable_index = min(self.stable_index, entry.index - 1)
+                while self.configuration.op_id.index >= entry.index:
+                    self._configurations.pop()
             self._entries.extend(entries[position:])
+            self._learn(entries[position:])
             break
         return previous.index + len(entries)
 
@@ -125,6 +167,7 @@ class LogView:
         self.snapshot = snapshot
         self.base = snapshot.last
         self._entries.clear()
+        self._configurations = [snapshot.configuration]
         self.stable_index = self.commit_index = self.applied_index = snapshot.last.index
 
     def compact(self, snapshot: Snapshot, keep_entries: int) -> None:
@@ -136,6 +179,9 @@ class LogView:
         if index > self.base.index:
             term = self.term_at(index)
             assert term is not None
+            in_force = self.configuration_at(index)
+            later = [c for c in self._configurations if c.op_id.index > in_force.op_id.index]
+            self._configurations = [in_force, *later]
             del self._entries[: index - self.base.index]
             self.base = OpId(term, index)
 
@@ -152,3 +198,6 @@ class LogView:
         if self.base != ORIGIN:
             assert self.snapshot is not None
             assert self.snapshot.last.index >= base
+        carried = [e.op_id for e in self._entries if e.kind is EntryKind.CONFIGURATION]
+        assert [c.op_id for c in self._configurations[1:]] == carried
+        assert self._configurations[0].op_id.index <= base

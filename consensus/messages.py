@@ -13,7 +13,7 @@ import msgspec
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.replication import Configuration, Entry
+from stelae.core.replication import Configuration, Entry, EntryKind, configuration_of
 from stelae.core.rpc import Empty, Method
 
 
@@ -126,7 +126,18 @@ def check_message(message: Message) -> None:
             if entry.index != before.index + 1 or not before.term <= entry.term <= message.term:
                 raise InvalidArgument(f"entry {entry.op_id} cannot follow {before}")
             before = entry.op_id
+            if entry.kind is EntryKind.CONFIGURATION:
+                _check_configuration(entry)
     if isinstance(message, SnapshotRequest):
         end = message.offset + len(message.chunk)
         if not 0 <= message.offset <= end <= message.size_bytes:
             raise InvalidArgument(f"snapshot chunk {message.offset}..{end} of {message.size_bytes}")
+
+
+def _check_configuration(entry: Entry) -> None:
+    try:
+        configuration = configuration_of(entry)
+    except msgspec.MsgspecError as error:
+        raise InvalidArgument(f"entry {entry.op_id} is no configuration: {error}") from None
+    if not configuration.voters:
+        raise InvalidArgument(f"entry {entry.op_id} would leave the group without voters")

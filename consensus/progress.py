@@ -28,11 +28,17 @@ class Progress:
         self.next_index = next_index
         self.acked_round = 0  # the newest heartbeat round it has answered
         self.heard_recently = True  # since the last check for a quorum
+        self.heard_before = False  # between that and the check before
         self.snapshot: Snapshot | None = None  # the one being sent
         self.snapshot_offset = 0
         self._inflight_max = inflight_max
         self._inflight: deque[int] = deque()  # last index of each unanswered batch
         self._waiting = False  # PROBE, SNAPSHOT: one message is out
+
+    @property
+    def is_heard(self) -> bool:
+        """True if it answered within the last two election timeouts, as far as is known."""
+        return self.heard_recently or self.heard_before
 
     @property
     def paused(self) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, assert_never
 from stelae.consensus.follower import SnapshotAssembly, answer_append
 from stelae.consensus.leader import Leader, ReadReady
 from stelae.consensus.log_view import LogView
+from stelae.consensus.membership import MemberChange
 from stelae.consensus.messages import (
     AppendRequest,
     AppendResponse,
@@ -34,11 +35,21 @@ from stelae.consensus.ready import Event, Ready, Role, Status, Tick, Unreachable
 from stelae.consensus.settings import RaftSettings
 from stelae.core.errors import NotLeader, TabletNotReady
 from stelae.core.ids import OpId, ServerUuid, TabletId
-from stelae.core.replication import Configuration, Entry, EntryKind, Snapshot, TermAndVote
+from stelae.core.replication import (
+    Configuration,
+    Entry,
+    EntryKind,
+    Snapshot,
+    TermAndVote,
+    encode_peers,
+)
 
 
 class Raft:
-    """One replica. ``entries`` and ``term_and_vote`` are what its disk held at the start."""
+    """One replica. ``entries`` and ``term_and_vote`` are what its disk held at the start.
+
+    ``configuration`` is the one that this replica began with, before any snapshot or entry.
+    """
 
     def __init__(
         self,
@@ -54,13 +65,12 @@ class Raft:
     ) -> None:
         self.group_id = group_id
         self.uuid = uuid
-        self.configuration = configuration
         self.term = term_and_vote.term
         self.voted_for = term_and_vote.voted_for
         self.role = Role.FOLLOWER
         self.leader_uuid: ServerUuid | None = None
         self.leader: Leader | None = None
-        self.log = LogView(snapshot, entries)
+        self.log = LogView(configuration, snapshot, entries)
         assert self.log.last.term <= self.term, "log newer than the term"
         self._settings = settings
         self._rng = rng
@@ -83,6 +93,11 @@ class Raft:
         if self.configuration.voters == (self.uuid,):
             self._election_timeout = 1
 
+    @property
+    def configuration(self) -> Configuration:
+        """The members, by the log: those of a change count before it is committed."""
+        return self.log.configuration
+
     # ---- the interface of the shell --------------------------------------------------------
 
     def step(self, event: Event) -> None:
@@ -103,6 +118,22 @@ class Raft:
             raise TabletNotReady(self.group_id, "handing its leadership over")
         return self._append(EntryKind.COMMAND, command)
 
+    def change_members(self, change: MemberChange, expected: OpId | None = None) -> OpId:
+        """Append a change of the members, which counts at once; the entry's name.
+
+        ``expected`` is the OpId of the committed configuration that the caller saw.
+
+        Raises:
+            NotLeader, TabletNotReady: not appended; a change is pending, or too early.
+            ConfigurationMismatch: the members are others by now.
+            InvalidArgument: see `stelae.consensus.membership.changed_peers`.
+        """
+        leader = self._require_leader()
+        body = encode_peers(leader.may_change(change, expected))
+        op_id = self._append(EntryKind.CONFIGURATION, body)
+        leader.follow_configuration(op_id.index)
+        return op_id
+
     def read(self, request: int) -> None:
         """Ask for a read index; `Ready` answers it. Raises NotLeader, Overloaded."""
         self._require_leader().read(request)
@@ -110,7 +141,7 @@ class Raft:
     def transfer(self, target: ServerUuid | None) -> None:
         """Begin to hand leadership over. Raises NotLeader, InvalidArgument, TabletNotReady."""
         self._require_leader().start_transfer(target)
-        self._finish_transfer()
+        self._finish_leading()
 
     def lease_read_index(self, now_us: int) -> int | None:
         """The index a read must wait for if the lease proves leadership now, else None."""
@@ -160,7 +191,7 @@ class Raft:
             self.log.applied_index = ready.committed[-1].index
         if self.leader is not None:
             self.leader.advance_commit()
-            self._finish_transfer()
+            self._finish_leading()
 
     def status(self) -> Status:
         """A copy of what can be seen from outside."""
@@ -192,7 +223,6 @@ class Raft:
         if self.leader is not None:
             assert self.leader_uuid == self.uuid
             assert self.leader.term == self.term
-            assert self.leader.configuration == self.configuration
             self.leader.check_invariants()
 
     # ---- ticks and elections ---------------------------------------------------------------
@@ -208,8 +238,14 @@ class Raft:
         self._election_elapsed += 1
         if self._election_elapsed >= self._election_timeout:
             self._restart_election_timer()
-            if self.uuid in self.configuration.voters:
+            if self._may_campaign:
                 self._campaign(pre=True, transfer=False)
+
+    @property
+    def _may_campaign(self) -> bool:
+        """Voters do; and one whose removal is not committed, as that may need it (§4.2.2)."""
+        committed = self.log.committed_configuration
+        return self.uuid in self.configuration.voters or self.uuid in committed.voters
 
     def _restart_election_timer(self) -> None:
         least = self._settings.election_ticks
@@ -246,9 +282,7 @@ class Raft:
         assert self.role is Role.CANDIDATE
         self.role = Role.LEADER
         self.leader_uuid = self.uuid
-        self.leader = Leader(
-            self.group_id, self.uuid, self.term, self.configuration, self.log, self._settings
-        )
+        self.leader = Leader(self.group_id, self.uuid, self.term, self.log, self._settings)
         self._append(EntryKind.NO_OP, b"")
 
     def _become_follower(self, term: int, leader_uuid: ServerUuid | None) -> None:
@@ -290,7 +324,7 @@ class Raft:
             case SnapshotResponse():
                 self._on_snapshot_response(message)
             case TimeoutNow():
-                if self.role is Role.FOLLOWER and self.uuid in self.configuration.voters:
+                if self.role is Role.FOLLOWER and self._may_campaign:
                     self._campaign(pre=False, transfer=True)
             case _:
                 assert_never(message)
@@ -341,7 +375,7 @@ class Raft:
         if self.leader is not None:
             self.leader.on_append_response(response)
             self._collect_reads()
-            self._finish_transfer()
+            self._finish_leading()
 
     def _on_snapshot(self, request: SnapshotRequest) -> None:
         index = request.last.index
@@ -356,7 +390,6 @@ class Raft:
                 return
             self._installed = Snapshot(request.last, request.configuration, data)
             self.log.reset(self._installed)
-            self.configuration = request.configuration
         index = self.log.commit_index
         hint = self.log.last
         self._send(AppendResponse, request.source, True, index, hint, request.round)
@@ -385,9 +418,15 @@ class Raft:
         self._reads.extend(self.leader.ready_reads)
         self.leader.ready_reads.clear()
 
-    def _finish_transfer(self) -> None:
-        """Step down before the successor is told: from then on there is neither lease nor read."""
-        target = self.leader.transfer_due() if self.leader is not None else None
+    def _finish_leading(self) -> None:
+        """Hand over, if a transfer is due or the group has done without this leader.
+
+        It steps down before the successor is told: from then on there is neither lease nor read.
+        """
+        leader = self.leader
+        if leader is None:
+            return
+        target = leader.successor() if leader.is_removed else leader.transfer_due()
         if target is not None:
             self._become_follower(self.term, None)
             self._send(TimeoutNow, target)

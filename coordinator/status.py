@@ -29,6 +29,7 @@ class MasterView:
     server: ServerInfo
     is_live: bool
     is_leader: bool
+    is_voter: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def _describe(server: ServerInfo, state: ServerState) -> dict[str, Any]:
 def _master(view: MasterView) -> dict[str, Any]:
     state = ServerState.LIVE if view.is_live else ServerState.DEAD
     role = "leader" if view.is_leader else "follower"
-    return {**_describe(view.server, state), "role": role}
+    return {**_describe(view.server, state), "role": role, "voter": view.is_voter}
 
 
 def _server(inputs: StatusInputs, seen: Seen) -> dict[str, Any]:

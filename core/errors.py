@@ -162,6 +162,15 @@ class StaleRequest(Rejected):
         super().__init__(client_id, sequence, first_incomplete)
 
 
+class ConfigurationMismatch(Rejected):
+    """Compare-and-set on a group's members: they are no longer those that the caller saw."""
+
+    template = "the members of {0} are those of entry {2} by now, and were expected to be of {1}"
+
+    def __init__(self, group: str, expected: str, found: str) -> None:
+        super().__init__(group, expected, found)
+
+
 # ---- RetryElsewhere -------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from stelae.core import catalog_messages
 from stelae.core.ids import Address, RequestId, ServerUuid, TabletId
-from stelae.core.records import ServerInfo, TableRecord, TabletRecord
+from stelae.core.records import MasterMember, ServerInfo, TableRecord, TabletRecord
 from stelae.core.rpc import Body, Empty, Method
 
 # ---- clients to masters (in `stelae.core.catalog_messages`) -----------------------------------
@@ -121,6 +121,8 @@ class HeartbeatReply(Body, frozen=True):
     processed: bool = False
     """The report was taken in. If not, the leader needs a full one."""
     servers_version: int = 0
+    masters: tuple[MasterMember, ...] = ()
+    """All masters, to which to heartbeat from now on."""
 
 
 class RaiseEpoch(Body, frozen=True):

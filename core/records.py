@@ -41,6 +41,15 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """Of a backup: the media it offers."""
 
 
+class MasterMember(msgspec.Struct, frozen=True, array_like=True):
+    """One master of the replicated set; a non-voter is being brought up."""
+
+    uuid: ServerUuid
+    name: str
+    address: Address
+    voter: bool = True
+
+
 class TableState(enum.StrEnum):
     RUNNING = "running"
     ALTERING = "altering"

@@ -7,6 +7,7 @@ imports the other. Implements design §2 and §8: a tablet is a log of entries n
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 import msgspec
 
@@ -40,6 +41,8 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
     uuid: ServerUuid
     address: Address
     voter: bool = True
+    name: str = ""
+    """How people call it; empty where nobody said."""
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
@@ -52,6 +55,11 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
     def voters(self) -> tuple[ServerUuid, ...]:
         return tuple(peer.uuid for peer in self.peers if peer.voter)
 
+    @property
+    def non_voters(self) -> tuple[Peer, ...]:
+        """Members that are being brought up: each is to become a voter once it has caught up."""
+        return tuple(peer for peer in self.peers if not peer.voter)
+
     def peer(self, uuid: ServerUuid) -> Peer | None:
         """The member with that UUID, or None."""
         for peer in self.peers:
@@ -60,9 +68,34 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         return None
 
 
-def first_configuration(addresses: dict[ServerUuid, Address]) -> Configuration:
-    """The configuration a group starts with: all voters, ordered by UUID."""
-    return Configuration(OpId(0, 0), tuple(Peer(u, addresses[u]) for u in sorted(addresses)))
+def first_configuration(
+    addresses: Mapping[ServerUuid, Address], names: Mapping[ServerUuid, str] | None = None
+) -> Configuration:
+    """The configuration a group starts with: all voters, ordered by UUID.
+
+    Without members it is that of a server which waits for a group to add it.
+    """
+    called = names or {}
+    peers = [Peer(uuid, addresses[uuid], True, called.get(uuid, "")) for uuid in sorted(addresses)]
+    return Configuration(OpId(0, 0), tuple(peers))
+
+
+_PEERS = msgspec.msgpack.Decoder(tuple[Peer, ...])
+
+
+def encode_peers(peers: tuple[Peer, ...]) -> bytes:
+    """The body of an entry that changes the configuration to ``peers``."""
+    return msgspec.msgpack.encode(peers)
+
+
+def configuration_of(entry: Entry) -> Configuration:
+    """The configuration that an entry of that kind carries.
+
+    Raises:
+        msgspec.MsgspecError: the body is none; whoever takes entries in has checked that.
+    """
+    assert entry.kind is EntryKind.CONFIGURATION
+    return Configuration(entry.op_id, _PEERS.decode(entry.body))
 
 
 class TermAndVote(msgspec.Struct, frozen=True, array_like=True):

@@ -57,14 +57,21 @@ class SimCluster:
         self.world.leader_hint = self.leader
         await self.world.wait_ready()
 
-    def _master(self, name: str) -> Factory:
+    def start_master(self, name: str) -> None:
+        """Start a further master, which waits to be added; it is not among ``masters`` yet."""
+        self.world.start(name, self._master(name, joining=True), kind="master")
+
+    def _master(self, name: str, *, joining: bool = False) -> Factory:
+        masters = {each: self.world.address(each) for each in dict.fromkeys([*self.masters, name])}
+
         def make(runtime: Runtime) -> Master:
             return Master(
                 runtime,
                 name=name,
                 cluster=CLUSTER,
-                masters=self.addresses,
+                masters=masters,
                 settings=self.settings,
+                joining=joining,
             )
 
         return make

@@ -44,7 +44,9 @@ SCENARIOS: dict[str, str] = {
     "alters": "tests/simulation/alters.py:SCENARIO",
     "kv": "tests/simulation/register.py:SCENARIO",
     "counter": "tests/simulation/counter.py:SCENARIO",
+    "members": "tests/simulation/members.py:SCENARIO",
     "masters": "tests/simulation/masters.py:SCENARIO",
+    "reformed": "tests/simulation/master_members.py:SCENARIO",
     "strikes": "tests/simulation/tables.py:STRUCK",
     "tables": "tests/simulation/tables.py:SCENARIO",
 }

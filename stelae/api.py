@@ -30,6 +30,8 @@ from stelae.runtime.direct import DirectCalls
 
 Versions = NDArray[np.uint64]
 LOAD_BATCH_BYTES = 16 << 20
+CHANGE_TIMEOUT_S = 60.0
+"""For changes of servers, which may have to be brought up."""
 
 
 class Table:
@@ -218,6 +220,8 @@ class Database:
         self.cluster = cluster
         self.link: ClusterLink | None = None
         """How Spark tasks reach the cluster; None where the connection is HTTP."""
+        self.ray_address = "auto"
+        """Of the Ray that the cluster lives in, for changes of its servers."""
         self.aio = Bridged(loop, database, self._wrap_async)
 
     def _wrap_async(self, found: Any) -> Any:
@@ -331,6 +335,47 @@ class Database:
         """
         work = self._database.status(max_staleness=max_staleness, timeout=timeout)
         return self._loop.run(work)
+
+    def masters(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[dict[str, Any]]:
+        """The masters: ``name``, ``uuid``, ``address``, and whether each is a ``voter`` yet."""
+        self._require_inside()
+        from stelae.masters import list_masters
+
+        return list_masters(self, timeout=timeout)
+
+    def add_master(
+        self, name: str | None = None, *, timeout: float = CHANGE_TIMEOUT_S
+    ) -> list[dict[str, Any]]:
+        """Start one more master, bring it up, and give it a vote; returns all masters.
+
+        A lost master is replaced by adding a new one and then removing the lost one.
+
+        Raises:
+            RetryLater: it was not to be done in time, and was undone: the text says why.
+            InvalidArgument: there is a master of that name.
+        """
+        self._require_inside()
+        from stelae.masters import add_master
+
+        return add_master(self, name, timeout=timeout)
+
+    def remove_master(
+        self, master: str, *, timeout: float = CHANGE_TIMEOUT_S
+    ) -> list[dict[str, Any]]:
+        """Take a master (name or UUID) out of the set and end it; returns those who remain.
+
+        Raises:
+            InvalidArgument: there is none, or several of that name, or it is the last.
+            RetryLater: too few of the others answer, or another change is under way.
+        """
+        self._require_inside()
+        from stelae.masters import remove_master
+
+        return remove_master(self, master, timeout=timeout)
+
+    def _require_inside(self) -> None:
+        if self.link is None:
+            raise InvalidArgument("masters are changed from inside the cluster, not over HTTP")
 
     def close(self) -> None:
         """End the connections; again is fine."""

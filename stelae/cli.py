@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from stelae.cli_masters import make_app as make_masters_app
 from stelae.cli_output import (
     make_console,
     print_json,
@@ -116,6 +117,9 @@ def _status(path: Path | None, max_staleness: float | None = None) -> dict[str, 
         return database.status(max_staleness=max_staleness, timeout=STATUS_TIMEOUT_S)
 
 
+app.add_typer(make_masters_app(_connect))
+
+
 # ---- up and down ----------------------------------------------------------------------------
 
 
@@ -133,6 +137,8 @@ def up(
     With [bold]ray: {address: local}[/bold] it gets a Ray of its own, which a process in the
     background holds until [bold]stelae down[/bold]. Data that is stored is served again.
 
+    Of a cluster that runs already it changes the number of masters, if the file has another one.
+
     \b
     stelae up                this folder's cluster.yaml, or the default cluster
     stelae up big.yaml
@@ -147,6 +153,9 @@ def up(
     def tell(made: Up) -> None:
         _tell_up(made, spec, time.monotonic() - began, as_json)
 
+    if (scaled := _scaled(spec, console)) is not None:
+        tell(scaled)
+        return
     with console.status("starting") as status:
 
         def shown(made: Up) -> None:
@@ -166,6 +175,23 @@ def up(
             start_keeper(spec, progress) if spec.ray.address == "local" else _in_ray(spec, progress)
         )
     tell(made)
+
+
+def _scaled(spec: ClusterSpec, console: Any) -> Up | None:
+    """Change the number of masters of a running cluster; None if there is nothing to change."""
+    from stelae.cluster import connect
+    from stelae.keeper import Up
+    from stelae.launcher import STATE_FILE, load_state
+
+    folder = Path(spec.data_dir)
+    state = load_state(folder) if (folder / STATE_FILE).exists() else None
+    if state is None or not state.ray_address or len(state.masters) == spec.masters.count:
+        return None
+    from stelae.masters import scale_masters
+
+    with console.status("looking at the masters") as status, connect(str(folder)) as database:
+        scale_masters(database, spec.masters.count, status.update)
+    return Up(state.cluster, state.data_dir, state.http, state.keeper_pid)
 
 
 def _in_ray(spec: ClusterSpec, progress: Any) -> Up:

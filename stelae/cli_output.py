@@ -61,7 +61,9 @@ def show_status(document: dict[str, Any], problems: list[str]) -> None:
     servers = [
         [
             server["id"],
-            server["state"] + (f", {server['role']}" if "role" in server else ""),
+            server["state"]
+            + (f", {server['role']}" if "role" in server else "")
+            + ("" if server.get("voter", True) else ", non-voter"),
             server["address"],
             server["pid"],
             server.get("tablets", ""),

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import ray
@@ -17,10 +18,11 @@ from stelae.api import Database
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.core.ids import Address
-from stelae.core.records import ServerState
+from stelae.core.records import ServerKind, ServerState
 from stelae.core.settings import Settings
 from stelae.core.spec import ClusterSpec
 from stelae.core.spec_file import load_spec
+from stelae.masters import scale_masters
 from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime
@@ -64,7 +66,8 @@ class LaunchedDatabase(Database):
         It holds until a master's process is replaced; for good it is ``recovery: {engine: …}`` in
         the spec.
         """
-        masters = [self.actors[name] for name in self.state.masters]
+        actors = cluster_actors(self.cluster)
+        masters = [a for n, a in actors.items() if n.startswith(ServerKind.MASTER.value)]
         ray.get([master.use_engine.remote(engine) for master in masters])
 
     def close(self) -> None:
@@ -138,7 +141,10 @@ def _launch(
         database.spec, database.actors = spec, actors
         database.owns_ray, database.lock = owns_ray, lock
         try:
-            _wait_live(database, spec)
+            _wait_live(database, spec, len(state.masters))
+            if len(state.masters) != spec.masters.count:
+                scale_masters(database, spec.masters.count, progress)
+                state = replace(state, masters=launcher.load_state(state.data_dir).masters)
             if spec.serve is not None:
                 progress("waiting for the HTTP front")
             database.state = launcher.running(state, front.result())
@@ -170,8 +176,8 @@ class _Background:
         return self._future.result()
 
 
-def _wait_live(database: Database, spec: ClusterSpec) -> None:
-    wanted = spec.masters.count + spec.tservers.count + spec.backups.count
+def _wait_live(database: Database, spec: ClusterSpec, masters: int) -> None:
+    wanted = masters + spec.tservers.count + spec.backups.count
 
     async def all_live() -> None:
         clock = database._database.runtime.clock
@@ -218,11 +224,13 @@ def connect(cluster: str | os.PathLike[str], *, token: str | None = None) -> Dat
     if os.path.isdir(cluster):
         state = launcher.load_state(cluster)
         masters = [Address(address) for address in state.masters.values()]
-        return _attach(Database, state.cluster, state.secret, masters, Settings())
+        database = _attach(Database, state.cluster, state.secret, masters, Settings())
+        database.ray_address = state.ray_address or "auto"
+        return database
     if not ray.is_initialized():
         ray_session.join_ray("auto")
-    plan = launcher.find_cluster(cluster)
-    return _attach(Database, cluster, plan.secret, list(plan.masters.values()), plan.settings)
+    plan, found = launcher.find_cluster(cluster)
+    return _attach(Database, cluster, plan.secret, found, plan.settings)
 
 
 def _connect_http(url: str, token: str | None) -> Database:

@@ -48,6 +48,7 @@ ADMIN_TOKEN_FILE = "admin-token"
 MASTER_PORTS = range(20_000, 32_000)
 START_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 15.0
+FIND_TIMEOUT_S = 5.0
 POLL_S = 0.02
 
 
@@ -268,14 +269,9 @@ def _read_or_make(spec: ClusterSpec, folder: Path) -> ClusterState:
             raise InvalidArgument(
                 f"data_dir {folder} holds cluster {state.cluster!r}, not {spec.cluster!r}"
             )
-        if len(state.masters) != spec.masters.count:
-            raise InvalidArgument(
-                f"data_dir {folder} was made for {len(state.masters)} masters; "
-                f"masters.count is {spec.masters.count}: their number is fixed at launch"
-            )
         return at_rest(replace(state, data_dir=str(folder)))
     names = _names("master", spec.masters.count)
-    ports = list(_free_ports(len(names)))
+    ports = list(free_ports(len(names)))
     masters = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
     state = ClusterState(spec.cluster, str(folder), masters)
     state.save()
@@ -286,7 +282,7 @@ def _names(kind: str, count: int) -> list[str]:
     return [f"{kind}-{number}" for number in range(1, count + 1)]
 
 
-def _free_ports(count: int) -> Iterator[int]:
+def free_ports(count: int) -> Iterator[int]:
     """Ports for servers that must listen there again after a restart.
 
     Below those that the system gives to outgoing connections: one of these would keep a master out.
@@ -406,8 +402,11 @@ def take_down(
     Raises:
         StelaeError: some server's process does not end; the text names it.
     """
-    if actors and SPARK_NAME in (found := cluster_actors(state.cluster)):
-        actors = {**actors, SPARK_NAME: found[SPARK_NAME]}  # perhaps started on demand
+    if actors:  # of masters, those that there are now; and Spark was perhaps started on demand
+        found = cluster_actors(state.cluster)
+        here = {n: a for n, a in actors.items() if n in found or not _is_master(n)}
+        late = {n: a for n, a in found.items() if n == SPARK_NAME or _is_master(n)}
+        actors = {**here, **late}
     if state.http and not owns_ray:
         stop_http(state)
     kill_servers(actors, grace_s=grace_s)
@@ -418,7 +417,8 @@ def take_down(
     if left:
         raise StelaeError(f"{', '.join(left)} did not end within {END_TIMEOUT_S:g} s")
     if folder.is_dir():
-        at_rest(state).save()
+        now = load_state(folder) if (folder / STATE_FILE).exists() else state
+        at_rest(replace(state, masters=now.masters)).save()
 
 
 def kill_servers(actors: dict[str, Any], *, grace_s: float = 5.0) -> None:
@@ -431,14 +431,23 @@ def kill_servers(actors: dict[str, Any], *, grace_s: float = 5.0) -> None:
         ray.kill(actors[name])
 
 
-def find_cluster(name: str) -> ServerPlan:
-    """The plan of some server of a running cluster: it has the masters' addresses and the secret.
+def _is_master(name: str) -> bool:
+    return name.startswith(ServerKind.MASTER.value)
+
+
+def find_cluster(name: str) -> tuple[ServerPlan, list[Address]]:
+    """The plan of some server of a running cluster (it has the secret), and where masters listen.
 
     Raises:
         Unavailable: no such cluster runs in this Ray.
     """
     actors = cluster_actors(name)
-    if not actors:
+    masters = [actor for server, actor in actors.items() if _is_master(server)]
+    if not masters:
         raise Unavailable(f"cluster {name!r}", "it does not run in this Ray")
-    plan: ServerPlan = ray.get(next(iter(actors.values())).describe.remote())
-    return plan
+    asked = [master.describe.remote() for master in masters]
+    ready, _ = ray.wait(asked, num_returns=len(asked), timeout=FIND_TIMEOUT_S)
+    if not ready:
+        raise Unavailable(f"cluster {name!r}", f"no master answers within {FIND_TIMEOUT_S:g} s")
+    plans: list[ServerPlan] = ray.get(ready)
+    return plans[0], [plan.masters[plan.name] for plan in plans]

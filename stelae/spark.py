@@ -281,8 +281,8 @@ def _link(cluster: Cluster) -> ClusterLink:
         found = launcher.load_state(cluster)
         masters = tuple(Address(address) for address in found.masters.values())
         return ClusterLink(found.cluster, masters, found.secret, Settings())
-    plan = launcher.find_cluster(cluster)
-    return ClusterLink(cluster, tuple(plan.masters.values()), plan.secret, plan.settings)
+    plan, listening = launcher.find_cluster(cluster)
+    return ClusterLink(cluster, tuple(listening), plan.secret, plan.settings)
 
 
 def _only_cluster() -> str:

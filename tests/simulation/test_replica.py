@@ -7,6 +7,7 @@ shell prove that the world can see them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -80,11 +81,20 @@ class Registers:
 class RegisterServer:
     """One server with one replica."""
 
-    def __init__(self, runtime: Runtime, world: World, name: str, bug: str) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        world: World,
+        name: str,
+        bug: str,
+        uuid: str = "",
+        founders: Sequence[str] = NAMES,
+    ) -> None:
         self.tasks = Tasks()
         self.runtime = runtime
         self.bug = bug
-        self.uuid = ServerUuid(f"uuid-{name}")
+        self.name = name
+        self.uuid = ServerUuid(uuid or f"uuid-{name}")
         self.registers = Registers()
         options = world.options
         raft = RaftSettings(
@@ -99,8 +109,9 @@ class RegisterServer:
             log_file_bytes=600,
             snapshot_entries=options.limits.snapshot_entries,
             keep_entries=options.limits.snapshot_entries // 2,
+            abandon_member_s=3.0,
         )
-        peers = {ServerUuid(f"uuid-{peer}"): world.address(peer) for peer in NAMES}
+        peers = {ServerUuid(f"uuid-{peer}"): world.address(peer) for peer in founders}
         self.replica = Replica(
             runtime, self.tasks, GROUP, self.uuid, peers, self.registers, settings
         )
@@ -171,11 +182,20 @@ def plant(replica: Replica, bug: str) -> None:
         storage.save = hasty  # type: ignore[method-assign]
 
 
-async def call_leader(world: World, client: Runtime, method: Any, request: Any, start: int) -> Any:
+async def call_leader(
+    world: World,
+    client: Runtime,
+    method: Any,
+    request: Any,
+    start: int,
+    names: Sequence[str] = NAMES,
+) -> Any:
     """One operation: try the servers until one surely did it, or it is unknown."""
     address: Address | None = None
-    for attempt in range(40):
-        target = address or world.address(NAMES[(start + attempt) % len(NAMES)])
+    turn = start
+    for _ in range(40):
+        target = address or world.address(names[turn % len(names)])
+        turn += address is None  # a hint, which may be old, does not take anybody's turn
         address = None
         try:
             reply = await client.peers.call(target, method, request, timeout_s=1.0)
@@ -185,14 +205,16 @@ async def call_leader(world: World, client: Runtime, method: Any, request: Any, 
         except (RetryLater, RetryElsewhere):
             await asyncio.sleep(0.05)
         except OutcomeUnknown:
-            if method is PUT:
+            if method is not GET:
                 raise
         else:
             return reply.body
     return None
 
 
-async def work(world: World, history: History, name: str, operations: int) -> None:
+async def work(
+    world: World, history: History, name: str, operations: int, names: Sequence[str] = NAMES
+) -> None:
     client = world.client(name)
     rng = world.rng(f"workload/{name}")
     for number in range(operations):
@@ -203,7 +225,7 @@ async def work(world: World, history: History, name: str, operations: int) -> No
         request = Put(key, value) if value is not None else Get(key)
         method: Any = PUT if write else GET
         try:
-            row = await call_leader(world, client, method, request, rng.randrange(3))
+            row = await call_leader(world, client, method, request, rng.randrange(3), names)
         except OutcomeUnknown:
             history.unknown(operation)
         else:
@@ -215,9 +237,9 @@ async def work(world: World, history: History, name: str, operations: int) -> No
         await asyncio.sleep(rng.expovariate(20.0))
 
 
-def ready_leader(world: World) -> str | None:
+def ready_leader(world: World, names: Sequence[str] = NAMES) -> str | None:
     """The name of a server whose replica leads and is ready."""
-    for name in NAMES:
+    for name in names:
         server = world.server(name)
         if server is not None and world.nodes[name].ready and server.replica.leader_ready:
             return name

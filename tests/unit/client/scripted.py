@@ -86,6 +86,10 @@ class Peers:
             raise answer
         return answer if isinstance(answer, Reply) else Reply(answer)
 
+    def post(self, address: Address, method: Any, request: Any, done: Any, **options: Any) -> bool:
+        """Nothing can be sent at once here."""
+        return False
+
     def sent(self, method: str) -> list[Any]:
         """The bodies of a method's calls."""
         return [body for _, name, body, _ in self.calls if name == method]

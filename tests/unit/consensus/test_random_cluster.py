@@ -12,6 +12,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,12 @@ from stelae.consensus import raft as raft_module
 from stelae.consensus.follower import answer_append
 from stelae.consensus.leader import Leader
 from stelae.consensus.log_view import LogView
+from stelae.consensus.membership import ChangeKind, MemberChange, changed_peers
 from stelae.consensus.messages import AppendRequest, AppendResponse, Message
 from stelae.consensus.raft import Raft
 from stelae.consensus.ready import Role, Tick, Unreachable
 from stelae.consensus.settings import RaftSettings
-from stelae.core.errors import RetryElsewhere, RetryLater
+from stelae.core.errors import InvalidArgument, RetryElsewhere, RetryLater, TabletNotReady
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.replication import (
     Configuration,
@@ -64,7 +66,7 @@ class Node:
         self.core = Raft(
             group_id=GROUP,
             uuid=self.uuid,
-            configuration=self.cluster.configuration,
+            configuration=self.cluster.first_of(self.uuid),
             term_and_vote=saved.term_and_vote,
             snapshot=saved.snapshot,
             entries=[entry for entry in saved.entries if entry.index > base],
@@ -94,9 +96,11 @@ class Node:
 class Cluster:
     """A group in a world of one seed."""
 
-    def __init__(self, seed: int, *, bug: str = "") -> None:
+    def __init__(self, seed: int, *, bug: str = "", changing: bool = False) -> None:
+        """``changing``: members are added, promoted and removed all the time."""
         self.seed = seed
         self.bug = bug
+        self.changing = changing
         self.rng = rng = random.Random(f"{seed}/cluster")
         self.settings = RaftSettings(
             batch_entries_max=rng.choice([1, 2, 8]),
@@ -110,6 +114,9 @@ class Cluster:
         self.configuration: Configuration = first_configuration(
             {name: Address(f"{name}:1") for name in self.names}
         )
+        self.changes = 0
+        if changing:
+            self.names += [ServerUuid(f"n{count + i}") for i in range(1, rng.choice([1, 2, 3]) + 1)]
         self.loss = rng.choice([0.0, 0.05, 0.2])
         self.duplication = rng.choice([0.0, 0.1])
         self.delay_us = rng.choice([300, 1500, 4000])
@@ -131,6 +138,11 @@ class Cluster:
         self.nodes = {name: Node(self, name) for name in self.names}
         for name in self.names:
             self.at(rng.randrange(TICK_US), lambda name=name: self.tick(name))
+
+    def first_of(self, name: ServerUuid) -> Configuration:
+        """What a node begins with: who is not in the first configuration waits to be added."""
+        founder = self.configuration.peer(name) is not None
+        return self.configuration if founder else first_configuration({})
 
     def at(self, delay_us: int, action: Callable[[], None]) -> None:
         heapq.heappush(self.queue, (self.now_us + delay_us, next(self.numbers), action))
@@ -163,14 +175,31 @@ class Cluster:
                 self.reads[request] = max(self.history, default=0)
             if rng.random() < 0.02:
                 node.core.transfer(rng.choice([*self.names, None]))
+            if self.changing and rng.random() < 0.5:
+                self.change(node)
         except (RetryElsewhere, RetryLater):
             return
-        except Exception as error:
+        except InvalidArgument as error:
             assert "is not another voter" in str(error)  # noqa: PT017
         index = node.core.lease_read_index(self.now_us)
         if index is not None:
             self.lease_reads += 1
             assert index >= max(self.history, default=0), "a read by lease missed a write"
+
+    def change(self, node: Node) -> None:
+        """Ask a leader for any change of members that makes sense."""
+        name = self.rng.choice(self.names)
+        known = node.core.configuration.peer(name)
+        if known is None:
+            kind = ChangeKind.ADD
+        elif known.voter or self.rng.random() < 0.1:
+            kind = ChangeKind.REMOVE
+        else:
+            kind = ChangeKind.PROMOTE
+        if node.core.configuration.voters == (name,):
+            return
+        node.core.change_members(MemberChange(kind, name, Address(f"{name}:1")))
+        self.changes += 1
 
     def deliver(self, name: ServerUuid, message: Message) -> None:
         if (message.source, name) in self.cut:
@@ -223,7 +252,8 @@ class Cluster:
         if core.log.applied_index - since < self.snapshot_every:
             return
         entry = self.history[core.log.applied_index]
-        snapshot = Snapshot(entry.op_id, self.configuration, b",".join(node.state))
+        in_force = core.log.configuration_at(entry.index)
+        snapshot = Snapshot(entry.op_id, in_force, b",".join(node.state))
         node.saved.snapshot = snapshot
         keep = self.rng.choice([0, 3])
         first = snapshot.last.index - keep
@@ -305,8 +335,9 @@ def live(cluster: Cluster) -> None:
     cluster.run(100 * TICK_US)
     cluster.idle = True
     cluster.run(400 * TICK_US)
-    reached = {node.applied for node in cluster.nodes.values()}
     leading = [n for n in cluster.nodes.values() if n.core.role is Role.LEADER]
+    members = leading[0].core.configuration.peers if leading else ()
+    reached = {cluster.nodes[peer.uuid].applied for peer in members}
     stuck = len(leading) != 1 or len(reached) != 1 or max(reached) <= 5
     if stuck:
         raise NoProgress(f"{len(leading)} leaders, applied {sorted(reached)}")
@@ -321,6 +352,21 @@ def test_random_lives_keep_every_promise(first_seed: int) -> None:
         except (AssertionError, NoProgress) as error:
             error.add_note(f"seed {seed}")
             raise
+
+
+@pytest.mark.parametrize("first_seed", range(0, 42, 6))
+def test_members_change_at_random_and_every_promise_is_kept(first_seed: int) -> None:
+    """The same with servers added, promoted and removed, the leader among them, at any moment."""
+    changes = 0
+    for seed in range(first_seed, first_seed + 6):
+        cluster = Cluster(seed, changing=True)
+        try:
+            live(cluster)
+        except (AssertionError, NoProgress) as error:
+            error.add_note(f"seed {seed}")
+            raise
+        changes += cluster.changes
+    assert changes > 30, "the members hardly changed"
 
 
 def test_the_random_lives_do_what_they_claim() -> None:
@@ -386,6 +432,49 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
             cluster.snapshot_every = 10_000
         try:
             chaos(cluster, turns=6)
+        except AssertionError:
+            return
+    pytest.fail(f"{bug}: not found")
+
+
+def change_at_any_time(leader: Leader, change: MemberChange, expected: Any) -> Any:
+    """The planted bug: a change may begin while another is not committed."""
+    if not leader.settled or leader.transfer_target is not None:
+        raise TabletNotReady(leader.group_id, "not settled")
+    return changed_peers(leader.configuration, change)
+
+
+def commit_with_non_voters(leader: Leader) -> bool:
+    """The planted bug: copies count towards a majority although their holders have no vote."""
+    reached = {uuid: progress.match_index for uuid, progress in leader.progress.items()}
+    reached[leader.uuid] = leader._log.stable_index
+    counting = [peer.uuid for peer in leader.configuration.peers]
+    positions = sorted((reached[uuid] for uuid in counting), reverse=True)
+    index = positions[len(leader.configuration.voters) // 2]
+    return leader.may_commit(index) and leader._log.commit_to(index)
+
+
+def plant_in_membership(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if bug == "two changes at once":
+        monkeypatch.setattr(Leader, "may_change", change_at_any_time)
+    elif bug == "non-voters count":
+        monkeypatch.setattr(Leader, "advance_commit", commit_with_non_voters)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        "two changes at once",
+        "non-voters count",
+    ],
+)
+def test_a_planted_bug_of_membership_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these breaks a promise within a few hundred lives; others have golden histories."""
+    plant_in_membership(bug, monkeypatch)
+    for seed in range(600):
+        cluster = Cluster(seed, bug=bug, changing=True)
+        try:
+            chaos(cluster, turns=8)
         except AssertionError:
             return
     pytest.fail(f"{bug}: not found")

@@ -1,0 +1,64 @@
+"""What a leader does by itself for its group's members: promote who has caught up, let go who never
+will.
+
+Level-triggered: a non-voter in the committed configuration *is* the intent to make it a voter, so
+whichever leader comes next goes on with it. One that shows no progress for
+``abandon_member_s`` is removed again, so that an addition which cannot finish does not stand in the
+way of others. Design §8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stelae.consensus.leader import Leader
+from stelae.consensus.membership import ChangeKind, MemberChange
+from stelae.consensus.raft import Raft
+from stelae.core.ids import ServerUuid
+
+
+@dataclass(slots=True)
+class _Seen:
+    """How far a non-voter was, and since when."""
+
+    reached: tuple[int, int]
+    since_us: int
+
+
+class MemberCare:
+    """One replica's care for the non-voters of the group that it leads."""
+
+    def __init__(self, abandon_member_us: int) -> None:
+        """``abandon_member_us``: 0 waits for ever."""
+        self._abandon_us = abandon_member_us
+        self._seen: dict[ServerUuid, _Seen] = {}
+        self._term = 0
+
+    def due(self, core: Raft, now_us: int) -> MemberChange | None:
+        """The change that is to be made now, if there is one and it may begin."""
+        leader = core.leader
+        if leader is None or not leader.settled or leader.transfer_target is not None:
+            return None
+        if self._term != core.term:  # what another term's leader saw is not known here
+            self._term = core.term
+            self._seen.clear()
+        committed = core.log.committed_configuration
+        if committed.op_id != core.configuration.op_id:
+            return None
+        waiting = [peer.uuid for peer in committed.non_voters if peer.uuid != core.uuid]
+        self._seen = {uuid: seen for uuid, seen in self._seen.items() if uuid in waiting}
+        for uuid in waiting:
+            if leader.has_caught_up(uuid):
+                return MemberChange(ChangeKind.PROMOTE, uuid)
+            if self._is_stuck(leader, uuid, now_us):
+                return MemberChange(ChangeKind.REMOVE, uuid)
+        return None
+
+    def _is_stuck(self, leader: Leader, uuid: ServerUuid, now_us: int) -> bool:
+        progress = leader.progress[uuid]
+        reached = (progress.match_index, progress.snapshot_offset)
+        seen = self._seen.get(uuid)
+        if seen is None or seen.reached != reached:
+            self._seen[uuid] = _Seen(reached, now_us)
+            return False
+        return 0 < self._abandon_us <= now_us - seen.since_us

@@ -1,0 +1,74 @@
+"""Messages about the masters themselves: who they are, and how their set is changed.
+
+The set is the replicated configuration of the catalog's group; every master answers what it knows
+of it, and only the leader changes it, one master at a time. Design §7, §8.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from stelae.core.ids import Address, OpId, ServerUuid
+from stelae.core.records import MasterMember, ServerInfo
+from stelae.core.rpc import Body, Empty, Method
+
+
+class MasterState(enum.StrEnum):
+    """What a master is to the group, as far as it knows."""
+
+    STARTING = "starting"
+    """It looks for the others of a group that is new."""
+    JOINING = "joining"
+    """It waits to be added, under its UUID."""
+    NON_VOTER = "non-voter"
+    """It was added, and is being brought up."""
+    VOTER = "voter"
+    REMOVED = "removed"
+    """It was a master, and serves no more."""
+
+
+class MasterInfo(Body, frozen=True):
+    """Who the master at an address is; answered as soon as it listens, leader or not.
+
+    ``members`` are those of the last committed configuration that it knows, which the entry
+    ``op_id`` carried; none while it is no member of any.
+    """
+
+    server: ServerInfo
+    state: MasterState
+    op_id: OpId = OpId(0, 0)
+    members: tuple[MasterMember, ...] = ()
+
+
+class MasterSet(Body, frozen=True):
+    """The masters by the leader's committed configuration, linearizably."""
+
+    op_id: OpId
+    members: tuple[MasterMember, ...]
+
+
+class AddMaster(Body, frozen=True):
+    """Add a master that is JOINING; idempotent. The reply may still show it as a non-voter.
+
+    Whichever master leads goes on to bring it up by snapshot, and makes it a voter once it has
+    caught up. Followers answer `NotLeader`; `TabletNotReady` while another change is under way.
+    """
+
+    uuid: ServerUuid
+    name: str
+    address: Address
+
+
+class RemoveMaster(Body, frozen=True):
+    """Remove a master, by UUID or name; idempotent by UUID.
+
+    A leader hands its leadership over first, and then answers `NotLeader`.
+    """
+
+    master: str
+
+
+MASTER_INFO = Method("master.info", Empty, MasterInfo)
+LIST_MASTERS = Method("master.list_masters", Empty, MasterSet)
+ADD_MASTER = Method("master.add_master", AddMaster, MasterSet)
+REMOVE_MASTER = Method("master.remove_master", RemoveMaster, MasterSet)

@@ -1,0 +1,160 @@
+"""The masters themselves are added, removed and replaced under faults, while clients do DDL.
+
+What clients are told must stay true, as in the scenario ``masters``, whose checks run here too. An
+operator adds spares, removes any master, the leader too, and lets one at a time lose its disk,
+which then is replaced under its new UUID. At the end the masters that there are hold the one right
+catalog, and every server has found them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+from stelae.client.masters import MastersClient
+from stelae.core.errors import InvalidArgument, OutcomeUnknown, RetryElsewhere, RetryLater
+from stelae.core.member_messages import (
+    ADD_MASTER,
+    LIST_MASTERS,
+    REMOVE_MASTER,
+    AddMaster,
+    MasterSet,
+    RemoveMaster,
+)
+from stelae.core.rpc import Empty
+from stelae.simulation import Options, World
+from stelae.simulation.cluster import SimCluster
+from stelae.simulation.nemesis import Nemesis
+from stelae.simulation.scenarios import Scenario
+from tests.simulation.masters import DdlClient, finish, watch_service
+
+WORK_S = 15.0
+SETTLED_S = 6.0
+"""After an order whose outcome is not known: by then a late copy of it has come, or never will."""
+
+
+class Operator:
+    """Changes the masters by chance, through the calls that the command line makes."""
+
+    def __init__(self, world: World, cluster: SimCluster, names: list[str]) -> None:
+        self.done = 0
+        self._world = world
+        self._cluster = cluster
+        self._names = names
+        self._rng: random.Random = world.rng("operator")
+        self._masters = MastersClient(world.client("operator"), list(cluster.addresses.values()))
+        self._doubt_until_s = 0.0
+        self.lost: list[str] = []
+        """UUIDs of masters whose disk is gone."""
+
+    async def _call(self, method: Any, request: Any, timeout_s: float = 4.0) -> Any:
+        try:
+            return await self._masters.call(method, request, timeout_s=timeout_s)
+        except (RetryLater, RetryElsewhere, InvalidArgument):
+            return None  # not as things are: what comes next is decided anew
+        except OutcomeUnknown:
+            self._doubt_until_s = asyncio.get_running_loop().time() + SETTLED_S
+            return None
+
+    async def members(self) -> MasterSet | None:
+        found: MasterSet | None = await self._call(LIST_MASTERS, Empty())
+        return found
+
+    def _running(self, name: str) -> Any:
+        """What runs on that node, once it listens; None if nothing does."""
+        server = self._world.server(name)
+        return server.info if server is not None and self._world.nodes[name].ready else None
+
+    async def work(self, until_s: float) -> None:
+        while asyncio.get_running_loop().time() < until_s:
+            found = await self.members()
+            if found is not None:
+                await self._step(found)
+            await asyncio.sleep(self._rng.expovariate(1 / 0.5))
+
+    async def _step(self, found: MasterSet) -> None:
+        known = {member.uuid for member in found.members}
+        infos = {name: self._running(name) for name in self._names}
+        outside = [n for n, info in infos.items() if info is not None and info.uuid not in known]
+        lost = [m for m in found.members if m.uuid in self.lost]
+        if lost:
+            if outside and self._rng.random() < 0.5:
+                await self._add(self._rng.choice(outside))
+            else:
+                await self._remove(lost[0].uuid)
+        elif outside and self._rng.random() < 0.5:
+            await self._add(self._rng.choice(outside))
+        elif self._may_lose(found) and self._rng.random() < 0.4:
+            victim = self._rng.choice(found.members)
+            self.lost.append(victim.uuid)
+            self._world.crash(victim.name, lose_disk=True)
+        elif len(found.members) > 1:
+            await self._remove(self._rng.choice(found.members).uuid)
+
+    def _may_lose(self, found: MasterSet) -> bool:
+        """Only where nothing is on its way, and the majority does without it."""
+        is_quiet = asyncio.get_running_loop().time() >= self._doubt_until_s
+        voters = [member for member in found.members if member.voter]
+        return is_quiet and len(voters) == len(found.members) >= 3
+
+    async def _add(self, name: str) -> None:
+        info = self._running(name)
+        if info is not None:
+            order = AddMaster(info.uuid, name, info.address)
+            self.done += await self._call(ADD_MASTER, order) is not None
+
+    async def _remove(self, uuid: str) -> None:
+        self.done += await self._call(REMOVE_MASTER, RemoveMaster(uuid)) is not None
+
+    async def settle(self) -> None:
+        """Everything healed: nobody lost is left among them, and nobody waits for a vote."""
+        while True:
+            found = None
+            while found is None:
+                found = await self.members()
+                await asyncio.sleep(0.1)
+            lost = [m for m in found.members if m.uuid in self.lost]
+            if lost:
+                await self._remove(lost[0].uuid)
+            elif all(member.voter for member in found.members):
+                self._cluster.masters = sorted(member.name for member in found.members)
+                return
+
+
+async def run(world: World, bug: str = "") -> None:
+    """Clients and an operator work under faults; then all is healed, and must be in order."""
+    assert not bug, "bugs of membership are planted in the scenario ``members``"
+    cluster = SimCluster(world)
+    await cluster.start()
+    founders = list(cluster.masters)
+    spares = [f"master-{len(founders) + n}" for n in (1, 2)]
+    for name in spares:
+        cluster.start_master(name)
+    await world.wait_ready(*spares)
+    cluster_names = [*founders, *spares]
+    cluster.masters = cluster_names  # for whoever looks for the leader
+    clients = [DdlClient(world, cluster, f"c{n}") for n in range(world.options.workload.clients)]
+    operator = Operator(world, cluster, cluster_names)
+    nemesis = Nemesis.begin(world, duration_s=WORK_S)
+    watcher = asyncio.get_running_loop().create_task(watch_service(world, cluster))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(operator.work(WORK_S))
+        for client in clients:
+            group.create_task(client.work(WORK_S))
+    await nemesis.finish()
+    await operator.settle()
+    world.note("world", f"{operator.done} changes of masters")
+    await finish(world, cluster, clients)
+    if watcher.done():
+        watcher.result()
+    watcher.cancel()
+
+
+def draw(seed: int) -> Options:
+    """Swarm options; lost disks are the operator's, who knows what the promise covers."""
+    return replace(Options.draw(seed), lost_disk_every_s=0.0)
+
+
+SCENARIO = Scenario("reformed", run, draw, limit_s=400.0)
