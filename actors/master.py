@@ -251,8 +251,11 @@ class Master:
             if replica is None:
                 raise NotLeader(self._name, 0, "")
             if self._group.state is MasterState.REMOVED:
-                raise NotLeader(f"{self._name}, a master no more,", replica.term, "")
+                former = f"{self._name}, a master no more,"
+                raise NotLeader(former, replica.term, self._group.pointer)
             hint = "" if replica.is_leader else replica.leader_address or ""
+            if self._group.state is MasterState.JOINING:
+                hint = self._group.pointer
             raise NotLeader(self._name, replica.term, hint)
         return self.coordinator
 
@@ -395,7 +398,9 @@ class Master:
             except StelaeError:
                 self._runtime.metrics.count("heartbeats_without_barrier")
         term = replica.term if replica is not None else 0
-        return Reply(HeartbeatReply(is_leader=False, term=term, sent=beat.sent))
+        return Reply(
+            HeartbeatReply(is_leader=False, term=term, sent=beat.sent, masters=self._group.newest)
+        )
 
     def _note(self, beat: Heartbeat) -> bool:
         """Note a heartbeat; true if it says something new."""

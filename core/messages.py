@@ -149,7 +149,7 @@ class HeartbeatReply(Body, frozen=True):
     drop: tuple[TabletId, ...] = ()
     """Tablets that the catalog says are deleted: free what you hold of them."""
     masters: tuple[MasterMember, ...] = ()
-    """All masters, to which to heartbeat from now on."""
+    """All masters, to which to heartbeat from now on; of a follower: those it knows of."""
 
 
 class RaiseEpoch(Body, frozen=True):

@@ -90,7 +90,7 @@ class Operator:
             victim = self._rng.choice(found.members)
             self.lost.append(victim.uuid)
             self._world.crash(victim.name, lose_disk=True)
-        elif len(found.members) > 1:
+        elif len(found.members) > 3:
             await self._remove(self._rng.choice(found.members).uuid)
 
     def _may_lose(self, found: MasterSet) -> bool:
@@ -154,7 +154,9 @@ async def run(world: World, bug: str = "") -> None:
 
 def draw(seed: int) -> Options:
     """Swarm options; lost disks are the operator's, who knows what the promise covers."""
-    return replace(Options.draw(seed), lost_disk_every_s=0.0)
+    drawn = Options.draw(seed)
+    servers = replace(drawn.servers, masters=max(3, drawn.servers.masters))
+    return replace(drawn, lost_disk_every_s=0.0, servers=servers)
 
 
 SCENARIO = Scenario("reformed", run, draw, limit_s=400.0)
