@@ -389,7 +389,9 @@ class Backup:
     async def _obey(self, reply: HeartbeatReply) -> None:
         """Drop what the leader says is deleted. Being ``fenced`` means nothing to a backup: its
         fences are per log."""
-        if reply.is_leader:
+        if not reply.is_leader:
+            self._masters.hear_of(reply.masters)
+        else:
             self._servers_version = reply.servers_version
             await self._masters.update(reply.masters)
             for log in reply.drop:

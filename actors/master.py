@@ -232,8 +232,11 @@ class Master:
             if replica is None:
                 raise NotLeader(self._name, 0, "")
             if self.group.state is MasterState.REMOVED:
-                raise NotLeader(f"{self._name}, a master no more,", replica.term, "")
+                former = f"{self._name}, a master no more,"
+                raise NotLeader(former, replica.term, self.group.pointer)
             hint = "" if replica.is_leader else replica.leader_address or ""
+            if self.group.state is MasterState.JOINING:
+                hint = self.group.pointer
             raise NotLeader(self._name, replica.term, hint)
         return self.coordinator
 

@@ -127,8 +127,10 @@ class MasterGroup:
         """The method that the others call."""
 
         async def answer(call: Call[Empty]) -> Reply[MasterInfo]:
-            op_id = self._members.op_id if self._members is not None else OpId(0, 0)
-            return Reply(MasterInfo(self.info, self.state, op_id, self.members))
+            own = self._members.op_id if self._members is not None else OpId(0, 0)
+            told = self._latest.op_id
+            newest = told if told.index > own.index else own
+            return Reply(MasterInfo(self.info, self.state, newest, self.newest))
 
         return {MASTER_INFO: answer}
 
@@ -187,6 +189,10 @@ class MasterGroup:
         self._was_member = self._was_member or own is not None
         self._names |= {peer.uuid: peer.name for peer in configuration.peers if peer.name}
         others = [peer for peer in configuration.peers if peer.uuid != self.info.uuid]
+        if not configuration.peers:  # it waits: those it was started with may know the masters
+            for name in self._addresses:
+                self._tasks.spawn(self._ask(name), f"ask {name}")
+            return
         self._addresses = {
             peer.uuid: known.get(peer.uuid)
             or known.get(self._names.get(peer.uuid, ""))
@@ -244,11 +250,37 @@ class MasterGroup:
         self._heard_at[key] = self._runtime.clock.monotonic()
         if told.op_id.index > self._latest.op_id.index:
             self._latest = told
+            self._follow_the_rest()
         if told.members and all(member.uuid != self.info.uuid for member in told.members):
             self._is_elsewhere = True
         self._on_address(info.uuid, info.address)
         self._found.set()
         return True
+
+    def _follow_the_rest(self) -> None:
+        """One that was removed goes on asking those who came after it, for `pointer`."""
+        if self._members is None or self.state is not MasterState.REMOVED:
+            return
+        for member in self._latest.members:
+            if member.uuid != self.info.uuid and member.uuid not in self._addresses:
+                self._addresses[member.uuid] = member.address
+                self._tasks.spawn(self._ask(member.uuid), f"ask {member.uuid}")
+
+    @property
+    def newest(self) -> tuple[MasterMember, ...]:
+        """The masters as this one knows them, by its own log or by what another has told."""
+        own = self._members.op_id.index if self._members is not None else 0
+        return self._latest.members if self._latest.op_id.index > own else self.members
+
+    @property
+    def pointer(self) -> Address:
+        """For whoever asks a master that was removed: where one of the present ones listens."""
+        present = [m for m in self.newest if m.uuid != self.info.uuid]
+        heard = sorted(
+            (m for m in present if m.voter and m.address),
+            key=lambda member: -self._heard_at.get(member.uuid, 0.0),
+        )
+        return heard[0].address if heard else Address("")
 
     def seen(self) -> list[tuple[ServerInfo, bool, bool]]:
         """The other masters, whether each answered lately, and whether it votes; by name.

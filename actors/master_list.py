@@ -22,6 +22,7 @@ from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 
 MASTER_LIST_FILE = "master-list"
+KNOWN_MAX = 32
 _HEAD = struct.Struct("<8sI")  # magic, CRC-32C of the rest
 _MAGIC = b"STELMLS1"
 _DECODER = msgspec.msgpack.Decoder(list[Address])
@@ -70,6 +71,18 @@ class MasterList:
         if is_new or not self._is_stored:
             await self._store()
         return is_new
+
+    def hear_of(self, masters: Sequence[MasterMember]) -> bool:
+        """A master that does not lead knows of these; true if some are new. A leader has the say.
+
+        So a server finds the masters again that all were replaced while it was cut off.
+        """
+        new = [m.address for m in masters if m.address and m.address not in self._addresses]
+        if not new or len(self._addresses) + len(new) > KNOWN_MAX:
+            return False
+        self._addresses += new
+        self._follow()
+        return True
 
     async def _store(self) -> None:
         """Without room on the disk the list holds in memory, and is stored with a later beat."""

@@ -54,7 +54,11 @@ class ServerRequests:
                 return Reply(self._answer(beat, noted.processed))
             except StelaeError:
                 master.runtime.metrics.count("heartbeats_without_barrier")
-        return Reply(HeartbeatReply(is_leader=False, term=master.term, sent=beat.sent))
+        return Reply(
+            HeartbeatReply(
+                is_leader=False, term=master.term, sent=beat.sent, masters=master.group.newest
+            )
+        )
 
     def _answer(self, beat: Heartbeat, processed: bool) -> HeartbeatReply:
         """The leader's answer, made from one moment's catalog, in one turn.

@@ -193,6 +193,8 @@ class TabletServer:
 
     async def _obey(self, reply: HeartbeatReply) -> None:
         """Do what the leader's reply says; a follower's, or an outdated leader's, says nothing."""
+        if not reply.is_leader and self._master_list.hear_of(reply.masters):
+            self._masters.update(self._master_list.addresses)
         if not reply.is_leader or not self._lease.grant(reply.term, reply.sent, reply.lease_s):
             return
         if reply.fenced:

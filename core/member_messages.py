@@ -30,8 +30,8 @@ class MasterState(enum.StrEnum):
 class MasterInfo(Body, frozen=True):
     """Who the master at an address is; answered as soon as it listens, leader or not.
 
-    ``members`` are those of the last committed configuration that it knows, which the entry
-    ``op_id`` carried; none while it is no member of any.
+    ``members`` are those of the last committed configuration that it knows or has been told of,
+    which the entry ``op_id`` carried; none while it knows of none.
     """
 
     server: ServerInfo

@@ -122,7 +122,7 @@ class HeartbeatReply(Body, frozen=True):
     """The report was taken in. If not, the leader needs a full one."""
     servers_version: int = 0
     masters: tuple[MasterMember, ...] = ()
-    """All masters, to which to heartbeat from now on."""
+    """All masters, to which to heartbeat from now on; of a follower: those it knows of."""
 
 
 class RaiseEpoch(Body, frozen=True):

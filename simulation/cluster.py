@@ -71,7 +71,7 @@ class SimCluster:
                 cluster=CLUSTER,
                 masters=masters,
                 settings=self.settings,
-                joining=joining,
+                joining=joining or self.world.nodes[name].disks_lost > 0,
             )
 
         return make

@@ -28,7 +28,9 @@ from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.nemesis import Nemesis
 from stelae.simulation.scenarios import Scenario
-from tests.simulation.masters import DdlClient, finish, watch_service
+from tests.simulation.catalog_history import CatalogHistory
+from tests.simulation.ddl_client import DdlClient
+from tests.simulation.masters import HEAL_TIMEOUT_S, finish, watch
 
 WORK_S = 15.0
 SETTLED_S = 6.0
@@ -90,7 +92,7 @@ class Operator:
             victim = self._rng.choice(found.members)
             self.lost.append(victim.uuid)
             self._world.crash(victim.name, lose_disk=True)
-        elif len(found.members) > 1:
+        elif len(found.members) > 3:
             await self._remove(self._rng.choice(found.members).uuid)
 
     def _may_lose(self, found: MasterSet) -> bool:
@@ -135,15 +137,21 @@ async def run(world: World, bug: str = "") -> None:
     await world.wait_ready(*spares)
     cluster_names = [*founders, *spares]
     cluster.masters = cluster_names  # for whoever looks for the leader
-    clients = [DdlClient(world, cluster, f"c{n}") for n in range(world.options.workload.clients)]
+    history = CatalogHistory(world.loop.time)
+    names = [f"c{n}" for n in range(world.options.workload.clients)]
+    clients = [DdlClient(world, cluster, name, history) for name in names]
     operator = Operator(world, cluster, cluster_names)
     nemesis = Nemesis.begin(world, duration_s=WORK_S)
-    watcher = asyncio.get_running_loop().create_task(watch_service(world, cluster))
-    async with asyncio.TaskGroup() as group:
-        group.create_task(operator.work(WORK_S))
-        for client in clients:
-            group.create_task(client.work(WORK_S))
+    watcher = asyncio.get_running_loop().create_task(watch(world, cluster))
+    until_s = world.loop.time() + WORK_S
+    tasks = [world.spawn(client.name, client.work(until_s)) for client in clients]
+    await operator.work(WORK_S)
     await nemesis.finish()
+    await world.wait_until(
+        lambda: all(task.done() for task in tasks), HEAL_TIMEOUT_S, "answers for all clients"
+    )
+    for task in tasks:
+        task.result()
     await operator.settle()
     world.note("world", f"{operator.done} changes of masters")
     await finish(world, cluster, clients)
@@ -154,7 +162,9 @@ async def run(world: World, bug: str = "") -> None:
 
 def draw(seed: int) -> Options:
     """Swarm options; lost disks are the operator's, who knows what the promise covers."""
-    return replace(Options.draw(seed), lost_disk_every_s=0.0)
+    drawn = Options.draw(seed)
+    servers = replace(drawn.servers, masters=max(3, drawn.servers.masters))
+    return replace(drawn, lost_disk_every_s=0.0, servers=servers)
 
 
 SCENARIO = Scenario("reformed", run, draw, limit_s=400.0)

@@ -25,7 +25,7 @@ from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.runner import derive_seeds, kept_seeds, replay_command, run_seed
 from tests.simulation.master_members import SCENARIO
-from tests.simulation.masters import DdlClient
+from tests.simulation.ddl_client import DdlClient
 
 SEEDS = 20
 
