@@ -221,7 +221,9 @@ class DdlClient:
         """Look a table up; it is there with all its tablets, or not at all."""
         operation = self.history.begin(self.name, f"look {name}", stale_s=stale_s * DRIFT)
         try:
-            found = await self._read(GET_TABLE, GetTable(name, stale_s or LINEARIZABLE), stale_s)
+            found = await self._read(
+                GET_TABLE, GetTable(name, max_staleness_s=stale_s or LINEARIZABLE), stale_s
+            )
         except TableNotFound:
             self.history.saw(operation, "absent", finds(name, None))
             return None
