@@ -361,6 +361,7 @@ class Backup:
                 )
             except StelaeError:
                 runtime.metrics.count("backup_heartbeats_lost", master=master)
+                reporter.unanswered()
             else:
                 await self._obey(reply.body)
                 if reporter.answered(report, reply.body):

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
 from stelae.actors.recovery_rounds import RESEND_S, RETRY_S, RecoveryRounds
+from stelae.coordinator.alter import Alter, FinishAlter, draft_finish
 from stelae.coordinator.catalog import Catalog, CatalogBatch
 from stelae.coordinator.ddl import draft_replace
 from stelae.coordinator.decide import (
@@ -37,6 +38,7 @@ from stelae.coordinator.decide import (
 from stelae.coordinator.liveness import Liveness, Run, run_of
 from stelae.coordinator.operations import Operations
 from stelae.coordinator.recoveries import Recoveries
+from stelae.core.alter_messages import ALTER_TABLET, AlterTablet
 from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.messages import (
@@ -192,6 +194,11 @@ class Coordinator:
                 key = ("serve", tablet.tablet_id, str(tablet.term))
                 serve = ServeTablet(tablet.tablet_id, tablet.term)
                 self._once(key, lambda: self._tell(key, owner, SERVE_TABLET, serve))
+            case Alter(tablet):
+                key = ("alter", tablet.tablet_id, str(tablet.term))
+                self._once(key, lambda: self._alter(action))
+            case FinishAlter(table):
+                self._once(("finish alter", table.table_id), lambda: self._finish_alter(action))
             case Close(server, tablet_id, term):
                 key = ("close", tablet_id, server.uuid, str(term))
                 close = CloseTablet(tablet_id, term)
@@ -262,6 +269,12 @@ class Coordinator:
             self._pacing.succeeded(tablet.tablet_id)  # nothing of it is awaited any more
         self._runtime.metrics.count("tablets_replaced", len(action.stuck))
 
+    async def _finish_alter(self, action: FinishAlter) -> None:
+        def draft() -> CatalogBatch | None:
+            return draft_finish(self._catalog, action)
+
+        await self.operations.change(draft, tables=[action.table.table_id])
+
     async def _replace(self, tablets: Sequence[TabletRecord]) -> list[TabletRecord]:
         """Replicate new records of tablets in one entry, leaving out those overtaken meanwhile."""
 
@@ -327,20 +340,29 @@ class Coordinator:
         await self._call(owner, OPEN_TABLET, order)
         self._pacing.ordered(tablet.tablet_id, self._runtime.clock.monotonic() + RESEND_S)
 
+    async def _alter(self, action: Alter) -> None:
+        """Tell an owner of its table's newest record; what it then reports is news at once."""
+        tablet, owner = action.tablet, action.owner
+        order = AlterTablet(tablet.tablet_id, tablet.term, self._catalog.tables[tablet.table_id])
+        report = await self._call(owner, ALTER_TABLET, order)
+        now = self._runtime.clock.monotonic()
+        self._liveness.report(Run(owner.uuid, owner.incarnation), report, now)
+
     async def _tell(
         self, key: Key, server: ServerInfo, method: Method[Any, Any], order: Any
     ) -> None:
         await self._call(server, method, order)
         self._not_before[key] = self._runtime.clock.monotonic() + 2 * self._settings.heartbeat_s
 
-    async def _call(self, server: ServerInfo, method: Method[Any, Any], order: Any) -> None:
-        await self._runtime.peers.call(
+    async def _call(self, server: ServerInfo, method: Method[Any, Any], order: Any) -> Any:
+        reply = await self._runtime.peers.call(
             server.address,
             method,
             order,
             timeout_s=self._settings.call_timeout_s,
             destination=server.uuid,
         )
+        return reply.body
 
     # ---- watching ---------------------------------------------------------------------------
 

@@ -9,16 +9,31 @@ multi-master, appendix B; design §7.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from stelae.actors.coordinator import Coordinator
+from stelae.coordinator.alter import by_id, draft_alter, waiting_for
 from stelae.coordinator.assignment import check_enough_backups, check_media
 from stelae.coordinator.catalog import CatalogBatch
-from stelae.coordinator.ddl import check_order, check_room, draft_create, draft_delete
+from stelae.coordinator.ddl import (
+    check_order,
+    check_room,
+    check_table_name,
+    draft_create,
+    draft_delete,
+)
 from stelae.coordinator.decide import tserver_loads
-from stelae.coordinator.liveness import Run
+from stelae.coordinator.liveness import Run, run_of
 from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.status import MasterView, StatusInputs, status_document
+from stelae.core.alter_messages import (
+    ALTER_TABLE,
+    IS_ALTER_DONE,
+    AlterTable,
+    IsAlterDone,
+    IsAlterDoneReply,
+)
 from stelae.core.catalog_messages import (
     CREATE_TABLE,
     DELETE_TABLE,
@@ -44,7 +59,7 @@ from stelae.core.catalog_messages import (
 )
 from stelae.core.errors import InvalidArgument, TableNotFound, TabletNotFound
 from stelae.core.ids import Address, TabletId
-from stelae.core.records import ServerKind, TableRecord, TabletRecord, TabletState
+from stelae.core.records import ServerKind, TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 
 if TYPE_CHECKING:
@@ -66,10 +81,12 @@ class ClientRequests:
     def handlers(self) -> Handlers:
         return {
             CREATE_TABLE: self._on_create_table,
+            ALTER_TABLE: self._on_alter_table,
             DELETE_TABLE: self._on_delete_table,
             GET_TABLE: self._on_get_table,
             GET_TABLET_LOCATIONS: self._on_get_tablet_locations,
             IS_CREATE_DONE: self._on_is_create_done,
+            IS_ALTER_DONE: self._on_is_alter_done,
             LIST_TABLES: self._on_list_tables,
             STATUS: self._on_status,
         }
@@ -129,11 +146,31 @@ class ClientRequests:
         coordinator.wake()
         return EMPTY
 
+    async def _on_alter_table(self, call: Call[AlterTable]) -> Reply[TableReply]:
+        order, catalog = call.body, self._master.catalog
+        coordinator = await self._master.barrier(call.timeout_s)
+
+        def draft() -> CatalogBatch | None:
+            if catalog.result_of(order.request) is not None:
+                return None
+            return draft_alter(catalog, order)
+
+        if catalog.result_of(order.request) is None:
+            async with AsyncExitStack() as held:
+                if order.new_name:
+                    check_table_name(order.new_name)
+                    await held.enter_async_context(coordinator.operations.reserve(order.new_name))
+                await coordinator.operations.change(
+                    draft, tables=[order.table_id], request=order.request
+                )
+            coordinator.wake()
+        return Reply(TableReply(catalog.tables[order.table_id]))
+
     # ---- reads ------------------------------------------------------------------------------
 
     async def _on_get_table(self, call: Call[GetTable]) -> Reply[TableLocations]:
         coordinator = await self._master.view(call.timeout_s, call.body.max_staleness_s)
-        table = self._find(call.body.name)
+        table = by_id(self._master.catalog, call.body.table_id, call.body.name)
         tablets = self._master.catalog.tablets_of(table.table_id)
         return Reply(TableLocations(table, self._locate_all(coordinator, tablets)))
 
@@ -191,6 +228,20 @@ class ClientRequests:
         located = self._locate_all(coordinator, waiting[:1])
         problem = located[0].problem if located else ""
         return Reply(CreateProgress(table.table_id, not waiting, len(waiting), problem))
+
+    async def _on_is_alter_done(self, call: Call[IsAlterDone]) -> Reply[IsAlterDoneReply]:
+        await self._master.barrier(call.timeout_s)
+        catalog, liveness = self._master.catalog, self._master.liveness
+        table = by_id(catalog, call.body.table_id, call.body.name)
+        now = self._master.runtime.clock.monotonic()
+        live = {run_of(seen): seen for seen in liveness.live(ServerKind.TSERVER, now)}
+        return Reply(
+            IsAlterDoneReply(
+                table.state is not TableState.ALTERING,
+                table.schema.version,
+                waiting_for(catalog, table, live),
+            )
+        )
 
     async def _on_list_tables(self, call: Call[ListTables]) -> Reply[TableList]:
         await self._master.view(call.timeout_s, call.body.max_staleness_s)

@@ -100,6 +100,7 @@ class ServerRequests:
     async def _on_tablet_opened(self, call: Call[TabletOpened]) -> Reply[Empty]:
         coordinator = self._master.lead()
         body = call.body
-        self._master.liveness.report(Run(body.server, body.incarnation), body.report)
+        now = self._master.runtime.clock.monotonic()
+        self._master.liveness.report(Run(body.server, body.incarnation), body.report, now)
         coordinator.wake()
         return EMPTY

@@ -2,8 +2,7 @@
 
 The write path has no await between its check and its append: a write is checked against memory,
 applied, encoded and put into the head in one turn of the event loop, and then waits until all
-replicas have it. Reads see applied rows, and wait until what they saw is committed: a reader never
-learns what a crash could take back (RAMCloud RAM-840).
+replicas have it. Reads are in `stelae.actors.tablet_reads`.
 
 If the log is fenced, memory may hold rows that were never acknowledged; the tablet is then given
 up as a whole (FAILED), never repaired.
@@ -11,7 +10,8 @@ up as a whole (FAILED), never repaired.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -21,15 +21,15 @@ from stelae.actors.membership import Membership
 from stelae.actors.merge_offer import MergeOffer
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.segment_log import RaiseEpoch, SegmentLog
-from stelae.actors.tablet_input import check_request, decode_rows, encode_found, payload_of
+from stelae.actors.tablet_input import check_request, decode_rows, payload_of
+from stelae.actors.tablet_reads import SMALL_BATCH_BYTES, TabletReads
 from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
+from stelae.actors.tablet_schemas import TabletSchemas
 from stelae.core.errors import (
-    InvalidArgument,
-    OutcomeUnknown,
     Overloaded,
-    RetryElsewhere,
     RowExists,
     RowNotFound,
+    SchemaChanged,
     StelaeError,
     TabletNotHere,
     VersionMismatch,
@@ -38,12 +38,7 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import RequestId, ServerUuid
 from stelae.core.messages import (
-    Get,
-    GetMany,
-    GetManyReply,
-    GetReply,
     RecoveryEngine,
-    Scan,
     SegmentSource,
     TabletProgress,
     TabletReport,
@@ -52,12 +47,10 @@ from stelae.core.messages import (
     WriteReply,
 )
 from stelae.core.records import TableRecord, TabletRecord
-from stelae.core.rpc import Blob, Call, Reply
+from stelae.core.rpc import Blob, Call
 from stelae.core.runtime import ObjectHandle, Runtime
-from stelae.core.schema import VERSION_COLUMN
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
-from stelae.core.values import rows_to_batch
 from stelae.storage.client_results import Recorded
 from stelae.storage.entry import (
     CertificateBuilder,
@@ -68,7 +61,6 @@ from stelae.storage.entry import (
     encode_prologue,
     entry_length,
 )
-from stelae.storage.gather import read_schema
 from stelae.storage.image import Image
 from stelae.storage.merge import merge
 from stelae.storage.shapes import check_names
@@ -77,11 +69,9 @@ from stelae.storage.tablet import TabletMemory
 _encode = msgspec.msgpack.Encoder().encode
 _decode_reply = msgspec.msgpack.Decoder(WriteReply).decode
 _DONE, _REFUSED = b"\0", b"\1"
-_SMALL_BATCH_BYTES = 64 << 10
-_PLACE_BYTES = 4
 
 
-class Tablet:
+class Tablet(TabletReads):
     """A tablet in one term, from its opening to its end at this server."""
 
     def __init__(
@@ -104,8 +94,9 @@ class Tablet:
         self._settings = settings
         self._intake = intake
         self.merge_offer = MergeOffer(runtime)
-        self._table = table
+        self._schemas = TabletSchemas(record.tablet_id, table)
         self._schema = table.schema
+        self._altered = asyncio.Event()
         self._problem = ""
         self._phases: list[tuple[str, float]] = []
         self._memory = TabletMemory(table.schema, table.name)
@@ -138,6 +129,7 @@ class Tablet:
         try:
             with self._intake.opening():
                 rewritten = await self._recover(sources, engine)
+                await self._wait_schema()
             self._log.start()
             self._roll()
             self._first_head = self._log.head.segment_id
@@ -197,7 +189,39 @@ class Tablet:
             sum(1 for segment in self._log.segments if segment.missing_replicas),
             tuple(self._phases),
             self._first_head,
+            self._schema.version,
+            self._table.renames,
         )
+
+    @property
+    def _table(self) -> TableRecord:
+        """What the catalog says of its table, as far as was heard here."""
+        return self._schemas.table
+
+    # ---- schema -----------------------------------------------------------------------------
+
+    def alter(self, table: TableRecord) -> None:
+        """The catalog has this record of the table. A segment has one schema: a head ends here.
+
+        What waits for replicas goes on as before; older segments are shown in the new columns.
+        """
+        changed = self._schemas.adopt(table)
+        self._memory.rename(self._table.name)
+        if not changed or self.progress is TabletProgress.FAILED:
+            return
+        had_head = self._memory.has_head
+        self._schema = table.schema
+        self._memory.use_schema(table.schema)
+        if had_head:
+            self._roll()
+        self._altered.set()
+
+    async def _wait_schema(self) -> None:
+        """Wait for the masters' word of a schema that the former owner wrote with already: this
+        one was told to open the tablet before. With the older one, updates would lose columns."""
+        while self._schema.version < self._memory.newest_schema_version:
+            self._altered.clear()
+            await self._altered.wait()
 
     def _phase(self, name: str, started: float) -> float:
         now = self._runtime.clock.monotonic()
@@ -220,9 +244,7 @@ class Tablet:
             runtime, self._settings, self.tablet_id, sources, self._intake
         )
         now = self._phase("read", now)
-        segments = await recovered_segments(
-            runtime, fetched, self._log.next_id, self._memory.codec, self._schema
-        )
+        segments = await recovered_segments(runtime, fetched, self._log.next_id, self._memory.codec)
         merged = await self.merge_offer.wait([len(segment.summary) for segment in segments])
         if merged is None:
             summaries = [s.summary for s in segments]
@@ -310,7 +332,12 @@ class Tablet:
                 f"tablet {self.tablet_id}'s queue in bytes", self._settings.queue_bytes
             )
         index = self._memory.last_index + 1
-        outcome = self._execute(request, rows, index, call.blobs)
+        columns: Sequence[str] = request.columns
+        if request.schema_version != self._schema.version:
+            view = self._schemas.view(request.schema_version)
+            if view is not None:
+                rows, columns = view.write(request.op, rows, columns)
+        outcome = self._execute(request, rows, columns, index, call.blobs)
         await self._committed(index, call.timeout_s)
         return _answer(outcome)
 
@@ -324,7 +351,14 @@ class Tablet:
                 raise
             return results.check(request)
 
-    def _execute(self, request: Write, rows: Any, index: int, blobs: Sequence[memoryview]) -> bytes:
+    def _execute(
+        self,
+        request: Write,
+        rows: Any,
+        columns: Sequence[str],
+        index: int,
+        blobs: Sequence[memoryview],
+    ) -> bytes:
         """Check, apply, encode and append in one turn of the loop; return the outcome.
 
         A refusal is logged as well: a late copy of the request must not be carried out after its
@@ -335,9 +369,7 @@ class Tablet:
         payload: Blob = b""
         shared_bytes = 0
         try:
-            executed = memory.execute(
-                request.op, rows, request.if_versions or None, index, request.columns
-            )
+            executed = memory.execute(request.op, rows, request.if_versions or None, index, columns)
         except (RowExists, RowNotFound, VersionMismatch) as error:
             outcome = _REFUSED + encode_error(error)
             memory.last_index = index
@@ -360,95 +392,29 @@ class Tablet:
 
         Raises:
             InvalidArgument, ColumnNotFound, TooLarge: the call cannot be carried out.
+            SchemaChanged, TabletNotReady: it was made with a schema that is not known here.
         """
         request = call.body
         check_request(request.request)
         if not call.blobs:
             return request.rows
+        try:
+            schema = self._schemas.asked(request.schema_version)
+        except SchemaChanged:
+            if self._known(request.request) is None:
+                raise
+            return ()  # its answer is known, whatever its rows mean
         blob = call.blobs[0]
         columns: tuple[str, ...] | None = request.columns or None
         if request.op is WriteOp.DELETE:
-            columns = self._schema.key
+            columns = schema.key
+        name = self._table.name
         if columns is not None:
             partial = request.op in (WriteOp.UPDATE, WriteOp.DELETE)
-            check_names(self._schema, self._table.name, columns, partial=partial)
-        if blob.nbytes <= _SMALL_BATCH_BYTES:
-            return decode_rows(blob, self._schema, self._table.name, columns)
-        return await self._runtime.offload(
-            decode_rows, blob, self._schema, self._table.name, columns
-        )
-
-    async def _committed(self, index: int, timeout_s: float) -> None:
-        """Wait until entry ``index`` counts. If the log was fenced, or its backups do not come in
-        time, nobody here knows whether it does: the retry will be told."""
-        if index <= self._log.committed_index:
-            return
-        try:
-            await self._log.wait_committed(index, timeout_s)
-        except (RetryElsewhere, TimeoutError) as error:
-            raise OutcomeUnknown(f"tablet {self.tablet_id}", "write or read", timeout_s) from error
-
-    # ---- reads ------------------------------------------------------------------------------
-
-    async def get(self, call: Call[Get]) -> Reply[GetReply]:
-        """Read rows by key; for tables that are not plain, as `get_many` does."""
-        request, memory = call.body, self._memory
-        self._schema.check_columns(request.columns, self._table.name)
-        if not self._schema.is_plain:
-            batch = rows_to_batch(request.keys, self._schema.key_schema)
-            return Reply(GetReply(()), await self._find(batch, request.columns, call.timeout_s))
-        places = [self._schema.arrow.get_field_index(name) for name in request.columns]
-        rows: list[tuple[tuple[Any, ...], int] | None] = []
-        newest = 0
-        for key in memory.check_keys(request.keys):
-            found = memory.get(key)
-            if found is None:
-                newest = max(newest, memory.last_delete_index)
-                rows.append(None)
-                continue
-            newest = max(newest, found.index)
-            row = tuple([found.row[place] for place in places]) if places else found.row
-            rows.append((row, found.version))
-        await self._committed(newest, call.timeout_s)
-        return Reply(GetReply(tuple(rows)))
-
-    async def get_many(self, call: Call[GetMany]) -> Reply[GetManyReply]:
-        """Read many rows by key: rows found with versions, and which keys they belong to."""
-        columns = call.body.columns
-        self._schema.check_columns(columns, self._table.name)
-        if not call.blobs:
-            raise InvalidArgument("get_many needs its keys as an Arrow stream")
-        keys = decode_rows(call.blobs[0], self._schema, self._table.name, self._schema.key)
-        encoded, places = await self._find(keys, columns, call.timeout_s)
-        return Reply(GetManyReply(places.nbytes // _PLACE_BYTES), [encoded, places])
-
-    async def _find(
-        self, keys: pa.RecordBatch, columns: Sequence[str], timeout_s: float
-    ) -> tuple[pa.Buffer, memoryview]:
-        """The rows found, as an Arrow IPC stream, and which keys they are of, as int32."""
-        located = self._memory.locate(keys)
-        columns = columns or tuple(self._schema.arrow.names)
-        row_bytes = self._memory.memory_bytes // max(1, self._memory.row_count)
-        if keys.num_rows * row_bytes <= 4 * _SMALL_BATCH_BYTES:
-            encoded = encode_found(located, columns)
-        else:
-            encoded = await self._runtime.offload(encode_found, located, columns)
-        await self._committed(located.index, timeout_s)
-        return encoded, memoryview(located.found.data)
-
-    async def scan(
-        self, request: Scan, timeout_s: float
-    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """The rows at this point of the log that match, as batches to be read off the loop."""
-        snapshot = self._memory.scan_snapshot()
-        batches = snapshot.batches(
-            request.columns, request.where, request.limit, with_versions=request.with_versions
-        )
-        await self._committed(snapshot.index, timeout_s)
-        names = list(request.columns or self._schema.arrow.names)
-        if request.with_versions:
-            names.append(VERSION_COLUMN)
-        return read_schema(self._schema, names), batches
+            check_names(schema, name, columns, partial=partial)
+        if blob.nbytes <= SMALL_BATCH_BYTES:
+            return decode_rows(blob, schema, name, columns)
+        return await self._runtime.offload(decode_rows, blob, schema, name, columns)
 
 
 def _answer(outcome: bytes) -> WriteReply:

@@ -17,6 +17,7 @@ from stelae.core.ids import RequestId
 from stelae.core.rpc import Blob
 from stelae.core.schema import TableSchema
 from stelae.core.values import check_batch
+from stelae.storage.versions import SchemaView
 from stelae.storage.write import Executed
 
 MAX_CLIENT_ID_LENGTH = 256
@@ -72,9 +73,11 @@ def payload_of(executed: Executed, rows: Any, blobs: Sequence[memoryview]) -> tu
     return stream, stream.nbytes
 
 
-def encode_found(located: Any, columns: Sequence[str]) -> pa.Buffer:
-    """The rows of a `Located` as an Arrow IPC stream. Runs off the loop."""
+def encode_found(located: Any, columns: Sequence[str], view: SchemaView | None) -> pa.Buffer:
+    """The rows of a `Located` as an Arrow IPC stream, named as in ``view``. Runs off the loop."""
     rows = located.gather(columns)
+    if view is not None:
+        rows = rows.rename_columns(view.shown(rows.schema.names))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_batch(rows)

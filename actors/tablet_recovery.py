@@ -31,7 +31,6 @@ from stelae.core.messages import (
     SegmentSource,
 )
 from stelae.core.runtime import ObjectHandle, Runtime
-from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
 from stelae.storage.buffers import BufferPool
 from stelae.storage.entry import Entry, read_entries
@@ -177,7 +176,6 @@ async def recovered_segments(
     fetched: Sequence[FetchedSegment],
     next_id: Callable[[], int],
     codec: KeyCodec,
-    schema: TableSchema,
 ) -> list[RecoveredSegment]:
     """The fetched segments in the form of the merge; one in row form gets the next new id."""
     segments: list[RecoveredSegment] = []
@@ -185,9 +183,7 @@ async def recovered_segments(
         if one.image is not None:
             segments.append(RecoveredSegment.from_image(one.image))
             continue
-        found = await runtime.offload(
-            RecoveredSegment.from_entries, one.entries, codec, schema, one.where
-        )
+        found = await runtime.offload(RecoveredSegment.from_entries, one.entries, codec, one.where)
         meta = msgspec.structs.replace(found.meta, segment_id=next_id())
         segments.append(dataclasses.replace(found, meta=meta))
     return segments

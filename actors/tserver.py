@@ -21,6 +21,7 @@ from stelae.actors.tablet import Tablet
 from stelae.actors.tablet_recovery import Intake
 from stelae.client.masters import MastersClient
 from stelae.coordinator.reports import Report, Reporter, tablet_fingerprint
+from stelae.core.alter_messages import ALTER_TABLET, AlterTablet
 from stelae.core.errors import OutOfMemory, StaleTerm, StelaeError, TabletNotHere, TabletNotReady
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.messages import (
@@ -130,6 +131,7 @@ class TabletServer:
             OPEN_TABLET: self._on_open,
             SERVE_TABLET: self._on_serve,
             CLOSE_TABLET: self._on_close,
+            ALTER_TABLET: self._on_alter,
             INSTALL_MERGE: self._on_install_merge,
             WRITE: self._on_write,
             GET: self._on_get,
@@ -176,6 +178,7 @@ class TabletServer:
                 )
             except StelaeError:
                 self._runtime.metrics.count("heartbeats_failed", master=master)
+                reporter.unanswered()
             else:
                 await self._obey(reply.body)
                 if reporter.answered(report, reply.body):
@@ -272,6 +275,14 @@ class TabletServer:
             raise TabletNotHere(call.body.tablet_id, self._name)
         tablet.serve()
         return EMPTY
+
+    async def _on_alter(self, call: Call[AlterTablet]) -> Reply[TabletReport]:
+        order = call.body
+        tablet = self._tablets.get(order.tablet_id)
+        if tablet is None or tablet.term != order.term:
+            raise TabletNotHere(order.tablet_id, self._name)
+        tablet.alter(order.table)
+        return Reply(tablet.report())
 
     async def _on_close(self, call: Call[CloseTablet]) -> Reply[Empty]:
         tablet = self._tablets.get(call.body.tablet_id)

@@ -18,7 +18,6 @@ from stelae.client.convert import Key, Rows
 from stelae.client.retries import ATTEMPT_TIMEOUT_S
 from stelae.client.table import AsyncTable
 from stelae.client.writer import Part, SmallWrite, Versions, version_range
-from stelae.core.catalog_messages import TabletLocation
 from stelae.core.errors import (
     NoSpace,
     OutcomeUnknown,
@@ -28,7 +27,7 @@ from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.messages import GET, WRITE, WriteOp, WriteReply
+from stelae.core.messages import GET, WRITE, TabletLocation, WriteOp, WriteReply
 from stelae.core.rpc import Method
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from stelae.core.errors import ColumnNotFound, InvalidArgument
 from stelae.core.schema import TableSchema
-from stelae.core.values import WireValue, from_wire, to_wire
+from stelae.core.values import WireValue, batch_to_rows, from_wire, to_wire
 
 Row = Mapping[str, Any]
 """One row as a dict of column name to value."""
@@ -19,10 +19,11 @@ Key = Any
 """A key value; for a composite key a tuple, or a dict of the key columns."""
 
 
-def to_arrow(data: Any, schema: pa.Schema) -> pa.Table:
+def to_arrow(data: Any, schema: pa.Schema, defaults: Mapping[str, Any] | None = None) -> pa.Table:
     """Rows in any of the accepted forms as an Arrow table; columns as given.
 
-    Dicts are read with the types that ``schema`` names. Accepts whatever speaks the Arrow
+    Dicts are read with the types that ``schema`` names; a column that some of them leave out gets
+    its value of ``defaults`` there, or null. Accepts whatever speaks the Arrow
     C stream or has ``to_arrow`` (polars), and pandas DataFrames (without their index).
 
     Raises:
@@ -36,7 +37,7 @@ def to_arrow(data: Any, schema: pa.Schema) -> pa.Table:
         data = [data]
     try:
         if isinstance(data, Sequence) and not isinstance(data, str | bytes):
-            return _from_dicts(data, schema)
+            return _from_dicts(data, schema, defaults or {})
         if hasattr(data, "to_arrow"):
             return data.to_arrow()
         if type(data).__module__.partition(".")[0] == "pandas":
@@ -51,7 +52,7 @@ def to_arrow(data: Any, schema: pa.Schema) -> pa.Table:
     )
 
 
-def _from_dicts(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
+def _from_dicts(rows: Sequence[Any], schema: pa.Schema, defaults: Mapping[str, Any]) -> pa.Table:
     for place, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise InvalidArgument(f"row {place} is a {type(row).__name__}, not a dict")
@@ -61,8 +62,14 @@ def _from_dicts(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
     unknown = [name for name in names if schema.get_field_index(name) < 0]
     if unknown:
         raise ColumnNotFound(unknown[0], "(this)", ", ".join(schema.names))
-    columns = [pa.array([row.get(n) for row in rows], schema.field(n).type) for n in names]
+    columns = [
+        pa.array([row.get(n, absent) for row in rows], schema.field(n).type)
+        for n, absent in ((n, defaults.get(n)) for n in names)
+    ]
     return pa.table(columns, names=list(names))
+
+
+_MAX_CHOSEN = 64
 
 
 class RowCodec:
@@ -75,8 +82,32 @@ class RowCodec:
         self._to_wire = {name: convert for name, convert, _ in self._columns}
         self._types = {field.name: field.type for field in schema.arrow}
         self._names = frozenset(schema.arrow.names)
+        self._chosen: dict[tuple[str, ...], list[Any]] = {}
+        self.defaults: dict[str, Any] = {}
+        """What rows get that leave columns out, as wire values; only those that are not null."""
+        if schema.defaults is not None:
+            values = batch_to_rows(schema.defaults)[1]
+            pairs = zip(schema.arrow.names, values, strict=True)
+            self.defaults = {name: value for name, value in pairs if value is not None}
 
-    def row(self, row: Row, columns: Sequence[str] | None = None) -> tuple[WireValue, ...]:
+    def given(self, rows: Sequence[Row]) -> tuple[str, ...]:
+        """The columns, in schema order, that some of these new rows give, or must; () for all.
+
+        What no row gives is left out of the call: its default is the server's to know. Where some
+        rows give a column, the others get the default that is known here.
+        """
+        count = len(self._columns)
+        for row in rows:
+            if len(row) == count:
+                return ()
+        named: dict[str, None] = {}
+        for row in rows:
+            named.update(dict.fromkeys(row))
+        needed = self._schema.required
+        names = tuple([name for name, _, _ in self._columns if name in named or name in needed])
+        return names if len(names) < count else ()
+
+    def row(self, row: Row, columns: tuple[str, ...] = ()) -> tuple[WireValue, ...]:
         """A row as a tuple of all columns in schema order, or of ``columns``.
 
         Raises:
@@ -88,18 +119,31 @@ class RowCodec:
         if not self._names.issuperset(row):
             unknown = next(name for name in row if name not in self._names)
             raise ColumnNotFound(str(unknown), self._table, ", ".join(self._schema.arrow.names))
-        if columns is not None:
-            return tuple([self._to_wire[name](row[name]) for name in columns])
         values: list[WireValue] = []
-        for name, convert, required in self._columns:
+        for name, convert, required in self._of(columns) if columns else self._columns:
             value = row.get(name)
             if value is None:
-                if required:
-                    raise InvalidArgument(f"column {name!r} of {self._table!r} may not be null")
-                values.append(None)
+                values.append(self._absent(row, name, required))
             else:
                 values.append(convert(value))
         return tuple(values)
+
+    def _of(self, columns: tuple[str, ...]) -> list[Any]:
+        found = self._chosen.get(columns)
+        if found is None:
+            if len(self._chosen) >= _MAX_CHOSEN:
+                self._chosen = {}
+            of_name = {column[0]: column for column in self._columns}
+            found = self._chosen[columns] = [of_name[name] for name in columns]
+        return found
+
+    def _absent(self, row: Row, name: str, required: bool) -> WireValue:
+        """What stands for a column that the row leaves out, or gives as null."""
+        if name not in row and name in self.defaults:
+            return self.defaults[name]  # type: ignore[no-any-return]
+        if required:
+            raise InvalidArgument(f"column {name!r} of {self._table!r} may not be null")
+        return None
 
     def key(self, key: Key) -> tuple[WireValue, ...]:
         """A key in any accepted form as the tuple of its wire values, in key order."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 
+from stelae.client.alter import NewColumns
+from stelae.client.given import check_name, staleness
 from stelae.client.locations import LOOKUP_TIMEOUT_S, TableCache, look_up
 from stelae.client.masters import MastersClient
 from stelae.client.session import Session
@@ -40,12 +41,12 @@ from stelae.core.errors import (
     OutcomeUnknown,
     RetryLater,
 )
-from stelae.core.ids import Address, ClientId, TabletId, make_uuid
+from stelae.core.ids import Address, ClientId, TableId, TabletId, make_uuid
 from stelae.core.partition import Partitioning, RangePartition
 from stelae.core.records import TableRecord
 from stelae.core.rpc import Method
 from stelae.core.runtime import Runtime
-from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
+from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
 from stelae.core.values import to_wire
 
@@ -66,7 +67,7 @@ class AsyncDatabase:
         self._settings = settings or Settings()
         self._masters = MastersClient(runtime, masters)
         self._session = Session(ClientId(make_uuid(runtime.rng)))
-        self._tables: dict[str, AsyncTable] = {}
+        self._tables: dict[TableId, AsyncTable] = {}
 
     async def create_table(
         self,
@@ -107,7 +108,6 @@ class AsyncDatabase:
                     if left_s <= 0:
                         raise
                     await self.runtime.clock.sleep(POLL_S)
-        self._tables.pop(name, None)
         if not wait:
             return self._open(TableCache(self._masters, await look_up(self._masters, name)))
         return await self._wait_running(name, deadline)
@@ -155,7 +155,7 @@ class AsyncDatabase:
 
     def _open(self, cache: TableCache) -> AsyncTable:
         table = AsyncTable(self.runtime, self._settings, self._session, cache)
-        self._tables[table.name] = table
+        self._tables[table.record.table_id] = table
         return table
 
     async def table(self, name: str, *, max_staleness: float | None = None) -> AsyncTable:
@@ -165,10 +165,12 @@ class AsyncDatabase:
         while the masters have no leader. Where tablets are is then a hint, as it always is.
         """
         check_name(name)
-        known = self._tables.get(name)
-        body = GetTable(name, staleness(max_staleness))
+        body = GetTable(name, max_staleness_s=staleness(max_staleness))
         locations = await self._read(GET_TABLE, body, LOOKUP_TIMEOUT_S)
-        if known is not None and known.record.table_id == locations.table.table_id:
+        known = self._tables.get(locations.table.table_id)
+        if known is not None:
+            if max_staleness is None:
+                known.cache.take(locations)
             return known
         return self._open(TableCache(self._masters, locations))
 
@@ -201,7 +203,7 @@ class AsyncDatabase:
     ) -> list[TabletLocation]:
         """Where the tablets of a table are, by number. Raises `TableNotFound`."""
         check_name(name)
-        body = GetTable(name, staleness(max_staleness))
+        body = GetTable(name, max_staleness_s=staleness(max_staleness))
         return list((await self._read(GET_TABLE, body, timeout)).tablets)
 
     async def delete_table(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
@@ -209,7 +211,40 @@ class AsyncDatabase:
         check_name(name)
         with self._session.request() as request:
             await self._masters.call(DELETE_TABLE, DeleteTable(request, name), timeout_s=timeout)
-        self._tables.pop(name, None)
+        self._tables = {i: table for i, table in self._tables.items() if table.name != name}
+
+    async def alter_table(
+        self,
+        name: str,
+        *,
+        add_columns: NewColumns = (),
+        drop_columns: str | Sequence[str] = (),
+        rename_columns: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        rename_to: str = "",
+        wait: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> AsyncTable:
+        """Alter a table; see `AsyncTable.alter`. Raises `TableNotFound`."""
+        table = await self.table(name)
+        await table.alter(
+            add_columns=add_columns,
+            drop_columns=drop_columns,
+            rename_columns=rename_columns,
+            defaults=defaults,
+            rename_to=rename_to,
+            wait=wait,
+            timeout=timeout,
+        )
+        return table
+
+    async def rename_table(
+        self, name: str, new_name: str, *, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> AsyncTable:
+        """Rename a table. Raises `TableNotFound`, `TableExists`."""
+        table = await self.table(name)
+        await table.rename(new_name, timeout=timeout)
+        return table
 
     async def status(
         self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S
@@ -225,32 +260,6 @@ class AsyncDatabase:
     async def close(self) -> None:
         """End this client's connections."""
         await self.runtime.peers.close()
-
-
-def check_name(name: str) -> None:
-    """Raise `InvalidArgument` unless ``name`` can name a table, in URLs too."""
-    fine = (
-        isinstance(name, str)
-        and 0 < len(name) <= MAX_NAME_LENGTH
-        and name.isprintable()
-        and not set(name) & set("/\\?#%,:")
-    )
-    if not fine:
-        raise InvalidArgument(
-            f"table name {name!r}: 1 to {MAX_NAME_LENGTH} printable characters, "
-            "none of / \\ ? # % , :"
-        )
-
-
-def staleness(max_staleness: float | None) -> float:
-    """``max_staleness_s`` of a request. Raises `InvalidArgument`."""
-    if max_staleness is None:
-        return LINEARIZABLE
-    if isinstance(max_staleness, bool) or not isinstance(max_staleness, int | float):
-        raise InvalidArgument(f"max_staleness={max_staleness!r} is not a number of seconds")
-    if not 0 <= max_staleness < math.inf:
-        raise InvalidArgument(f"max_staleness={max_staleness}: a number of seconds, not negative")
-    return float(max_staleness)
 
 
 def _in_wire_form(partitioning: Partitioning, schema: TableSchema) -> Partitioning:

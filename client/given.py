@@ -6,6 +6,7 @@ same words, before anything is sent.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,11 +15,27 @@ import numpy as np
 import pyarrow as pa
 
 from stelae.client.convert import RowCodec, is_table, to_arrow
+from stelae.core.catalog_messages import LINEARIZABLE
 from stelae.core.errors import InvalidArgument
-from stelae.core.schema import TableSchema
+from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
 from stelae.core.values import check_batch, rows_to_batch
 
 _VERSION_END = 1 << 63
+
+
+def check_name(name: str) -> None:
+    """Raise `InvalidArgument` unless ``name`` can name a table, in URLs too."""
+    fine = (
+        isinstance(name, str)
+        and 0 < len(name) <= MAX_NAME_LENGTH
+        and name.isprintable()
+        and not set(name) & set("/\\?#%,:")
+    )
+    if not fine:
+        raise InvalidArgument(
+            f"table name {name!r}: 1 to {MAX_NAME_LENGTH} printable characters, "
+            "none of / \\ ? # % , :"
+        )
 
 
 def chosen_columns(
@@ -74,6 +91,19 @@ def update_columns(rows: Sequence[Any], schema: TableSchema, table: str) -> tupl
     return tuple(name for name in schema.arrow.names if name in given)
 
 
+def check_rows(rows: Sequence[Any]) -> None:
+    """Raise InvalidArgument unless every row is a dict."""
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise InvalidArgument(f"a row is a dict, not a {type(row).__name__}")
+
+
+def given_columns(given: Sequence[str], schema: TableSchema) -> tuple[str, ...]:
+    """The columns of new rows, in schema order: those given, and those that have to be."""
+    needed = schema.required
+    return tuple(name for name in schema.arrow.names if name in given or name in needed)
+
+
 def check_key_given(columns: Collection[str], schema: TableSchema) -> None:
     """Raise InvalidArgument unless the whole key is among the columns of an update."""
     missing = [name for name in schema.key if name not in columns]
@@ -100,3 +130,14 @@ def row_versions(if_version: Any, count: int) -> tuple[int, ...]:
     if len(versions) != count:
         raise InvalidArgument(f"if_version has {len(versions)} numbers for {count} rows")
     return versions
+
+
+def staleness(max_staleness: float | None) -> float:
+    """``max_staleness_s`` of a request. Raises `InvalidArgument`."""
+    if max_staleness is None:
+        return LINEARIZABLE
+    if isinstance(max_staleness, bool) or not isinstance(max_staleness, int | float):
+        raise InvalidArgument(f"max_staleness={max_staleness!r} is not a number of seconds")
+    if not 0 <= max_staleness < math.inf:
+        raise InvalidArgument(f"max_staleness={max_staleness}: a number of seconds, not negative")
+    return float(max_staleness)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,19 +18,22 @@ import httpx
 import msgspec
 import pyarrow as pa
 
-from stelae.client.database import DEFAULT_DURABILITY, check_name, staleness
+from stelae.client.alter import NewColumns
+from stelae.client.database import DEFAULT_DURABILITY
+from stelae.client.given import check_name, staleness
 from stelae.client.http_protocol import (
     JSON_TYPE,
     PROBLEM_TYPE,
     TIMEOUT_HEADER,
     error_of_problem,
 )
+from stelae.client.http_records import json_of, table_record, tablet_location
 from stelae.client.http_table import HttpTable
-from stelae.client.json_values import from_json_value, to_json_value
+from stelae.client.json_values import to_json_value
 from stelae.client.session import Session
 from stelae.client.table import DEFAULT_TIMEOUT_S
 from stelae.core.catalog_messages import TabletLocation
-from stelae.core.durability import Durability, segments
+from stelae.core.durability import Durability
 from stelae.core.errors import (
     DeadlineExpired,
     InvalidArgument,
@@ -40,13 +42,13 @@ from stelae.core.errors import (
     OutOfMemory,
     RetryElsewhere,
     RetryLater,
+    SchemaChanged,
     StelaeError,
     Unavailable,
 )
-from stelae.core.ids import Address, ClientId, TableId, make_uuid
-from stelae.core.partition import HashPartition, Partitioning, RangePartition
-from stelae.core.records import TableRecord, TableState, TabletRecord
-from stelae.core.schema import TableSchema
+from stelae.core.ids import ClientId, make_uuid
+from stelae.core.partition import Partitioning
+from stelae.core.records import TableRecord
 from stelae.core.values import from_wire, to_wire
 
 FIRST_PAUSE_S = 0.05
@@ -101,8 +103,8 @@ class HttpTransport:
                 raise unknown or last or DeadlineExpired(what, "nothing: it had passed at the call")
             try:
                 return await self._attempt(method, path, what, left_s, content, headers)
-            except (OutOfMemory, NoSpace):
-                raise
+            except (OutOfMemory, NoSpace, SchemaChanged):
+                raise  # repeating the same call helps nothing
             except OutcomeUnknown as error:
                 if not repeatable:
                     raise
@@ -204,7 +206,7 @@ class HttpDatabase:
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> bool:
         """See `AsyncDatabase.is_create_done`."""
-        found = _json(await self._get_table(name, max_staleness, timeout))
+        found = json_of(await self._get_table(name, max_staleness, timeout))
         return "creating" not in found["tablet_states"]
 
     async def table(self, name: str, *, max_staleness: float | None = None) -> HttpTable:
@@ -251,10 +253,43 @@ class HttpDatabase:
         response = await self._transport.call(
             "GET", path, what="locate", timeout_s=timeout_s, repeatable=True
         )
-        return [tablet_location(info) for info in _json(response)["tablets"]]
+        return [tablet_location(info) for info in json_of(response)["tablets"]]
+
+    async def alter_table(
+        self,
+        name: str,
+        *,
+        add_columns: NewColumns = (),
+        drop_columns: str | Sequence[str] = (),
+        rename_columns: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        rename_to: str = "",
+        wait: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> HttpTable:
+        """See `AsyncDatabase.alter_table`."""
+        table = await self.table(name)
+        await table.alter(
+            add_columns=add_columns,
+            drop_columns=drop_columns,
+            rename_columns=rename_columns,
+            defaults=defaults,
+            rename_to=rename_to,
+            wait=wait,
+            timeout=timeout,
+        )
+        return table
+
+    async def rename_table(
+        self, name: str, new_name: str, *, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> HttpTable:
+        """See `AsyncDatabase.rename_table`."""
+        table = await self.table(name)
+        await table.rename(new_name, timeout=timeout)
+        return table
 
     def _open(self, response: httpx.Response) -> HttpTable:
-        return HttpTable(self._transport, self._session, table_record(_json(response)))
+        return HttpTable(self._transport, self._session, table_record(json_of(response)))
 
     async def tables(
         self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S
@@ -264,7 +299,7 @@ class HttpDatabase:
         response = await self._transport.call(
             "GET", path, what="tables", timeout_s=timeout, repeatable=True
         )
-        return [table_record(info) for info in _json(response)["tables"]]
+        return [table_record(info) for info in json_of(response)["tables"]]
 
     async def delete_table(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `AsyncDatabase.delete_table`."""
@@ -285,7 +320,7 @@ class HttpDatabase:
         response = await self._transport.call(
             "GET", path, what="status", timeout_s=timeout, repeatable=True
         )
-        return _json(response)
+        return json_of(response)
 
     async def close(self) -> None:
         """End this client's connections."""
@@ -295,24 +330,6 @@ class HttpDatabase:
 def _query(max_staleness: float | None, first: str = "?") -> str:
     value = staleness(max_staleness)
     return "" if value < 0 else f"{first}max_staleness={value!r}"
-
-
-def tablet_location(info: Mapping[str, Any]) -> TabletLocation:
-    """Where a tablet is, from its description as JSON."""
-    try:
-        record = msgspec.convert(info["tablet"], TabletRecord)
-        return TabletLocation(record, Address(info["address"]), info["problem"])
-    except (KeyError, TypeError, msgspec.MsgspecError) as error:
-        raise Unavailable(
-            "the HTTP server", f"a tablet is not described as by Stelae: {error!r}"
-        ) from error
-
-
-def _json(response: httpx.Response) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(response.content, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise Unavailable(str(response.url), f"it does not answer like Stelae: {error}") from None
 
 
 def _partition_json(partition: Partitioning, schema: pa.Schema) -> dict[str, Any]:
@@ -334,41 +351,3 @@ def _partition_json(partition: Partitioning, schema: pa.Schema) -> dict[str, Any
         ]
         found["range"] = {"columns": list(by_range.columns), "splits": splits}
     return found
-
-
-def table_record(info: Mapping[str, Any]) -> TableRecord:
-    """A table's record from its description as JSON."""
-    try:
-        schema = TableSchema(
-            base64.b64decode(info["arrow_schema"], validate=True),
-            tuple(info["key"]),
-            int(info["schema_version"]),
-        )
-        return TableRecord(
-            TableId(info["id"]),
-            info["name"],
-            schema,
-            _partitioning(info["partition"], schema.arrow),
-            segments(*info["durability"]["segments"]),
-            TableState.RUNNING,
-            int(info["generation"]),
-        )
-    except (KeyError, TypeError, ValueError, binascii.Error, pa.ArrowException) as error:
-        raise Unavailable(
-            "the HTTP server", f"a table is not described as by Stelae: {error!r}"
-        ) from (error)
-
-
-def _partitioning(info: Mapping[str, Any], schema: pa.Schema) -> Partitioning:
-    by_hash = by_range = None
-    if info.get("hash"):
-        by_hash = HashPartition(tuple(info["hash"]["columns"]), info["hash"]["buckets"])
-    if info.get("range"):
-        names = tuple(info["range"]["columns"])
-        kinds = [schema.field(name).type for name in names]
-        splits = tuple(
-            tuple(from_json_value(v, k, "range split") for v, k in zip(split, kinds, strict=True))
-            for split in info["range"]["splits"]
-        )
-        by_range = RangePartition(names, splits)
-    return Partitioning(by_hash, by_range)

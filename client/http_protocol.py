@@ -29,6 +29,8 @@ TIMEOUT_HEADER = "X-Request-Timeout-Seconds"
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 REQUEST_ID_HEADER = "Stelae-Request-Id"
 """Of Stelae's own client, instead of `IDEMPOTENCY_HEADER`: servers may forget what was answered."""
+SCHEMA_VERSION_HEADER = "Stelae-Schema-Version"
+"""The version of the table's schema that the columns of a request are of; absent: the newest."""
 
 IF_VERSION_COLUMN = "_if_version"
 """In an Arrow body of ``rows:write``: the version that each row must have; 0: must be absent."""

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import base64
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+import httpx
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from stelae.client.alter import NewColumns, requested_change
 from stelae.client.convert import Key, RowCodec, Rows, is_table, to_arrow
 from stelae.client.filters import Where, normalize_filters
 from stelae.client.given import (
     check_key_given,
+    check_name,
+    check_rows,
     chosen_columns,
+    given_columns,
     key_rows,
     row_versions,
     update_columns,
@@ -27,15 +33,20 @@ from stelae.client.http_protocol import (
     IF_VERSION_COLUMN,
     JSON_TYPE,
     REQUEST_ID_HEADER,
+    SCHEMA_VERSION_HEADER,
     format_request_id,
 )
+from stelae.client.http_records import defaults_json, json_of, table_record
 from stelae.client.json_values import to_json_value
 from stelae.client.session import Session
 from stelae.client.table import DEFAULT_TIMEOUT_S
-from stelae.core.errors import InvalidArgument, Unavailable
-from stelae.core.records import TableRecord
-from stelae.core.schema import VERSION_COLUMN
+from stelae.core.errors import InvalidArgument, SchemaChanged, TableNotFound, Unavailable
+from stelae.core.ids import RequestId
+from stelae.core.messages import WriteOp
+from stelae.core.records import TableRecord, TableState
+from stelae.core.schema import VERSION_COLUMN, TableSchema
 from stelae.core.values import check_batch, from_wire, rows_to_batch
+from stelae.storage.versions import SchemaView
 
 if TYPE_CHECKING:
     from stelae.client.http import HttpTransport
@@ -50,10 +61,117 @@ class HttpTable:
     def __init__(self, transport: HttpTransport, session: Session, record: TableRecord) -> None:
         self._transport = transport
         self._session = session
+        self._use(record)
+
+    def _use(self, record: TableRecord) -> None:
         self._record = record
         self._schema = record.schema
         self._codec = RowCodec(record.schema, record.name)
         self._path = f"/v1/tables/{quote(record.name, safe='')}"
+
+    async def refresh(self) -> None:
+        """Ask anew what the table is like, under whatever name. Raises `TableNotFound`."""
+        response = await self._transport.call(
+            "GET", "/v1/tables", what="tables", timeout_s=DEFAULT_TIMEOUT_S, repeatable=True
+        )
+        for record in map(table_record, json_of(response)["tables"]):
+            if record.table_id == self._record.table_id:
+                self._use(record)
+                return
+        raise TableNotFound(self.name)
+
+    async def _newer_than(self, schema: TableSchema, error: SchemaChanged) -> None:
+        """Learn of an alter that a call came too late for; raises ``error`` if there is none."""
+        await self.refresh()
+        if self._schema.version <= schema.version:
+            raise error
+
+    async def _call(
+        self,
+        method: str,
+        suffix: str,
+        *,
+        what: str,
+        timeout_s: float,
+        content: bytes,
+        headers: Mapping[str, str],
+    ) -> httpx.Response:
+        """A repeatable request, made with the schema known here. Where the table is gone it may
+        have another name by now: that is looked for, once."""
+        all_headers = {SCHEMA_VERSION_HEADER: str(self._schema.version), **headers}
+        for is_last in (False, True):
+            before = self._path
+            try:
+                return await self._transport.call(
+                    method,
+                    self._path + suffix,
+                    what=f"{what} {self.name}",
+                    timeout_s=timeout_s,
+                    repeatable=True,
+                    content=content,
+                    headers=all_headers,
+                )
+            except TableNotFound:
+                if is_last:
+                    raise
+                await self.refresh()
+                if self._path == before:
+                    raise
+        raise AssertionError("the last attempt answers or raises")
+
+    # ---- altering ---------------------------------------------------------------------------
+
+    async def alter(
+        self,
+        *,
+        add_columns: NewColumns = (),
+        drop_columns: str | Sequence[str] = (),
+        rename_columns: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        rename_to: str = "",
+        wait: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """See `AsyncTable.alter`."""
+        await self.refresh()
+        if rename_to:
+            check_name(rename_to)
+        change = requested_change(
+            self._schema, self.name, add_columns, drop_columns, rename_columns, defaults
+        )
+        body = {
+            "name": rename_to or None,
+            "add_arrow_schema": base64.b64encode(change.add_ipc).decode() or None,
+            "drop_columns": change.drop,
+            "rename_columns": dict(change.rename),
+            "defaults": defaults_json(change),
+            "wait": wait,
+        }
+        with self._session.request() as request:
+            response = await self._call(
+                "PATCH",
+                "",
+                what="alter",
+                timeout_s=timeout,
+                content=msgspec.json.encode(body),
+                headers={
+                    "Content-Type": JSON_TYPE,
+                    REQUEST_ID_HEADER: format_request_id(request),
+                },
+            )
+        self._use(table_record(json_of(response)))
+
+    async def rename(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """See `AsyncTable.rename`."""
+        check_name(name)
+        await self.alter(rename_to=name, wait=False, timeout=timeout)
+
+    async def is_alter_done(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
+        """See `AsyncTable.is_alter_done`."""
+        response = await self._call(
+            "GET", "", what="is_alter_done", timeout_s=timeout, content=b"", headers={}
+        )
+        return table_record(json_of(response)).state is not TableState.ALTERING
 
     @property
     def name(self) -> str:
@@ -108,47 +226,64 @@ class HttpTable:
     def _batch(self, op: str, rows: Rows) -> pa.RecordBatch:
         if isinstance(rows, dict):
             rows = [rows]
-        columns: tuple[str, ...] | None = None
+        columns: tuple[str, ...] = ()
         if op == "update" and isinstance(rows, list):
             columns = update_columns(rows, self._schema, self.name)
         if isinstance(rows, list) and self._schema.is_plain:
+            if op != "update":
+                check_rows(rows)
+                columns = self._codec.given(rows)
             names = columns or tuple(self.schema.names)
             wire = [self._codec.row(row, columns) for row in rows]
             batch = rows_to_batch(wire, pa.schema([self.schema.field(name) for name in names]))
             return check_batch(batch, self._schema, columns=names, table=self.name)
-        table = to_arrow(rows, self.schema)
+        table = to_arrow(rows, self.schema, self._codec.defaults)
         if op == "update":
             check_key_given(table.column_names, self._schema)
             columns = tuple(n for n in self.schema.names if n in table.column_names)
+        else:
+            columns = given_columns(table.column_names, self._schema)
         return check_batch(table, self._schema, columns=columns, table=self.name)
 
     async def _send(
         self, op: str, batch: pa.RecordBatch, if_version: Any, timeout_s: float
     ) -> Versions:
+        versions = None
         if if_version is not None:
             if op == "insert":
                 raise InvalidArgument("insert takes no versions: it wants every row to be absent")
             versions = np.array(row_versions(if_version, batch.num_rows), np.uint64)
-            batch = batch.append_column(IF_VERSION_COLUMN, pa.array(versions))
         if not batch.num_rows:
             return np.empty(0, np.uint64)
-        content = await asyncio.to_thread(_stream, batch)
+        schema = self._schema
         with self._session.request() as request:
-            response = await self._transport.call(
-                "POST",
-                f"{self._path}/rows:write?op={op}",
-                what=f"{op} {self.name}",
-                timeout_s=timeout_s,
-                repeatable=True,
-                content=content,
-                headers={
-                    "Content-Type": ARROW_TYPE,
-                    "Accept": ARROW_TYPE,
-                    REQUEST_ID_HEADER: format_request_id(request),
-                },
-            )
+            try:
+                response = await self._send_batch(op, batch, versions, request, timeout_s)
+            except SchemaChanged as error:  # before anything was done: the columns mean nothing
+                await self._newer_than(schema, error)
+                view = SchemaView(schema, self._schema, self.name)
+                kept, _ = view.write(WriteOp[op.upper()], batch, ())
+                response = await self._send_batch(op, kept, versions, request, timeout_s)
         table = _table(response.content)
         return table.column(VERSION_COLUMN).to_numpy()  # type: ignore[no-any-return]
+
+    async def _send_batch(
+        self, op: str, batch: Any, versions: Versions | None, request: RequestId, timeout_s: float
+    ) -> httpx.Response:
+        if versions is not None:
+            batch = batch.append_column(IF_VERSION_COLUMN, pa.array(versions))
+        return await self._call(
+            "POST",
+            f"/rows:write?op={op}",
+            what=op,
+            timeout_s=timeout_s,
+            content=await asyncio.to_thread(_stream, batch),
+            headers={
+                "Content-Type": ARROW_TYPE,
+                "Accept": ARROW_TYPE,
+                REQUEST_ID_HEADER: format_request_id(request),
+            },
+        )
 
     # ---- reads ------------------------------------------------------------------------------
 
@@ -176,16 +311,25 @@ class HttpTable:
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> pa.Table:
         """See `AsyncTable.get_many`."""
+        schema = self._schema
+        try:
+            return await self._get_many(keys, columns, with_versions, timeout)
+        except SchemaChanged as error:
+            await self._newer_than(schema, error)
+            return await self._get_many(keys, columns, with_versions, timeout)
+
+    async def _get_many(
+        self, keys: Any, columns: Sequence[str] | None, with_versions: bool, timeout_s: float
+    ) -> pa.Table:
         chosen = self._chosen(columns)
         content = await asyncio.to_thread(_stream, self._key_rows(keys))
         query: list[tuple[str, str]] = [("columns", name) for name in chosen]
         query.append(("with_versions", "true" if with_versions else "false"))
-        response = await self._transport.call(
+        response = await self._call(
             "POST",
-            f"{self._path}/rows:get?{urlencode(query)}",
-            what=f"get {self.name}",
-            timeout_s=timeout,
-            repeatable=True,
+            f"/rows:get?{urlencode(query)}",
+            what="get",
+            timeout_s=timeout_s,
             content=content,
             headers={"Content-Type": ARROW_TYPE, "Accept": ARROW_TYPE},
         )
@@ -201,18 +345,32 @@ class HttpTable:
         timeout: float = SCAN_TIMEOUT_S,
     ) -> pa.Table:
         """See `AsyncTable.scan`."""
+        schema = self._schema
+        try:
+            return await self._scan(columns, where, limit, with_versions, timeout)
+        except SchemaChanged as error:
+            await self._newer_than(schema, error)
+            return await self._scan(columns, where, limit, with_versions, timeout)
+
+    async def _scan(
+        self,
+        columns: Sequence[str] | None,
+        where: Where,
+        limit: int | None,
+        with_versions: bool,
+        timeout_s: float,
+    ) -> pa.Table:
         body = {
             "columns": list(self._chosen(columns)) or None,
             "where": self._filters_json(where),
             "limit": limit,
             "with_versions": with_versions,
         }
-        response = await self._transport.call(
+        response = await self._call(
             "POST",
-            f"{self._path}/rows:scan",
-            what=f"scan {self.name}",
-            timeout_s=timeout,
-            repeatable=True,
+            "/rows:scan",
+            what="scan",
+            timeout_s=timeout_s,
             content=msgspec.json.encode(body),
             headers={"Content-Type": JSON_TYPE, "Accept": ARROW_TYPE},
         )

@@ -5,23 +5,29 @@ from __future__ import annotations
 import asyncio
 
 from stelae.client.masters import MastersClient
-from stelae.core.catalog_messages import GET_TABLE, GetTable, TableLocations, TabletLocation
 from stelae.core.errors import TableNotFound
+from stelae.core.ids import TableId
+from stelae.core.messages import GET_TABLE, GetTable, TableLocations, TabletLocation
 from stelae.core.records import TabletState
 
 LOOKUP_TIMEOUT_S = 10.0
+_NO_ID = TableId("")
 
 
 class TableCache:
     """The locations of one table. Concurrent refreshes become one call to the masters."""
 
     def __init__(self, masters: MastersClient, locations: TableLocations) -> None:
-        self._masters = masters
+        self.masters = masters
         self._refreshing: asyncio.Task[None] | None = None
-        self._take(locations)
-
-    def _take(self, locations: TableLocations) -> None:
         self.table = locations.table
+        """Another object only when something has changed."""
+        self.take(locations)
+
+    def take(self, locations: TableLocations) -> None:
+        """Believe what the masters say."""
+        if locations.table.generation > self.table.generation:
+            self.table = locations.table
         by_number = {location.tablet.number: location for location in locations.tablets}
         self._tablets = [by_number[number] for number in sorted(by_number)]
 
@@ -41,7 +47,8 @@ class TableCache:
         """Ask the masters anew.
 
         Raises:
-            TableNotFound: the table was deleted (also if another took its name since).
+            TableNotFound: the table was deleted (also if another took its name since). A table
+                that was renamed is found.
         """
         if self._refreshing is None:
             self._refreshing = asyncio.create_task(self._refresh())
@@ -54,12 +61,16 @@ class TableCache:
             task.exception()  # every waiter has it; nobody waiting is no reason to complain
 
     async def _refresh(self) -> None:
-        fresh = await look_up(self._masters, self.table.name)
+        fresh = await look_up(self.masters, self.table.name, self.table.table_id)
         if fresh.table.table_id != self.table.table_id:
             raise TableNotFound(self.table.name)
-        self._take(fresh)
+        self.take(fresh)
 
 
-async def look_up(masters: MastersClient, name: str) -> TableLocations:
-    """Ask the masters for a table and its tablets. Raises `TableNotFound`."""
-    return await masters.call(GET_TABLE, GetTable(name), timeout_s=LOOKUP_TIMEOUT_S)
+async def look_up(masters: MastersClient, name: str, table_id: TableId = _NO_ID) -> TableLocations:
+    """Ask the masters for a table, by its id if that is known, and for its tablets.
+
+    Raises:
+        TableNotFound: there is none.
+    """
+    return await masters.call(GET_TABLE, GetTable(name, table_id), timeout_s=LOOKUP_TIMEOUT_S)

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from stelae.client.locations import TableCache
-from stelae.core.catalog_messages import TabletLocation
 from stelae.core.errors import (
     DeadlineExpired,
     NoSpace,
@@ -15,9 +14,11 @@ from stelae.core.errors import (
     OutOfMemory,
     RetryElsewhere,
     RetryLater,
+    SchemaChanged,
     StelaeError,
 )
 from stelae.core.ids import ServerUuid
+from stelae.core.messages import TabletLocation
 from stelae.core.runtime import Runtime
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ async def on_tablet(
 
     Raises:
         Rejected, DataLost: as the server says.
+        SchemaChanged: surely not done; the caller makes another call with the newer schema.
         OutOfMemory, NoSpace: at once; waiting does not help by itself.
         OutcomeUnknown: some attempt may have been carried out, and the deadline passed, or there
             is no room just now to find out.
@@ -73,6 +75,8 @@ async def on_tablet(
             raise
         except OutcomeUnknown as error:
             unknown = error
+        except SchemaChanged:
+            raise  # no repetition of the same call helps, and no attempt of it was or will be done
         except (RetryElsewhere, RetryLater) as error:
             last = error
         await clock.sleep(min(pause_s, max(deadline - clock.monotonic(), 0.0)))

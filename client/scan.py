@@ -9,10 +9,9 @@ import pyarrow as pa
 from stelae.client.filters import WireFilters
 from stelae.client.locations import TableCache
 from stelae.client.retries import on_tablet
-from stelae.core.catalog_messages import TabletLocation
 from stelae.core.errors import DeadlineExpired, InvalidArgument, TabletNotReady
 from stelae.core.ids import ServerUuid
-from stelae.core.messages import SCAN, Scan
+from stelae.core.messages import SCAN, Scan, TabletLocation
 from stelae.core.runtime import Runtime
 
 PIECE_TIMEOUT_S = 30.0
@@ -27,11 +26,12 @@ async def scan_tablet(
     limit: int | None,
     with_versions: bool,
     timeout_s: float,
+    schema_version: int = 0,
 ) -> list[pa.RecordBatch]:
     """All matching rows of a tablet at one point of its log.
 
     The rows are handed out only once all are here: a scan that breaks off begins anew, and would
-    see a later point.
+    see a later point. ``schema_version``: the one that the columns are of.
 
     Raises:
         StelaeError: as `on_tablet` does; after ``timeout_s`` in all.
@@ -53,6 +53,7 @@ async def scan_tablet(
                 limit or 0,
                 with_versions,
                 piece,
+                schema_version,
             )
             try:
                 reply = await runtime.peers.call(

@@ -8,63 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from stelae.client.convert import Key, RowCodec, Rows, decode_batch
+from stelae.client.alter import Alterations, NewColumns, requested_change
+from stelae.client.convert import Key, Rows, decode_batch
 from stelae.client.filters import Where, normalize_filters
-from stelae.client.given import chosen_columns, key_rows
+from stelae.client.given import check_name, chosen_columns, key_rows
+from stelae.client.known import KnownTable
 from stelae.client.locations import TableCache
+from stelae.client.reads import Found, ManyKeys, OneKey, WantedRows, merge_found
 from stelae.client.retries import all_or_first_error, on_tablet
 from stelae.client.scan import scan_tablet
 from stelae.client.session import Session
 from stelae.client.writer import TableWriter, Versions
-from stelae.core.catalog_messages import TabletLocation
-from stelae.core.errors import StelaeError
+from stelae.core.errors import SchemaChanged, StelaeError
 from stelae.core.ids import ServerUuid
-from stelae.core.messages import GET, GET_MANY, Get, GetMany, GetReply, WriteOp
+from stelae.core.messages import GET, GET_MANY, GetMany, GetReply, TabletLocation, WriteOp
 from stelae.core.records import TableRecord
 from stelae.core.runtime import Runtime
 from stelae.core.schema import VERSION_COLUMN
 from stelae.core.settings import Settings
-from stelae.core.values import WireRow
-from stelae.storage.partitioner import Partitioner
 
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 30.0
 CONCURRENT_TABLETS = 16
-
-
-@dataclass(slots=True)
-class OneKey:
-    """A `get` of one key, cut out for its tablet."""
-
-    number: int
-    key: WireRow
-    columns: tuple[str, ...]
-
-    def request(self, where: TabletLocation) -> Get:
-        return Get(where.tablet.tablet_id, (self.key,), self.columns)
-
-
-@dataclass(slots=True)
-class ManyKeys:
-    """A `get_many`, cut by tablet: see `TableWriter.split`."""
-
-    columns: tuple[str, ...]
-    names: list[str]
-    """Of the columns of the answer."""
-    parts: dict[int, tuple[int, NDArray[np.int64], pa.Buffer]]
-
-
-Found = tuple[pa.RecordBatch, NDArray[np.int64]]
-"""Rows of one tablet, and the places of their keys among those asked for."""
 
 
 class AsyncTable:
@@ -77,12 +50,56 @@ class AsyncTable:
         self._settings = settings
         self.session = session
         self.cache = cache
-        self._schema = cache.table.schema
-        self._codec = RowCodec(self._schema, cache.table.name)
-        self.partitioner = Partitioner(cache.table.partitioning, self._schema)
-        self.writer = TableWriter(runtime, settings, session, cache, self._codec, self.partitioner)
+        self._pinned = False
+        self._writer = TableWriter(runtime, settings, session, cache, KnownTable(cache.table))
 
     # ---- what it is -------------------------------------------------------------------------
+
+    @property
+    def writer(self) -> TableWriter:
+        """The writing half, of the newest schema that this client has heard of."""
+        writer = self._writer
+        if self.cache.table is writer.known.record or self._pinned:
+            return writer
+        return self._use(self.cache.table)
+
+    @property
+    def known(self) -> KnownTable:
+        """The table in the version that calls begun now are made with."""
+        return self.writer.known
+
+    def _use(self, record: TableRecord) -> TableWriter:
+        known = KnownTable(record)
+        self._writer = TableWriter(self.runtime, self._settings, self.session, self.cache, known)
+        return self._writer
+
+    def at_version(self, version: int) -> AsyncTable:
+        """The same table for a caller that knows this version of its schema, for ever.
+
+        Raises:
+            SchemaChanged: that version is too old, or is not known here yet.
+        """
+        record = self.known.record
+        if version == record.schema.version:
+            return self
+        schema = next((s for s in record.history if s.version == version), None)
+        if schema is None:
+            raise SchemaChanged(record.name, version, record.schema.version)
+        other = copy.copy(self)
+        other._pinned = True
+        other._use(msgspec.structs.replace(record, schema=schema))
+        return other
+
+    async def refresh(self) -> None:
+        """Ask the masters anew what the table is like. Raises `TableNotFound`."""
+        await self.cache.refresh()
+
+    async def _newer_than(self, known: KnownTable, error: SchemaChanged) -> KnownTable:
+        """The table after an alter that a call came too late for; ``error`` if there is none."""
+        await self.cache.refresh()
+        if self._pinned or self.known.schema.version <= known.schema.version:
+            raise error
+        return self.known
 
     @property
     def name(self) -> str:
@@ -91,24 +108,75 @@ class AsyncTable:
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of its columns."""
-        return self._schema.arrow
+        return self.known.schema.arrow
 
     @property
     def key(self) -> tuple[str, ...]:
-        return self._schema.key
+        return self.known.schema.key
 
     @property
     def record(self) -> TableRecord:
-        return self.cache.table
+        return self.known.record
 
     def with_session(self, session: Session) -> AsyncTable:
         """The same table, its writes numbered by ``session``."""
         other = copy.copy(self)
         other.session = session
-        other.writer = TableWriter(
-            self.runtime, self._settings, session, self.cache, self._codec, self.partitioner
-        )
+        other._use(self.known.record)
         return other
+
+    # ---- altering ---------------------------------------------------------------------------
+
+    async def alter(
+        self,
+        *,
+        add_columns: NewColumns = (),
+        drop_columns: str | Sequence[str] = (),
+        rename_columns: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        rename_to: str = "",
+        wait: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Change the table's columns, its name, or both at once; reads and writes go on meanwhile.
+
+        ``add_columns``: Arrow fields, or types by name; one that may not be null needs a default,
+        which the rows that are there show. ``defaults``: by name (after renames), what new rows
+        get that leave the column out; None: no default any more. A column dropped and added again
+        comes back empty. Key columns stay as they are. ``wait``: until all tablets follow.
+
+        Raises:
+            InvalidArgument, ColumnNotFound, TooLarge, TableExists: nothing was changed.
+            DeadlineExpired: it is altered, but some tablet does not follow yet (`is_alter_done`).
+        """
+        clock = self.runtime.clock
+        deadline = clock.monotonic() + timeout
+        await self.refresh()
+        record = self.cache.table
+        if rename_to:
+            check_name(rename_to)
+        change = requested_change(
+            record.schema, record.name, add_columns, drop_columns, rename_columns, defaults
+        )
+        alterations = Alterations(self.runtime, self.cache.masters, self.session)
+        await alterations.alter(record, change, rename_to, deadline - clock.monotonic())
+        if wait:
+            await alterations.wait_done(record, deadline - clock.monotonic())
+        await self.refresh()
+
+    async def rename(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """Give the table another name; this handle and all others on it go on.
+
+        Raises:
+            InvalidArgument, TableExists: it keeps its name.
+        """
+        check_name(name)
+        await self.alter(rename_to=name, wait=False, timeout=timeout)
+
+    async def is_alter_done(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
+        """Whether every tablet has the newest schema."""
+        alterations = Alterations(self.runtime, self.cache.masters, self.session)
+        return await alterations.is_done(self.cache.table, timeout)
 
     # ---- writes -----------------------------------------------------------------------------
 
@@ -163,26 +231,43 @@ class AsyncTable:
 
     def one_key(self, key: Key, columns: Sequence[str] | None) -> OneKey | None:
         """A `get` of a plain table, checked and ready to be sent; None for other tables."""
-        wire = self._codec.key(key)
-        if not self._schema.is_plain:
+        known = self.known
+        wire = known.codec.key(key)
+        if not known.schema.is_plain:
             return None
-        return OneKey(self.partitioner.tablet_number(wire), wire, self._chosen(columns))
+        chosen = chosen_columns(columns, known.schema, known.name)
+        return OneKey(known.partitioner.tablet_number(wire), wire, chosen, known)
 
     async def get_one(
         self, one: OneKey, with_version: bool, timeout_s: float, tried: StelaeError | None = None
     ) -> dict[str, Any] | None:
-        """Send a `get` until it is answered; see `on_tablet`."""
+        """Send a `get` until it is answered; see `on_tablet`. ``one`` may learn of an alter."""
+        clock = self.runtime.clock
+        deadline = clock.monotonic() + timeout_s
+        try:
+            reply = await self._send_one(one, timeout_s, tried)
+        except SchemaChanged as error:
+            one.known = known = await self._newer_than(one.known, error)
+            one.columns = chosen_columns(one.columns or None, known.schema, known.name)
+            if not known.schema.is_plain:
+                key = dict(zip(known.schema.key, one.key, strict=True))
+                found = await self.get_many(
+                    [key], columns=one.columns or None, with_versions=with_version
+                )
+                return found.to_pylist()[0] if found.num_rows else None
+            reply = await self._send_one(one, deadline - clock.monotonic(), None)
+        return self.row_of(one, reply, with_version)
 
+    async def _send_one(self, one: OneKey, timeout_s: float, tried: StelaeError | None) -> GetReply:
         async def attempt(where: TabletLocation, owner: ServerUuid, limit_s: float) -> GetReply:
             reply = await self.runtime.peers.call(
                 where.address, GET, one.request(where), timeout_s=limit_s, destination=owner
             )
             return reply.body
 
-        reply = await on_tablet(
+        return await on_tablet(
             self.runtime, self.cache, one.number, "get", attempt, timeout_s=timeout_s, tried=tried
         )
-        return self.row_of(one, reply, with_version)
 
     def row_of(self, one: OneKey, reply: GetReply, with_version: bool) -> dict[str, Any] | None:
         """The row that a `get` found, as people read it."""
@@ -190,7 +275,7 @@ class AsyncTable:
         if found is None:
             return None
         values, version = found
-        row = self._codec.dict(values, one.columns or None)
+        row = one.known.codec.dict(values, one.columns or None)
         if with_version:
             row[VERSION_COLUMN] = version
         return row
@@ -213,13 +298,25 @@ class AsyncTable:
 
     def many_keys(self, keys: Any, columns: Sequence[str] | None, with_versions: bool) -> ManyKeys:
         """A `get_many`, checked and cut by tablet. May run in any thread."""
-        chosen = self._chosen(columns)
-        parts = self.writer.split(key_rows(keys, self._schema, self._codec, self.name))
-        names = list(chosen or self._schema.arrow.names)
-        return ManyKeys(chosen, [*names, VERSION_COLUMN] if with_versions else names, parts)
+        writer = self.writer
+        known = writer.known
+        chosen = chosen_columns(columns, known.schema, known.name)
+        parts = writer.split(key_rows(keys, known.schema, known.codec, known.name))
+        return ManyKeys(chosen, with_versions, known, parts)
 
     async def find_many(self, wanted: ManyKeys, timeout_s: float) -> list[Found]:
-        """Ask the tablets, several at a time."""
+        """Ask the tablets, several at a time. ``wanted`` may learn of an alter."""
+        clock = self.runtime.clock
+        deadline = clock.monotonic() + timeout_s
+        try:
+            return await self._find_many(wanted, timeout_s)
+        except SchemaChanged as error:
+            wanted.known = known = await self._newer_than(wanted.known, error)
+            wanted.columns = chosen_columns(wanted.columns or None, known.schema, known.name)
+            return await self._find_many(wanted, deadline - clock.monotonic())
+
+    async def _find_many(self, wanted: ManyKeys, timeout_s: float) -> list[Found]:
+        version = wanted.known.schema.version
         turns = asyncio.Semaphore(CONCURRENT_TABLETS)
 
         async def part(number: int) -> Found:
@@ -229,7 +326,7 @@ class AsyncTable:
                 return await self.runtime.peers.call(
                     where.address,
                     GET_MANY,
-                    GetMany(where.tablet.tablet_id, wanted.columns),
+                    GetMany(where.tablet.tablet_id, wanted.columns, version),
                     timeout_s=limit_s,
                     blobs=[blob],
                     destination=owner,
@@ -246,7 +343,7 @@ class AsyncTable:
 
     def table_of(self, wanted: ManyKeys, found: list[Found]) -> pa.Table:
         """The rows that tablets found, in the order of the keys. May run in any thread."""
-        return _merge_found(found, wanted.names, self.schema)
+        return merge_found(found, wanted.names, wanted.known.schema.arrow)
 
     async def scan_batches(
         self,
@@ -261,16 +358,23 @@ class AsyncTable:
 
         ``where`` takes the filter lists of ``pyarrow.parquet.read_table(filters=)``. A tablet
         whose server dies meanwhile is read anew before any of its rows are handed out.
+
+        Raises:
+            SchemaChanged: a column that is read was dropped after the first rows were handed out.
         """
-        chosen = self._chosen(columns)
-        filters = normalize_filters(where, self._schema, self.name)
         left = limit
+        wanted = self._scan_of(columns, where)
         for number in range(self.cache.tablet_count):
             if left is not None and left <= 0:
                 return
-            batches = await scan_tablet(
-                self.runtime, self.cache, number, chosen, filters, left, with_versions, timeout
-            )
+            try:
+                batches = await self._scan_tablet(wanted, number, left, with_versions, timeout)
+            except SchemaChanged as error:
+                if number:
+                    raise  # rows were handed out in the columns of before
+                await self._newer_than(wanted.known, error)
+                wanted = self._scan_of(columns, where)
+                batches = await self._scan_tablet(wanted, number, left, with_versions, timeout)
             for batch in batches:
                 if left is not None:
                     batch = batch.slice(0, left)
@@ -288,25 +392,28 @@ class AsyncTable:
         timeout: float = 600.0,
     ) -> pa.Table:
         """Read all rows that match, as one Arrow table; tablets are read side by side."""
-        chosen = self._chosen(columns)
-        filters = normalize_filters(where, self._schema, self.name)
+        clock = self.runtime.clock
+        deadline = clock.monotonic() + timeout
+        wanted = self._scan_of(columns, where)
+        try:
+            return await self._scan(wanted, limit, with_versions, timeout)
+        except SchemaChanged as error:
+            await self._newer_than(wanted.known, error)
+            wanted = self._scan_of(columns, where)
+            return await self._scan(wanted, limit, with_versions, deadline - clock.monotonic())
+
+    async def _scan(
+        self, wanted: WantedRows, limit: int | None, with_versions: bool, timeout_s: float
+    ) -> pa.Table:
         turns = asyncio.Semaphore(CONCURRENT_TABLETS)
 
         async def part(number: int) -> list[pa.RecordBatch]:
             async with turns:
-                return await scan_tablet(
-                    self.runtime,
-                    self.cache,
-                    number,
-                    chosen,
-                    filters,
-                    limit,
-                    with_versions,
-                    timeout,
-                )
+                return await self._scan_tablet(wanted, number, limit, with_versions, timeout_s)
 
         parts = await all_or_first_error([part(n) for n in range(self.cache.tablet_count)])
-        fields = [self.schema.field(name) for name in (chosen or self.schema.names)]
+        arrow = wanted.known.schema.arrow
+        fields = [arrow.field(name) for name in (wanted.columns or arrow.names)]
         if with_versions:
             fields.append(pa.field(VERSION_COLUMN, pa.uint64(), False))
         schema = pa.schema(fields)
@@ -321,22 +428,30 @@ class AsyncTable:
 
     # ---- helpers ----------------------------------------------------------------------------
 
-    def _chosen(self, columns: Sequence[str] | None) -> tuple[str, ...]:
-        return chosen_columns(columns, self._schema, self.name)
+    def _scan_of(self, columns: Sequence[str] | None, where: Where) -> WantedRows:
+        known = self.known
+        return WantedRows(
+            known,
+            chosen_columns(columns, known.schema, known.name),
+            normalize_filters(where, known.schema, known.name),
+        )
 
-
-def _merge_found(found: list[Found], columns: list[str], schema: pa.Schema) -> pa.Table:
-    """Rows found in several tablets, put back into the order of the keys asked for."""
-    fields = [
-        pa.field(VERSION_COLUMN, pa.uint64(), False)
-        if name == VERSION_COLUMN
-        else schema.field(name)
-        for name in columns
-    ]
-    wanted = pa.schema(fields)
-    parts = [(rows.select(columns).cast(wanted), places) for rows, places in found if rows.num_rows]
-    if not parts:
-        return wanted.empty_table()
-    table = pa.Table.from_batches([rows for rows, _ in parts]).combine_chunks()
-    order = np.argsort(np.concatenate([places for _, places in parts]), kind="stable")
-    return table.take(pa.array(order))
+    async def _scan_tablet(
+        self,
+        wanted: WantedRows,
+        number: int,
+        limit: int | None,
+        with_versions: bool,
+        timeout_s: float,
+    ) -> list[pa.RecordBatch]:
+        return await scan_tablet(
+            self.runtime,
+            self.cache,
+            number,
+            wanted.columns,
+            wanted.where,
+            limit,
+            with_versions,
+            timeout_s,
+            wanted.known.schema.version,
+        )

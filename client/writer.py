@@ -15,20 +15,26 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stelae.client.convert import RowCodec, Rows, encode_batch, is_table, to_arrow
-from stelae.client.given import check_key_given, row_versions, update_columns
+from stelae.client.convert import Rows, decode_batch, encode_batch, is_table, to_arrow
+from stelae.client.given import (
+    check_key_given,
+    check_rows,
+    given_columns,
+    row_versions,
+    update_columns,
+)
+from stelae.client.known import KnownTable
 from stelae.client.locations import TableCache
 from stelae.client.retries import most_telling, on_tablet
 from stelae.client.session import Session
-from stelae.core.catalog_messages import TabletLocation
-from stelae.core.errors import StelaeError, TooLarge
+from stelae.core.errors import SchemaChanged, StelaeError, TooLarge
 from stelae.core.ids import RequestId, ServerUuid, TabletId
-from stelae.core.messages import WRITE, Write, WriteOp, WriteReply
+from stelae.core.messages import WRITE, TabletLocation, Write, WriteOp, WriteReply
 from stelae.core.runtime import Runtime
-from stelae.core.schema import MAX_CALL_BYTES, MAX_ROW_BYTES
+from stelae.core.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema
 from stelae.core.settings import Settings
 from stelae.core.values import WireRow, check_batch, rows_to_batch
-from stelae.storage.partitioner import Partitioner
+from stelae.storage.versions import SchemaView
 
 Versions = NDArray[np.uint64]
 
@@ -42,6 +48,8 @@ class Part:
     rows: tuple[WireRow, ...]
     columns: tuple[str, ...]
     expected: tuple[int, ...]
+    schema_version: int
+    """The one that the rows and columns are of."""
     blobs: Sequence[pa.Buffer] = ()
 
 
@@ -63,17 +71,17 @@ class TableWriter:
         settings: Settings,
         session: Session,
         cache: TableCache,
-        codec: RowCodec,
-        partitioner: Partitioner,
+        known: KnownTable,
     ) -> None:
+        self.known = known
         self._runtime = runtime
         self._settings = settings
         self._session = session
         self._cache = cache
-        self._schema = cache.table.schema
-        self._name = cache.table.name
-        self._codec = codec
-        self._partitioner = partitioner
+        self._schema = known.schema
+        self._name = known.name
+        self._codec = known.codec
+        self._partitioner = known.partitioner
 
     async def delete(self, keys: Any, if_version: Any, timeout_s: float) -> Versions:
         """Delete rows by key; see `AsyncTable.delete`."""
@@ -97,7 +105,7 @@ class TableWriter:
             return _versions_of_nothing(if_version)
         if op is WriteOp.UPDATE and isinstance(rows, list):
             update_columns(rows, self._schema, self._name)
-        table = to_arrow(rows, self._schema.arrow)
+        table = to_arrow(rows, self._schema.arrow, self._codec.defaults)
         batch = await self._check(op, table)
         return await self._write_batch(op, batch, if_version, timeout_s)
 
@@ -111,8 +119,12 @@ class TableWriter:
             return None
         if not 0 < len(rows) < self._settings.arrow_rows:
             return None
-        columns = update_columns(rows, self._schema, self._name) if op is WriteOp.UPDATE else ()
-        wire = [self._codec.row(row, columns or None) for row in rows]
+        if op is WriteOp.UPDATE:
+            columns = update_columns(rows, self._schema, self._name)
+        else:
+            check_rows(rows)
+            columns = self._codec.given(rows)
+        wire = [self._codec.row(row, columns) for row in rows]
         return self._cut(op, wire, columns, if_version)
 
     def small_delete(self, keys: Any, if_version: Any) -> SmallWrite | None:
@@ -132,7 +144,8 @@ class TableWriter:
             _check_call_size(rows)
         numbers = [self._partitioner.tablet_number(self._key_of(op, row, columns)) for row in rows]
         if len(rows) == 1 or len(set(numbers)) == 1:
-            part = Part(numbers[0], op, tuple(rows), columns, expected)
+            version = self._schema.version
+            part = Part(numbers[0], op, tuple(rows), columns, expected, version)
             return SmallWrite(len(rows), [part], [])
         places: dict[int, list[int]] = {}
         for place, number in enumerate(numbers):
@@ -144,6 +157,7 @@ class TableWriter:
                 tuple([rows[i] for i in mine]),
                 columns,
                 tuple([expected[i] for i in mine]) if expected else (),
+                self._schema.version,
             )
             for number, mine in sorted(places.items())
         ]
@@ -165,13 +179,14 @@ class TableWriter:
     # ---- many rows --------------------------------------------------------------------------
 
     async def _check(self, op: WriteOp, table: pa.Table) -> pa.RecordBatch:
-        columns = None
         if op is WriteOp.DELETE:
             columns = self._schema.key
             table = table.select([c for c in columns if c in table.column_names])
         elif op is WriteOp.UPDATE:
             check_key_given(table.column_names, self._schema)
             columns = tuple(n for n in self._schema.arrow.names if n in table.column_names)
+        else:
+            columns = given_columns(table.column_names, self._schema)
         return await self._runtime.offload(
             check_batch, table, self._schema, columns=columns, table=self._name
         )
@@ -191,12 +206,13 @@ class TableWriter:
             return np.empty(0, np.uint64)
         parts = await self._runtime.offload(self.split, batch)
         versions = np.empty(batch.num_rows, np.uint64)
-        columns = tuple(batch.schema.names) if op is WriteOp.UPDATE else ()
+        whole = op is WriteOp.DELETE or batch.num_columns == len(self._schema.column_ids)
+        columns = () if whole else tuple(batch.schema.names)
 
         async def part(number: int) -> None:
             rows, places, blob = parts[number]
             chosen = tuple(expected[places].tolist()) if len(expected) else ()
-            mine = Part(number, op, (), columns, chosen, (blob,))
+            mine = Part(number, op, (), columns, chosen, self._schema.version, (blob,))
             reply = await self._write_part(mine, timeout_s)
             versions[places] = version_range(reply)
             assert reply.row_count == rows
@@ -222,7 +238,7 @@ class TableWriter:
         """The message that carries a part; the same whenever it is repeated."""
         return Write(
             where.tablet.tablet_id,
-            self._cache.table.schema.version,
+            part.schema_version,
             part.op,
             request,
             part.rows,
@@ -237,8 +253,35 @@ class TableWriter:
     async def send_part(
         self, part: Part, request: RequestId, timeout_s: float, tried: StelaeError | None = None
     ) -> WriteReply:
-        """Send a part until its end is known; see `on_tablet`."""
+        """Send a part until its end is known; see `on_tablet`. One that was made with too old a
+        schema is surely not done: it is made anew, once, with the one that is in force."""
+        clock = self._runtime.clock
+        deadline = clock.monotonic() + timeout_s
+        try:
+            return await self._send_part(part, request, timeout_s, tried)
+        except SchemaChanged:
+            await self._cache.refresh()
+            fresh = self._cache.table.schema
+            if fresh.version <= part.schema_version:
+                raise
+            part = await self._runtime.offload(self._with_schema, part, fresh)
+            return await self._send_part(part, request, deadline - clock.monotonic(), None)
 
+    def _with_schema(self, part: Part, fresh: TableSchema) -> Part:
+        """The part in the columns of a newer schema. May run off the loop."""
+        view = SchemaView(self._schema, fresh, self._name)
+        rows: Any = decode_batch(part.blobs[0]) if part.blobs else part.rows
+        rows, columns = view.write(part.op, rows, part.columns)
+        blobs: tuple[pa.Buffer, ...] = ()
+        if isinstance(rows, pa.RecordBatch):
+            if part.op is not WriteOp.DELETE:
+                columns = tuple(rows.schema.names)
+            rows, blobs = (), (encode_batch(rows),)
+        return Part(part.number, part.op, tuple(rows), columns, part.expected, fresh.version, blobs)
+
+    async def _send_part(
+        self, part: Part, request: RequestId, timeout_s: float, tried: StelaeError | None
+    ) -> WriteReply:
         async def attempt(where: TabletLocation, owner: ServerUuid, limit_s: float) -> WriteReply:
             reply = await self._runtime.peers.call(
                 where.address,

@@ -105,6 +105,8 @@ class Catalog:
         """Of all time, in the order of creation."""
         self.tablets: dict[TabletId, TabletRecord] = {}
         """Of all time, in the order of creation."""
+        self.altered: dict[TableId, None] = {}
+        """Live tables whose tablets may have to be told of a newer schema or name."""
         self._names: dict[str, TableId] = {}
         self._of_table: dict[TableId, list[TabletId]] = {}
         self._of_owner: dict[tuple[ServerUuid, int], dict[TabletId, None]] = {}
@@ -143,7 +145,7 @@ class Catalog:
             present = self.tables.get(table.table_id)
             if table.generation != (present.generation if present else 0) + 1:
                 return f"table {table.name!r} has changed meanwhile"
-            if table.state is TableState.RUNNING:
+            if table.state is not TableState.DELETED:
                 holder = self._names.get(table.name)
                 if holder is not None and holder != table.table_id:
                     return f"there is a table {table.name!r} already"
@@ -163,8 +165,14 @@ class Catalog:
                 del self._names[before.name]
             self.tables[table.table_id] = table
             self._of_table.setdefault(table.table_id, [])
-            if table.state is TableState.RUNNING:
-                self._names[table.name] = table.table_id
+            self._put_name(table)
+
+    def _put_name(self, table: TableRecord) -> None:
+        self.altered.pop(table.table_id, None)
+        if table.state is not TableState.DELETED:
+            self._names[table.name] = table.table_id
+            if table.schema.version > 1 or table.renames:
+                self.altered[table.table_id] = None
 
     def _put_tablet(self, tablet: TabletRecord) -> None:
         before = self.tablets.get(tablet.tablet_id)
@@ -205,11 +213,10 @@ class Catalog:
         self.tables = {table.table_id: table for table in state.tables}
         self.tablets = {}
         self._clients = dict(state.clients)
-        self._names = {
-            table.name: table.table_id
-            for table in state.tables
-            if table.state is TableState.RUNNING
-        }
+        self._names = {}
+        self.altered = {}
+        for table in state.tables:
+            self._put_name(table)
         self._of_table = {table.table_id: [] for table in state.tables}
         self._of_owner = {}
         self._opening = {}

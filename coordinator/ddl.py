@@ -135,10 +135,11 @@ def check_order(order: CreateTable) -> None:
     """
     check_table_name(order.name)
     try:
-        normalised = TableSchema.of(order.schema.arrow, order.schema.key).arrow
+        made = TableSchema.of(order.schema.arrow, order.schema.key)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InvalidArgument(f"table {order.name!r}: no Arrow schema: {error}") from None
-    if not normalised.equals(order.schema.arrow):
+    same_bytes = msgspec.structs.replace(made, arrow_ipc=order.schema.arrow_ipc)
+    if not made.arrow.equals(order.schema.arrow) or same_bytes != order.schema:
         raise InvalidArgument(f"table {order.name!r}: the schema is not normalised")
     order.partitioning.check(order.schema.key)
     segments(*order.durability.media)

@@ -30,6 +30,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from stelae.coordinator.alter import Alter, FinishAlter, alter_actions
 from stelae.coordinator.assignment import Load, choose_owners, count_loads
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
@@ -118,7 +119,9 @@ class GiveUp:
     run: Run
 
 
-Action: TypeAlias = Move | Replace | HandOver | Open | Recover | Serve | Close | GiveUp
+Action: TypeAlias = (
+    Move | Replace | HandOver | Open | Recover | Serve | Close | GiveUp | Alter | FinishAlter
+)
 
 
 FIRST_PAUSE_S = 0.5
@@ -189,7 +192,7 @@ def decide(
     now: float,
     *,
     missing_after_s: float,
-    creation_timeout_s: float,
+    creation_timeout_s: float = 30.0,
 ) -> list[Action]:
     """Everything there is to do now, in the order in which to do it.
 
@@ -248,10 +251,14 @@ class _Round:
             elif seen.picture.is_exact:
                 for tablet_id in standing_of(self._catalog, seen).unsettled:
                     self._look_at(self._catalog.tablets[tablet_id], seen)
+            else:
+                for tablet in self._catalog.owned_by(*owner):
+                    self._wait_for_report(tablet)
         moves = [*self._replacements(), *self._moves()]
         hand_overs = [HandOver(table, tuple(ready)) for table, ready in self._ready.items()]
         given_up = [GiveUp(run) for run in self._given_up]
-        return [*given_up, *hand_overs, *moves, *self._orders, *self._closes()]
+        alters = alter_actions(self._catalog, self._live)
+        return [*given_up, *hand_overs, *moves, *self._orders, *alters, *self._closes()]
 
     def _look_at(self, tablet: TabletRecord, seen: Seen) -> None:
         """At a tablet whose owner is live and has told what it holds."""
@@ -268,6 +275,11 @@ class _Round:
                 self._orders.append(order(tablet, seen.server))
         elif self._vanished(tablet, seen):
             self._move(tablet, f"{seen.server.name} no longer has it")
+
+    def _wait_for_report(self, tablet: TabletRecord) -> None:
+        """Its owner is live, and has not told this leader what it holds: but not for ever."""
+        if self._is_stuck(tablet):
+            self._stuck.setdefault(tablet.table_id, []).append(tablet)
 
     def _owner_not_heard(self, tablet: TabletRecord, run: Run) -> None:
         """Its owner is dead, or was never heard by this master: is it surely not serving?"""

@@ -174,10 +174,10 @@ class Liveness:
             if former.uuid == run.uuid and former.incarnation < run.incarnation:
                 seen.gone = True
 
-    def report(self, run: Run, report: TabletReport) -> None:
-        """A tablet's news between heartbeats (`TABLET_OPENED`)."""
+    def report(self, run: Run, report: TabletReport, now: float) -> None:
+        """A live server's news of a tablet between heartbeats (`TABLET_OPENED`)."""
         seen = self._seen.get(run)
-        if seen is not None and self._is_leader:
+        if seen is not None and self._is_leader and self.is_live(run, now):
             seen.picture.hint(report)
 
     def process_gone(self, run: Run) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from crc32c import crc32c
@@ -25,6 +26,8 @@ from stelae.core.ids import TabletId
 from stelae.core.messages import FULL, NO_REPORT, Heartbeat, HeartbeatReply, TabletReport
 
 V = TypeVar("V")
+_GROWTH = ("row_count", "memory_bytes", "segment_count", "under_replicated", "phases")
+_essence = attrgetter(*(n for n in TabletReport.__struct_fields__ if n not in _GROWTH))
 MAX_VANISHED = 10_000
 """Of so many tablets, the last ones, it is known when they vanished."""
 NOTHING = -1
@@ -33,7 +36,8 @@ NOTHING = -1
 
 def tablet_fingerprint(tablet_id: TabletId, report: TabletReport) -> int:
     """What a tserver's digest sums up for one tablet."""
-    return crc32c(f"{tablet_id}/{report.term}/{report.progress}".encode())
+    said = (report.term, report.progress, report.schema_version, report.renames)
+    return crc32c(f"{tablet_id}/{said}".encode())
 
 
 def log_fingerprint(tablet_id: TabletId, held: None) -> int:
@@ -44,13 +48,7 @@ def log_fingerprint(tablet_id: TabletId, held: None) -> int:
 
 def is_news(known: TabletReport | None, report: TabletReport) -> bool:
     """Whether a report says more than that a tablet has grown."""
-    return (
-        known is None
-        or known.progress is not report.progress
-        or known.term != report.term
-        or known.problem != report.problem
-        or known.head_segment != report.head_segment
-    )
+    return known is None or (known != report and _essence(known) != _essence(report))
 
 
 # ---- the sender's side ----------------------------------------------------------------------
@@ -113,6 +111,11 @@ class Reporter(Generic[V]):
             for tablet_id in [i for i in told if i not in current]:
                 self._digest -= self._fingerprint(tablet_id, told.pop(tablet_id))
                 self._dirty[tablet_id] = None
+
+    def unanswered(self) -> None:
+        """No answer came: whoever was a follower may lead by now, and be heard no more."""
+        if not self._is_leader:
+            self._is_leader, self._processed = True, FULL
 
     def answered(self, report: Report[V], reply: HeartbeatReply) -> bool:
         """Take the answer to the last report; true: a full one is wanted at once."""

@@ -91,11 +91,10 @@ def _server(inputs: StatusInputs, seen: Seen) -> dict[str, Any]:
     found = _describe(server, ServerState.LIVE if live else ServerState.DEAD)
     found["silent_s"] = round(inputs.now - seen.heard_at, 3)
     if server.kind is ServerKind.BACKUP:
-        found.update(
-            media=list(server.media), logs=len(seen.picture.logs), free_bytes=beat.free_bytes
-        )
+        logs = len(seen.picture.logs) if inputs.is_leader else None
+        found.update(media=list(server.media), logs=logs, free_bytes=beat.free_bytes)
     else:
-        found["tablets"] = sum(1 for _ in inputs.catalog.owned_by(server.uuid, server.incarnation))
+        found["tablets"] = inputs.catalog.count_owned(server.uuid, server.incarnation)
     found.update(memory_bytes=beat.memory_bytes, memory_limit_bytes=beat.memory_limit_bytes)
     return found
 

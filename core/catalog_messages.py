@@ -40,6 +40,8 @@ class GetTable(Body, frozen=True):
     """Look a table up, with where its tablets are."""
 
     name: str
+    table_id: TableId = TableId("")
+    """If given: look for the table of this id, whatever its name is by now."""
     max_staleness_s: float = LINEARIZABLE
 
 

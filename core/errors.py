@@ -187,6 +187,19 @@ class TabletNotHere(RetryElsewhere):
         super().__init__(tablet_id, server)
 
 
+class SchemaChanged(RetryElsewhere):
+    """The table was altered, and a call made with so old a schema is not understood any more:
+    surely not done; load the schema anew, and make the call with that."""
+
+    template = (
+        "table {0!r} was altered: the call was made with version {1} of its schema, which is at "
+        "version {2} by now"
+    )
+
+    def __init__(self, table: str, version: int, current: int) -> None:
+        super().__init__(table, version, current)
+
+
 class WrongServer(RetryElsewhere):
     """The address now belongs to another server than the one the call was meant for."""
 

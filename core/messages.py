@@ -60,6 +60,10 @@ class TabletReport(Body, frozen=True):
     """Seconds spent in each phase of its recovery (read, merge, install), for status."""
     head_segment: int = 0
     """Of a PREPARED tablet: its new head. From the hand-over on, open replicas below are stale."""
+    schema_version: int = 0
+    """Of its table, as far as the tablet has heard."""
+    renames: int = 0
+    """The same, of changes of the table's name."""
 
 
 FULL = 0
@@ -252,6 +256,8 @@ class Get(Body, frozen=True):
     tablet_id: TabletId
     keys: tuple[tuple[Any, ...], ...]
     columns: tuple[str, ...] = ()
+    schema_version: int = 0
+    """The version that the columns are of; 0: whatever the tablet has."""
 
 
 class GetReply(Body, frozen=True):
@@ -266,6 +272,8 @@ class GetMany(Body, frozen=True):
 
     tablet_id: TabletId
     columns: tuple[str, ...] = ()
+    schema_version: int = 0
+    """As in `Get`."""
 
 
 class GetManyReply(Body, frozen=True):
@@ -291,6 +299,8 @@ class Scan(Body, frozen=True):
     with_versions: bool = False
     piece: int = 0
     """Which piece of the scan is asked for, from 0: a repeated or late call gets no other one."""
+    schema_version: int = 0
+    """As in `Get`."""
 
 
 class ScanReply(Body, frozen=True):

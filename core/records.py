@@ -43,6 +43,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
 
 class TableState(enum.StrEnum):
     RUNNING = "running"
+    ALTERING = "altering"
+    """Not all tablets have the newest schema yet; reads and writes go on."""
     DELETED = "deleted"
 
 
@@ -55,6 +57,10 @@ class TableRecord(msgspec.Struct, frozen=True):
     state: TableState
     generation: int = 1
     """Grows with each change of this record: the compare-and-set of catalog batches."""
+    history: tuple[TableSchema, ...] = ()
+    """Earlier versions of the schema, oldest first, whose users' calls are understood."""
+    renames: int = 0
+    """Grows with each change of the table's name."""
 
 
 class TabletState(enum.StrEnum):

@@ -21,6 +21,8 @@ MAX_CALL_BYTES = 64 << 20
 MAX_NAME_LENGTH = 255
 OP_COLUMN = "_op"
 VERSION_COLUMN = "_version"
+COLUMN_ID_KEY = b"stelae.column_id"
+"""Metadata of a stored Arrow field: the column's id, in decimal."""
 
 
 class RowKind(enum.IntEnum):
@@ -61,16 +63,56 @@ def normal_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def check_column_name(name: object) -> None:
+    """Raise `InvalidArgument` unless this can name a column."""
+    fine = isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()
+    if not fine or str(name).startswith("_"):
+        raise InvalidArgument(
+            f"column name {str(name)[:40]!r}: 1 to {MAX_NAME_LENGTH} printable characters, not "
+            "starting with _"
+        )
+
+
+def check_column_names(names: Sequence[str]) -> None:
+    """Raise `InvalidArgument` unless these can be the columns of one table."""
+    if not names or len(names) > MAX_COLUMNS:
+        raise InvalidArgument(f"a table has 1 to {MAX_COLUMNS} columns, not {len(names)}")
+    seen: dict[str, None] = {}
+    for name in names:
+        check_column_name(name)
+        if name in seen:
+            raise InvalidArgument(f"column {name!r} is named twice")
+        seen[name] = None
+
+
+def constant_array(value: pa.Scalar, row_count: int) -> pa.Array:
+    """``row_count`` times the same value."""
+    if not value.is_valid:
+        return pa.nulls(row_count, value.type)
+    return pa.repeat(value, row_count)
+
+
 class TableSchema(msgspec.Struct, frozen=True, dict=True):
     """The columns and primary key of a table, as kept in the catalog.
 
-    ``arrow_ipc`` is the serialized Arrow schema of the user's columns, normalised; ``key`` names
-    the key columns in key order; ``version`` grows with every alter.
+    A column's id is given once: a column that is dropped and added again has another one, by which
+    rows written before are told from those after. How schemas change: `stelae.core.alter`.
     """
 
     arrow_ipc: bytes
+    """The serialized Arrow schema of the user's columns, normalised."""
     key: tuple[str, ...]
+    """The key columns in key order. They are the same in every version."""
+    column_ids: tuple[int, ...]
+    """Of the columns in schema order."""
+    next_column_id: int
+    """Above every id that any version of this schema ever had."""
     version: int = 1
+    """Grows with every change of columns or defaults."""
+    defaults_ipc: bytes = b""
+    """Empty if every default is null; else an Arrow IPC stream of two rows with all columns: the
+    read defaults (what rows show that were written before the column was added; never changed),
+    and the write defaults (what rows get that leave the column out)."""
 
     @staticmethod
     def of(schema: pa.Schema, key: Sequence[str]) -> TableSchema:
@@ -82,15 +124,7 @@ class TableSchema(msgspec.Struct, frozen=True, dict=True):
         """
         key = (key,) if isinstance(key, str) else tuple(key)
         names = list(schema.names)
-        if not names or len(names) > MAX_COLUMNS:
-            raise InvalidArgument(f"a table has 1 to {MAX_COLUMNS} columns, not {len(names)}")
-        for name in names:
-            if names.count(name) > 1:
-                raise InvalidArgument(f"column {name!r} is named twice")
-            if not name or name.startswith("_") or len(name) > MAX_NAME_LENGTH:
-                raise InvalidArgument(
-                    f"column name {name!r}: 1 to {MAX_NAME_LENGTH} characters, not starting with _"
-                )
+        check_column_names(names)
         if not key or len(set(key)) != len(key):
             raise InvalidArgument(f"key={list(key)}: name one or more columns, each once")
         fields = []
@@ -107,7 +141,8 @@ class TableSchema(msgspec.Struct, frozen=True, dict=True):
             fields.append(
                 pa.field(field.name, kind, nullable=field.name not in key and field.nullable)
             )
-        return TableSchema(pa.schema(fields).serialize().to_pybytes(), key)
+        ids = tuple(range(1, len(fields) + 1))
+        return TableSchema(pa.schema(fields).serialize().to_pybytes(), key, ids, len(fields) + 1)
 
     @cached_property
     def arrow(self) -> pa.Schema:
@@ -116,8 +151,12 @@ class TableSchema(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def stored(self) -> pa.Schema:
-        """The columns, nullable where not key (tombstones), then ``_op`` and ``_version``."""
-        fields = [pa.field(f.name, f.type, nullable=f.name not in self.key) for f in self.arrow]
+        """The columns, nullable where not key (tombstones), then ``_op`` and ``_version``. Each
+        column carries its id, so that a segment says by itself which columns it has."""
+        fields = [
+            pa.field(f.name, f.type, f.name not in self.key, {COLUMN_ID_KEY: b"%d" % column_id})
+            for f, column_id in zip(self.arrow, self.column_ids, strict=True)
+        ]
         return pa.schema(
             [
                 *fields,
@@ -135,6 +174,38 @@ class TableSchema(msgspec.Struct, frozen=True, dict=True):
     def key_positions(self) -> tuple[int, ...]:
         """Where each key column stands among the columns, in key order."""
         return tuple(self.arrow.get_field_index(name) for name in self.key)
+
+    @cached_property
+    def defaults(self) -> pa.RecordBatch | None:
+        """The read defaults and the write defaults, as two rows; None: all are null."""
+        if not self.defaults_ipc:
+            return None
+        with pa.ipc.open_stream(self.defaults_ipc) as reader:
+            return reader.read_next_batch()
+
+    def read_default(self, name: str) -> pa.Scalar:
+        """What rows written before column ``name`` was there show for it."""
+        return self._default(name, 0)
+
+    def write_default(self, name: str) -> pa.Scalar:
+        """What rows get that leave column ``name`` out; null: none."""
+        return self._default(name, 1)
+
+    def _default(self, name: str, row: int) -> pa.Scalar:
+        if self.defaults is None:
+            return pa.scalar(None, self.arrow.field(name).type)
+        return self.defaults.column(name)[row]
+
+    def default_arrays(self, names: Sequence[str], row_count: int) -> list[pa.Array]:
+        """What ``row_count`` rows get in columns ``names`` if they leave them out."""
+        return [constant_array(self.write_default(name), row_count) for name in names]
+
+    @cached_property
+    def required(self) -> frozenset[str]:
+        """The columns that a row has to give: without default, and never null."""
+        return frozenset(
+            f.name for f in self.arrow if not f.nullable and not self.write_default(f.name).is_valid
+        )
 
     @cached_property
     def is_plain(self) -> bool:

@@ -265,10 +265,10 @@ def check_batch(
 ) -> pa.RecordBatch:
     """The data as one record batch in the table's types, with ``columns`` (all, if None) in order.
 
-    Columns of the table that the data lacks become null, where they may; columns that the data has
-    beyond ``columns`` are left out; columns that the table does not have are an error. Casts are
-    those that lose nothing; NaN is a value like others. ``validate`` checks the data's
-    buffers and text first, for data that comes from the network: kernels believe offsets.
+    Columns of the table that the data lacks get their default, or null where they may; columns
+    that the data has beyond ``columns`` are left out; columns that the table does not have are an
+    error. Casts are those that lose nothing; NaN is a value like others. ``validate`` checks the
+    data's buffers and text first, for data that comes from the network: kernels believe offsets.
 
     Raises:
         ColumnNotFound: the data or ``columns`` names a column that the table does not have.
@@ -286,7 +286,7 @@ def check_batch(
         except pa.ArrowException as error:
             raise InvalidArgument(f"malformed Arrow data: {error}") from None
     wanted = schema.arrow if columns is None else [schema.arrow.field(name) for name in columns]
-    arrays = [_column(data, field) for field in wanted]
+    arrays = [_column(data, field, schema) for field in wanted]
     batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(list(wanted)))
     if batch.nbytes > MAX_CALL_BYTES:
         raise TooLarge("the call", batch.nbytes, MAX_CALL_BYTES)
@@ -294,12 +294,12 @@ def check_batch(
     return batch
 
 
-def _column(data: pa.Table | pa.RecordBatch, field: pa.Field) -> pa.Array:
+def _column(data: pa.Table | pa.RecordBatch, field: pa.Field, schema: TableSchema) -> pa.Array:
     place = data.schema.get_field_index(field.name)
     if place < 0:
-        if not field.nullable:
+        if field.name in schema.required:
             raise InvalidArgument(f"column {field.name!r} is missing, and cannot be null")
-        return pa.nulls(data.num_rows, field.type)
+        return schema.default_arrays([field.name], data.num_rows)[0]
     column = data.column(place)
     if column.type != field.type:
         column = _cast(column, field)

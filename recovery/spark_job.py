@@ -35,7 +35,6 @@ from stelae.core.messages import (
 )
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
-from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
 from stelae.recovery.engine import RecoveryJob
 from stelae.recovery.spark_link import ClusterLink, connected
@@ -228,9 +227,7 @@ async def _fetch_any(
                 )
                 info, blob = reply.body.infos[0], reply.blobs[0]
                 where = f"segment {segment_name(source.segment_id)} from {address}"
-                read = await runtime.offload(
-                    read_summary, info, blob, codec, job.table.schema, where
-                )
+                read = await runtime.offload(read_summary, info, blob, codec, where)
                 return read, memoryview(blob).nbytes
             except StelaeError as error:
                 logger.info("another replica is read: %s", error)
@@ -239,10 +236,9 @@ async def _fetch_any(
     return None
 
 
-def read_summary(
-    info: ReplicaInfo, data: Blob, codec: KeyCodec, schema: TableSchema, where: str
-) -> Summary:
-    """Check and read what a backup serves of a segment: an image's tail, or certified rows.
+def read_summary(info: ReplicaInfo, data: Blob, codec: KeyCodec, where: str) -> Summary:
+    """Check and read what a backup serves of a segment: an image's tail, or certified rows, which
+    say themselves what schema they have.
 
     Raises:
         CorruptData: a checksum does not match.
@@ -251,7 +247,7 @@ def read_summary(
         return read_tail(data, where).summary
     certificate = Certified(info.length, info.crc)
     entries = read_entries(data, certificate, where)
-    return RecoveredSegment.from_entries(entries, codec, schema, where).summary
+    return RecoveredSegment.from_entries(entries, codec, where).summary
 
 
 async def install(runtime: Runtime, settings: Settings, job: RecoveryJob, merged: Merged) -> None:

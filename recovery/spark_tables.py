@@ -43,15 +43,27 @@ def read_tablet(
     columns: tuple[str, ...],
     where: WireFilters,
     target: pa.Schema,
+    schema_version: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Runs in a Spark task: all matching rows of one tablet, in Spark's types."""
+    """Runs in a Spark task: all matching rows of one tablet, in Spark's types.
+
+    ``schema_version``: the one that the columns were planned with.
+    """
     with connected(link) as (runtime, run):
 
         async def scan() -> list[pa.RecordBatch]:
             masters = MastersClient(runtime, link.masters)
             cache = TableCache(masters, await look_up(masters, table))
             return await scan_tablet(
-                runtime, cache, number, columns, where, None, False, SCAN_TIMEOUT_S
+                runtime,
+                cache,
+                number,
+                columns,
+                where,
+                None,
+                False,
+                SCAN_TIMEOUT_S,
+                schema_version,
             )
 
         batches = run(scan())

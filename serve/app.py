@@ -21,6 +21,7 @@ from stelae.serve import rows, scans, tables
 from stelae.serve.gateway import DatabaseSource, Gateway, InvalidBody, gateway_of
 from stelae.serve.guard import Guard, Limits
 from stelae.serve.models import (
+    AlterTableRequest,
     Cluster,
     CreateTableRequest,
     Document,
@@ -57,7 +58,14 @@ makes and deletes tables. JSON for a few rows, Arrow IPC streams
 JSON: dates and timestamps are ISO 8601 text, binary is base64, decimals are text, NaN and the
 infinities are the text `NaN`, `Infinity`, `-Infinity`; integers are exact beyond 2**53.
 """
-_BODIES = (Problem, CreateTableRequest, WriteRequest, GetRequest, ScanRequest)
+_BODIES = (
+    Problem,
+    CreateTableRequest,
+    AlterTableRequest,
+    WriteRequest,
+    GetRequest,
+    ScanRequest,
+)
 
 
 def make_app(

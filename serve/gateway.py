@@ -15,10 +15,23 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from stelae.client.database import AsyncDatabase, staleness
-from stelae.client.http_protocol import ARROW_TYPE, JSON_TYPE, NDJSON_TYPE, TIMEOUT_HEADER
+from stelae.client.database import AsyncDatabase
+from stelae.client.given import staleness
+from stelae.client.http_protocol import (
+    ARROW_TYPE,
+    JSON_TYPE,
+    NDJSON_TYPE,
+    SCHEMA_VERSION_HEADER,
+    TIMEOUT_HEADER,
+)
 from stelae.client.table import AsyncTable
-from stelae.core.errors import DeadlineExpired, InvalidArgument, TableNotFound
+from stelae.core.errors import (
+    ColumnNotFound,
+    DeadlineExpired,
+    InvalidArgument,
+    SchemaChanged,
+    TableNotFound,
+)
 from stelae.serve.guard import Limits
 from stelae.serve.problems import MalformedBody, UnsupportedMedia
 
@@ -99,17 +112,25 @@ class Gateway:
         self._handles.pop(name, None)
 
     async def on_table(
-        self, name: str, timeout_s: float, work: Callable[[AsyncTable], Awaitable[T]]
+        self,
+        request: Request,
+        name: str,
+        timeout_s: float,
+        work: Callable[[AsyncTable], Awaitable[T]],
     ) -> T:
-        """Do ``work`` on a table. A handle looked up a moment ago will do: if that table is gone,
-        its servers say so, and another of the same name is looked for once."""
+        """Do ``work`` on a table, in the version of its schema that the request was made with.
+
+        A handle looked up a moment ago will do: if that table is gone or renamed, or lacks a
+        column, another look is taken once.
+        """
+        version = schema_version(request)
         known = self._handles.get(name)
         if known is not None and self._monotonic() < known[1] + HANDLE_S:
             try:
-                return await work(known[0])
-            except TableNotFound:
+                return await work(_at(known[0], version))
+            except (TableNotFound, ColumnNotFound, SchemaChanged):
                 self.forget(name)
-        return await work(await self.look_up(name, timeout_s))
+        return await work(_at(await self.look_up(name, timeout_s), version))
 
     async def check_health(self) -> None:
         """Raise a StelaeError unless the masters answer, or did a moment ago."""
@@ -164,6 +185,21 @@ class Gateway:
             raise UnsupportedMedia(f"this path takes {JSON_TYPE}")
         data = await self.body(request, timeout_s)
         return await offload(len(data), parse_model, data, model)
+
+
+def schema_version(request: Request) -> int:
+    """The version of the table's schema that a request's columns are of; 0: the newest. Raises
+    InvalidArgument."""
+    text = request.headers.get(SCHEMA_VERSION_HEADER)
+    if text is None:
+        return 0
+    if not text.isascii() or not text.isdecimal() or len(text) > 18 or not int(text):
+        raise InvalidArgument(f"{SCHEMA_VERSION_HEADER} {text[:40]!r}: a number above 0")
+    return int(text)
+
+
+def _at(table: AsyncTable, version: int) -> AsyncTable:
+    return table.at_version(version) if version else table
 
 
 def parse_json(data: bytes) -> Any:

@@ -109,11 +109,24 @@ class TableInfo(BaseModel):
     name: str
     columns: list[Column]
     arrow_schema: str = Field(description="The Arrow schema as an IPC message, in base64.")
+    arrow_defaults: str = Field(
+        description="Default values as an Arrow IPC stream of two rows, in base64: what rows from "
+        "before a column show for it, and what new rows get that leave it out; empty: none."
+    )
+    defaults: dict[str, Json] = Field(
+        examples=[{"dest": "?"}], description="What rows get that leave these columns out."
+    )
+    column_ids: list[int] = Field(
+        examples=[[1, 2, 3]], description="Of the columns in order; never given twice."
+    )
+    next_column_id: int
     key: list[str]
     partition: Partition
     durability: DurabilityModel
     schema_version: int
-    state: str = Field(examples=["running"])
+    state: Literal["running", "altering"] = Field(
+        description="altering: some tablets do not have the newest schema yet."
+    )
     generation: int
     tablets: int = Field(description="How many tablets it is cut into.")
     tablet_states: dict[str, int] | None = Field(
@@ -121,6 +134,33 @@ class TableInfo(BaseModel):
         examples=[{"running": 8}],
         description="How many tablets are creating, running, recovering; of one table only.",
     )
+
+
+class NewColumn(Column):
+    """Of existing rows and of new ones that leave it out the value is its default (`defaults`)."""
+
+
+class AlterTableRequest(Body):
+    """Drops first, then renames, then additions; all of it or nothing. Key columns stay."""
+
+    name: str | None = Field(default=None, description="The table's new name.")
+    add_columns: list[NewColumn] = Field(
+        default=[],
+        examples=[[{"name": "seats", "type": "int16", "nullable": False}]],
+        description="A column that may not be null needs a default.",
+    )
+    add_arrow_schema: str | None = Field(
+        default=None, description="Columns to add as an Arrow schema in base64: for any type."
+    )
+    drop_columns: list[str] = Field(default=[], examples=[["dest"]])
+    rename_columns: dict[str, str] = Field(default={}, examples=[{"departed": "departure"}])
+    defaults: dict[str, Json] = Field(
+        default={},
+        examples=[{"seats": 180}],
+        description="What new rows get that leave a column out, by its name afterwards; of a "
+        "column added now also what the rows there show. null: no default any more.",
+    )
+    wait: bool = Field(default=True, description="Answer once all tablets follow.")
 
 
 class TableListing(BaseModel):

@@ -73,6 +73,7 @@ PROBLEMS: dict[type[BaseException], ProblemType] = {
     errors.ProtocolMismatch: ProblemType(502, "protocol-mismatch", "Versions do not match"),
     errors.RetryElsewhere: ProblemType(503, "moved", "The tablet is moving", 1),
     errors.TooStale: ProblemType(503, "too-stale", "No master's state is new enough", 1),
+    errors.SchemaChanged: ProblemType(409, "schema-changed", "The table was altered"),
     errors.RetryLater: ProblemType(503, "retry-later", "Not possible just now", 1),
     errors.Overloaded: ProblemType(429, "overloaded", "Too much at once", 1),
     errors.OutOfMemory: ProblemType(503, "out-of-memory", "The memory limit is reached", 10),

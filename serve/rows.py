@@ -118,7 +118,7 @@ async def get_row(
         response.headers.update(headers)
         return response
 
-    return await gateway.on_table(table, timeout_s, work)
+    return await gateway.on_table(request, table, timeout_s, work)
 
 
 @router.put(
@@ -139,7 +139,10 @@ async def get_row(
     },
 )
 async def put_row(request: Request, table: str, key: str) -> Response:
-    """Add or replace one row; columns not named become null. Needs the role `write`."""
+    """Add or replace one row; columns not named get their default, or null.
+
+    Needs the role `write`.
+    """
     principal_of(request).check(Role.WRITE)
     gateway = gateway_of(request)
     timeout_s = gateway.timeout_s(request)
@@ -161,7 +164,7 @@ async def put_row(request: Request, table: str, key: str) -> Response:
         versions = await target.upsert([row], if_version=condition, timeout=timeout_s)
         return _versioned(int(versions[0]))
 
-    return await gateway.on_table(table, timeout_s, work)
+    return await gateway.on_table(request, table, timeout_s, work)
 
 
 @router.delete(
@@ -183,7 +186,7 @@ async def delete_row(request: Request, table: str, key: str) -> Response:
         await target.delete([values], if_version=condition, timeout=timeout_s)
         return Response(status_code=204)
 
-    return await gateway.on_table(table, timeout_s, work)
+    return await gateway.on_table(request, table, timeout_s, work)
 
 
 def _versioned(version: int) -> Response:
@@ -296,7 +299,7 @@ async def write_rows(request: Request, table: str) -> Response:
             return Response(write_stream(column.schema, column.to_batches()), media_type=ARROW_TYPE)
         return json_response({"versions": versions.tolist()})
 
-    return await gateway.on_table(table, timeout_s, work)
+    return await gateway.on_table(request, table, timeout_s, work)
 
 
 async def _write(
@@ -407,7 +410,7 @@ async def get_rows(
         )
         return await offload(found.nbytes, _rows_answer, request, found)
 
-    return await gateway.on_table(table, timeout_s, work)
+    return await gateway.on_table(request, table, timeout_s, work)
 
 
 def _check_key_columns(keys: pa.Table, table: AsyncTable) -> None:

@@ -61,7 +61,7 @@ async def scan_rows(request: Request, table: str) -> Response:
         pieces = _json_pieces(first, batches, lines=media == NDJSON_TYPE)
         return StreamingResponse(pieces, media_type=media)
 
-    return await gateway.on_table(table, timeout_s, work)
+    return await gateway.on_table(request, table, timeout_s, work)
 
 
 def _filters(where: list[Any] | None, table: AsyncTable) -> list[Any] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from typing import Annotated, Any
 
 import msgspec
@@ -13,30 +12,29 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from stelae.client.database import DEFAULT_DURABILITY
-from stelae.client.json_values import from_json_value, to_json_value
+from stelae.client.json_values import column_to_json, from_json_value, to_json_value
 from stelae.core.catalog_messages import TabletLocation
 from stelae.core.durability import Durability, segments
-from stelae.core.errors import InvalidArgument
+from stelae.core.errors import ColumnNotFound, InvalidArgument
 from stelae.core.partition import HashPartition, Partitioning, RangePartition
 from stelae.core.records import TableRecord
+from stelae.core.types import type_named
 from stelae.core.values import from_wire
 from stelae.serve.gateway import gateway_of
 from stelae.serve.guard import principal_of
 from stelae.serve.models import (
+    AlterTableRequest,
     CreateTableRequest,
     Partition,
     TableInfo,
     TableListing,
     TabletListing,
 )
-from stelae.serve.openapi import json_body, problems
+from stelae.serve.openapi import IDEMPOTENCY_PARAMETER, json_body, problems
+from stelae.serve.requests import numbered
 from stelae.serve.tokens import Role
 
 router = APIRouter(prefix="/v1", tags=["tables"])
-
-_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns), tz=([A-Za-z0-9_+:/-]{1,64})\]")
-_DECIMAL = re.compile(r"decimal128\((\d{1,2}), ?(-?\d{1,2})\)")
-_FIXED = re.compile(r"fixed_size_binary\[(\d{1,6})\]")
 
 
 @router.get("/tables", response_model=TableListing, responses=problems(503))
@@ -133,6 +131,41 @@ async def locate_tablets(
     return json_response({"tablets": [describe_location(each) for each in found]})
 
 
+@router.patch(
+    "/tables/{table}",
+    response_model=TableInfo,
+    responses=problems(400, 404, 409, 413, 422, 503, 504),
+    openapi_extra=json_body(AlterTableRequest, parameters=(IDEMPOTENCY_PARAMETER,)),
+)
+async def alter_table(request: Request, table: str) -> Response:
+    """Rename a table, or add, drop and rename its columns; reads and writes go on meanwhile.
+
+    Requests that name columns as they were before are understood if they say so with the header
+    `Stelae-Schema-Version`. Needs the role `admin`.
+    """
+    principal_of(request).check(Role.ADMIN)
+    gateway = gateway_of(request)
+    timeout_s = gateway.timeout_s(request)
+    body = await gateway.body(request, timeout_s)
+    wanted = await gateway.json_body(request, AlterTableRequest, timeout_s)
+    handle = await gateway.look_up(table, timeout_s)
+    added = _requested_fields(wanted)
+    try:
+        await numbered(request, handle, b"alter", body).alter(
+            add_columns=added,
+            drop_columns=wanted.drop_columns,
+            rename_columns=wanted.rename_columns,
+            defaults=_requested_defaults(wanted, added, handle.schema, table),
+            rename_to=wanted.name or "",
+            wait=wanted.wait,
+            timeout=timeout_s,
+        )
+    finally:
+        gateway.forget(table)
+    await handle.refresh()
+    return json_response(describe_table(handle.record))
+
+
 @router.delete("/tables/{table}", status_code=204, responses=problems(404, 503, 504))
 async def delete_table(request: Request, table: str) -> Response:
     """Delete a table and all its rows, for ever. Needs the role `admin`."""
@@ -157,6 +190,7 @@ def json_response(content: Any, status: int = 200) -> Response:
 def describe_table(record: TableRecord) -> dict[str, Any]:
     """A table as `TableInfo` shows it."""
     schema = record.schema.arrow
+    defaults = record.schema.defaults
     return {
         "id": record.table_id,
         "name": record.name,
@@ -165,6 +199,10 @@ def describe_table(record: TableRecord) -> dict[str, Any]:
             for field in schema
         ],
         "arrow_schema": base64.b64encode(record.schema.arrow_ipc).decode(),
+        "arrow_defaults": base64.b64encode(record.schema.defaults_ipc).decode(),
+        "defaults": {} if defaults is None else describe_defaults(defaults),
+        "column_ids": list(record.schema.column_ids),
+        "next_column_id": record.schema.next_column_id,
         "key": list(record.schema.key),
         "partition": _describe_partition(record.partitioning, schema),
         "durability": {"segments": list(record.durability.media)},
@@ -179,6 +217,16 @@ def describe_location(location: TabletLocation) -> dict[str, Any]:
     """Where a tablet is, as `TabletInfo` shows it."""
     tablet = msgspec.to_builtins(location.tablet)
     return {"tablet": tablet, "address": location.address, "problem": location.problem}
+
+
+def describe_defaults(defaults: pa.RecordBatch) -> dict[str, Any]:
+    """What rows get that leave columns out, by column; columns without default are not named."""
+    written = defaults.slice(1, 1)
+    return {
+        name: column_to_json(column)[0]
+        for name, column in zip(written.schema.names, written.columns, strict=True)
+        if not column.null_count
+    }
 
 
 def _describe_partition(partitioning: Partitioning, schema: pa.Schema) -> dict[str, Any]:
@@ -223,29 +271,43 @@ def requested_schema(body: CreateTableRequest) -> pa.Schema:
         ]
         return pa.schema(fields)
     assert body.arrow_schema is not None
+    return _arrow_schema(body.arrow_schema)
+
+
+def _arrow_schema(text: str) -> pa.Schema:
     try:
-        data = base64.b64decode(body.arrow_schema, validate=True)
+        data = base64.b64decode(text, validate=True)
         return pa.ipc.read_schema(pa.py_buffer(data))
     except (binascii.Error, ValueError, pa.ArrowException, OSError) as error:
         raise InvalidArgument(f"arrow_schema is not an Arrow schema in base64: {error}") from None
 
 
-def type_named(text: str, column: str) -> pa.DataType:
-    """The Arrow type that ``str`` of it names. Raises InvalidArgument."""
-    try:
-        if match := _TIMESTAMP.fullmatch(text):
-            kind = pa.timestamp(match[1], match[2])
-            pa.scalar(0, kind).as_py()  # is there such a time zone?
-            return kind
-        if match := _DECIMAL.fullmatch(text):
-            return pa.decimal128(int(match[1]), int(match[2]))
-        if match := _FIXED.fullmatch(text):
-            return pa.binary(int(match[1]))
-        return pa.type_for_alias(text)
-    except (ValueError, LookupError, pa.ArrowException) as error:
-        raise InvalidArgument(
-            f"column {column!r}: {text[:80]!r} is no type known here ({error}); try arrow_schema"
-        ) from None
+def _requested_fields(body: AlterTableRequest) -> list[pa.Field]:
+    fields = [
+        pa.field(column.name, type_named(column.type, column.name), column.nullable)
+        for column in body.add_columns
+    ]
+    if body.add_arrow_schema is not None:
+        fields += list(_arrow_schema(body.add_arrow_schema))
+    return fields
+
+
+def _requested_defaults(
+    body: AlterTableRequest, added: list[pa.Field], schema: pa.Schema, table: str
+) -> dict[str, Any]:
+    """Defaults as the client takes them. Raises ColumnNotFound, InvalidArgument."""
+    names = body.rename_columns
+    kinds = {names.get(f.name, f.name): f.type for f in schema if f.name not in body.drop_columns}
+    kinds |= {field.name: field.type for field in added}
+    unknown = [name for name in body.defaults if name not in kinds]
+    if unknown:
+        raise ColumnNotFound(unknown[0][:80], table, ", ".join(kinds))
+    return {
+        name: None
+        if value is None
+        else from_json_value(value, kinds[name], f"the default of column {name!r}")
+        for name, value in body.defaults.items()
+    }
 
 
 def requested_durability(body: CreateTableRequest) -> Durability:

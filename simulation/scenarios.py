@@ -41,6 +41,7 @@ class Scenario:
 
 
 SCENARIOS: dict[str, str] = {
+    "alters": "tests/simulation/alters.py:SCENARIO",
     "kv": "tests/simulation/register.py:SCENARIO",
     "counter": "tests/simulation/counter.py:SCENARIO",
     "masters": "tests/simulation/masters.py:SCENARIO",

@@ -6,7 +6,7 @@ calls of one row or a few go straight from the caller's thread. All errors are o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.aio import Bridged, Loop
+from stelae.client.alter import NewColumns
 from stelae.client.blocking import BlockingTable
 from stelae.client.convert import Key, Rows, to_arrow
 from stelae.client.database import DEFAULT_DURABILITY, AsyncDatabase
@@ -156,6 +157,42 @@ class Table:
         """How many rows there are (that match)."""
         return self._loop.run(self._table.count(where=where, timeout=timeout))
 
+    def alter(
+        self,
+        *,
+        add_columns: NewColumns = (),
+        drop_columns: str | Sequence[str] = (),
+        rename_columns: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        rename_to: str = "",
+        wait: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Change columns, the name, or both at once; reads and writes go on meanwhile.
+
+        ``alter(add_columns={"seats": pa.int16()}, defaults={"seats": 180}, drop_columns="dest",
+        rename_columns={"departed": "departure"})``. ``wait=False``: see `is_alter_done`.
+        """
+        self._loop.run(
+            self._table.alter(
+                add_columns=add_columns,
+                drop_columns=drop_columns,
+                rename_columns=rename_columns,
+                defaults=defaults,
+                rename_to=rename_to,
+                wait=wait,
+                timeout=timeout,
+            )
+        )
+
+    def rename(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """Give the table another name; handles on it go on. Raises `TableExists`."""
+        self._loop.run(self._table.rename(name, timeout=timeout))
+
+    def is_alter_done(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
+        """Whether every tablet has the newest schema."""
+        return self._loop.run(self._table.is_alter_done(timeout=timeout))
+
     def __len__(self) -> int:
         return self.count()
 
@@ -251,6 +288,39 @@ class Database:
     def delete_table(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Delete a table and all its rows, for ever; raises `TableNotFound`."""
         self._loop.run(self._database.delete_table(name, timeout=timeout))
+
+    def alter_table(
+        self,
+        name: str,
+        *,
+        add_columns: NewColumns = (),
+        drop_columns: str | Sequence[str] = (),
+        rename_columns: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        rename_to: str = "",
+        wait: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> Table:
+        """Change a table's columns or name; see `Table.alter`. Raises `TableNotFound`."""
+        table = self.table(name)
+        table.alter(
+            add_columns=add_columns,
+            drop_columns=drop_columns,
+            rename_columns=rename_columns,
+            defaults=defaults,
+            rename_to=rename_to,
+            wait=wait,
+            timeout=timeout,
+        )
+        return table
+
+    def rename_table(
+        self, name: str, new_name: str, *, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> Table:
+        """Rename a table; raises `TableNotFound`, `TableExists`."""
+        table = self.table(name)
+        table.rename(new_name, timeout=timeout)
+        return table
 
     def status(
         self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S

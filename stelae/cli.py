@@ -17,33 +17,22 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from stelae.cli_locate import table_locate, tablet_app
-from stelae.cli_options import (
-    Debug,
-    Json,
-    SpecFile,
-    Where,
-    WhereArgument,
-)
-from stelae.cli_options import connect_to as _connect
-from stelae.cli_options import data_dir_of as _data_dir
-from stelae.cli_options import spec_of as _spec
 from stelae.cli_output import (
-    describe,
     make_console,
     print_json,
-    print_table,
     problems_of,
     show_status,
-    show_tables,
 )
+from stelae.cli_tables import Debug, Json, table_app
 
 if TYPE_CHECKING:
+    from stelae.api import Database
     from stelae.core.spec import ClusterSpec
     from stelae.keeper import Up
 
 FAILED, MISUSED = 1, 2
 STATUS_TIMEOUT_S = 5.0
+DEFAULT_FILE = "cluster.yaml"
 
 app = typer.Typer(
     name="stelae",
@@ -56,12 +45,7 @@ app = typer.Typer(
     epilog="Begin with [bold]stelae demo[/bold], or with [bold]stelae up[/bold] and "
     "[bold]stelae status[/bold]. Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly.",
 )
-table_app = typer.Typer(
-    name="table", no_args_is_help=True, rich_markup_mode="rich", help="Look at tables."
-)
 app.add_typer(table_app)
-table_app.command("locate")(table_locate)
-app.add_typer(tablet_app)
 
 
 class Engine(enum.StrEnum):
@@ -79,12 +63,57 @@ class Data(enum.StrEnum):
     GENERATED = "generated"
 
 
+SpecFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="cluster.yaml",
+        help="The cluster's file; cluster.yaml of this folder, or the default cluster, if absent.",
+        show_default=False,
+    ),
+]
+WhereArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="PATH",
+        help="The cluster's file or its data_dir; cluster.yaml of this folder if absent.",
+        show_default=False,
+    ),
+]
+
+
 # ---- which cluster --------------------------------------------------------------------------
 
 
-def _status(path: Path | None) -> dict[str, Any]:
+def _spec(path: Path | None) -> ClusterSpec:
+    from stelae.core.spec_file import load_spec
+
+    if path is None and Path(DEFAULT_FILE).exists():
+        path = Path(DEFAULT_FILE)
+    return load_spec(path)
+
+
+def _data_dir(path: Path | None) -> Path:
+    """The data_dir that a file, or the folder itself, stands for."""
+    if path is not None and path.is_dir():
+        return path.absolute()
+    return Path(_spec(path).data_dir)
+
+
+def _connect(path: Path | None) -> Database:
+    from stelae.cluster import connect
+    from stelae.core.errors import Unavailable
+    from stelae.launcher import STATE_FILE, load_state
+
+    folder = _data_dir(path)
+    down = Unavailable(f"the cluster of {folder}", "it does not run; start it with `stelae up`")
+    if not (folder / STATE_FILE).exists() or not load_state(folder).ray_address:
+        raise down
+    return connect(str(folder))
+
+
+def _status(path: Path | None, max_staleness: float | None = None) -> dict[str, Any]:
     with _connect(path) as database:
-        return database.status(timeout=STATUS_TIMEOUT_S)
+        return database.status(max_staleness=max_staleness, timeout=STATUS_TIMEOUT_S)
 
 
 # ---- up and down ----------------------------------------------------------------------------
@@ -235,14 +264,23 @@ def _take_down(folder: Path) -> bool:
 
 
 @app.command()
-def status(where: WhereArgument = None, as_json: Json = False, debug: Debug = False) -> None:
+def status(
+    where: WhereArgument = None,
+    max_staleness: Annotated[
+        float | None,
+        typer.Option(min=0, help="Any master may answer whose state is no older, in seconds."),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
     """Show servers, tables and recoveries. Exit code 1 if anything is not well.
 
     \b
     stelae status
+    stelae status --max-staleness 60    while the masters have no leader, too
     stelae status --json | jq '.servers[] | select(.state == "dead")'
     """
-    document = _status(where)
+    document = _status(where, max_staleness)
     problems = problems_of(document)
     if as_json:
         print_json({**document, "problems": problems})
@@ -250,65 +288,6 @@ def status(where: WhereArgument = None, as_json: Json = False, debug: Debug = Fa
         show_status(document, problems)
     if problems:
         raise typer.Exit(FAILED)
-
-
-# ---- tables ---------------------------------------------------------------------------------
-
-
-@table_app.command("list")
-def table_list(cluster: Where = None, as_json: Json = False, debug: Debug = False) -> None:
-    """List the tables of a cluster.
-
-    \b
-    stelae table list
-    stelae table list --cluster .stelae/demo --json
-    """
-    document = _status(cluster)
-    if as_json:
-        print_json({"tables": document["tables"]})
-    else:
-        show_tables(document)
-
-
-@table_app.command("describe")
-def table_describe(
-    name: Annotated[str, typer.Argument(help="The table's name.")],
-    cluster: Where = None,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Show a table's columns, key, partitioning, durability and tablets.
-
-    \b
-    stelae table describe flights
-    """
-    with _connect(cluster) as database:
-        table = database.table(name)
-        document = database.status(timeout=STATUS_TIMEOUT_S)
-        described = describe(table, document)
-    if as_json:
-        print_json(described)
-        return
-    columns = [
-        [
-            column["name"],
-            column["type"],
-            "yes" if column["nullable"] else "no",
-            "key" if column["name"] in described["key"] else "",
-        ]
-        for column in described["columns"]
-    ]
-    print_table(f"table {name}", ["column", "type", "nullable", ""], columns)
-    console = make_console()
-    for what in ("key", "partition", "durability", "rows"):
-        value = described[what]
-        shown = ", ".join(value) if isinstance(value, list) else value
-        console.print(f"{what}: {shown}", markup=False)
-    tablets = [
-        [each["number"], each["state"], each["leader"], each["term"], f"{each['rows']:,}"]
-        for each in described["tablets"]
-    ]
-    print_table("tablets", ["tablet", "state", "on", "term", "rows"], tablets)
 
 
 # ---- demo -----------------------------------------------------------------------------------
@@ -368,6 +347,15 @@ def version() -> None:
     import importlib.metadata
 
     print(importlib.metadata.version("stelae"))
+
+
+def _add_locate_commands() -> None:
+    from stelae.cli_locate import add_commands
+
+    add_commands(app, table_app)
+
+
+_add_locate_commands()
 
 
 # ---- errors ---------------------------------------------------------------------------------

@@ -8,19 +8,41 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stelae.cli_options import Debug, Json, Staleness, Where, connect_to
 from stelae.cli_output import show_locations
 
 if TYPE_CHECKING:
     from stelae.api import Database
     from stelae.core.catalog_messages import TabletLocation
 
-tablet_app = typer.Typer(
-    name="tablet", no_args_is_help=True, rich_markup_mode="rich", help="Look at tablets."
-)
+Where = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        "-c",
+        metavar="PATH",
+        help="The cluster's file or its data_dir; cluster.yaml of this folder if absent.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Staleness = Annotated[
+    float | None,
+    typer.Option(min=0, help="Any master may answer whose state is no older, in seconds."),
+]
 
 
-@tablet_app.callback()
+def add_commands(app: typer.Typer, table_app: typer.Typer) -> None:
+    """Add ``table locate`` and ``tablet locate``."""
+    tablet_app = typer.Typer(
+        name="tablet", no_args_is_help=True, rich_markup_mode="rich", help="Look at tablets."
+    )
+    tablet_app.callback()(_tablet)
+    tablet_app.command("locate")(tablet_locate)
+    table_app.command("locate")(table_locate)
+    app.add_typer(tablet_app)
+
+
 def _tablet() -> None:
     """Look at tablets."""
 
@@ -28,7 +50,9 @@ def _tablet() -> None:
 def _locate(
     cluster: Path | None, as_json: bool, find: Callable[[Database], list[TabletLocation]]
 ) -> None:
-    with connect_to(cluster) as database:
+    from stelae import cli
+
+    with cli._connect(cluster) as database:
         show_locations(find(database), as_json)
 
 
@@ -48,7 +72,6 @@ def table_locate(
     _locate(cluster, as_json, lambda db: db.locate_table(name, max_staleness=max_staleness))
 
 
-@tablet_app.command("locate")
 def tablet_locate(
     ids: Annotated[list[str], typer.Argument(help="Ids of tablets.")],
     cluster: Where = None,

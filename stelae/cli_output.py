@@ -97,9 +97,9 @@ def show_tables(document: dict[str, Any]) -> None:
         [
             table["name"],
             ", ".join(table["key"]),
-            f"{table['rows']:,}",
+            "?" if table["rows"] is None else f"{table['rows']:,}",
             f"{table['tablets_running']} of {table['tablets']}",
-            megabytes(table["memory_bytes"]),
+            "?" if table["memory_bytes"] is None else megabytes(table["memory_bytes"]),
             table["durability"],
         ]
         for table in document["tables"]

@@ -183,13 +183,14 @@ def read(
     schema = cache.table.schema
     names = tuple(schema.arrow.names if columns is None else columns)
     schema.check_columns(names, table)
+    version = schema.version
     filters = normalize_filters(where, schema, table)
     target = pa.schema([_spark_field(schema.arrow.field(name), table) for name in names])
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from read_tablet(link, table, number, names, filters, target)
+                yield from read_tablet(link, table, number, names, filters, target, version)
 
     count = cache.tablet_count
     return spark.range(0, count, 1, count).mapInArrow(task, _struct_type(target))

@@ -30,7 +30,7 @@ from stelae.core.schema import TableSchema
 Certificate = Certified
 """(length in bytes, running CRC-32C over all entry headers)."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _MAGIC = 0x4C54  # "TL"
 _HEADER = struct.Struct("<IHBBIIQQQI4x")
 """crc, magic, format, kind, meta length, payload length, term, index, first version, row count."""
@@ -74,6 +74,7 @@ class Prologue(msgspec.Struct, frozen=True):
     safe_version: int
     """No version at or above it had been given when the segment was opened."""
     schema: TableSchema
+    """Of all rows of the segment, whatever the table's schema is by now."""
     results: tuple[Result, ...]
     """All results that clients may still ask for, as of the segment's opening."""
 

@@ -2,7 +2,8 @@
 
 An image is ``rows | summary | meta | trailer``, each part padded to 64 bytes (the trailer is last
 and fixed in size). ``rows`` is an Arrow IPC stream of one batch with the columns of
-`TableSchema.stored`, so that any Arrow stream reader can read the image and stops after it.
+`TableSchema.stored`, so that any Arrow stream reader can read the image and stops after it; each
+column's field carries its id, by which a later schema finds it whatever its name is by then.
 ``summary`` is an Arrow IPC stream of (hash, version, op and, if keys are not exact, key) per row.
 The **tail** (summary to the end) can be read and checked by itself: recovery merges from tails.
 Every byte is under one of the trailer's CRC-32Cs. Implements design §6 and §9 (metadata first).
@@ -23,7 +24,7 @@ from stelae.core.schema import OP_COLUMN, VERSION_COLUMN
 from stelae.storage.keys import KeyCodec
 from stelae.storage.merge import Summary
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _MAGIC = b"STELIMG1"
 _TRAILER = struct.Struct("<QQQIIIIQ8sI")
 """Lengths of rows, summary and meta; their CRCs; format; reserved; magic; CRC of the trailer."""
@@ -52,6 +53,7 @@ class ImageMeta(msgspec.Struct, frozen=True):
     next_version: int
     """Above every version in it, and no lower than its prologue's safe version."""
     schema_version: int
+    """The one that its rows were written with."""
 
 
 class Tail(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.schema import RowKind, TableSchema
+from stelae.core.schema import RowKind
 from stelae.core.values import rows_to_batch
 from stelae.storage.entry import (
     Entry,
@@ -37,7 +37,7 @@ class RecoveredSegment:
 
     meta: ImageMeta
     batch: pa.RecordBatch
-    """All rows in log order, columns of `TableSchema.stored`."""
+    """All rows in log order, columns of `TableSchema.stored` as the segment was begun with."""
     summary: Summary
     size_bytes: int
     prologue: Prologue | None = None
@@ -51,15 +51,14 @@ class RecoveredSegment:
         return RecoveredSegment(image.meta, image.batch, image.summary(), image.buffer.size)
 
     @staticmethod
-    def from_entries(
-        entries: Iterable[Entry], codec: KeyCodec, schema: TableSchema, where: str
-    ) -> RecoveredSegment:
-        """A segment in row form, from its certified entries; the first is its prologue.
+    def from_entries(entries: Iterable[Entry], codec: KeyCodec, where: str) -> RecoveredSegment:
+        """A segment in row form, from its certified entries; the first is its prologue, which
+        says what schema the others have.
 
         Raises:
             CorruptData: the entries are not such a segment's.
         """
-        reader = _Reader(schema, where)
+        reader = _Reader(where)
         for entry in entries:
             reader.read(entry)
         return reader.finish(codec)
@@ -72,9 +71,9 @@ class _Reader:
     times as long, and recovery waits for it.
     """
 
-    def __init__(self, schema: TableSchema, where: str) -> None:
+    def __init__(self, where: str) -> None:
         self._where = where
-        self._layout = Layout(schema)
+        self._read_layout: Layout | None = None
         self._prologue: Prologue | None = None
         self._pieces: list[pa.RecordBatch] = []
         self._rows: list[Row] = []
@@ -93,6 +92,7 @@ class _Reader:
         if entry.kind is EntryKind.PROLOGUE:
             self._prologue = decode_prologue(entry.payload, self._where)
             self._next_version = self._prologue.safe_version
+            self._read_layout = _layout_of(self._prologue, self._where)
             self._results += self._prologue.results
             return
         self._results += entry.results
@@ -107,6 +107,11 @@ class _Reader:
             raise self._corrupt(entry, f"{found} of {entry.row_count} rows")
         self._next_version = entry.first_version + entry.row_count
         self._row_count += entry.row_count
+
+    @property
+    def _layout(self) -> Layout:
+        assert self._read_layout is not None, "entries come after their prologue"
+        return self._read_layout
 
     def _corrupt(self, entry: Entry, reason: str) -> CorruptData:
         return CorruptData(self._where, 0, f"entry {entry.index}: {reason}")
@@ -167,3 +172,11 @@ class _Reader:
         return RecoveredSegment(
             meta, batch, summarize(batch, codec), batch.nbytes, prologue, tuple(self._results)
         )
+
+
+def _layout_of(prologue: Prologue, where: str) -> Layout:
+    """The layout of a segment's rows, from its own word."""
+    try:
+        return Layout.of(prologue.schema)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptData(where, 0, f"the prologue's schema is none: {error}") from error

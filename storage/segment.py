@@ -2,7 +2,8 @@
 
 A **run** is a stretch of rows in log order held in one form. Rows keep their row number for good:
 sealing swaps a segment's runs for one columnar run with all rows in place, dead ones and
-tombstones included. Which rows are live is a mask of bytes beside the runs.
+tombstones included. Which rows are live is a mask of bytes beside the runs. All rows of a segment
+are of one schema; once the table has another, its runs show theirs in that one's columns.
 
 Invariants: live_count is the number of ones in the mask; a tombstone is never live; a mask handed
 to a snapshot is never written again (the next kill copies it).
@@ -23,6 +24,7 @@ from stelae.core.values import rows_to_batch
 from stelae.storage.cells import cell_reader, row_reader
 from stelae.storage.image import ImageMeta
 from stelae.storage.layout import Layout, Row, versions_from
+from stelae.storage.projection import ProjectedRun, Projection
 
 _OBJECT_BYTES = 48
 """About what one Python value of a row costs in the head."""
@@ -123,7 +125,7 @@ class BatchRun:
 
     def key(self, i: int) -> Row:
         if self._key is None:
-            self._key = row_reader(self._batch.select(list(self._layout.schema.key)))
+            self._key = row_reader(self._batch.select(list(self._layout.key)))
         return self._key(i)
 
     def version(self, i: int) -> int:
@@ -167,7 +169,7 @@ class SealedRun:
 
     def key(self, i: int) -> Row:
         if self._key is None:
-            self._key = row_reader(self.batch.select(list(self._layout.schema.key)))
+            self._key = row_reader(self.batch.select(list(self._layout.key)))
         return self._key(i)
 
     def version(self, i: int) -> int:
@@ -188,14 +190,21 @@ class SealedRun:
         yield 0, self.batch.slice(0, row_count)
 
 
-Run: TypeAlias = RowRun | BatchRun | SealedRun
+OwnRun: TypeAlias = RowRun | BatchRun | SealedRun
+"""A run in its segment's own columns."""
+Run: TypeAlias = OwnRun | ProjectedRun
 
 
 class Segment:
     """One segment of a tablet: its runs, its live mask, and where its entries are in the log."""
 
-    def __init__(self, layout: Layout, slot: int, segment_id: int, next_version: int) -> None:
-        self._layout = layout
+    def __init__(
+        self, layout: Layout, slot: int, segment_id: int, next_version: int, schema_version: int
+    ) -> None:
+        self.layout = layout
+        """Of its rows, under the schema that it was begun with."""
+        self.schema_version = schema_version
+        self._projection: Projection | None = None
         self.slot = slot
         self.segment_id = segment_id
         self.runs: list[Run] = []
@@ -225,7 +234,7 @@ class Segment:
         self._mark(index)
         last = self.runs[-1] if self.runs else None
         if not isinstance(last, RowRun) or last.first_version + len(last.rows) != first_version:
-            last = RowRun(self._layout, first_version)
+            last = RowRun(self.layout, first_version)
             self._starts.append(self.row_count)
             self.runs.append(last)
         last.rows += rows
@@ -236,7 +245,7 @@ class Segment:
         self.live_count += live.count(1)
         count = len(rows)
         self.bytes += size_bytes + 9 * count
-        self.memory_bytes += size_bytes + count * (self._layout.width + 1) * _OBJECT_BYTES
+        self.memory_bytes += size_bytes + count * (self.layout.width + 1) * _OBJECT_BYTES
         self.row_count += count
         self.next_version = first_version + count
 
@@ -247,7 +256,7 @@ class Segment:
         self._mark(index)
         count = batch.num_rows
         self._starts.append(self.row_count)
-        self.runs.append(BatchRun(self._layout, batch, kind, first_version))
+        self.runs.append(BatchRun(self.layout, batch, kind, first_version))
         assert self._live is not None, "an open head has its mask"
         if kind is RowKind.ROW:
             self._live += b"\1" * count
@@ -262,7 +271,7 @@ class Segment:
     def become_columnar(self, batch: pa.RecordBatch, size_bytes: int, *, sealed: bool) -> None:
         """Hold all rows as one batch of stored columns; row numbers and the mask stay."""
         assert batch.num_rows == self.row_count, "sealing keeps every row in its place"
-        self.runs = [SealedRun(self._layout, batch)]
+        self.runs = [self._shown(SealedRun(self.layout, batch))]
         self._starts = [0]
         self.bytes = size_bytes
         self.closed = True
@@ -281,6 +290,18 @@ class Segment:
         if self.live_count < self.row_count:  # else a mask is of no use: see below
             self._live = bytearray(live.view(np.uint8))
         self.become_columnar(recovered.batch, recovered.size_bytes, sealed=True)
+
+    def show(self, projection: Projection | None) -> None:
+        """Show the rows in a later schema's columns from now on; None: in their own.
+
+        Runs handed out before stay as they were. The segment is closed.
+        """
+        assert self.closed, "an open head has the table's schema"
+        self._projection = projection
+        self.runs = [self._shown(_own(run)) for run in self.runs]
+
+    def _shown(self, own: OwnRun) -> Run:
+        return own if self._projection is None else ProjectedRun(own, self._projection)
 
     def run_of(self, row: int) -> tuple[Run, int]:
         """The run that holds a row, and the row's number in it."""
@@ -302,11 +323,11 @@ class Segment:
             yield self.runs[i], rows[at] - starts[i], at
 
     def stored(self) -> pa.RecordBatch:
-        """All rows as one contiguous batch of stored columns. The segment must be closed."""
+        """All rows as one contiguous batch of the segment's own stored columns. It is closed."""
         assert self.closed, "an open head is still growing"
-        batches = [batch for run, _, count in self.parts() for _, batch in run.batches(count)]
+        batches = [batch for run, _, count in self.parts() for _, batch in _own(run).batches(count)]
         if not batches:
-            return pa.RecordBatch.from_pylist([], schema=self._layout.stored)
+            return pa.RecordBatch.from_pylist([], schema=self.layout.stored)
         return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
     def parts(self) -> list[tuple[Run, int, int]]:
@@ -369,6 +390,10 @@ class Segment:
         if self.sealed:
             return 0
         return self._mark_indexes[bisect_right(self._mark_rows, row) - 1]
+
+
+def _own(run: Run) -> OwnRun:
+    return run.own if isinstance(run, ProjectedRun) else run
 
 
 _LIVE_OF_KIND = bytes(1 if kind == RowKind.ROW else 0 for kind in range(256))

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from stelae.core.errors import InvalidArgument, TooLarge
 from stelae.core.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema, is_plain_type
+from stelae.core.values import batch_to_rows
 
 Row = tuple[Any, ...]
 _PATH = re.compile(r"^(.*) - at `\$\[0\]\[(\d+)\](?:\[(\d+)\])?`$")
@@ -54,7 +55,7 @@ def check_names(schema: TableSchema, table: str, names: Sequence[str], *, partia
     if missing:
         raise InvalidArgument(f"columns={list(names)}: the key column {missing[0]!r} is left out")
     if not partial:
-        needed = [f.name for f in schema.arrow if not f.nullable and f.name not in names]
+        needed = [f.name for f in schema.arrow if f.name in schema.required and f.name not in names]
         if needed:
             raise InvalidArgument(f"column {needed[0]!r} may not be null, and is left out")
 
@@ -113,6 +114,12 @@ class Shape:
         """Columns of the table that the rows do not have."""
         self._key_places = tuple(names.index(name) for name in schema.key)
         self._single_key = self._key_places[0] if len(self._key_places) == 1 else -1
+        self._absent: Row = (None,) * len(places)
+        if schema.defaults is not None and not partial:
+            filled = pa.RecordBatch.from_arrays(
+                schema.default_arrays(arrow.names, 1), names=arrow.names
+            )
+            self._absent = batch_to_rows(filled)[0]
 
     def check(self, rows: Sequence[Any]) -> tuple[list[Row], int]:
         """Return the rows as tuples of checked values, and about how many bytes they take.
@@ -164,10 +171,10 @@ class Shape:
         return tuple([row[i] for i in self._key_places])
 
     def full(self, row: Row, present: Row | None = None) -> Row:
-        """A row of all columns: those not given come from ``present``, or are null."""
+        """A row of all columns: those not given come from ``present``, or from their defaults."""
         places = self._places
         if places is None:
             return row
         if present is None:
-            return tuple([None if p is None else row[p] for p in places])
+            present = self._absent
         return tuple([present[i] if p is None else row[p] for i, p in enumerate(places)])

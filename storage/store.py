@@ -20,6 +20,7 @@ from stelae.storage.gather import ROW_MASK, SLOT_SHIFT, pieces_of
 from stelae.storage.index import HashIndex
 from stelae.storage.keys import KeyCodec
 from stelae.storage.layout import Layout, Row
+from stelae.storage.projection import Projection
 from stelae.storage.segment import Segment
 
 NO_ROW = -1
@@ -29,16 +30,64 @@ _MAX_KEY_TEXT = 200
 class RowStore:
     """Invariant: the index holds exactly the live rows of the segments."""
 
-    __slots__ = ("codec", "head", "index", "layout", "schema", "segments", "table")
+    __slots__ = (
+        "_layouts",
+        "_projections",
+        "codec",
+        "head",
+        "index",
+        "layout",
+        "schema",
+        "segments",
+        "table",
+    )
 
     def __init__(self, schema: TableSchema, table: str, codec: KeyCodec) -> None:
         self.schema = schema
         self.table = table
         self.codec = codec
-        self.layout = Layout(schema)
+        self.layout = Layout.of(schema)
+        """Of the head."""
+        self._layouts = [self.layout]
+        self._projections: dict[Layout, Projection] = {}
         self.segments: list[Segment | None] = []
         self.head: Segment | None = None
         self.index = HashIndex()
+
+    # ---- schemas ----
+
+    def layout_of(self, stored: pa.Schema) -> Layout:
+        """The layout of these stored columns, the same object each time.
+
+        Raises:
+            ValueError: they are not those of a segment of this table.
+        """
+        for layout in self._layouts:
+            if layout.stored.equals(stored, check_metadata=True):
+                return layout
+        self._layouts.append(Layout(stored, self.schema.key))
+        return self._layouts[-1]
+
+    def projection(self, layout: Layout) -> Projection | None:
+        """How rows of ``layout`` are shown in the columns of the schema; None: as they are."""
+        if layout is self.layout:
+            return None
+        if layout not in self._projections:
+            self._projections[layout] = Projection(layout, self.schema)
+        return self._projections[layout]
+
+    def use_schema(self, schema: TableSchema) -> None:
+        """Show all rows in the columns of ``schema``. There is no open head."""
+        self.schema = schema
+        used = [segment.layout for segment in self.segments if segment is not None]
+        self._layouts = list(dict.fromkeys(used))
+        self.layout = self.layout_of(schema.stored)
+        self._projections = {}
+        for segment in self.segments:
+            if segment is not None:
+                segment.show(self.projection(segment.layout))
+
+    # ---- segments ----
 
     def segment(self, slot: int) -> Segment:
         """The segment in a slot; a dropped one is a broken invariant of the caller."""

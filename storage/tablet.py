@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stelae.core.errors import InvalidArgument
+from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.messages import WriteOp
 from stelae.core.schema import TableSchema
 from stelae.storage.client_results import ClientResults
@@ -29,7 +29,7 @@ from stelae.storage.gather import ROW_MASK, SLOT_SHIFT, Located, Snapshot, piece
 from stelae.storage.image import Image, ImageMeta, build_image
 from stelae.storage.index import HashIndex
 from stelae.storage.keys import KeyCodec
-from stelae.storage.layout import Row
+from stelae.storage.layout import Layout, Row
 from stelae.storage.merge import Merged, merge
 from stelae.storage.recovered import RecoveredSegment
 from stelae.storage.segment import Segment
@@ -69,6 +69,7 @@ class TabletMemory:
     def __init__(self, schema: TableSchema, table: str, codec: KeyCodec | None = None) -> None:
         """An empty tablet without a head. ``codec`` is for tests."""
         self.schema = schema
+        """The present one; older segments are shown in its columns."""
         self.table = table
         self.codec = codec or KeyCodec(schema)
         self.results = ClientResults()
@@ -136,13 +137,46 @@ class TabletMemory:
     def new_head(self, segment_id: int) -> int:
         """Open a new head and close the one before; return the new head's slot."""
         store = self._store
-        if store.head is not None:
-            store.head.closed = True
+        self._close_head()
         slot = len(store.segments)
-        store.head = Segment(store.layout, slot, segment_id, self.next_version)
+        version = self.schema.version
+        store.head = Segment(store.layout, slot, segment_id, self.next_version, version)
         store.segments.append(store.head)
         self._count_closed()
         return slot
+
+    def _close_head(self) -> None:
+        if self._store.head is not None:
+            self._store.head.closed = True
+            self._store.head = None
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a head is open."""
+        return self._store.head is not None
+
+    def use_schema(self, schema: TableSchema) -> None:
+        """Read and write in the columns of another version of the table's schema from now on.
+
+        A segment has one schema: the head is closed, and nothing is written before `new_head`.
+        Positions, versions, tombstones and the index stay as they are: the key never changes.
+        """
+        assert schema.key == self.schema.key, "the key is the same in every version"
+        self._close_head()
+        self.schema = schema
+        self._shapes.clear()
+        self._store.use_schema(schema)
+        self._count_closed()
+
+    @property
+    def newest_schema_version(self) -> int:
+        """Of those that segments in memory were written with; 0: there are none."""
+        return max((s.schema_version for s in self._store.segments if s is not None), default=0)
+
+    def rename(self, table: str) -> None:
+        """Call the table ``table`` in errors from now on."""
+        self.table = self._store.table = table
+        self._shapes.clear()
 
     def seal(self, slot: int, table_id: str, tablet_id: str, term: int) -> pa.Buffer:
         """Build the image of a closed segment; changes nothing, may run off the loop."""
@@ -156,7 +190,7 @@ class TabletMemory:
             segment.last_index,
             segment.row_count,
             segment.next_version,
-            self.schema.version,
+            segment.schema_version,
         )
         return build_image(segment.stored(), meta, self.codec)
 
@@ -194,7 +228,7 @@ class TabletMemory:
 
         ``rows``: tuples of wire values of ``columns`` (empty: all; DELETE: the key columns), or a
         batch that `check_batch` has passed, whose columns say themselves. Columns left out: INSERT
-        and UPSERT write nulls, UPDATE keeps what is there.
+        and UPSERT write their defaults or null, UPDATE keeps what is there.
         ``if_versions``: for each row the version its key must have at its turn; 0: absent.
 
         Raises:
@@ -313,6 +347,9 @@ class TabletMemory:
         In any order, and any segment twice; what was here before is forgotten. ``merged`` is
         `merge` of the summaries in the same order (None: made here), and ``index`` its index (None:
         made here; it takes a while, and may be made off the loop). No head is open afterwards.
+
+        Raises:
+            CorruptData: a segment's columns are not those of a segment of this table.
         """
         if merged is None:
             merged = merge([segment.summary for segment in segments])
@@ -323,8 +360,10 @@ class TabletMemory:
         self.results = ClientResults()
         for slot, (recovered, live) in enumerate(zip(segments, merged.live, strict=True)):
             meta = recovered.meta
-            segment = Segment(store.layout, slot, meta.segment_id, meta.next_version)
+            layout = _layout(store, recovered)
+            segment = Segment(layout, slot, meta.segment_id, meta.next_version, meta.schema_version)
             segment.load(recovered, live)
+            segment.show(store.projection(layout))
             store.segments.append(segment)
             self.results.restore(recovered.results, now_s)
         self._count_closed()
@@ -333,6 +372,14 @@ class TabletMemory:
         self.next_version = max(1, merged.next_version, *seen)
         self.last_index = max((segment.meta.last_index for segment in segments), default=0)
         self.last_delete_index = 0
+
+
+def _layout(store: RowStore, recovered: RecoveredSegment) -> Layout:
+    try:
+        return store.layout_of(recovered.batch.schema)
+    except ValueError as error:
+        where = f"segment {recovered.meta.segment_id}"
+        raise CorruptData(where, 0, f"not a segment of this table: {error}") from error
 
 
 def _conditions(if_versions: Sequence[int] | None, row_count: int) -> NDArray[np.int64] | None:

@@ -292,7 +292,8 @@ def _complete(
         present = _taken(store, _roots(prior), names)
         added = dict(zip(names, present.columns, strict=True))
     else:
-        added = {f.name: pa.nulls(batch.num_rows, f.type) for f in missing}
+        defaults = store.schema.default_arrays(names, batch.num_rows)
+        added = dict(zip(names, defaults, strict=True))
     arrays = [added[f.name] if f.name in added else batch.column(f.name) for f in layout.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=layout.columns)
 

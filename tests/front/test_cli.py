@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pytest
 
-from stelae import cli
-from stelae.core.errors import StelaeError
+from stelae import cli, cli_values
+from stelae.core.errors import ColumnNotFound, InvalidArgument, StelaeError
 
 WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
 BAD_SPEC = """apiVersion: stelae/v1
@@ -230,6 +231,7 @@ def test_a_cluster_by_the_command_line_survives_the_death_of_everything(folder: 
     assert [column["type"] for column in described["columns"]] == ["int64", "string"]
     assert described["partition"]["hash"] == {"type": "hash", "columns": ["id"], "buckets": 2}
     assert run("table", "describe", "nowhere").returncode == 1
+    _alter(run)
     status = run("status")
     assert status.returncode == 0, status.stdout
     assert "all is well" in status.stdout
@@ -250,6 +252,20 @@ def test_a_cluster_by_the_command_line_survives_the_death_of_everything(folder: 
     assert (down.returncode, down.stdout.strip()) == (0, "down"), down.stderr
     assert not [process for process in everything if _is_running(process)]
     assert run("status").returncode == 1
+
+
+def _alter(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """Columns and name by the command line, there and back."""
+    done = run("table", "alter", "t", "--add", "n:int8 not null", "--default", "n=3", "--json")
+    assert done.returncode == 0, done.stderr
+    names = [column["name"] for column in json.loads(done.stdout)["columns"]]
+    assert names == ["id", "name", "n"]
+    done = run("table", "alter", "t", "--drop", "n", "--rename", "name=title")
+    assert (done.returncode, done.stdout) == (0, "t has the columns id int64, title string\n")
+    assert run("table", "alter", "t", "--drop", "id").returncode == 2
+    assert run("table", "alter", "t", "--rename", "title=name", "--no-wait").returncode == 0
+    assert run("table", "rename", "t", "u").stdout == "t is now u\n"
+    assert json.loads(run("table", "rename", "u", "t", "--json").stdout) == {"name": "t"}
 
 
 def _write_and_read(folder: Path, url: str, token: str) -> None:
@@ -273,6 +289,29 @@ def _count(folder: Path) -> int:
 
     with connect(folder / "data") as db:
         return len(db.table("t"))
+
+
+def test_columns_and_defaults_are_read_as_people_write_them() -> None:
+    """Types by name, values as JSON or text; what is neither is refused, naming the option."""
+    fields = cli_values.fields_of(["n:int8 not null", "at:timestamp[us, tz=UTC]", "note:string"])
+    assert [(f.name, f.nullable) for f in fields] == [("n", False), ("at", True), ("note", True)]
+    assert fields[1].type == pa.timestamp("us", "UTC")
+    renames = cli_values.pairs_of(["a=b=c"], "--rename")
+    assert renames == {"a": "b=c"}
+    texts = {"n": "3", "note": "12", "at": '"2020-01-01T00:00:00Z"', "b": "plain text", "c": "null"}
+    schema = pa.schema([("x", pa.string()), ("c", pa.int64())])
+    values = cli_values.defaults_of(texts, schema, fields, {"x": "b"})
+    assert (values["n"], values["note"], values["b"], values["c"]) == (3, "12", "plain text", None)
+    for wrong in (["n"], [":int8"], ["n:int65"]):
+        with pytest.raises(InvalidArgument, match=r"int|--add"):
+            cli_values.fields_of(wrong)
+    for pairs in (["n"], ["=1"], ["n=1", "n=2"]):
+        with pytest.raises(InvalidArgument, match="--default"):
+            cli_values.pairs_of(pairs, "--default")
+    with pytest.raises(ColumnNotFound):
+        cli_values.defaults_of({"zz": "1"}, schema, fields, {})
+    with pytest.raises(InvalidArgument, match="default of column 'n'"):
+        cli_values.defaults_of({"n": "many"}, schema, fields, {})
 
 
 def test_every_error_family_has_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,10 +152,13 @@ def test_every_error_survives_the_way_through_a_problem_document(kind: type[Stel
 
 
 def test_the_status_follows_from_the_family() -> None:
-    """Rejected is 4xx, RetryLater and RetryElsewhere say Retry-After, OutcomeUnknown is 504."""
+    """Rejected is 4xx, RetryLater and RetryElsewhere say Retry-After, OutcomeUnknown is 504. What
+    is to be made anew with another schema is 409: the same request would be refused again."""
     for kind in all_errors():
         row = next(problem_type(kind.__new__(k)) for k in [kind])
-        if issubclass(kind, errors.RetryLater | errors.RetryElsewhere):
+        if issubclass(kind, errors.SchemaChanged):
+            assert (row.status, row.retry_after_s) == (409, None)
+        elif issubclass(kind, errors.RetryLater | errors.RetryElsewhere):
             assert row.status in (429, 503)
             assert row.retry_after_s
         elif issubclass(kind, errors.OutcomeUnknown):

@@ -7,8 +7,9 @@ grow; and once the faults end, every tablet is served again with every segment a
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -105,7 +106,7 @@ class Client:
         key, value = self._key(), self._value()
         expected = self._seen.get(key) if self._rng.random() < 0.2 else None
         operation = self._history.begin(self.name, "write", str(key), value, expected=expected)
-        row = {"id": key, "value": value}
+        row = self.row(table, key, value)
         try:
             versions = await table.upsert(row, if_version=expected, timeout=self._timeout_s)
         except StelaeError as error:
@@ -122,7 +123,7 @@ class Client:
             self._history.begin(self.name, "write", str(key), value)
             for key, value in zip(keys, values, strict=True)
         ]
-        rows = [{"id": key, "value": value} for key, value in zip(keys, values, strict=True)]
+        rows = [self.row(table, key, value) for key, value in zip(keys, values, strict=True)]
         try:
             versions = await table.upsert(rows, timeout=self._timeout_s)
         except StelaeError:
@@ -158,7 +159,7 @@ class Client:
             self._history.ok(operation)
         else:
             self._seen[key] = row["_version"]
-            self._history.ok(operation, version=row["_version"], value=row["value"])
+            self._history.ok(operation, version=row["_version"], value=self.value(table, row))
 
     async def _read_many(self, table: AsyncTable) -> None:
         """A scan or a multi-get: a read of every key that it could have returned."""
@@ -181,7 +182,16 @@ class Client:
             if row is None:
                 self._history.ok(operation)
             else:
-                self._history.ok(operation, version=row["_version"], value=row["value"])
+                self._history.ok(operation, version=row["_version"], value=self.value(table, row))
+
+    def row(self, table: AsyncTable, key: int, value: str) -> dict[str, Any]:
+        """What is written; ``value`` is what reads of the key are held to."""
+        return {"id": key, "value": value}
+
+    def value(self, table: AsyncTable, row: dict[str, Any]) -> str:
+        """What was read, of what `row` wrote."""
+        value: str = row["value"]
+        return value
 
     def _failed(self, operation: Operation, error: StelaeError) -> None:
         if isinstance(error, Rejected | RetryLater | RetryElsewhere):
@@ -202,17 +212,34 @@ def may_lose(cluster: SimCluster, name: str) -> bool:
 async def run(world: World, bug: str = "") -> None:
     """Start a cluster, let clients work under faults, end the faults, and judge."""
     with planted(bug):
-        await _run(world, KINDS if world.options.lost_disk_every_s else (), longest_gap_s=4.0)
+        await run_tables(world, KINDS if world.options.lost_disk_every_s else (), longest_gap_s=4.0)
 
 
 async def run_struck(world: World, bug: str = "") -> None:
     """The same, with few kinds of strikes, which come one upon the other."""
     rng = world.rng("kinds of strikes")
     with planted(bug):
-        await _run(world, rng.sample(KINDS, rng.randrange(1, 3)), longest_gap_s=1.5)
+        await run_tables(world, rng.sample(KINDS, rng.randrange(1, 3)), longest_gap_s=1.5)
 
 
-async def _run(world: World, strikes: Sequence[str], *, longest_gap_s: float) -> None:
+class Beside(Protocol):
+    """What else goes on in a run, and how that is judged."""
+
+    async def run(self, until_s: float) -> None:
+        """Go on until ``until_s`` of the loop's time."""
+
+    async def judge(self, history: History) -> None:
+        """Raise AssertionError if, once all is healed, something is not as it should be."""
+
+
+async def run_tables(
+    world: World,
+    strikes: Sequence[str],
+    *,
+    longest_gap_s: float,
+    make_client: type[Client] = Client,
+    make_beside: Callable[[SimCluster, AsyncDatabase], Beside] | None = None,
+) -> None:
     cluster = SimCluster(world)
     await cluster.start()
     history = History(world.loop.time)
@@ -226,7 +253,7 @@ async def _run(world: World, strikes: Sequence[str], *, longest_gap_s: float) ->
         timeout=60.0,
     )
     clients = [
-        Client(f"c{n}", world, cluster.database(f"c{n}"), history, world.rng(f"client/{n}"))
+        make_client(f"c{n}", world, cluster.database(f"c{n}"), history, world.rng(f"client/{n}"))
         for n in range(world.options.workload.clients)
     ]
     readers = world.rng("readers")
@@ -246,6 +273,9 @@ async def _run(world: World, strikes: Sequence[str], *, longest_gap_s: float) ->
             longest_gap_s=longest_gap_s,
         )
         tasks.append(world.spawn("admin", faults.run(until_s)))
+    beside = None if make_beside is None else make_beside(cluster, admin)
+    if beside is not None:
+        tasks.append(world.spawn("admin", beside.run(until_s)))
     watch = LogWatch(cluster, admin, REPLICAS)
     tasks.append(world.spawn("admin", watch.run(until_s)))
     await world.wait_until(lambda: all(t.done() for t in tasks), 600.0, "the clients to end")
@@ -255,13 +285,17 @@ async def _run(world: World, strikes: Sequence[str], *, longest_gap_s: float) ->
     await world.wait_until(
         lambda: cluster.is_whole(TABLETS, REPLICAS), HEAL_TIMEOUT_S, "full strength"
     )
-    await _read_all(world, cluster, history)
+    await _read_all(world, cluster, history, make_client)
     require_rows(history)
+    if beside is not None:
+        await beside.judge(history)
 
 
-async def _read_all(world: World, cluster: SimCluster, history: History) -> None:
+async def _read_all(
+    world: World, cluster: SimCluster, history: History, make_client: type[Client]
+) -> None:
     """Read every key once more, now that nothing fails."""
-    reader = Client("reader", world, cluster.database("reader"), history, world.rng("reader"))
+    reader = make_client("reader", world, cluster.database("reader"), history, world.rng("reader"))
     table = await reader.table()
     since = len(history.operations) and max(o.invoked for o in history.operations)
     for key in range(world.options.workload.keys):

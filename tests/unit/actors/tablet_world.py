@@ -43,7 +43,7 @@ TABLET = TabletId("a" * 32)
 OWNER = ServerUuid("c" * 32)
 TERM = 1
 SETTINGS = Settings(
-    segment_bytes=2048, append_timeout_s=0.5, call_timeout_s=2.0, arrow_rows=4, queue_bytes=1 << 20
+    segment_bytes=2176, append_timeout_s=0.5, call_timeout_s=2.0, arrow_rows=4, queue_bytes=1 << 20
 )
 MEDIA = {
     "disk": MediumSpec(name="disk", path="disk"),

@@ -11,10 +11,10 @@ import msgspec
 
 from stelae.client.locations import TableCache
 from stelae.client.masters import MastersClient
-from stelae.core.catalog_messages import GET_TABLE, TableLocations, TabletLocation
 from stelae.core.durability import segments
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
+from stelae.core.messages import GET_TABLE, TableLocations, TabletLocation
 from stelae.core.partition import Partitioning
 from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.rpc import Reply

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import msgspec
 import pyarrow as pa
 
 from stelae.coordinator.catalog import Catalog, CatalogBatch
+from stelae.coordinator.ddl import draft_replace
 from stelae.coordinator.decide import (
     Action,
     Close,
@@ -15,6 +18,7 @@ from stelae.coordinator.decide import (
     Open,
     Pacing,
     Recover,
+    Replace,
     Serve,
     decide,
 )
@@ -22,7 +26,7 @@ from stelae.coordinator.liveness import Liveness, Run, Seen
 from stelae.coordinator.standing import standing_of, to_drop
 from stelae.core.durability import segments
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.messages import Heartbeat, TabletProgress, TabletReport
+from stelae.core.messages import NO_REPORT, Heartbeat, TabletProgress, TabletReport
 from stelae.core.partition import Partitioning
 from stelae.core.records import (
     ServerInfo,
@@ -330,3 +334,146 @@ def test_a_master_that_stalled_itself_gives_nobody_up() -> None:
     assert world.decide() == []
     world.now += 2
     assert kinds(world.decide()) == [GiveUp, GiveUp]
+
+
+# ---- creation that takes too long -----------------------------------------------------------
+
+
+def creating(attempt: int = 0) -> TabletRecord:
+    return msgspec.structs.replace(tablet(state=TabletState.CREATING), attempt=attempt)
+
+
+def replacements(world: World) -> list[Replace]:
+    return [action for action in world.decide() if isinstance(action, Replace)]
+
+
+def test_a_tablet_in_creation_for_too_long_is_to_be_replaced_elsewhere() -> None:
+    """After 30 s, on another server; the next attempt may take twice as long."""
+    for attempt, allowed_s in ((0, 30.0), (1, 60.0), (6, 1920.0), (9, 1920.0)):
+        world = World(creating(attempt))
+        world.beat("s1", report("a", 1, P.OPENING))
+        world.beat("s2")
+        assert replacements(world) == []
+        world.now += allowed_s - 0.1
+        world.beat("s1", report("a", 1, P.OPENING))
+        world.beat("s2")
+        assert replacements(world) == []
+        world.now += 0.1
+        (found,) = replacements(world)
+        assert [owner.name for owner in found.owners] == ["s2"]
+        assert found.stuck == (world.tablet,)
+
+
+def test_a_tablet_that_is_ready_in_time_or_late_is_handed_over_not_replaced() -> None:
+    """What is PREPARED is wanted, however long it took."""
+    world = World(creating())
+    world.beat("s1")
+    world.decide()
+    world.now += 100
+    world.beat("s1", report("a", 1, P.PREPARED))
+    assert kinds(world.decide()) == [HandOver]
+
+
+def test_nothing_is_replaced_while_there_is_nobody_to_take_it() -> None:
+    """Without live tservers records do not pile up."""
+    world = World(creating())
+    world.decide()
+    world.now += 100
+    assert replacements(world) == []
+
+
+def test_what_replaces_a_tablet_is_one_entry_with_both_records() -> None:
+    """The old record stays, and names the new one; a late report of the old one closes it."""
+    world = World(creating())
+    world.beat("s1")
+    world.beat("s2")
+    world.decide()
+    world.now += 30
+    world.beat("s1")
+    world.beat("s2")
+    (found,) = replacements(world)
+    batch = draft_replace(world.catalog, found.stuck, found.owners, random.Random(1))
+    assert batch is not None
+    world.put(batch)
+    old = world.tablet
+    assert old.state is TabletState.REPLACED
+    (new,) = world.catalog.tablets_of(TableId("T"))
+    assert old.replaced_by == new.tablet_id
+    assert (new.number, new.state, new.term, new.attempt) == (0, TabletState.CREATING, 1, 1)
+    assert draft_replace(world.catalog, found.stuck, found.owners, random.Random(1)) is None
+    restored = Catalog()
+    restored.restore(world.catalog.snapshot())
+    assert restored.tablets_of(TableId("T")) == [new]
+    assert restored.snapshot() == world.catalog.snapshot()
+    world.beat("s1", report("a", 1, P.PREPARED))
+    assert Close(server("s1"), TabletId("a"), 1) in world.decide()
+    assert standing_of(world.catalog, world.seen("s1")).drop == ("a",)
+    assert standing_of(world.catalog, world.seen("s1")).may_have_lease, "it never ran"
+
+
+def test_a_live_server_that_has_not_told_this_leader_what_it_holds_is_waited_for() -> None:
+    """No order and no move on the strength of what is merely not known."""
+    world = World(msgspec.structs.replace(tablet(), state=TabletState.RECOVERING))
+    silent = Heartbeat(server("s1"), world.now, since=NO_REPORT, number=1)
+    assert not world.liveness.heartbeat(silent, world.now).processed
+    for _ in range(10):
+        world.now += 0.5
+        late = msgspec.structs.replace(silent, sent=world.now, number=2)
+        world.liveness.heartbeat(late, world.now)
+        assert world.decide() == []
+    world.beat("s1")
+    assert kinds(world.decide()) == [Recover]
+
+
+def test_a_look_at_a_cluster_at_rest_looks_at_no_tablet() -> None:
+    """Ten thousand tablets that are served cost what their servers cost, look after look."""
+    records = [
+        msgspec.structs.replace(tablet(), tablet_id=TabletId(f"{n:05}"), number=n)
+        for n in range(1000)
+    ]
+    world = World(*records)
+    world.beat("s1", *(report(t.tablet_id, 1, P.SERVING) for t in records))
+    assert world.decide() == []
+    looked_at: list[TabletId] = []
+
+    class Watched(dict[TabletId, TabletRecord]):
+        def __getitem__(self, key: TabletId) -> TabletRecord:
+            looked_at.append(key)
+            return super().__getitem__(key)
+
+    world.catalog.tablets = Watched(world.catalog.tablets)
+    for number in range(1, 6):
+        world.now += 0.2
+        beat = Heartbeat(server("s1"), world.now, number=number, since=number - 1 or NO_REPORT)
+        world.liveness.heartbeat(beat, world.now)
+        assert world.decide() == []
+    assert looked_at == []
+
+
+# ---- the list of live servers ---------------------------------------------------------------
+
+
+def test_the_roster_changes_exactly_when_somebody_comes_or_goes() -> None:
+    """Its version is made from the content, and it is never older than the truth."""
+    world = World()
+    world.beat("s1")
+    world.beat("s2")
+    both = world.liveness.roster(world.now)
+    assert [info.name for info in both.servers] == ["s1", "s2"]
+    for _ in range(20):
+        world.now += 0.1
+        world.beat("s1")
+        now = world.liveness.roster(world.now)
+        live = [name for name in ("s1", "s2") if world.liveness.is_live(run(name), world.now)]
+        assert [info.name for info in now.servers] == live
+    world.now += 0.1
+    world.beat("s1")
+    assert [info.name for info in world.liveness.roster(world.now).servers] == ["s1"]
+    assert world.liveness.roster(world.now).version != both.version
+    world.beat("s2")
+    assert world.liveness.roster(world.now).version == both.version
+    world.liveness.process_gone(run("s2"))
+    assert [i.name for i in world.liveness.roster(world.now).servers] == ["s1"]
+    world.beat("s2", incarnation=2)
+    assert len(world.liveness.roster(world.now).servers) == 2
+    assert world.liveness.roster(world.now).version != both.version

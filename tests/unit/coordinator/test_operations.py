@@ -8,8 +8,10 @@ import random
 import msgspec
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from stelae.coordinator.assignment import Load, check_media, choose_owners
+from stelae.coordinator.assignment import Load, check_enough_backups, check_media, choose_owners
 from stelae.coordinator.catalog import Catalog, CatalogBatch
 from stelae.coordinator.ddl import (
     check_table_name,
@@ -32,6 +34,7 @@ from stelae.core.errors import (
     TableNotFound,
     TabletNotReady,
     TooLarge,
+    TooManyReplicas,
 )
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.messages import RaiseEpoch
@@ -266,6 +269,61 @@ def test_owners_are_those_with_the_least_to_do() -> None:
     assert choose_owners(ids[:1], two, {ids[0]: ServerUuid("s1")})[ids[0]].name == "s2"
     alone = [Load(info("s1"))]
     assert choose_owners(ids[:1], alone, {ids[0]: ServerUuid("s1")})[ids[0]].name == "s1"
+
+
+def on_node(name: str, node: str) -> ServerInfo:
+    return msgspec.structs.replace(info(name), process=ProcessIdentity(node, 1, 0))
+
+
+def test_a_tables_tablets_are_spread_over_servers_and_then_over_nodes() -> None:
+    """What fails together holds little of any table: three servers on one node, one on another."""
+    ids = [TabletId(str(n)) for n in range(8)]
+    servers = [on_node("s1", "n1"), on_node("s2", "n1"), on_node("s3", "n1"), on_node("s4", "n2")]
+    two = choose_owners(ids[:2], [Load(server) for server in servers])
+    assert {server.process.node for server in two.values()} == {"n1", "n2"}
+    eight = choose_owners(ids, [Load(server) for server in servers])
+    counts = [sum(s.name == server.name for s in eight.values()) for server in servers]
+    assert counts == [2, 2, 2, 2]
+    again = choose_owners(ids, [Load(server) for server in servers])
+    assert again == eight
+
+
+def test_a_tablet_that_moves_goes_where_fewest_of_its_table_are() -> None:
+    """The other tablets of the table count, on the server and on its node."""
+    servers = [on_node("s1", "n1"), on_node("s2", "n1"), on_node("s3", "n2"), on_node("s4", "n2")]
+    one = [TabletId("x")]
+    beside = {ServerUuid("s1"): 1, ServerUuid("s3"): 1, ServerUuid("s4"): 1}
+    loads = [Load(server, tablets=10) for server in servers]
+    assert choose_owners(one, loads, None, beside)[one[0]].name == "s2"
+    beside = {ServerUuid("s1"): 1}
+    loads = [Load(server, tablets=10) for server in servers]
+    assert choose_owners(one, loads, None, beside)[one[0]].process.node == "n2"
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    st.lists(st.integers(0, 5), min_size=12, max_size=12),
+    st.integers(0, 40),
+)
+def test_a_new_tables_tablets_lie_evenly_whatever_the_cluster_is_like(
+    nodes: list[int], tablets: list[int], count: int
+) -> None:
+    """No server gets two more than another, however loaded they are."""
+    loads = [
+        Load(on_node(f"s{n:02}", f"n{node}"), tablets=tablets[n]) for n, node in enumerate(nodes)
+    ]
+    chosen = choose_owners([TabletId(str(n)) for n in range(count)], loads)
+    counts = [sum(s.uuid == load.server.uuid for s in chosen.values()) for load in loads]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_more_replicas_than_backups_there_are_is_refused_for_good() -> None:
+    """Counted by medium, live or not."""
+    known = [info("b1", "disk", "ram"), info("b2", "disk")]
+    check_enough_backups("t", ["disk", "disk", "ram"], known)
+    with pytest.raises(TooManyReplicas, match="needs 2 backups with medium 'ram'"):
+        check_enough_backups("t", ["ram", "disk", "ram"], known)
 
 
 def test_each_replica_needs_a_backup_of_its_own() -> None:

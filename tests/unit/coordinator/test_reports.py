@@ -105,6 +105,21 @@ def test_a_follower_is_told_nothing_and_a_new_leader_everything_until_it_has_tak
     assert reporter.next(now).since == told.number
 
 
+def test_who_does_not_answer_is_told_everything_for_it_may_lead_by_now() -> None:
+    """A server that hears nobody still says what it holds; a leader's changes are not lost."""
+    reporter: Reporter[TabletReport] = Reporter(tablet_fingerprint)
+    now = held(report("a"))
+    reporter.answered(reporter.next(now), answer(False, is_leader=False))
+    reporter.next({})
+    reporter.unanswered()
+    told = reporter.next(now)
+    assert (told.since, len(told.changed)) == (FULL, 1)
+    reporter.answered(told, answer(True))
+    reporter.next(now)
+    reporter.unanswered()
+    assert reporter.next(now).since == told.number
+
+
 def test_what_does_not_fit_the_digest_is_asked_for_in_full() -> None:
     """Should a change ever go missing, the very next heartbeat shows it."""
     reporter, picture = Reporter(tablet_fingerprint), Picture()

@@ -20,12 +20,13 @@ import pytest
 
 from stelae.actors.tablet_recovery import Intake, fetch_segments
 from stelae.client.database import AsyncDatabase
-from stelae.core.catalog_messages import GET_TABLE, GetTable
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.ids import Address, TabletId
 from stelae.core.messages import (
+    GET_TABLE,
     INVENTORY,
     OPEN_TABLET,
+    GetTable,
     Inventory,
     OpenTablet,
     RecoveryEngine,
@@ -106,7 +107,7 @@ async def native_summaries(cluster: LocalCluster, job: RecoveryJob) -> list[Summ
     return [
         RecoveredSegment.from_image(one.image).summary
         if one.image is not None
-        else RecoveredSegment.from_entries(one.entries, codec, job.table.schema, "here").summary
+        else RecoveredSegment.from_entries(one.entries, codec, "here").summary
         for one in fetched
     ]
 

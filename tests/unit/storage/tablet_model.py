@@ -148,7 +148,7 @@ class LoggedSegment:
         if self.image is not None and not rows:
             return RecoveredSegment.from_image(Image.open(self.image, where))
         entries = read_entries(bytes(self.data), self.certificate.certificate, where)
-        return RecoveredSegment.from_entries(entries, codec, schema, where)
+        return RecoveredSegment.from_entries(entries, codec, where)
 
 
 class World:

@@ -34,7 +34,7 @@ def image_of(schema: TableSchema, row_count: int) -> pa.Buffer:
     kinds = np.where(ids % 3 == 2, RowKind.TOMBSTONE, RowKind.ROW).astype(np.uint8)
     x = pa.array(ids / 2, mask=kinds == RowKind.TOMBSTONE)
     columns = pa.RecordBatch.from_arrays([key, x], names=list(schema.arrow.names))
-    batch = Layout(schema).store(columns, kinds, versions_from(7, row_count))
+    batch = Layout.of(schema).store(columns, kinds, versions_from(7, row_count))
     meta = ImageMeta("table", "tablet", 3, 2, 5, 9, row_count, 7 + row_count, 1)
     return build_image(batch, meta, KeyCodec(schema))
 

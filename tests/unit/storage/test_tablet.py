@@ -307,7 +307,7 @@ def test_recovery_refuses_entries_that_are_no_segment() -> None:
     good = Entry(1, 1, EntryKind.ROWS, 5, 1, (), rows)
     old = Entry(1, 2, EntryKind.ROWS, 4, 1, (), rows)
     short = Entry(1, 2, EntryKind.ROWS, 6, 2, (), rows)
-    assert RecoveredSegment.from_entries([head, good], codec, INT_KEY, "x").meta.next_version == 6
+    assert RecoveredSegment.from_entries([head, good], codec, "x").meta.next_version == 6
     for entries in ([], [good], [head, head], [head, old], [head, good, good], [head, short]):
         with pytest.raises(CorruptData):
-            RecoveredSegment.from_entries(entries, codec, INT_KEY, "x")
+            RecoveredSegment.from_entries(entries, codec, "x")

@@ -164,7 +164,7 @@ def test_the_safe_version_counts_where_no_rows_are_left() -> None:
     tablet = TabletMemory(INT_KEY, "table")
     prologue = Prologue("t", "t", 9, 1, (9,), 500, INT_KEY, ())
     entry = Entry(1, 0, EntryKind.PROLOGUE, 0, 0, (), encode_prologue(prologue))
-    segment = RecoveredSegment.from_entries([entry], tablet.codec, INT_KEY, "head")
+    segment = RecoveredSegment.from_entries([entry], tablet.codec, "head")
     tablet.adopt([segment], None, 0.0)
     assert tablet.next_version == 500
     image = build_image(segment.batch, segment.meta, tablet.codec)

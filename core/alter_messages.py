@@ -1,0 +1,55 @@
+"""Messages of AlterTable and IsAlterDone: clients to masters, and masters to tservers."""
+
+from __future__ import annotations
+
+from stelae.core.alter import SchemaChange
+from stelae.core.ids import RequestId, TableId, TabletId
+from stelae.core.messages import TableReply, TabletReport
+from stelae.core.records import TableRecord
+from stelae.core.rpc import Body, Method
+
+
+class AlterTable(Body, frozen=True):
+    """Rename a table, change its columns, or both in one catalog entry; once per request id.
+
+    Answered when the change is in the catalog; tablets follow (`IS_ALTER_DONE`). The table is
+    named by id, because its name may be what changes; ``name`` is what the caller calls it.
+    """
+
+    request: RequestId
+    table_id: TableId
+    name: str
+    new_name: str = ""
+    """Empty: the name stays."""
+    change: SchemaChange = SchemaChange()
+
+
+class IsAlterDone(Body, frozen=True):
+    """Whether every tablet of a table has the newest schema. Linearizable: the leader answers."""
+
+    table_id: TableId
+    name: str
+
+
+class IsAlterDoneReply(Body, frozen=True):
+    done: bool
+    schema_version: int
+    waiting: tuple[TabletId, ...] = ()
+    """Some of the tablets whose owners have not said yet that they have this version."""
+
+
+class AlterTablet(Body, frozen=True):
+    """The catalog has a newer record of the table of this tablet.
+
+    Idempotent, and harmless whoever sends it: the record is committed, and an older one than the
+    receiver's changes nothing. Answered with the tablet's report once it is taken over.
+    """
+
+    tablet_id: TabletId
+    term: int
+    table: TableRecord
+
+
+ALTER_TABLE = Method("master.alter_table", AlterTable, TableReply)
+IS_ALTER_DONE = Method("master.is_alter_done", IsAlterDone, IsAlterDoneReply)
+ALTER_TABLET = Method("tserver.alter_tablet", AlterTablet, TabletReport)

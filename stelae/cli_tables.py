@@ -1,0 +1,177 @@
+"""``stelae table``: the commands that look at tables and alter them. (design §12)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stelae.cli_output import describe, make_console, print_json, print_table, show_tables
+
+if TYPE_CHECKING:
+    from stelae.api import Database
+
+STATUS_TIMEOUT_S = 5.0
+
+table_app = typer.Typer(
+    name="table",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Look at tables, and alter them.",
+)
+Where = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        "-c",
+        metavar="PATH",
+        help="The cluster's file or its data_dir; cluster.yaml of this folder if absent.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def open_cluster(path: Path | None) -> Database:
+    """A connection to the cluster that a file or a data_dir stands for."""
+    from stelae import cli
+
+    return cli._connect(path)
+
+
+def read_status(path: Path | None) -> dict[str, Any]:
+    from stelae import cli
+
+    return cli._status(path)
+
+
+@table_app.command("list")
+def table_list(cluster: Where = None, as_json: Json = False, debug: Debug = False) -> None:
+    """List the tables of a cluster.
+
+    \b
+    stelae table list
+    stelae table list --cluster .stelae/demo --json
+    """
+    document = read_status(cluster)
+    if as_json:
+        print_json({"tables": document["tables"]})
+    else:
+        show_tables(document)
+
+
+@table_app.command("describe")
+def table_describe(
+    name: Annotated[str, typer.Argument(help="The table's name.")],
+    cluster: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show a table's columns, key, partitioning, durability and tablets.
+
+    \b
+    stelae table describe flights
+    """
+    with open_cluster(cluster) as database:
+        table = database.table(name)
+        document = database.status(timeout=STATUS_TIMEOUT_S)
+        described = describe(table, document)
+    if as_json:
+        print_json(described)
+        return
+    columns = [
+        [
+            column["name"],
+            column["type"],
+            "yes" if column["nullable"] else "no",
+            "key" if column["name"] in described["key"] else "",
+        ]
+        for column in described["columns"]
+    ]
+    print_table(f"table {name}", ["column", "type", "nullable", ""], columns)
+    console = make_console()
+    for what in ("key", "partition", "durability", "rows"):
+        value = described[what]
+        shown = ", ".join(value) if isinstance(value, list) else value
+        console.print(f"{what}: {shown}", markup=False)
+    tablets = [
+        [each["number"], each["state"], each["leader"], each["term"], f"{each['rows']:,}"]
+        for each in described["tablets"]
+    ]
+    print_table("tablets", ["tablet", "state", "on", "term", "rows"], tablets)
+
+
+@table_app.command("rename")
+def table_rename(
+    name: Annotated[str, typer.Argument(help="The table's name.")],
+    new_name: Annotated[str, typer.Argument(help="The name it gets.")],
+    cluster: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Give a table another name; clients that use it go on.
+
+    \b
+    stelae table rename flights departures
+    """
+    with open_cluster(cluster) as database:
+        database.rename_table(name, new_name)
+    if as_json:
+        print_json({"name": new_name})
+    else:
+        make_console().print(f"{name} is now {new_name}", markup=False)
+
+
+@table_app.command("alter")
+def table_alter(
+    name: Annotated[str, typer.Argument(help="The table's name.")],
+    add: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN:TYPE", help='A column to add; "COLUMN:TYPE not null" too.'),
+    ] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="A column to drop.")
+    ] = None,
+    rename: Annotated[
+        list[str] | None, typer.Option(metavar="OLD=NEW", help="A column to rename.")
+    ] = None,
+    default: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=VALUE", help="A default, as JSON or as text; null: none."),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return once all tablets follow.")
+    ] = True,
+    cluster: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Add, drop and rename columns, and set defaults; reads and writes go on meanwhile.
+
+    All of it happens or nothing. A column dropped and added again comes back empty.
+
+    \b
+    stelae table alter flights --add "seats:int16 not null" --default seats=180
+    stelae table alter flights --drop dest --rename departed=departure
+    """
+    from stelae.cli_values import defaults_of, fields_of, pairs_of
+
+    fields, renames = fields_of(add or []), pairs_of(rename or [], "--rename")
+    with open_cluster(cluster) as database:
+        table = database.table(name)
+        values = defaults_of(pairs_of(default or [], "--default"), table.schema, fields, renames)
+        table.alter(
+            add_columns=fields,
+            drop_columns=drop or [],
+            rename_columns=renames,
+            defaults=values,
+            wait=wait,
+        )
+        described = describe(table, database.status(timeout=STATUS_TIMEOUT_S))
+    if as_json:
+        print_json(described)
+    else:
+        columns = ", ".join(f"{each['name']} {each['type']}" for each in described["columns"])
+        make_console().print(f"{name} has the columns {columns}", markup=False, soft_wrap=True)

@@ -1,0 +1,78 @@
+"""Where tablets are, and answers of bounded age, over HTTP; and Stelae's own client for both."""
+
+from __future__ import annotations
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from stelae.core.durability import segments
+from stelae.core.errors import InvalidArgument, TableNotFound, TabletNotFound
+from stelae.core.partition import hash_partition
+from tests.front.http_world import World, problem_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+async def test_a_table_shows_its_state_and_those_of_its_tablets(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    """Made without waiting, it is whole a moment later; the same by Stelae's own client."""
+    database = world.database()
+    made = await database.create_table(
+        "t",
+        SCHEMA,
+        key="id",
+        partition=hash_partition("id", 3),
+        durability=segments(),
+        wait=False,
+    )
+    assert made.name == "t"
+    while not await database.is_create_done("t"):
+        pass
+    info = (await http.get("/v1/tables/t", params={"max_staleness": "30"})).json()
+    assert (info["state"], info["tablet_states"]) == ("running", {"running": 3})
+    assert "tablet_states" not in (await http.get("/v1/tables")).json()["tables"][0]
+
+
+async def test_tablets_are_located_by_table_and_by_id_also_when_gone(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    """A deleted tablet is told of, an unknown one is 404."""
+    database = world.database()
+    await database.create_table("t", SCHEMA, key="id", durability=segments())
+    (here,) = await database.locate_table("t", max_staleness=30.0)
+    assert here.address
+    (same,) = await database.locate([here.tablet.tablet_id])
+    assert same == here
+    await database.delete_table("t")
+    (gone,) = await database.locate([here.tablet.tablet_id])
+    assert (gone.tablet.state, gone.address) == ("deleted", "")
+    assert gone.problem == "deleted with table 't'"
+    with pytest.raises(TableNotFound):
+        await database.locate_table("t")
+    with pytest.raises(TabletNotFound):
+        await database.locate(["none"])
+    problem_of(await http.get("/v1/tablets?id=none"), 404, "tablet-not-found")
+
+
+async def test_an_age_that_is_none_is_refused(world: World, http: httpx.AsyncClient) -> None:
+    """Text, negative, infinite, not a number: 400, before any master is asked."""
+    for text in ("soon", "-1", "inf", "nan", ""):
+        for path in ("/v1/tables", "/v1/tables/t", "/v1/cluster", "/v1/tables/t/tablets"):
+            answer = await http.get(path, params={"max_staleness": text})
+            problem_of(answer, 400, "invalid-argument")
+    problem_of(await http.get("/v1/tablets"), 422, "invalid-request")
+    with pytest.raises(InvalidArgument):
+        await world.database().tables(max_staleness=-1.0)
+
+
+async def test_status_and_lists_may_be_a_little_old(world: World, http: httpx.AsyncClient) -> None:
+    """The masters that follow answer too."""
+    database = world.database()
+    await database.create_table("t", SCHEMA, key="id", durability=segments())
+    for _ in range(6):
+        status = await database.status(max_staleness=30.0)
+        assert [s["role"] for s in status["servers"] if s["kind"] == "master"].count("leader") == 1
+        assert [table.name for table in await database.tables(max_staleness=0.0001)] in ([], ["t"])

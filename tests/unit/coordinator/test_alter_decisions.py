@@ -1,0 +1,239 @@
+"""`stelae.coordinator.alter`: the entry of an alter, and what the leader sees to afterwards."""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from stelae.coordinator.alter import (
+    Alter,
+    FinishAlter,
+    alter_actions,
+    by_id,
+    draft_alter,
+    draft_finish,
+    waiting_for,
+)
+from stelae.coordinator.catalog import Applied, Catalog, CatalogBatch, Conflict
+from stelae.coordinator.liveness import Liveness, Run, run_of
+from stelae.core.alter import SchemaChange, schema_change
+from stelae.core.alter_messages import AlterTable
+from stelae.core.durability import segments
+from stelae.core.errors import InvalidArgument, TableExists, TableNotFound
+from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
+from stelae.core.messages import Heartbeat, TabletProgress, TabletReport
+from stelae.core.partition import Partitioning
+from stelae.core.records import (
+    ServerInfo,
+    ServerKind,
+    TableRecord,
+    TableState,
+    TabletRecord,
+    TabletState,
+)
+from stelae.core.runtime import ProcessIdentity
+from stelae.core.schema import TableSchema
+from stelae.core.settings import Settings
+
+SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("a", pa.string())]), ["id"])
+ADD = schema_change(add=[pa.field("c", pa.int8())])
+T = TableId("T")
+P = TabletProgress
+
+
+def order(
+    sequence: int = 1, change: SchemaChange = ADD, new_name: str = "", table_id: TableId = T
+) -> AlterTable:
+    return AlterTable(RequestId(ClientId("c"), sequence, 0), table_id, "t", new_name, change)
+
+
+class World:
+    """A catalog with table t of two tablets, owned by s1 and s2; and what these report."""
+
+    def __init__(self) -> None:
+        self.catalog = Catalog()
+        self.liveness = Liveness(Settings())
+        self.now = 100.0
+        for table_id, name in ((T, "t"), (TableId("U"), "u")):
+            table = TableRecord(
+                table_id, name, SCHEMA, Partitioning(), segments("disk"), TableState.RUNNING
+            )
+            tablets = (self.tablet("a", 0, "s1"), self.tablet("b", 1, "s2")) if name == "t" else ()
+            self.put(CatalogBatch((table,), tablets))
+        self.liveness.lead(self.now)
+
+    @staticmethod
+    def tablet(tablet_id: str, number: int, owner: str) -> TabletRecord:
+        state = TabletState.RUNNING
+        return TabletRecord(TabletId(tablet_id), T, number, state, 1, ServerUuid(owner), 1)
+
+    def put(self, batch: CatalogBatch) -> object:
+        return self.catalog.apply(1, 1, batch.encode())
+
+    def beat(self, name: str, tablet_id: str, version: int, **changes: object) -> None:
+        report = TabletReport(TabletId(tablet_id), 1, P.SERVING, schema_version=version)
+        report = msgspec.structs.replace(report, **changes)
+        server = ServerInfo(
+            ServerKind.TSERVER,
+            name,
+            ServerUuid(name),
+            1,
+            Address(f"{name}:1"),
+            ProcessIdentity("n", 1, 0),
+        )
+        self.liveness.heartbeat(Heartbeat(server, self.now, (report,)), self.now)
+
+    @property
+    def live(self) -> dict[Run, object]:
+        return {run_of(s): s for s in self.liveness.live(ServerKind.TSERVER, self.now)}
+
+    def actions(self) -> list[str]:
+        """What is to be done, in short; finished alters are carried out."""
+        found = []
+        for action in alter_actions(self.catalog, self.live):  # type: ignore[arg-type]
+            if isinstance(action, Alter):
+                found.append(f"tell {action.owner.name} of {action.tablet.tablet_id}")
+            else:
+                found.append("finish")
+                batch = draft_finish(self.catalog, action)
+                assert batch is not None
+                self.put(batch)
+        return found
+
+    @property
+    def table(self) -> TableRecord:
+        return self.catalog.tables[T]
+
+
+def test_an_alter_is_done_once_every_owner_reports_it() -> None:
+    """Golden conversation: owners that are behind are told, at every look; then RUNNING again."""
+    world = World()
+    world.beat("s1", "a", 1)
+    world.beat("s2", "b", 1)
+    assert world.actions() == []
+    world.put(draft_alter(world.catalog, order()))
+    assert (world.table.state, world.table.schema.version) == (TableState.ALTERING, 2)
+    assert [s.version for s in world.table.history] == [1]
+    for _ in range(2):
+        assert world.actions() == ["tell s1 of a", "tell s2 of b"]
+    world.beat("s1", "a", 2)
+    assert world.actions() == ["tell s2 of b"]
+    assert waiting_for(world.catalog, world.table, world.live) == ("b",)  # type: ignore[arg-type]
+    world.beat("s2", "b", 2)
+    assert world.actions() == ["finish"]
+    assert world.table.state is TableState.RUNNING
+    assert world.actions() == []
+    assert waiting_for(world.catalog, world.table, world.live) == ()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"term": 2}, {"progress": P.FAILED}],
+)
+def test_only_the_owner_in_the_present_term_counts(changes: dict[str, object]) -> None:
+    """What another term's owner or a failed tablet says of its schema ends no alter."""
+    world = World()
+    world.put(draft_alter(world.catalog, order()))
+    world.beat("s1", "a", 2)
+    world.beat("s2", "b", 2, **changes)
+    assert world.actions() == []
+    assert world.table.state is TableState.ALTERING
+
+
+def test_a_tablet_being_opened_is_told_as_well() -> None:
+    """Its order to open may have been sent before the alter."""
+    world = World()
+    world.put(draft_alter(world.catalog, order()))
+    world.beat("s1", "a", 2)
+    world.beat("s2", "b", 1, progress=P.OPENING)
+    assert world.actions() == ["tell s2 of b"]
+
+
+def test_a_silent_owner_keeps_the_table_altering() -> None:
+    """Not heard, or dead: its tablet may come back with the older schema."""
+    world = World()
+    world.put(draft_alter(world.catalog, order()))
+    world.beat("s1", "a", 2)
+    assert world.actions() == []
+    assert world.table.state is TableState.ALTERING
+
+
+def test_a_second_alter_follows_the_first_before_that_is_done() -> None:
+    """Owners are told of the newest version alone; the first one's end is overtaken."""
+    world = World()
+    world.put(draft_alter(world.catalog, order(1)))
+    world.beat("s1", "a", 2)
+    world.beat("s2", "b", 2)
+    finish = next(iter(alter_actions(world.catalog, world.live)))  # type: ignore[arg-type]
+    assert isinstance(finish, FinishAlter)
+    world.put(draft_alter(world.catalog, order(2, schema_change(drop=["a"]))))
+    assert draft_finish(world.catalog, finish) is None
+    assert isinstance(world.put(CatalogBatch((finish.table,))), Conflict)
+    assert world.table.schema.version == 3
+    assert world.actions() == ["tell s1 of a", "tell s2 of b"]
+
+
+def test_a_rename_is_done_at_once_and_owners_hear_of_it() -> None:
+    """The old name is free in the same entry; the table is never ALTERING for it."""
+    world = World()
+    world.beat("s1", "a", 1)
+    world.beat("s2", "b", 1)
+    world.put(draft_alter(world.catalog, order(change=SchemaChange(), new_name="v")))
+    assert (world.table.state, world.table.schema.version) == (TableState.RUNNING, 1)
+    assert world.catalog.find("t") is None
+    found = world.catalog.find("v")
+    assert found is world.table
+    assert world.actions() == ["tell s1 of a", "tell s2 of b"]
+    world.beat("s1", "a", 1, renames=1)
+    world.beat("s2", "b", 1, renames=1)
+    assert world.actions() == []
+
+
+def test_what_cannot_be_altered_is_refused_and_drafts_nothing() -> None:
+    """Unknown and deleted tables, names that are taken or kept, changes of nothing."""
+    world = World()
+    before = world.catalog.snapshot()
+    with pytest.raises(TableNotFound):
+        draft_alter(world.catalog, order(table_id=TableId("none")))
+    with pytest.raises(TableExists):
+        draft_alter(world.catalog, order(new_name="u"))
+    with pytest.raises(InvalidArgument, match="has that name already"):
+        draft_alter(world.catalog, order(new_name="t"))
+    with pytest.raises(InvalidArgument, match="nothing to alter"):
+        draft_alter(world.catalog, order(change=SchemaChange()))
+    assert world.catalog.snapshot() == before
+    gone = msgspec.structs.replace(world.table, state=TableState.DELETED, generation=2)
+    world.put(CatalogBatch((gone,)))
+    with pytest.raises(TableNotFound):
+        draft_alter(world.catalog, order())
+    for table_id in (T, TableId("none")):
+        with pytest.raises(TableNotFound):
+            by_id(world.catalog, table_id, "t")
+
+
+def test_a_name_is_not_taken_twice_whatever_a_draft_believed() -> None:
+    """Two renames to one name that were drafted at the same time: the second changes nothing."""
+    world = World()
+    first = draft_alter(world.catalog, order(1, SchemaChange(), "v"))
+    second = draft_alter(world.catalog, order(2, SchemaChange(), "v", TableId("U")))
+    assert isinstance(world.put(first), Applied)
+    assert isinstance(world.put(second), Conflict)
+    assert [table.name for table in world.catalog.live_tables()] == ["u", "v"]
+
+
+def test_a_snapshot_keeps_what_alters_are_under_way() -> None:
+    """A master restored from a snapshot sees to them as the others do."""
+    world = World()
+    world.put(draft_alter(world.catalog, order(new_name="v")))
+    other = Catalog()
+    other.restore(world.catalog.snapshot())
+    assert other.find("v") == world.table
+    assert other.find("t") is None
+    assert list(other.altered) == list(world.catalog.altered) == [T]
+    world.catalog = other
+    world.beat("s1", "a", 1)
+    assert world.actions() == ["tell s1 of a"]
+    gone = msgspec.structs.replace(world.table, state=TableState.DELETED, generation=3)
+    world.put(CatalogBatch((gone,)))
+    assert list(other.altered) == []
