@@ -161,29 +161,45 @@ def deletes(name: str) -> Step:
     return step
 
 
-def renames(old: str, new: str) -> Step:
-    """The table moves to a free name."""
+def moves(mark: str, new: str) -> Step:
+    """A table, whatever it is called, gets a free name."""
 
     def step(tables: dict[str, Seen]) -> dict[str, Seen] | None:
-        if old not in tables or new in tables:
+        old = name_of(tables, mark)
+        if old is None or new in tables:
             return None
         return {**{n: t for n, t in tables.items() if n != old}, new: tables[old]}
 
     return step
 
 
-def alters(name: str, column: str, *, add: bool) -> Step:
-    """The table gains a column that it had not, or loses one that it had."""
+def alters(mark: str, column: str, *, add: bool) -> Step:
+    """A table gains a column that it had not, or loses one that it had."""
 
     def step(tables: dict[str, Seen]) -> dict[str, Seen] | None:
-        table = tables.get(name)
-        if table is None or (column in table.columns) is add:
+        name = name_of(tables, mark)
+        if name is None or (column in tables[name].columns) is add:
             return None
-        rest = [other for other in table.columns if other != column]
+        rest = [other for other in tables[name].columns if other != column]
         columns = tuple(sorted([*rest, column] if add else rest))
-        return {**tables, name: Seen(table.mark, columns)}
+        return {**tables, name: Seen(mark, columns)}
 
     return step
+
+
+def name_of(tables: dict[str, Seen], mark: str) -> str | None:
+    """What the table with that mark is called; None if it is gone."""
+    return next((name for name, table in tables.items() if table.mark == mark), None)
+
+
+def is_gone(mark: str) -> Step:
+    """There is no such table any more."""
+    return lambda tables: tables if name_of(tables, mark) is None else None
+
+
+def is_called(mark: str, name: str) -> Step:
+    """The table has this name."""
+    return lambda tables: tables if name_of(tables, mark) == name else None
 
 
 def finds(name: str, table: Seen | None) -> Step:
@@ -201,11 +217,12 @@ def finds_all(found: dict[str, Seen]) -> Step:
     return lambda tables: tables if tables == found else None
 
 
-def has_column(name: str, column: str, *, present: bool) -> Step:
+def has_column(mark: str, column: str, *, present: bool) -> Step:
     """The table is there, and has the column, or not."""
 
     def step(tables: dict[str, Seen]) -> dict[str, Seen] | None:
-        return tables if name in tables and (column in tables[name].columns) is present else None
+        name = name_of(tables, mark)
+        return tables if name and (column in tables[name].columns) is present else None
 
     return step
 

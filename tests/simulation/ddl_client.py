@@ -18,6 +18,8 @@ import pyarrow as pa
 
 from stelae.client.database import AsyncDatabase
 from stelae.client.masters import MastersClient
+from stelae.core.alter import schema_change
+from stelae.core.alter_messages import ALTER_TABLE, AlterTable
 from stelae.core.catalog_messages import (
     CREATE_TABLE,
     DELETE_TABLE,
@@ -32,6 +34,8 @@ from stelae.core.catalog_messages import (
 )
 from stelae.core.durability import segments
 from stelae.core.errors import (
+    ColumnNotFound,
+    InvalidArgument,
     OutcomeUnknown,
     Rejected,
     RetryElsewhere,
@@ -51,14 +55,20 @@ from tests.simulation.catalog_history import (
     CatalogOperation,
     Seen,
     Step,
+    alters,
     creates,
     deletes,
     finds,
     finds_all,
     has,
+    has_column,
+    is_called,
+    is_gone,
+    moves,
 )
 
 NAMES = ("a", "b", "c", "d", "e", "f")
+COLUMNS = ("x", "y")
 MEDIA = ((), ("disk",), ("disk", "disk"))
 AGAIN = (RetryLater, RetryElsewhere, OutcomeUnknown)
 IMPATIENT_RATES = (0.05, 0.3, 0.7)
@@ -153,6 +163,52 @@ class DdlClient:
         refusals = {TableNotFound: finds(name, None)}
         return await self._change(operation, DELETE_TABLE, order, refusals) is not None
 
+    async def rename(self, name: str) -> None:
+        """Give a table another name, wherever it is by then."""
+        table = await self._pick(name)
+        if table is None:
+            return
+        (mark, _), table_id = table
+        new = self._rng.choice(self._names)
+        order = AlterTable(self._request(), table_id, name, new_name=new)
+        operation = self.history.begin(self.name, f"rename {mark} to {new}", moves(mark, new))
+        refusals = {
+            TableNotFound: is_gone(mark),
+            TableExists: has(new),
+            InvalidArgument: is_called(mark, new),
+        }
+        await self._change(operation, ALTER_TABLE, order, refusals)
+
+    async def alter(self, name: str) -> None:
+        """Add a column that is not there, or drop one."""
+        table = await self._pick(name)
+        if table is None:
+            return
+        (mark, columns), table_id = table
+        column = self._rng.choice(COLUMNS)
+        add = column not in columns
+        change = (
+            schema_change(add=[pa.field(column, pa.int64())])
+            if add
+            else schema_change(drop=[column])
+        )
+        order = AlterTable(self._request(), table_id, name, change=change)
+        what = f"{'add' if add else 'drop'} {column} of {mark}"
+        operation = self.history.begin(self.name, what, alters(mark, column, add=add))
+        other = InvalidArgument if add else ColumnNotFound
+        refusals = {
+            TableNotFound: is_gone(mark),
+            other: has_column(mark, column, present=add),
+        }
+        await self._change(operation, ALTER_TABLE, order, refusals)
+
+    async def _pick(self, name: str) -> tuple[Seen, TableId] | None:
+        """The table of that name just now, if there is one."""
+        for table in await self.list_records():
+            if table.name == name:
+                return self.see(table), TableId(table.table_id)
+        return None
+
     async def _change(
         self,
         operation: CatalogOperation,
@@ -236,7 +292,9 @@ class DdlClient:
     async def list(self, _: str = "", stale_s: float = 0.0) -> dict[str, TableId]:
         """List all tables."""
         operation = self.history.begin(self.name, "list", stale_s=stale_s * DRIFT)
-        reply = await self._read(LIST_TABLES, ListTables(stale_s or LINEARIZABLE), stale_s)
+        reply = await self._read(
+            LIST_TABLES, ListTables(max_staleness_s=stale_s or LINEARIZABLE), stale_s
+        )
         tables = reply.tables
         found = {table.name: self.see(table) for table in tables}
         assert len(found) == len(tables), f"a name is listed twice: {[t.name for t in tables]}"
@@ -289,7 +347,7 @@ class DdlClient:
 
     def see(self, table: TableRecord) -> Seen:
         """The table as the model knows it; a mark has one id, for ever."""
-        _, mark, *columns = table.schema.arrow.names
+        _, mark, *columns = table.schema.arrow.names  # those added come last
         known = self.ids.setdefault(mark, TableId(table.table_id))
         assert known == table.table_id, f"{mark} made {known} and {table.table_id}"
         return Seen(mark, tuple(sorted(columns)))
@@ -319,6 +377,8 @@ class DdlClient:
 KINDS = {
     "create": 4,
     "delete": 3,
+    "rename": 1,
+    "alter": 1,
     "look": 2,
     "list": 2,
     "look_around": 1,

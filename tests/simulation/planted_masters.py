@@ -187,15 +187,6 @@ def _request_forgotten() -> Any:
     return patch.object(Catalog, "_known_result", lambda self, request: None)
 
 
-def _refusal_forgotten() -> Any:
-    """Refuse a request without keeping note of it: a late copy of it may be carried out."""
-
-    async def light(self: Operations, request: Any, error: Any) -> Any:
-        raise error
-
-    return patch.object(Operations, "refuse", light)
-
-
 def _snapshot_forgets_requests() -> Any:
     """Leave the results of requests out of snapshots."""
     restore = Catalog.restore
@@ -236,7 +227,6 @@ BUGS: dict[str, Callable[[], Any]] = {
     "delete_before_commit": _delete_before_commit,
     "name_not_reserved": _name_not_reserved,
     "publish_before_replicate": _publish_before_replicate,
-    "refusal_forgotten": _refusal_forgotten,
     "report_once": _report_once,
     "request_forgotten": _request_forgotten,
     "snapshot_forgets_requests": _snapshot_forgets_requests,

@@ -18,7 +18,7 @@ from tests.simulation.catalog_history import (
     finds,
     finds_all,
     has,
-    renames,
+    moves,
 )
 
 T1, T2 = Seen("c1-1"), Seen("c1-2")
@@ -49,7 +49,7 @@ class Script:
 def good_sequence(script: Script) -> None:
     script.history.done(script.create("a", "c1-1"))
     script.look("a", T1)
-    script.history.done(script.history.begin("c1", "rename a b", renames("a", "b")))
+    script.history.done(script.history.begin("c1", "rename a b", moves("c1-1", "b")))
     script.look("a", None)
     listed = script.history.begin("c1", "list")
     script.history.saw(listed, "b", finds_all({"b": T1}))
@@ -154,7 +154,7 @@ def an_unanswered_change_that_comes_too_late(script: Script) -> None:
 
 def a_table_under_both_names(script: Script) -> None:
     script.history.done(script.create("a", "c1-1"))
-    moved = script.history.begin("c1", "rename a b", renames("a", "b"))
+    moved = script.history.begin("c1", "rename a b", moves("c1-1", "b"))
     listed = script.history.begin("c2", "list")
     script.history.saw(listed, "a b", finds_all({"a": T1, "b": T1}))
     script.history.done(moved)

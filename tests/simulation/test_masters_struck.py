@@ -29,6 +29,8 @@ SAMPLES = 12
 OPERATIONS: dict[str, Step] = {
     "create": lambda client: client.create("new", buckets=2),
     "delete": lambda client: client.delete("old"),
+    "rename": lambda client: client.rename("old"),
+    "alter": lambda client: client.alter("old"),
 }
 
 
@@ -244,7 +246,7 @@ def test_with_two_of_three_masters_down_changes_are_refused_in_time() -> None:
             await caller.call(CREATE_TABLE, order, timeout_s=3.0)
         assert isinstance(caught.value, RetryLater)
         assert world.loop.time() - begun <= 3.1
-        old = await caller.call_any(LIST_TABLES, ListTables(60.0), timeout_s=5.0)
+        old = await caller.call_any(LIST_TABLES, ListTables(max_staleness_s=60.0), timeout_s=5.0)
         assert [found.name for found in old.tables] == ["t"]
 
     world.run(story())
