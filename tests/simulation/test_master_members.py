@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stelae.client.masters import MastersClient
+from stelae.core.catalog_messages import LIST_TABLES, ListTables
 from stelae.core.errors import InvalidArgument, NotLeader, RetryLater
 from stelae.core.member_messages import (
     ADD_MASTER,
@@ -19,13 +20,12 @@ from stelae.core.member_messages import (
     MasterState,
     RemoveMaster,
 )
-from stelae.core.messages import LIST_TABLES
 from stelae.core.rpc import Empty
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.runner import derive_seeds, kept_seeds, replay_command, run_seed
-from tests.simulation.master_members import SCENARIO
 from tests.simulation.ddl_client import DdlClient
+from tests.simulation.master_members import SCENARIO
 
 SEEDS = 20
 
@@ -119,12 +119,12 @@ def test_the_leader_is_removed_and_serves_no_more() -> None:
         await client.create("c1-1")
         asked = world.client("asker").peers
         await world.wait_until(
-            lambda: world.server(leader)._group.state is MasterState.REMOVED, 5, "it knows"
+            lambda: world.server(leader).group.state is MasterState.REMOVED, 5, "it knows"
         )
         info = (await asked.call(world.address(leader), MASTER_INFO, Empty(), timeout_s=1.0)).body
         assert info.state is MasterState.REMOVED
         with pytest.raises(NotLeader, match="a master no more"):
-            await asked.call(world.address(leader), LIST_TABLES, Empty(), timeout_s=1.0)
+            await asked.call(world.address(leader), LIST_TABLES, ListTables(), timeout_s=1.0)
         await asyncio.sleep(5.0)  # it disturbs nobody
         term = world.server(cluster.leader() or "")._replicas
         assert all(replica.term <= 3 for replica in term.values())
@@ -143,7 +143,7 @@ def test_a_master_that_lost_its_disk_is_replaced_under_a_new_uuid() -> None:
         world.crash(victim, lose_disk=True)
         await world.wait_ready(victim)
         await world.wait_until(
-            lambda: world.server(victim)._group.state is MasterState.JOINING, 10, "it waits"
+            lambda: world.server(victim).group.state is MasterState.JOINING, 10, "it waits"
         )
         assert world.server(victim).info.uuid != old
         await operator.add(victim)
@@ -168,11 +168,11 @@ def test_all_masters_are_replaced_and_clients_and_servers_follow() -> None:
             await operator.add(name)
             await operator.remove(gone)
             await client.create(f"c1-{number}")
-            client.tables[f"c1-{number}"] = await client.look(f"c1-{number}")
+            await client.look(f"c1-{number}")
             await world.stop(gone)
         assert sorted(cluster.masters) == ["master-4", "master-5", "master-6"]
         await asyncio.sleep(6.0)
-        await client._list()
+        await client.list()
         for name in [*cluster.tservers, *cluster.backups]:
             world.restart(name)  # they find the masters by what they have stored
         await world.wait_ready(*cluster.tservers, *cluster.backups)
@@ -233,7 +233,7 @@ def test_an_addition_goes_on_under_the_next_leader_or_is_given_up() -> None:
 
         def promoted() -> bool:
             name = cluster.leader()
-            members = world.server(name)._group.members if name else ()
+            members = world.server(name).group.members if name else ()
             return any(m.uuid == info.uuid and m.voter for m in members)
 
         await world.wait_until(promoted, 10, "the next leader promotes")
@@ -247,7 +247,7 @@ def test_an_addition_goes_on_under_the_next_leader_or_is_given_up() -> None:
         await asyncio.sleep(65.0)
         names = [name for name, _ in await operator.list()]
         assert "master-4" in names
-        if world.server(cluster.leader() or "")._group.members[-1].uuid == lost.uuid:
+        if world.server(cluster.leader() or "").group.members[-1].uuid == lost.uuid:
             raise AssertionError("a master that never came is still a member")
         await client.create("c1-0")
 
