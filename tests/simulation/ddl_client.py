@@ -106,7 +106,6 @@ class DdlClient:
         runtime = world.client(name)
         addresses = list(cluster.addresses.values())
         self._runtime = runtime
-        self._addresses = addresses
         self._masters = MastersClient(runtime, addresses)
         self._database = AsyncDatabase(runtime, addresses, cluster.settings)
         self._impatient_rate = self._rng.choice(IMPATIENT_RATES)
@@ -264,8 +263,9 @@ class DdlClient:
 
     def _forget_leader(self) -> None:
         """Ask any master first."""
-        self._rng.shuffle(self._addresses)
-        self._masters = MastersClient(self._runtime, self._addresses)
+        addresses = list(self._masters.addresses)
+        self._rng.shuffle(addresses)
+        self._masters = MastersClient(self._runtime, addresses)
 
     def _request(self) -> RequestId:
         self._sequence += 1
