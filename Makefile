@@ -23,7 +23,7 @@ PYTEST := $(RAY_TESTS) $(BIN)/python -m pytest
 JAVA_CHECK := $(BIN)/python -m stelae.recovery.java
 SEEDS ?= 1000
 SEED ?= 1
-SCENARIO ?= tables
+SCENARIO ?= masters tables
 MINUTES ?= 600
 DEMO_ARGS ?=
 BENCH_ARGS ?=
@@ -65,7 +65,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 soak: $(STAMP)
-	@$(BIN)/python -c "$$SOAK" $(SCENARIO) $(SEED) $(SEEDS) $(MINUTES)
+	@for scenario in $(SCENARIO); do $(BIN)/python -c "$$SOAK" $$scenario $(SEED) $(SEEDS) $(MINUTES); done
 
 define SOAK
 import sys
