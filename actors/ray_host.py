@@ -9,6 +9,7 @@ background task of the server fails, the process ends: a restart from the disk i
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import gc
 import importlib
@@ -176,7 +177,10 @@ class ServerHost:
             peers, disk, objects=RayObjects(), metrics=RayMetrics(server=plan.name)
         )
         try:
-            server = make_server(plan, runtime)
+            # Only a launch founds a group of masters: one that comes back without its files waits
+            # to be added, also if its plan, made when it was alone, names no other.
+            joining = plan.joining or self._is_restart
+            server = make_server(dataclasses.replace(plan, joining=joining), runtime)
             await server.start()
         except BaseException:
             await peers.close()
