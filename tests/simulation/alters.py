@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -44,6 +44,8 @@ from stelae.storage.layout import Layout
 from stelae.storage.projection import Projection
 from tests.simulation import tables
 
+T = TypeVar("T")
+READS_MAX = 10
 ALTERS_MAX = 8
 """So many leave the first version among those that are understood."""
 PAUSE_S = 2.5
@@ -157,17 +159,26 @@ class Alterer:
     async def judge(self, history: History) -> None:
         """Every tablet has the newest schema, on every master alike, and a new name reaches all."""
         world = self._world
-        table = await self._database.table(tables.TABLE)
+        table = await self._patiently(lambda: self._database.table(tables.TABLE))
         await table.rename(NEW_NAME, timeout=120.0)
         await world.wait_until(self._all_follow, 60.0, "all tablets to follow the alters")
-        assert await table.is_alter_done()
-        found = await table.scan(timeout=600.0)
+        assert await self._patiently(table.is_alter_done)
+        found = await self._patiently(lambda: table.scan(timeout=60.0))
         for row in found.to_pylist():
             flip = row.get("flip")
             if flip:
                 column_id = table.known.schema.column_ids[found.column_names.index("flip")]
                 assert flip == f"of column {column_id}", f"{flip!r} in column {column_id}"
             assert row.get("fixed", 0) is not None, "a column that may not be null is"
+
+    async def _patiently(self, read: Callable[[], Awaitable[T]]) -> T:
+        """The answer to a question; messages are lost in a healed cluster too."""
+        for _ in range(READS_MAX):
+            try:
+                return await read()
+            except (RetryLater, RetryElsewhere, OutcomeUnknown):
+                await self._database.runtime.clock.sleep(0.1)
+        return await read()
 
     def _all_follow(self) -> bool:
         leader = self._cluster.leader()

@@ -47,6 +47,9 @@ def _call_before_commit() -> Any:
     return patch.object(Master, "_replicate", hasty)
 
 
+HASTE_S = 0.15
+
+
 def _delete_before_commit() -> Any:
     """Close deleted tablets and drop their logs before the deletion is replicated."""
     replicate = Master._replicate
@@ -59,6 +62,8 @@ def _delete_before_commit() -> Any:
         now = self.runtime.clock.monotonic()
         for seen in self.liveness.live(ServerKind.BACKUP, now) if gone else ():
             _tell(self, seen.server.address, DROP_LOGS, logs)
+        if gone:  # the longer the change takes, the more often it fails: seldom is enough to lose
+            await self.runtime.clock.sleep(HASTE_S)
         return await replicate(self, command)
 
     return patch.object(Master, "_replicate", hasty)
