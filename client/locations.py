@@ -8,7 +8,7 @@ from stelae.client.masters import MastersClient
 from stelae.core.errors import TableNotFound
 from stelae.core.ids import TableId
 from stelae.core.messages import GET_TABLE, GetTable, TableLocations, TabletLocation
-from stelae.core.records import TabletState
+from stelae.core.records import TableRecord, TabletState
 
 LOOKUP_TIMEOUT_S = 10.0
 _NO_ID = TableId("")
@@ -26,10 +26,14 @@ class TableCache:
 
     def take(self, locations: TableLocations) -> None:
         """Believe what the masters say."""
-        if locations.table.generation > self.table.generation:
-            self.table = locations.table
+        self.take_record(locations.table)
         by_number = {location.tablet.number: location for location in locations.tablets}
         self._tablets = [by_number[number] for number in sorted(by_number)]
+
+    def take_record(self, table: TableRecord) -> None:
+        """Believe what a master says of the table, unless something newer is known."""
+        if table.generation > self.table.generation:
+            self.table = table
 
     @property
     def tablet_count(self) -> int:

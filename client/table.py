@@ -159,10 +159,10 @@ class AsyncTable:
             record.schema, record.name, add_columns, drop_columns, rename_columns, defaults
         )
         alterations = Alterations(self.runtime, self.cache.masters, self.session)
-        await alterations.alter(record, change, rename_to, deadline - clock.monotonic())
+        left_s = deadline - clock.monotonic()
+        self.cache.take_record(await alterations.alter(record, change, rename_to, left_s))
         if wait:
             await alterations.wait_done(record, deadline - clock.monotonic())
-        await self.refresh()
 
     async def rename(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Give the table another name; this handle and all others on it go on.
