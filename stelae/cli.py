@@ -17,23 +17,22 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from stelae.cli_masters import make_app as make_masters_app
+from stelae.cli_cluster import Debug, Json, data_dir_of, read_status, spec_of
+from stelae.cli_locate import tablet_app
+from stelae.cli_masters import master_app
 from stelae.cli_output import (
     make_console,
     print_json,
     problems_of,
     show_status,
 )
-from stelae.cli_tables import Debug, Json, table_app
+from stelae.cli_tables import table_app
 
 if TYPE_CHECKING:
-    from stelae.api import Database
     from stelae.core.spec import ClusterSpec
     from stelae.keeper import Up
 
 FAILED, MISUSED = 1, 2
-STATUS_TIMEOUT_S = 5.0
-DEFAULT_FILE = "cluster.yaml"
 
 app = typer.Typer(
     name="stelae",
@@ -46,7 +45,8 @@ app = typer.Typer(
     epilog="Begin with [bold]stelae demo[/bold], or with [bold]stelae up[/bold] and "
     "[bold]stelae status[/bold]. Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly.",
 )
-app.add_typer(table_app)
+for group in (table_app, tablet_app, master_app):
+    app.add_typer(group)
 
 
 class Engine(enum.StrEnum):
@@ -82,44 +82,6 @@ WhereArgument = Annotated[
 ]
 
 
-# ---- which cluster --------------------------------------------------------------------------
-
-
-def _spec(path: Path | None) -> ClusterSpec:
-    from stelae.core.spec_file import load_spec
-
-    if path is None and Path(DEFAULT_FILE).exists():
-        path = Path(DEFAULT_FILE)
-    return load_spec(path)
-
-
-def _data_dir(path: Path | None) -> Path:
-    """The data_dir that a file, or the folder itself, stands for."""
-    if path is not None and path.is_dir():
-        return path.absolute()
-    return Path(_spec(path).data_dir)
-
-
-def _connect(path: Path | None) -> Database:
-    from stelae.cluster import connect
-    from stelae.core.errors import Unavailable
-    from stelae.launcher import STATE_FILE, load_state
-
-    folder = _data_dir(path)
-    down = Unavailable(f"the cluster of {folder}", "it does not run; start it with `stelae up`")
-    if not (folder / STATE_FILE).exists() or not load_state(folder).ray_address:
-        raise down
-    return connect(str(folder))
-
-
-def _status(path: Path | None, max_staleness: float | None = None) -> dict[str, Any]:
-    with _connect(path) as database:
-        return database.status(max_staleness=max_staleness, timeout=STATUS_TIMEOUT_S)
-
-
-app.add_typer(make_masters_app(_connect))
-
-
 # ---- up and down ----------------------------------------------------------------------------
 
 
@@ -146,7 +108,7 @@ def up(
     """
     from stelae.keeper import hold, start_keeper
 
-    spec = _spec(spec_file)
+    spec = spec_of(spec_file)
     console = make_console(stderr=True)
     began = time.monotonic()
 
@@ -245,7 +207,7 @@ def down(where: WhereArgument = None, as_json: Json = False, debug: Debug = Fals
     stelae down                 the cluster of this folder's cluster.yaml
     stelae down .stelae/demo    by its data_dir
     """
-    folder = _data_dir(where)
+    folder = data_dir_of(where)
     with make_console(stderr=True).status("taking the cluster down"):
         was_up = _take_down(folder)
     if as_json:
@@ -306,7 +268,7 @@ def status(
     stelae status --max-staleness 60    while the masters have no leader, too
     stelae status --json | jq '.servers[] | select(.state == "dead")'
     """
-    document = _status(where, max_staleness)
+    document = read_status(where, max_staleness)
     problems = problems_of(document)
     if as_json:
         print_json({**document, "problems": problems})
@@ -373,15 +335,6 @@ def version() -> None:
     import importlib.metadata
 
     print(importlib.metadata.version("stelae"))
-
-
-def _add_locate_commands() -> None:
-    from stelae.cli_locate import add_commands
-
-    add_commands(app, table_app)
-
-
-_add_locate_commands()
 
 
 # ---- errors ---------------------------------------------------------------------------------

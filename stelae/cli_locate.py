@@ -8,41 +8,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stelae.cli_cluster import Debug, Json, Where, open_cluster
 from stelae.cli_output import show_locations
+from stelae.cli_tables import table_app
 
 if TYPE_CHECKING:
     from stelae.api import Database
     from stelae.core.catalog_messages import TabletLocation
 
-Where = Annotated[
-    Path | None,
-    typer.Option(
-        "--cluster",
-        "-c",
-        metavar="PATH",
-        help="The cluster's file or its data_dir; cluster.yaml of this folder if absent.",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Staleness = Annotated[
     float | None,
     typer.Option(min=0, help="Any master may answer whose state is no older, in seconds."),
 ]
 
 
-def add_commands(app: typer.Typer, table_app: typer.Typer) -> None:
-    """Add ``table locate`` and ``tablet locate``."""
-    tablet_app = typer.Typer(
-        name="tablet", no_args_is_help=True, rich_markup_mode="rich", help="Look at tablets."
-    )
-    tablet_app.callback()(_tablet)
-    tablet_app.command("locate")(tablet_locate)
-    table_app.command("locate")(table_locate)
-    app.add_typer(tablet_app)
+tablet_app = typer.Typer(
+    name="tablet", no_args_is_help=True, rich_markup_mode="rich", help="Look at tablets."
+)
 
 
+@tablet_app.callback()
 def _tablet() -> None:
     """Look at tablets."""
 
@@ -50,12 +35,11 @@ def _tablet() -> None:
 def _locate(
     cluster: Path | None, as_json: bool, find: Callable[[Database], list[TabletLocation]]
 ) -> None:
-    from stelae import cli
-
-    with cli._connect(cluster) as database:
+    with open_cluster(cluster) as database:
         show_locations(find(database), as_json)
 
 
+@table_app.command("locate")
 def table_locate(
     name: Annotated[str, typer.Argument(help="The table's name.")],
     cluster: Where = None,
@@ -72,6 +56,7 @@ def table_locate(
     _locate(cluster, as_json, lambda db: db.locate_table(name, max_staleness=max_staleness))
 
 
+@tablet_app.command("locate")
 def tablet_locate(
     ids: Annotated[list[str], typer.Argument(help="Ids of tablets.")],
     cluster: Where = None,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from stelae.cli_cluster import STATUS_TIMEOUT_S, Debug, Json, Where, open_cluster, read_status
 from stelae.cli_output import describe, make_console, print_json, print_table, show_tables
 
 if TYPE_CHECKING:
-    from stelae.api import Database
-
-STATUS_TIMEOUT_S = 5.0
+    pass
 
 table_app = typer.Typer(
     name="table",
@@ -20,31 +18,6 @@ table_app = typer.Typer(
     rich_markup_mode="rich",
     help="Look at tables, and alter them.",
 )
-Where = Annotated[
-    Path | None,
-    typer.Option(
-        "--cluster",
-        "-c",
-        metavar="PATH",
-        help="The cluster's file or its data_dir; cluster.yaml of this folder if absent.",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-
-
-def open_cluster(path: Path | None) -> Database:
-    """A connection to the cluster that a file or a data_dir stands for."""
-    from stelae import cli
-
-    return cli._connect(path)
-
-
-def read_status(path: Path | None) -> dict[str, Any]:
-    from stelae import cli
-
-    return cli._status(path)
 
 
 @table_app.command("list")

@@ -119,10 +119,10 @@ def test_a_bug_shows_a_traceback_only_on_demand(
 ) -> None:
     """Errors that are not Stelae's own are told in a line; --debug lets them through."""
 
-    def broken(_: Path | None) -> dict[str, Any]:
+    def broken(*_: object) -> dict[str, Any]:
         raise KeyError("servers")
 
-    monkeypatch.setattr(cli, "_status", broken)
+    monkeypatch.setattr(cli, "read_status", broken)
     with pytest.raises(KeyError if has_traceback else SystemExit) as caught:
         cli.main(["status", *debug])
     if not has_traceback:
@@ -135,10 +135,10 @@ def test_interrupted_commands_end_quietly(
 ) -> None:
     """Ctrl-C is exit code 130, as shells have it, and no traceback."""
 
-    def interrupted(_: Path | None) -> dict[str, Any]:
+    def interrupted(*_: object) -> dict[str, Any]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_status", interrupted)
+    monkeypatch.setattr(cli, "read_status", interrupted)
     with pytest.raises(SystemExit) as caught:
         cli.main(["status"])
     assert caught.value.code == 130
