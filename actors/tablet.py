@@ -132,9 +132,12 @@ class Tablet(TabletReads):
                 await self._wait_schema()
             self._log.start()
             self._roll()
-            self._first_head = self._log.head.segment_id
+            # An alter may begin further heads meanwhile; they wait for the end of this one, which
+            # may have to wait for the hand-over: until then the masters register no epoch of it.
+            first = self._log.head
+            self._first_head = first.segment_id
             started = self._runtime.clock.monotonic()
-            await self._log.wait_until(lambda: self._log.head.is_opened)
+            await self._log.wait_until(lambda: first.is_opened)
             await self._log.wait_until(lambda: self._log.are_sealed(rewritten))
             self._phase("replicate", started)
         except StelaeError as error:

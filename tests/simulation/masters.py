@@ -34,6 +34,8 @@ from tests.unit.actors.backup_world import LOG, Owner, Rows
 WORK_S = 5.0
 WATCH_S = 0.02
 HEAL_TIMEOUT_S = 60.0
+SETTLED_S = 6.0
+"""After faults: by then a late copy of a request without an outcome has come, or never will."""
 STRUCK_CHANGES_RATE = 0.5
 """In so many runs the leader also dies now and then just as it carries out a change."""
 ATTEMPT_TIMEOUT_S = 0.5
@@ -124,6 +126,7 @@ async def _place_stranger(world: World, cluster: SimCluster) -> None:
 async def finish(world: World, cluster: SimCluster, clients: list[DdlClient]) -> None:
     """Everything healed: the cluster comes to rest in the one right state."""
     history = clients[0].history
+    await asyncio.sleep(SETTLED_S)
     await world.wait_until(
         lambda: in_order(world, cluster), HEAL_TIMEOUT_S, "a cluster in order", poll_s=0.05
     )
