@@ -26,7 +26,13 @@ from stelae.client.retries import all_or_first_error, on_tablet
 from stelae.client.scan import scan_tablet
 from stelae.client.session import Session
 from stelae.client.writer import TableWriter, Versions
-from stelae.core.errors import SchemaChanged, StelaeError
+from stelae.core.errors import (
+    DeadlineExpired,
+    OutcomeUnknown,
+    RetryLater,
+    SchemaChanged,
+    StelaeError,
+)
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import GET, GET_MANY, GetMany, GetReply, TabletLocation, WriteOp
 from stelae.core.records import TableRecord
@@ -37,6 +43,7 @@ from stelae.core.settings import Settings
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 30.0
+REFRESH_PAUSE_S = 0.1
 CONCURRENT_TABLETS = 16
 
 
@@ -93,6 +100,17 @@ class AsyncTable:
     async def refresh(self) -> None:
         """Ask the masters anew what the table is like. Raises `TableNotFound`."""
         await self.cache.refresh()
+
+    async def _refresh_by(self, deadline: float) -> None:
+        """As `refresh`, again and again: a failover may take longer than one look-up."""
+        clock = self.runtime.clock
+        while True:
+            try:
+                return await self.refresh()
+            except (RetryLater, OutcomeUnknown) as error:
+                if clock.monotonic() >= deadline:
+                    raise DeadlineExpired(f"a look at table {self.name!r}", str(error)) from error
+                await clock.sleep(REFRESH_PAUSE_S)
 
     async def _newer_than(self, known: KnownTable, error: SchemaChanged) -> KnownTable:
         """The table after an alter that a call came too late for; ``error`` if there is none."""
@@ -151,7 +169,7 @@ class AsyncTable:
         """
         clock = self.runtime.clock
         deadline = clock.monotonic() + timeout
-        await self.refresh()
+        await self._refresh_by(deadline)
         record = self.cache.table
         if rename_to:
             check_name(rename_to)
