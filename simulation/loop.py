@@ -101,9 +101,10 @@ class SimTask(asyncio.Task[T]):
 
 
 class SimFuture(asyncio.Future[T]):
-    """A future that hashes by its number, for the same reason."""
+    """A future that hashes by its number, for the same reason, and knows whose it is."""
 
     number: int
+    process: Process | None
 
     def __hash__(self) -> int:
         return self.number
@@ -189,6 +190,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._tasks_made += 1
         future: SimFuture[Any] = SimFuture(loop=self)
         future.number = self._tasks_made
+        future.process = PROCESS.get()
         return future
 
     def create_task(
@@ -230,7 +232,15 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.fail(_error_of(task), PROCESS.get())
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Fail the run: asyncio reports here what nobody else will see."""
+        """Fail the run: asyncio reports here what nobody else will see.
+
+        A process may die between a future's failure and the turn of the task that waits for it; the
+        future is collected at some later moment, which may be anybody's.
+        """
+        future = context.get("future")
+        owner = future.process if isinstance(future, SimFuture) else None
+        if owner is not None and not owner.alive:
+            return
         error = context.get("exception")
         if not isinstance(error, BaseException):
             error = SimulationError(str(context.get("message")))

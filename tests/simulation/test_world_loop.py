@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import random
 from collections.abc import Coroutine
@@ -196,6 +197,30 @@ def test_killing_a_process_ends_exactly_its_tasks():
 
     run(main())
     assert "a cleaned up" not in ran
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_failed_future_fails_the_run_unless_its_process_died_before_it_could_look(dies: bool):
+    """A future that fails at the instant of a crash is collected later, in the midst of others."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        process = loop.new_process("server", 1)
+        context = contextvars.copy_context()
+        context.run(PROCESS.set, process)
+        future = context.run(loop.create_future)
+        future.set_exception(ZeroDivisionError())
+        if dies:
+            loop.kill(process)
+        del future
+        await asyncio.sleep(1.0)
+
+    if dies:
+        run(main())
+    else:
+        with pytest.raises(ZeroDivisionError):
+            run(main())
 
 
 def test_a_paused_process_runs_nothing_until_it_resumes():
