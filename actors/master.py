@@ -72,8 +72,9 @@ class Master:
     ) -> None:
         """Addresses may be empty, and come by `update_master_address` once they are known.
 
-        ``masters`` found the group. One that is ``joining`` founds nothing, but waits to be added,
-        and then is what the replicated configuration makes of it, as every master is.
+        ``masters`` found the group. One that is ``joining``, on an empty disk, founds nothing, but
+        waits to be added, and then is what the replicated configuration makes of it, as every
+        master is.
         """
         self.tasks = Tasks()
         self.catalog = Catalog()
@@ -99,23 +100,24 @@ class Master:
     async def start(self) -> None:
         """Take the identity from disk and listen; the catalog follows once the others are found."""
         runtime = self._runtime
+        await self.group.prepare(joining=self._joining)
         instance = await take_identity(runtime, self.cluster, ServerKind.MASTER, self._name)
         self.group.begin(await listen_as(runtime, instance, self._handlers()))
         self.tasks.spawn(self._join(), "join the masters")
 
     async def _join(self) -> None:
         """Start the replica of the catalog, once it is known who has the others."""
-        members: Mapping[ServerUuid, Address] | None = {}
+        members: Mapping[ServerUuid, Address] = {}
         if await self._runtime.disk.list(f"{CATALOG_FOLDER}/consensus-meta"):
             await self.group.learn_founders()  # the rest is in the catalog's own files
-        elif not self._joining:
+        else:
             members = await self.group.first_members()
         replica = Replica(
             self._runtime,
             self.tasks,
             CATALOG_ID,
             self.info.uuid,
-            members or {},
+            members,
             self.catalog,
             replica_settings(self.settings),
             folder=CATALOG_FOLDER,

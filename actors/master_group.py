@@ -7,8 +7,10 @@ file ``masters``: from then on it can start alone. Asking goes on for ever, as a
 a master starts again elsewhere, and as a master that was removed hears of it from the others.
 
 Invariants: the members that a group is first made of are the same on all founders, and are read
-from disk, not asked for, once they have been written; a master that finds a group which does not
-know it founds none, but waits to be added (a lost disk makes another master of it).
+from disk, not asked for, once they have been written; whoever comes late takes them from a master
+that has founded the group already, since one of the others may be another master by then; one that
+is to join (a lost disk makes another master of it) founds none and is no founder of any, which is
+on its disk before its UUID is.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from stelae.core.rpc import Call, Empty, Handlers, Reply
 from stelae.core.runtime import ProcessIdentity, Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
+from stelae.runtime.instance import INSTANCE_FILE
 
 MASTERS_FILE = "masters"
 SEARCH_PAUSE_S = 0.05
@@ -70,7 +73,9 @@ class MasterGroup:
         self._self: ServerInfo | None = None
         self._members: Configuration | None = None
         self._was_member = False  # since this process started
-        self._is_elsewhere = False  # another group stands where this one was to be founded
+        self._waits = False  # it is to be added to a group, not to found one
+        self._founding: dict[str, ServerUuid] = {}  # others who are to found the group, by name
+        self._standing: MasterInfo | None = None  # the group that others have founded already
         self._latest = MasterInfo(  # the newest configuration that another master told of
             ServerInfo(ServerKind.MASTER, "", ServerUuid(""), 0, Address(""), _NOBODY),
             MasterState.STARTING,
@@ -92,7 +97,7 @@ class MasterGroup:
     def state(self) -> MasterState:
         """What this master is to the group, as far as it knows."""
         if self._members is None:
-            return MasterState.STARTING
+            return MasterState.JOINING if self._waits else MasterState.STARTING
         uuid, told = self.info.uuid, self._latest
         own = self._members.peer(uuid)
         is_newer = told.op_id.index > self._members.op_id.index
@@ -136,30 +141,51 @@ class MasterGroup:
 
     # ---- founding --------------------------------------------------------------------------
 
-    async def first_members(self) -> dict[ServerUuid, Address] | None:
+    async def prepare(self, *, joining: bool) -> None:
+        """Before this master has a UUID or listens: whether it may ever found a group.
+
+        One that is ``joining`` on an empty disk founds none, now or later. Raises CorruptData.
+        """
+        disk = self._runtime.disk
+        if joining:
+            try:
+                await disk.read(INSTANCE_FILE)
+            except FileNotFoundError:
+                await disk.replace(MASTERS_FILE, _encode({}))
+        self._waits = await self._read_founders() == {}
+
+    async def first_members(self) -> dict[ServerUuid, Address]:
         """All founders by UUID, as read from disk, or as found and then written there.
 
-        Waits until every master of the configuration has answered once. None if one of them says
-        that it belongs to a group which does not know this master.
-        Raises CorruptData.
+        Waits until every founder has answered once, or one that has founded the group already.
+        Empty if this master is to be added to a group, or has to catch up with one that has changed
+        since it was founded. Raises CorruptData.
         """
         known = await self._read_founders()
         if known is None:
-            for name in self._addresses:
-                self._tasks.spawn(self._ask(name), f"ask {name}")
-            while len(self._infos) < len(self._addresses) and not self._is_elsewhere:
-                await self._found.wait()
-                self._found.clear()
-            if self._is_elsewhere:
-                return None
-            known = {info.name: info.uuid for info in (self.info, *self._infos.values())}
-            await self._runtime.disk.replace(MASTERS_FILE, _encode(known))
+            known = await self._find_founders()
+            if known:
+                await self._runtime.disk.replace(MASTERS_FILE, _encode(known))
+        if not known:
+            return {}
         self._names |= {uuid: name for name, uuid in sorted(known.items())}
         members = {self.info.uuid: self.info.address}
         for name, uuid in sorted(known.items()):
             if uuid != self.info.uuid:
                 members[uuid] = self._addresses.get(name, Address(""))
         return members
+
+    async def _find_founders(self) -> dict[str, ServerUuid]:
+        for name in self._addresses:
+            self._tasks.spawn(self._ask(name), f"ask {name}")
+        while self._standing is None and len(self._founding) < len(self._addresses):
+            await self._found.wait()
+            self._found.clear()
+        if self._standing is None:
+            return {self._name: self.info.uuid, **self._founding}
+        known = {member.name: member.uuid for member in self._standing.members}
+        is_first = self._standing.op_id == OpId(0, 0)
+        return known if is_first and self.info.uuid in known.values() else {}
 
     async def _read_founders(self) -> dict[str, ServerUuid] | None:
         try:
@@ -251,8 +277,10 @@ class MasterGroup:
         if told.op_id.index > self._latest.op_id.index:
             self._latest = told
             self._follow_the_rest()
-        if told.members and all(member.uuid != self.info.uuid for member in told.members):
-            self._is_elsewhere = True
+        if told.members:
+            self._standing = self._standing or told
+        elif told.state is MasterState.STARTING:
+            self._founding[info.name] = info.uuid
         self._on_address(info.uuid, info.address)
         self._found.set()
         return True

@@ -61,6 +61,7 @@ class Operations:
         ``request`` is the client's, if it asked for this: a refusal is then kept too (`refuse`).
 
         Raises:
+            Rejected: a copy of the same request was refused meanwhile, and that stands.
             TooLarge: the batch could not be replicated; nothing was done.
             RetryLater: the catalog kept changing meanwhile; nothing was done.
             StelaeError: whatever ``draft`` or the replication raised.
@@ -80,7 +81,7 @@ class Operations:
                     return None
                 outcome = await self._replicate(batch.encode())
                 if isinstance(outcome, Applied):
-                    return outcome.result
+                    return _result(outcome)
                 assert isinstance(outcome, Conflict), f"the catalog answered {outcome!r}"
                 conflict = outcome.reason
             raise RetryLater(f"the catalog changes under this operation: {conflict}")
@@ -97,9 +98,7 @@ class Operations:
         batch = CatalogBatch(request=request, refusal=encode_error(error))
         outcome = await self._replicate(batch.encode())
         if isinstance(outcome, Applied):
-            if not outcome.refusal:
-                return outcome.result
-            raise decode_error(outcome.refusal) from error
+            return _result(outcome)
         raise error  # answered so long ago that no copy of it can do anything
 
     @asynccontextmanager
@@ -112,6 +111,13 @@ class Operations:
             yield
         finally:
             del self._reserved[name]
+
+
+def _result(outcome: Applied) -> TableId:
+    """What the request came to: the entry's own outcome, or that of a copy applied before it."""
+    if outcome.refusal:
+        raise decode_error(outcome.refusal)
+    return outcome.result
 
 
 class _Locks:

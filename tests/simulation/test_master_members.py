@@ -254,6 +254,65 @@ def test_an_addition_goes_on_under_the_next_leader_or_is_given_up() -> None:
     run(6, story)
 
 
+def test_a_founder_that_comes_late_founds_no_second_group() -> None:
+    """It was down when the others founded the group, and one of them is another master by now."""
+
+    async def story(world: World) -> None:
+        cluster = SimCluster(world)
+        names = tuple(cluster.masters)
+        await cluster.start()
+
+        def late() -> list[str]:
+            servers = {n: world.server(n) for n in names}
+            return [n for n, server in servers.items() if not (server and server._replicas)]
+
+        await world.wait_until(lambda: len(late()) == 1, 30, "two of three")
+        (name,) = late()
+        world.crash(name, restart=False)
+        others = [n for n in cluster.masters if n != name]
+        await world.wait_until(lambda: cluster.leader() in others, 30, "a leader")
+        cluster.masters = others
+        operator, client = Operator(world, cluster), DdlClient(world, cluster, "c1")
+        await operator.add("master-4")  # so that the group can do without two
+        await client.create("c1-0")
+        victim = next(n for n in others if n != cluster.leader())
+        world.crash(victim, lose_disk=True)
+        await world.wait_ready(victim)
+        world.restart(name)
+        await world.wait_until(lambda: not late(), 30, "it takes part")
+        stranger = world.server(victim).info.uuid
+        assert stranger not in world.server(name).group.founders
+        await client.create("c1-1")  # needs the late one's vote
+        server = world.server(name)
+        await world.wait_until(lambda: len(server.catalog.tables) == 2, 10, "it has caught up")
+        assert stranger not in {member.uuid for member in server.group.members}
+        assert server.group.state is MasterState.VOTER
+
+    run(7, story)
+
+
+def test_a_master_that_lost_its_disk_before_the_group_was_founded_is_no_founder() -> None:
+    """The others found the group with the one they heard of, or not at all."""
+
+    async def story(world: World) -> None:
+        cluster = SimCluster(world)
+        world.partition(["master-2"], ["master-3"])
+        world.partition(["master-3"], ["master-2"])
+        await cluster.start()
+        await asyncio.sleep(1.0)
+        old = world.server("master-1").info.uuid
+        world.crash("master-1", lose_disk=True)
+        await world.wait_ready("master-1")
+        world.heal()
+        await world.wait_until(lambda: cluster.leader() is not None, 30, "a leader")
+        new = world.server("master-1").info.uuid
+        for name in ("master-2", "master-3"):
+            assert old in world.server(name).group.founders
+            assert new not in world.server(name).group.founders
+
+    run(8, story)
+
+
 @pytest.mark.parametrize(
     "seed", kept_seeds("reformed") + derive_seeds("reformed", SEEDS), ids=lambda seed: f"seed{seed}"
 )

@@ -127,6 +127,24 @@ async def test_a_second_creator_of_a_name_is_told_to_retry() -> None:
         pass
 
 
+async def test_a_copy_of_a_refused_request_is_refused_whatever_has_happened_since() -> None:
+    """The network copies a deletion: one finds no table, and then the table is made."""
+    log = Log()
+    operations = Operations(log.catalog, log.replicate)
+    request = RequestId(ClientId("d"), 1, 1)
+
+    def delete() -> CatalogBatch:
+        table = log.catalog.find("t")
+        return draft_delete(log.catalog, request, table.table_id if table else TableId("?"), "t")
+
+    with pytest.raises(TableNotFound):
+        await operations.change(delete, request=request)
+    table_id = await operations.change(log.create)
+    with pytest.raises(TableNotFound):
+        await operations.change(delete, request=request)
+    assert [table.table_id for table in log.catalog.live_tables()] == [table_id]
+
+
 async def test_operations_on_one_record_are_one_after_the_other() -> None:
     """The second drafts from what the first has committed."""
     log = Log()
