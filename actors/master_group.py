@@ -24,10 +24,10 @@ from crc32c import crc32c
 
 from stelae.core.errors import CorruptData, InvalidArgument, StelaeError
 from stelae.core.ids import Address, OpId, ServerUuid
-from stelae.core.member_messages import MASTER_INFO, MasterInfo, MasterState
+from stelae.core.member_messages import MASTER_INFO, AskMaster, MasterInfo, MasterState
 from stelae.core.records import MasterMember, ServerInfo, ServerKind
 from stelae.core.replication import Configuration
-from stelae.core.rpc import Call, Empty, Handlers, Reply
+from stelae.core.rpc import Call, Handlers, Reply
 from stelae.core.runtime import ProcessIdentity, Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
@@ -35,6 +35,8 @@ from stelae.runtime.instance import INSTANCE_FILE
 
 MASTERS_FILE = "masters"
 SEARCH_PAUSE_S = 0.05
+MET_MAX = 32
+"""Masters that one which waits asks at most."""
 _HEAD = struct.Struct("<8sI")  # magic, CRC-32C of the rest
 _MAGIC = b"STELMST1"
 _DECODER = msgspec.msgpack.Decoder(dict[str, ServerUuid])
@@ -131,7 +133,8 @@ class MasterGroup:
     def handlers(self) -> Handlers:
         """The method that the others call."""
 
-        async def answer(call: Call[Empty]) -> Reply[MasterInfo]:
+        async def answer(call: Call[AskMaster]) -> Reply[MasterInfo]:
+            self._meet(call.body)
             own = self._members.op_id if self._members is not None else OpId(0, 0)
             told = self._latest.op_id
             newest = told if told.index > own.index else own
@@ -257,10 +260,9 @@ class MasterGroup:
 
     async def _ask_once(self, key: str, address: Address) -> bool:
         timeout_s = self._settings.dead_after_s
+        asker = AskMaster(self.info.uuid, self.info.address)
         try:
-            reply = await self._runtime.peers.call(
-                address, MASTER_INFO, Empty(), timeout_s=timeout_s
-            )
+            reply = await self._runtime.peers.call(address, MASTER_INFO, asker, timeout_s=timeout_s)
         except StelaeError:
             self._runtime.metrics.count("master_searches_failed", master=key)
             return False
@@ -274,7 +276,7 @@ class MasterGroup:
         self._infos[key] = info
         self._names[info.uuid] = info.name
         self._heard_at[key] = self._runtime.clock.monotonic()
-        if told.op_id.index > self._latest.op_id.index:
+        if told.op_id.index > self._latest.op_id.index or not self._latest.members:
             self._latest = told
             self._follow_the_rest()
         if told.members:
@@ -285,9 +287,17 @@ class MasterGroup:
         self._found.set()
         return True
 
+    def _meet(self, asker: AskMaster) -> None:
+        """One that waits asks back whoever asks it: those it was started with may all be gone."""
+        is_known = asker.uuid in self._addresses or asker.address in self._addresses.values()
+        waits = self._members is not None and self.state is MasterState.JOINING
+        if waits and asker.uuid and not is_known and len(self._addresses) < MET_MAX:
+            self._addresses[asker.uuid] = asker.address
+            self._tasks.spawn(self._ask(asker.uuid), f"ask {asker.uuid}")
+
     def _follow_the_rest(self) -> None:
-        """One that was removed goes on asking those who came after it, for `pointer`."""
-        if self._members is None or self.state is not MasterState.REMOVED:
+        """One that waits or was removed goes on asking those who are masters, for `pointer`."""
+        if self._members is None or self.state not in (MasterState.JOINING, MasterState.REMOVED):
             return
         for member in self._latest.members:
             if member.uuid != self.info.uuid and member.uuid not in self._addresses:

@@ -30,6 +30,7 @@ from stelae.core.member_messages import (
     MASTER_INFO,
     REMOVE_MASTER,
     AddMaster,
+    AskMaster,
     MasterSet,
     MasterState,
     RemoveMaster,
@@ -84,9 +85,11 @@ class MasterMembers:
 
     async def _look(self, order: AddMaster, timeout_s: float) -> None:
         """See that the server to be added is there, is a master, and waits for it."""
+        own = self._group.info
+        asker = AskMaster(own.uuid, own.address)
         try:
             reply = await self._runtime.peers.call(
-                order.address, MASTER_INFO, Empty(), timeout_s=timeout_s
+                order.address, MASTER_INFO, asker, timeout_s=timeout_s
             )
         except InvalidArgument as error:
             raise InvalidArgument(f"at {order.address} is not a master: {error}") from None

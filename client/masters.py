@@ -3,8 +3,10 @@
 Used by servers, clients and recovery jobs alike. Only calls that are idempotent or carry a request
 id may go through here: after `OutcomeUnknown` they are repeated.
 
-The set of masters changes while clients live: after a call that met an error, and every few
-seconds of use, the leader is asked beside the calls who the masters are now.
+The set of masters changes while clients live: at first, after a call that met an error, and every
+few seconds of use, whichever master has just answered is asked beside the calls who the masters
+are now. One that was removed, or that came in place of a lost one, tells as well: the newest set
+counts.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from stelae.core.errors import (
     Unavailable,
 )
 from stelae.core.ids import Address, OpId
-from stelae.core.member_messages import MASTER_INFO, MasterInfo, MasterState
-from stelae.core.rpc import Empty, Method, Reply
+from stelae.core.member_messages import MASTER_INFO, AskMaster, MasterInfo
+from stelae.core.rpc import Method, Reply
 from stelae.core.runtime import Runtime
 
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -37,7 +39,11 @@ ATTEMPT_TIMEOUT_S = 2.0
 READ_TIMEOUT_S = 1.0
 """Of one attempt of a read that any master may answer."""
 PAUSE_S = 0.03
-REFRESH_S = 5.0
+MOMENT_S = 1e-6
+"""Less time than this is none: a clock may not tell the end of it from its beginning."""
+REFRESH_S = 2.0
+DOUBT_S = 0.2
+"""The same where an error has made it doubtful who the masters are."""
 
 
 class MastersClient:
@@ -50,7 +56,7 @@ class MastersClient:
         self._masters = list(masters)
         self._leader = 0
         self._reader = 0
-        self._asked_at = runtime.clock.monotonic()
+        self._asked_at = float("-inf")
         self._known = OpId(0, 0)
         self._is_doubtful = False  # whether these are still the masters
 
@@ -68,10 +74,10 @@ class MastersClient:
     def _refresh(self, address: Address) -> None:
         """Ask a master that has just answered who the masters are, and wait for nothing."""
         now = self._runtime.clock.monotonic()
-        if not self._is_doubtful and now - self._asked_at < REFRESH_S:
+        if now - self._asked_at < (DOUBT_S if self._is_doubtful else REFRESH_S):
             return
         sent = self._runtime.peers.post(
-            address, MASTER_INFO, Empty(), self._told, timeout_s=ATTEMPT_TIMEOUT_S
+            address, MASTER_INFO, AskMaster(), self._told, timeout_s=ATTEMPT_TIMEOUT_S
         )
         if sent:
             self._asked_at, self._is_doubtful = now, False
@@ -81,7 +87,7 @@ class MastersClient:
             self._is_doubtful = True  # the next call asks again
             return
         info = answer.body
-        if info.state is MasterState.VOTER and info.op_id.index >= self._known.index:
+        if info.members and info.op_id.index >= self._known.index:
             self._known = info.op_id
             self.update([member.address for member in info.members if member.address])
 
@@ -102,7 +108,7 @@ class MastersClient:
         followed: dict[Address, None] = {}  # hints, since all masters were asked
         while True:
             left_s = deadline - clock.monotonic()
-            if left_s <= 0:
+            if left_s < MOMENT_S:
                 raise maybe_done or refused or NoQuorum(", ".join(self._masters))
             address = hint or self._masters[self._leader % len(self._masters)]
             hint = Address("")
@@ -119,6 +125,7 @@ class MastersClient:
                 if not hint or hint in followed:
                     hint = Address("")
                     self._ask_next(followed)
+                    self._refresh(address)
                     await clock.sleep(PAUSE_S)
                 followed[hint] = None
             except OutcomeUnknown as error:
@@ -149,7 +156,7 @@ class MastersClient:
         last: StelaeError | None = None
         while True:
             left_s = deadline - clock.monotonic()
-            if left_s <= 0:
+            if left_s < MOMENT_S:
                 raise last or NoQuorum(", ".join(self._masters))
             address = self._masters[(self._reader + tried) % len(self._masters)]
             tried += 1
@@ -160,6 +167,9 @@ class MastersClient:
                 return reply.body
             except (RetryElsewhere, RetryLater, OutcomeUnknown) as error:
                 last = last if isinstance(last, TooStale) else error
+                self._is_doubtful = True
+                if not isinstance(error, OutcomeUnknown | Unavailable):
+                    self._refresh(address)
             if tried % len(self._masters) == 0:
                 await clock.sleep(PAUSE_S)
 

@@ -27,6 +27,13 @@ class MasterState(enum.StrEnum):
     """It was a master, and serves no more."""
 
 
+class AskMaster(Body, frozen=True):
+    """The master that asks; empty if it is somebody else. Who waits hears of the others by this."""
+
+    uuid: ServerUuid = ServerUuid("")
+    address: Address = Address("")
+
+
 class MasterInfo(Body, frozen=True):
     """Who the master at an address is; answered as soon as it listens, leader or not.
 
@@ -68,7 +75,7 @@ class RemoveMaster(Body, frozen=True):
     master: str
 
 
-MASTER_INFO = Method("master.info", Empty, MasterInfo)
+MASTER_INFO = Method("master.info", AskMaster, MasterInfo)
 LIST_MASTERS = Method("master.list_masters", Empty, MasterSet)
 ADD_MASTER = Method("master.add_master", AddMaster, MasterSet)
 REMOVE_MASTER = Method("master.remove_master", RemoveMaster, MasterSet)

@@ -185,7 +185,10 @@ class Alterer:
         if leader is None:
             return False
         server = self._world.server(leader)
-        record = next(t for t in server.catalog.tables.values() if t.name == NEW_NAME)
+        renamed = (t for t in server.catalog.tables.values() if t.name == NEW_NAME)
+        record = next(renamed, None)
+        if record is None:  # a new leader, which has not applied all of its log yet
+            return False
         reports = [
             report
             for name in self._cluster.tservers

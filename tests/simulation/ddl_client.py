@@ -11,7 +11,7 @@ A kind of operation is a method of `DdlClient` and a line in `KINDS`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -44,7 +44,7 @@ from stelae.core.errors import (
     TableExists,
     TableNotFound,
 )
-from stelae.core.ids import ClientId, RequestId, TableId
+from stelae.core.ids import Address, ClientId, RequestId, TableId
 from stelae.core.partition import hash_partition
 from stelae.core.records import TableRecord, TableState, TabletState
 from stelae.core.schema import TableSchema
@@ -260,6 +260,11 @@ class DdlClient:
                 if not patient:
                     raise
                 await asyncio.sleep(0.05)
+
+    def knows(self, addresses: Collection[Address]) -> bool:
+        """Whether it would find the masters if only these were left of those there ever were."""
+        known = (self._masters.addresses, self._database._masters.addresses)
+        return all(set(each) & set(addresses) for each in known)
 
     def _forget_leader(self) -> None:
         """Ask any master first."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stelae.client.masters import MastersClient
-from stelae.core.catalog_messages import LIST_TABLES, ListTables
+from stelae.core.catalog_messages import LINEARIZABLE, LIST_TABLES, ListTables
 from stelae.core.errors import InvalidArgument, NotLeader, RetryLater
 from stelae.core.member_messages import (
     ADD_MASTER,
@@ -16,12 +16,13 @@ from stelae.core.member_messages import (
     MASTER_INFO,
     REMOVE_MASTER,
     AddMaster,
+    AskMaster,
     MasterSet,
     MasterState,
     RemoveMaster,
 )
 from stelae.core.rpc import Empty
-from stelae.simulation import Options, World
+from stelae.simulation import Options, Servers, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.runner import derive_seeds, kept_seeds, replay_command, run_seed
 from tests.simulation.ddl_client import DdlClient
@@ -121,8 +122,8 @@ def test_the_leader_is_removed_and_serves_no_more() -> None:
         await world.wait_until(
             lambda: world.server(leader).group.state is MasterState.REMOVED, 5, "it knows"
         )
-        info = (await asked.call(world.address(leader), MASTER_INFO, Empty(), timeout_s=1.0)).body
-        assert info.state is MasterState.REMOVED
+        told = await asked.call(world.address(leader), MASTER_INFO, AskMaster(), timeout_s=1.0)
+        assert told.body.state is MasterState.REMOVED
         with pytest.raises(NotLeader, match="a master no more"):
             await asked.call(world.address(leader), LIST_TABLES, ListTables(), timeout_s=1.0)
         await asyncio.sleep(5.0)  # it disturbs nobody
@@ -311,6 +312,28 @@ def test_a_master_that_lost_its_disk_before_the_group_was_founded_is_no_founder(
             assert new not in world.server(name).group.founders
 
     run(8, story)
+
+
+@pytest.mark.parametrize("max_staleness_s", [LINEARIZABLE, 5.0])
+def test_who_knows_only_a_master_that_was_lost_finds_the_others(max_staleness_s: float) -> None:
+    """What came in its place, started with no other name, hears of them because they ask for it."""
+
+    async def story(world: World) -> None:
+        cluster = SimCluster(world)
+        await cluster.start()
+        await world.wait_until(lambda: cluster.leader() is not None, 30, "a leader")
+        operator = Operator(world, cluster)
+        await operator.add("master-2")
+        await operator.add("master-3")
+        world.crash("master-1", lose_disk=True)
+        await world.wait_ready("master-1")
+        late = MastersClient(world.client("late"), [world.address("master-1")])
+        question = ListTables(max_staleness_s=max_staleness_s)
+        ask = late.call if max_staleness_s < 0 else late.call_any
+        assert (await ask(LIST_TABLES, question, timeout_s=20.0)).tables == ()
+
+    world = World(9, Options(servers=Servers(masters=1)))
+    world.run(story(world))
 
 
 @pytest.mark.parametrize(
