@@ -51,7 +51,8 @@ def open_cluster(path: Path | None) -> Database:
     from stelae.launcher import STATE_FILE, load_state
 
     folder = data_dir_of(path)
-    down = Unavailable(f"the cluster of {folder}", "it does not run; start it with `stelae up`")
+    way_out = "it does not run; start it with `stelae up`, or name the file of another: --cluster"
+    down = Unavailable(f"the cluster of {folder}", way_out)
     if not (folder / STATE_FILE).exists() or not load_state(folder).ray_address:
         raise down
     return connect(str(folder))

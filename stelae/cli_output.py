@@ -27,7 +27,7 @@ def print_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
 
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        shown.add_column(column)
+        shown.add_column(column, overflow="fold")  # ids and addresses are there to be copied
     for row in rows:
         shown.add_row(*(str(value) for value in row))
     make_console().print(shown)
