@@ -7,7 +7,8 @@ so an entry made from an outdated look at the catalog changes nothing, on every 
 Invariants:
 - readers see only what has been applied, that is, committed;
 - of live tables no two have one name; a deleted table's or tablet's record stays for ever, so that
-  a tablet the catalog does not know is never taken for a deleted one (seed, appendix A);
+  a tablet the catalog does not know is never taken for a deleted one (seed, appendix A), in a form
+  that costs a restart next to nothing (`stelae.coordinator.graveyard`);
 - a DDL request takes effect once: its result is kept by request id in the same entry. A refusal is
   kept as well: a late copy must not be carried out after its client was told that it was refused.
 
@@ -17,11 +18,13 @@ of state changes); exactly-once results after RIFL (RAMCloud).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import msgspec
 
+from stelae.coordinator.graveyard import Grave, Graveyard, Records
 from stelae.core.errors import Overloaded, StaleRequest, TooLarge, decode_error
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
@@ -34,7 +37,9 @@ MAX_CLIENTS = 1000
 """DDL results are kept for so many clients, those that spoke last."""
 MAX_RESULTS = 100
 """DDL results kept for one client that never says which answers it has; then `Overloaded`."""
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
+READABLE_VERSIONS = (2, 3)
+"""Version 2 has deleted tables among the others."""
 
 
 class CatalogBatch(msgspec.Struct, frozen=True, array_like=True):
@@ -90,6 +95,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     tables: list[TableRecord]
     tablets: list[TabletRecord]
     clients: list[tuple[ClientId, _Client]]
+    graves: list[Grave] = []
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -101,19 +107,27 @@ class Catalog:
     """Tables and tablets as of the last applied entry; the records never change."""
 
     def __init__(self) -> None:
-        self.tables: dict[TableId, TableRecord] = {}
-        """Of all time, in the order of creation."""
-        self.tablets: dict[TabletId, TabletRecord] = {}
-        """Of all time, in the order of creation."""
+        self._graveyard = Graveyard()
+        self.tables = self._table_records()
+        """By id, of all time; otherwise those that are not deleted, in the order of creation."""
+        self.tablets = self._tablet_records()
+        """The same, of tablets; those replaced in a table that lives are not buried yet."""
         self.altered: dict[TableId, None] = {}
         """Live tables whose tablets may have to be told of a newer schema or name."""
         self._names: dict[str, TableId] = {}
         self._of_table: dict[TableId, list[TabletId]] = {}
+        self._replaced: dict[TableId, list[TabletId]] = {}
         self._of_owner: dict[tuple[ServerUuid, int], dict[TabletId, None]] = {}
         self._opening: dict[TabletId, None] = {}
         self._clients: dict[ClientId, _Client] = {}  # least recent first
         self.applied = 0
         """Entries applied since this object was made: changes whenever a reader may see more."""
+
+    def _table_records(self) -> Records[TableId, TableRecord]:
+        return Records(lambda table_id: self._graveyard.table(table_id))
+
+    def _tablet_records(self) -> Records[TabletId, TabletRecord]:
+        return Records(lambda tablet_id: self._graveyard.tablet(tablet_id))
 
     # ---- state machine ----------------------------------------------------------------------
 
@@ -166,6 +180,20 @@ class Catalog:
             self.tables[table.table_id] = table
             self._of_table.setdefault(table.table_id, [])
             self._put_name(table)
+            self._bury_deleted(table)
+
+    def _bury_deleted(self, table: TableRecord) -> None:
+        """Once a table and all its tablets are gone, nothing of them ever changes again."""
+        table_id = table.table_id
+        had = [*self._replaced.get(table_id, ()), *self._of_table.get(table_id, ())]
+        tablets = [self.tablets[tablet_id] for tablet_id in had]
+        if table.state is not TableState.DELETED or not all(t.state.is_gone for t in tablets):
+            return
+        self._graveyard.bury(table, tablets)
+        del self.tables[table_id], self._of_table[table_id]
+        self._replaced.pop(table_id, None)
+        for tablet_id in had:
+            del self.tablets[tablet_id]
 
     def _put_name(self, table: TableRecord) -> None:
         self.altered.pop(table.table_id, None)
@@ -178,11 +206,13 @@ class Catalog:
         before = self.tablets.get(tablet.tablet_id)
         in_table = self._of_table.setdefault(tablet.table_id, [])
         if before is None:
-            if tablet.state is not TabletState.REPLACED:
-                in_table.append(tablet.tablet_id)
+            replaced = tablet.state is TabletState.REPLACED
+            of_kind = self._replaced.setdefault(tablet.table_id, []) if replaced else in_table
+            of_kind.append(tablet.tablet_id)
         else:
             if tablet.state is TabletState.REPLACED and before.state is not TabletState.REPLACED:
                 in_table.remove(tablet.tablet_id)
+                self._replaced.setdefault(tablet.table_id, []).append(tablet.tablet_id)
             owned = self._of_owner.get((before.owner, before.owner_incarnation), {})
             owned.pop(tablet.tablet_id, None)
             if not owned:
@@ -203,25 +233,31 @@ class Catalog:
             list(self.tables.values()),
             list(self.tablets.values()),
             list(self._clients.items()),
+            self._graveyard.graves,
         )
         return _ENCODER.encode(state)
 
     def restore(self, data: bytes) -> None:
         """Become what `snapshot` described."""
         state = _SNAPSHOT.decode(data)
-        assert state.version == SNAPSHOT_VERSION, f"catalog snapshot version {state.version}"
-        self.tables = {table.table_id: table for table in state.tables}
-        self.tablets = {}
+        assert state.version in READABLE_VERSIONS, f"catalog snapshot version {state.version}"
+        self._graveyard = Graveyard(state.graves)
+        self.tables = self._table_records()
+        self.tables.update((table.table_id, table) for table in state.tables)
+        self.tablets = self._tablet_records()
         self._clients = dict(state.clients)
         self._names = {}
         self.altered = {}
         for table in state.tables:
             self._put_name(table)
         self._of_table = {table.table_id: [] for table in state.tables}
+        self._replaced = {}
         self._of_owner = {}
         self._opening = {}
         for tablet in state.tablets:
             self._put_tablet(tablet)
+        for table in state.tables:
+            self._bury_deleted(table)
         self.applied += 1
 
     # ---- exactly once -----------------------------------------------------------------------
@@ -274,9 +310,15 @@ class Catalog:
         """Tables that are not deleted, by name."""
         return [self.tables[self._names[name]] for name in sorted(self._names)]
 
+    def every_table(self) -> Iterator[TableRecord]:
+        """Tables of all time: those deleted first."""
+        return itertools.chain(self._graveyard.tables(), self.tables.values())
+
     def tablets_of(self, table_id: TableId) -> list[TabletRecord]:
         """A table's tablets by number, one of each, deleted or not."""
         records = [self.tablets[tablet_id] for tablet_id in self._of_table.get(table_id, ())]
+        buried = self._graveyard.tablets_of(table_id)
+        records += [tablet for tablet in buried if tablet.state is not TabletState.REPLACED]
         return sorted(records, key=lambda record: record.number)
 
     def live_tablets(self) -> Iterator[TabletRecord]:

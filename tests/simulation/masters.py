@@ -158,7 +158,7 @@ def _check_once(world: World, cluster: SimCluster, clients: list[DdlClient]) -> 
     """Of all time: each create that was done made one table, and no other made any."""
     catalog = world.server(cluster.masters[0]).catalog
     made: dict[str, TableId] = {}
-    for table in catalog.tables.values():
+    for table in catalog.every_table():
         mark = table.schema.arrow.names[1]
         assert mark not in made, f"{mark} was done twice: {made[mark]} and {table.table_id}"
         made[mark] = table.table_id

@@ -80,7 +80,7 @@ async def create(database: AsyncDatabase, name: str, buckets: int, *, wait: bool
 
 def content(catalog: Catalog) -> bytes:
     """All tables, tablets and names; what each request was answered is another matter."""
-    tables = [*catalog.tables.values()]
+    tables = [*catalog.every_table()]
     return msgspec.msgpack.encode((tables, [*catalog.tablets.values()], catalog._names))
 
 
