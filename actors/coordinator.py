@@ -23,7 +23,6 @@ from stelae.coordinator.catalog import Catalog, CatalogBatch
 from stelae.coordinator.ddl import draft_replace
 from stelae.coordinator.decide import (
     Action,
-    Close,
     GiveUp,
     HandOver,
     Move,
@@ -35,9 +34,19 @@ from stelae.coordinator.decide import (
     decide,
     moved,
 )
+from stelae.coordinator.group_decisions import (
+    Change,
+    Create,
+    Delete,
+    GroupAction,
+    Transfer,
+    UpdateGroups,
+)
+from stelae.coordinator.leaving import Close
 from stelae.coordinator.liveness import Liveness, Run, run_of
 from stelae.coordinator.operations import Operations
 from stelae.coordinator.recoveries import Recoveries
+from stelae.coordinator.replacements import CopyLimits
 from stelae.core.alter_messages import ALTER_TABLET, AlterTablet
 from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
@@ -50,6 +59,13 @@ from stelae.core.messages import (
     ServeTablet,
 )
 from stelae.core.records import ServerInfo, TabletRecord, TabletState
+from stelae.core.replica_messages import (
+    CHANGE_REPLICAS,
+    CREATE_REPLICA,
+    DELETE_REPLICA,
+    TRANSFER_LEADERSHIP,
+    ChangeReplicas,
+)
 from stelae.core.rpc import Method
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
@@ -171,6 +187,9 @@ class Coordinator:
             now,
             missing_after_s=self._settings.dead_after_s,
             creation_timeout_s=self._settings.creation_timeout_s,
+            replica_dead_after_s=self._settings.replica_dead_after_s,
+            rebalance_after_s=self._catalog.rebalance_after_s(self._settings.rebalance_after_s),
+            copy_limits=CopyLimits(self._settings.copies_max, self._settings.copy_sessions_max),
         )
         self._recover([action for action in actions if isinstance(action, Recover)])
         for action in actions:
@@ -194,8 +213,8 @@ class Coordinator:
                 key = ("serve", tablet.tablet_id, str(tablet.term))
                 serve = ServeTablet(tablet.tablet_id, tablet.term)
                 self._once(key, lambda: self._tell(key, owner, SERVE_TABLET, serve))
-            case Alter(tablet):
-                key = ("alter", tablet.tablet_id, str(tablet.term))
+            case Alter(tablet, _, alter_term):
+                key = ("alter", tablet.tablet_id, str(alter_term))
                 self._once(key, lambda: self._alter(action))
             case FinishAlter(table):
                 self._once(("finish alter", table.table_id), lambda: self._finish_alter(action))
@@ -205,6 +224,25 @@ class Coordinator:
                 self._once(key, lambda: self._tell(key, server, CLOSE_TABLET, close))
             case Recover():
                 pass  # together, in `_recover`
+            case _:
+                self._begin_of_group(action)
+
+    def _begin_of_group(self, action: GroupAction) -> None:
+        match action:
+            case UpdateGroups():
+                self._once(("groups",), lambda: self._update_groups(action))
+            case Create(server, order):
+                key: Key = ("create replica", order.tablet_id, server.uuid)
+                self._once(key, lambda: self._tell(key, server, CREATE_REPLICA, order))
+            case Delete(server, order):
+                key = ("delete replica", order.tablet_id, server.uuid)
+                self._once(key, lambda: self._tell(key, server, DELETE_REPLICA, order))
+            case Change(leader, change, reason):
+                key = ("change members", change.tablet_id, str(change.expected), change.kind.value)
+                self._once(key, lambda: self._change_members(key, leader, change, reason))
+            case Transfer(leader, order):
+                key = ("transfer leadership", order.tablet_id)
+                self._once(key, lambda: self._tell(key, leader, TRANSFER_LEADERSHIP, order))
 
     def _once(self, key: Key, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do it in the background, unless it is under way or was done a moment ago."""
@@ -257,10 +295,16 @@ class Coordinator:
         self.recoveries.reached((tablet.tablet_id for tablet in done), "running", now)
         self._rounds.recovered([tablet.tablet_id for tablet in done])
 
+    async def _update_groups(self, action: UpdateGroups) -> None:
+        for tablet in await self._replace(action.tablets):
+            if tablet.state is TabletState.RUNNING:
+                self._pacing.succeeded(tablet.tablet_id)
+                self.problems.pop(tablet.tablet_id, None)
+
     async def _replace_stuck(self, action: Replace) -> None:
         """Put new tablets in the place of stuck ones; the next look tells their owners."""
         await self.operations.change(
-            lambda: draft_replace(self._catalog, action.stuck, action.owners, self._runtime.rng),
+            lambda: draft_replace(self._catalog, action.stuck, action.holders, self._runtime.rng),
             tables=[action.table_id],
             tablets=[tablet.tablet_id for tablet in action.stuck],
         )
@@ -343,10 +387,19 @@ class Coordinator:
     async def _alter(self, action: Alter) -> None:
         """Tell an owner of its table's newest record; what it then reports is news at once."""
         tablet, owner = action.tablet, action.owner
-        order = AlterTablet(tablet.tablet_id, tablet.term, self._catalog.tables[tablet.table_id])
+        order = AlterTablet(tablet.tablet_id, action.term, self._catalog.tables[tablet.table_id])
         report = await self._call(owner, ALTER_TABLET, order)
         now = self._runtime.clock.monotonic()
         self._liveness.report(Run(owner.uuid, owner.incarnation), report, now)
+
+    async def _change_members(
+        self, key: Key, leader: ServerInfo, order: ChangeReplicas, reason: str
+    ) -> None:
+        table = self._catalog.tables[self._catalog.tablets[order.tablet_id].table_id]
+        what = f"{order.kind.value} {order.name or order.uuid}"
+        logger.info("table %s, tablet %s: %s: %s", table.name, order.tablet_id[:8], what, reason)
+        self._runtime.metrics.count("replica_changes", kind=order.kind.value)
+        await self._tell(key, leader, CHANGE_REPLICAS, order)
 
     async def _tell(
         self, key: Key, server: ServerInfo, method: Method[Any, Any], order: Any

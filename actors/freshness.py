@@ -1,11 +1,11 @@
-"""How old this master's catalog may be at most: what lets followers answer reads (KUDU-500).
+"""How old one replica's state may be at most: what lets followers answer reads (KUDU-500).
 
-Each master asks the leader, all the time, for an index up to which everything acknowledged before
-the question lies, by the very barrier that linearizable reads wait for. Once this master has
-applied that index its state holds everything that was acknowledged *when it asked*, so its state is
-at most as old as the question.
+A replica asks its leader for an index up to which everything acknowledged before the question lies,
+by the very barrier that linearizable reads wait for. Once it has applied that index its state holds
+everything that was acknowledged *when it asked*, so its state is at most as old as the question.
+Masters ask all the time (`run`); tablets are many, and each asks when it is read (`prove`).
 
-Why this is sound: the age is the time since this master sent the question, on this master's own
+Why this is sound: the age is the time since this replica sent the question, on its own server's
 clock; how long question and answer were under way only makes it look older. No clock is compared
 with another. The leader answers after proof that nobody else can have committed anything by then (a
 majority answered it after the question came, or its lease, which allows for clocks that run at
@@ -21,12 +21,12 @@ Source: seed Kudu multi-master, KUDU-500; read index: Raft thesis §6.4.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 
 from stelae.actors.replica import Replica
-from stelae.core.catalog_messages import READ_INDEX
-from stelae.core.errors import StelaeError
-from stelae.core.rpc import Empty
+from stelae.consensus.messages import READ_INDEX, ReadIndexOf
+from stelae.core.errors import StelaeError, TooStale
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 
@@ -36,7 +36,7 @@ NEVER = float("-inf")
 
 
 class Freshness:
-    """The age of one master's catalog."""
+    """The age of one replica's state."""
 
     def __init__(self, runtime: Runtime, settings: Settings, replica: Replica) -> None:
         self._runtime = runtime
@@ -45,10 +45,30 @@ class Freshness:
         self._answers: deque[tuple[int, float]] = deque(maxlen=ANSWERS_MAX)
         """(index, when it was asked for), in the order of asking."""
         self._as_of = NEVER
+        self._asking = asyncio.Lock()
 
-    async def read_index(self, timeout_s: float) -> int:
-        """What another master asks this one. Raises NotLeader, Overloaded, DeadlineExpired."""
-        return await self._replica.read_barrier(min(timeout_s, self._settings.call_timeout_s))
+    async def prove(self, max_staleness_s: float, timeout_s: float) -> None:
+        """Return once the state is at most so old; asks the leader if it is not known to be.
+
+        Those who come while the leader is asked share the answer, if that is new enough for them.
+        Raises TooStale: that could not be proved in time.
+        """
+        if self.staleness_s() <= max_staleness_s:
+            return
+        try:
+            async with asyncio.timeout(timeout_s), self._asking:
+                if self.staleness_s() > max_staleness_s:
+                    asked_at = self._runtime.clock.monotonic()
+                    index = await self._ask()
+                    if index is not None:
+                        await self._replica.wait_applied(index, timeout_s)
+                        self._as_of = max(self._as_of, asked_at)
+        except (TimeoutError, StelaeError):
+            self._runtime.metrics.count("read_indexes_failed")
+        age_s = self.staleness_s()
+        if age_s > max_staleness_s:
+            what = f"tablet {self._replica.group_id} on this server"
+            raise TooStale(what, f"{age_s:.3f} s", max_staleness_s)
 
     async def run(self) -> None:
         """Ask for ever."""
@@ -67,10 +87,13 @@ class Freshness:
         timeout_s = self._settings.dead_after_s
         if self._replica.is_leader:
             return await self._replica.read_barrier(timeout_s)
-        leader = self._replica.leader_address
-        if not leader:
+        address, leader = self._replica.leader_address, self._replica.core.leader_uuid
+        if not address:
             return None
-        reply = await self._runtime.peers.call(leader, READ_INDEX, Empty(), timeout_s=timeout_s)
+        question = ReadIndexOf(self._replica.group_id)
+        reply = await self._runtime.peers.call(
+            address, READ_INDEX, question, timeout_s=timeout_s, destination=leader
+        )
         return reply.body.index
 
     def staleness_s(self) -> float:

@@ -23,23 +23,24 @@ from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_clients import ClientRequests
 from stelae.actors.master_group import MasterGroup
 from stelae.actors.master_members import MasterMembers, MemberRequests
+from stelae.actors.master_operators import OperatorRequests
 from stelae.actors.master_servers import ServerRequests
 from stelae.actors.replica import Replica, ReplicaSettings, RoleChange, raft_handlers
 from stelae.consensus.settings import RaftSettings
 from stelae.coordinator.catalog import CATALOG_ID, Catalog
 from stelae.coordinator.liveness import Liveness, Run
-from stelae.core.catalog_messages import READ_INDEX, ReadIndex
 from stelae.core.errors import NotLeader, TooStale
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.member_messages import MasterState
 from stelae.core.records import ServerInfo, ServerKind
-from stelae.core.rpc import Call, Empty, Handlers, Reply
+from stelae.core.rpc import Handlers
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 from stelae.recovery.engine import EnginePolicy, SparkEngine
 
 CATALOG_FOLDER = "catalog"
+CATALOG_METADATA = f"{CATALOG_FOLDER}/consensus-meta"
 
 
 def replica_settings(settings: Settings) -> ReplicaSettings:
@@ -90,6 +91,7 @@ class Master:
         self._engine = engine
         self._joining = joining
         self.group = MasterGroup(runtime, self.tasks, settings, name, masters)
+        self.group.word = lambda: (self.term, self.leader_uuid)
         self._replicas: dict[TabletId, Replica] = {}
         self.members = MasterMembers(runtime, self.group, lambda: self._replicas[CATALOG_ID])
         self.freshness: Freshness | None = None
@@ -100,7 +102,8 @@ class Master:
     async def start(self) -> None:
         """Take the identity from disk and listen; the catalog follows once the others are found."""
         runtime = self._runtime
-        await self.group.prepare(joining=self._joining)
+        has_catalog = bool(await runtime.disk.list(CATALOG_METADATA))
+        await self.group.prepare(joining=self._joining, has_catalog=has_catalog)
         instance = await take_identity(runtime, self.cluster, ServerKind.MASTER, self._name)
         self.group.begin(await listen_as(runtime, instance, self._handlers()))
         self.tasks.spawn(self._join(), "join the masters")
@@ -108,7 +111,7 @@ class Master:
     async def _join(self) -> None:
         """Start the replica of the catalog, once it is known who has the others."""
         members: Mapping[ServerUuid, Address] = {}
-        if await self._runtime.disk.list(f"{CATALOG_FOLDER}/consensus-meta"):
+        if await self._runtime.disk.list(CATALOG_METADATA):
             await self.group.learn_founders()  # the rest is in the catalog's own files
         else:
             members = await self.group.first_members()
@@ -223,8 +226,8 @@ class Master:
             **self.group.handlers(),
             **ClientRequests(self).handlers(),
             **MemberRequests(self).handlers(),
+            **OperatorRequests(self).handlers(),
             **ServerRequests(self).handlers(),
-            READ_INDEX: self._on_read_index,
         }
 
     def lead(self) -> Coordinator:
@@ -241,11 +244,6 @@ class Master:
                 hint = self.group.pointer
             raise NotLeader(self._name, replica.term, hint)
         return self.coordinator
-
-    async def _on_read_index(self, call: Call[Empty]) -> Reply[ReadIndex]:
-        if self.freshness is None:
-            raise NotLeader(self._name, 0, "")
-        return Reply(ReadIndex(await self.freshness.read_index(call.timeout_s)))
 
     async def view(self, timeout_s: float, max_staleness_s: float) -> Coordinator | None:
         """Return once this master may answer a read; the coordinator, if it leads.

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stelae.actors.coordinator import Coordinator
 from stelae.coordinator.alter import by_id, draft_alter, waiting_for
-from stelae.coordinator.assignment import check_enough_backups, check_media
+from stelae.coordinator.assignment import check_enough_backups, check_enough_tservers, check_media
 from stelae.coordinator.catalog import CatalogBatch
 from stelae.coordinator.ddl import (
     check_order,
@@ -24,6 +26,7 @@ from stelae.coordinator.ddl import (
     draft_delete,
 )
 from stelae.coordinator.decide import tserver_loads
+from stelae.coordinator.groups import location_of
 from stelae.coordinator.liveness import Run, run_of
 from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.status import MasterView, StatusInputs, status_document
@@ -57,6 +60,7 @@ from stelae.core.catalog_messages import (
     TabletLocation,
     TabletLocations,
 )
+from stelae.core.durability import Replicas, media_of
 from stelae.core.errors import InvalidArgument, TableNotFound, TabletNotFound
 from stelae.core.ids import Address, TabletId
 from stelae.core.records import ServerKind, TableRecord, TableState, TabletRecord, TabletState
@@ -113,13 +117,30 @@ class ClientRequests:
         now = master.runtime.clock.monotonic()
         loads = tserver_loads(master.catalog, liveness.live(ServerKind.TSERVER, now))
         check_room(master.catalog, order, master.settings)
+        what, media = f"table {order.name!r}", media_of(order.durability)
+        knows_all = now >= liveness.lead_since + KNOWS_ALL_AFTER_S
+        known = [seen.server for seen in liveness.newest_runs()]
+        is_new = master.catalog.find(order.name) is None
+        if knows_all and is_new and isinstance(order.durability, Replicas):
+            check_enough_tservers(what, order.durability.count, known)
         batch = draft_create(master.catalog, order, loads, master.runtime.rng)
-        what, media = f"table {order.name!r}", order.durability.media
-        if now >= liveness.lead_since + KNOWS_ALL_AFTER_S:
-            known = [seen.server for seen in liveness.newest_runs()]
+        if knows_all:
             check_enough_backups(what, media, known)
         check_media(what, media, [seen.server for seen in liveness.live(ServerKind.BACKUP, now)])
         return batch
+
+    def _check_room_for(self, order: AlterTable) -> None:
+        """Raise `TooFewServers` for more replicas than there are tservers that could hold one."""
+        master, liveness = self._master, self._master.liveness
+        table = master.catalog.tables.get(order.table_id)
+        before, after = None if table is None else table.durability, order.durability
+        if not isinstance(before, Replicas) or not isinstance(after, Replicas):
+            return
+        now = master.runtime.clock.monotonic()
+        if after.count > before.count and now >= liveness.lead_since + KNOWS_ALL_AFTER_S:
+            known = [seen.server for seen in liveness.newest_runs()]
+            homes = [s for s in known if not master.catalog.mark(s.uuid).retiring]
+            check_enough_tservers(f"table {order.name!r}", after.count, homes)
 
     async def _on_delete_table(self, call: Call[DeleteTable]) -> Reply[Empty]:
         order = call.body
@@ -153,6 +174,7 @@ class ClientRequests:
         def draft() -> CatalogBatch | None:
             if catalog.result_of(order.request) is not None:
                 return None
+            self._check_room_for(order)
             return draft_alter(catalog, order)
 
         if catalog.result_of(order.request) is None:
@@ -214,11 +236,19 @@ class ClientRequests:
             problem = f"deleted with table {self._master.catalog.tables[tablet.table_id].name!r}"
         if tablet.state is not TabletState.RUNNING:
             return TabletLocation(tablet, Address(""), problem or tablet.state.value)
+        if tablet.is_group:
+            return self._locate_group(tablet, problem, now)
         if seen is None:
             return TabletLocation(tablet, Address(""), "its server was not heard yet")
         if not self._master.liveness.is_live(run, now):
             return TabletLocation(tablet, Address(""), f"{seen.server.name} is dead")
         return TabletLocation(tablet, seen.server.address)
+
+    def _locate_group(self, tablet: TabletRecord, problem: str, now: float) -> TabletLocation:
+        master = self._master
+        leads = master.coordinator is not None
+        found = location_of(tablet, master.liveness, now, knows_reports=leads)
+        return found if found.problem else msgspec.structs.replace(found, problem=problem)
 
     async def _on_is_create_done(self, call: Call[IsCreateDone]) -> Reply[CreateProgress]:
         coordinator = await self._master.view(call.timeout_s, call.body.max_staleness_s)
@@ -239,7 +269,7 @@ class ClientRequests:
             IsAlterDoneReply(
                 table.state is not TableState.ALTERING,
                 table.schema.version,
-                waiting_for(catalog, table, live),
+                waiting_for(catalog, table, live, liveness.reporters(now).of),
             )
         )
 

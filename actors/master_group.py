@@ -73,9 +73,12 @@ class MasterGroup:
         self._found = asyncio.Event()
         self._on_address: Callable[[ServerUuid, Address], None] = lambda uuid, address: None
         self._self: ServerInfo | None = None
+        self.word: Callable[[], tuple[int, ServerUuid | None]] = lambda: (0, None)
+        """The term and leader that this master's replica knows of, for those who ask."""
         self._members: Configuration | None = None
         self._was_member = False  # since this process started
         self._waits = False  # it is to be added to a group, not to found one
+        self._is_settled = False  # its own disk says whose group it is of
         self._founding: dict[str, ServerUuid] = {}  # others who are to found the group, by name
         self._standing: MasterInfo | None = None  # the group that others have founded already
         self._latest = MasterInfo(  # the newest configuration that another master told of
@@ -99,6 +102,8 @@ class MasterGroup:
     def state(self) -> MasterState:
         """What this master is to the group, as far as it knows."""
         if self._members is None:
+            if self._is_settled:
+                return MasterState.LOADING
             return MasterState.JOINING if self._waits else MasterState.STARTING
         uuid, told = self.info.uuid, self._latest
         own = self._members.peer(uuid)
@@ -138,16 +143,19 @@ class MasterGroup:
             own = self._members.op_id if self._members is not None else OpId(0, 0)
             told = self._latest.op_id
             newest = told if told.index > own.index else own
-            return Reply(MasterInfo(self.info, self.state, newest, self.newest))
+            term, leader = self.word()
+            known = leader or ServerUuid("")
+            return Reply(MasterInfo(self.info, self.state, newest, self.newest, term, known))
 
         return {MASTER_INFO: answer}
 
     # ---- founding --------------------------------------------------------------------------
 
-    async def prepare(self, *, joining: bool) -> None:
+    async def prepare(self, *, joining: bool, has_catalog: bool) -> None:
         """Before this master has a UUID or listens: whether it may ever found a group.
 
-        One that is ``joining`` on an empty disk founds none, now or later. Raises CorruptData.
+        One that is ``joining`` on an empty disk founds none, now or later; one that has founded a
+        group, or has a catalog, is never taken for a founder again. Raises CorruptData.
         """
         disk = self._runtime.disk
         if joining:
@@ -155,7 +163,9 @@ class MasterGroup:
                 await disk.read(INSTANCE_FILE)
             except FileNotFoundError:
                 await disk.replace(MASTERS_FILE, _encode({}))
-        self._waits = await self._read_founders() == {}
+        known = await self._read_founders()
+        self._waits = known == {}
+        self._is_settled = bool(known) or has_catalog
 
     async def first_members(self) -> dict[ServerUuid, Address]:
         """All founders by UUID, as read from disk, or as found and then written there.
@@ -169,6 +179,7 @@ class MasterGroup:
             known = await self._find_founders()
             if known:
                 await self._runtime.disk.replace(MASTERS_FILE, _encode(known))
+                self._is_settled = True
         if not known:
             return {}
         self._names |= {uuid: name for name, uuid in sorted(known.items())}
@@ -307,7 +318,7 @@ class MasterGroup:
     @property
     def newest(self) -> tuple[MasterMember, ...]:
         """The masters as this one knows them, by its own log or by what another has told."""
-        own = self._members.op_id.index if self._members is not None else 0
+        own = self._members.op_id.index if self._members is not None and self.members else -1
         return self._latest.members if self._latest.op_id.index > own else self.members
 
     @property

@@ -95,6 +95,7 @@ class ServerHost:
         self._plan = plan
         self._server: Server | None = None
         self._runtime: RealRuntime | None = None
+        self._objects: RayObjects | None = None
         self._started = asyncio.Event()
         self._problem = "not started yet"
         context = ray.get_runtime_context() if ray.is_initialized() else None
@@ -128,10 +129,21 @@ class ServerHost:
         """Never return: the caller learns of this process's death by the call's failure."""
         await asyncio.Event().wait()
 
+    async def lend(self, key: str) -> list[Any]:
+        """References to what this server shares by that key: one, or none any more."""
+        return [] if self._objects is None else self._objects.lend(key)
+
     async def use_engine(self, policy: EnginePolicy) -> None:
         """Of a master: recover with this engine from now on, until its process ends."""
         await self._started.wait()
         self._server.use_engine(policy)  # type: ignore[union-attr]
+
+    async def hand_over(self, timeout_s: float) -> int:
+        """Of a tserver that is to end while others go on: let these lead what it leads. Returns how
+        many of its tablets have no other leader yet."""
+        await self._started.wait()
+        left: int = await self._server.hand_over(timeout_s)  # type: ignore[union-attr]
+        return left
 
     async def stop(self) -> None:
         """Stop the server in order; the process is then killed by the caller."""
@@ -145,7 +157,9 @@ class ServerHost:
             try:
                 if self._is_restart:  # then others are recovering what it had: they go first
                     await in_modest_thread(functools.partial(load_server, self._plan.kind))
-                disk = disk or LocalDisk(self._plan.folder)
+                # A tserver's replicas sync all the time: its other calls do not wait for that.
+                threads = self._plan.kind is ServerKind.TSERVER
+                disk = disk or LocalDisk(self._plan.folder, sync_in_thread=threads)
                 await self._start(disk)
             except Exception as error:  # also a bug: it is told by `ready`, not by a silent actor
                 self._note_problem(error)
@@ -173,9 +187,8 @@ class ServerHost:
             host=plan.host,
             port=plan.port,
         )
-        runtime = RealRuntime(
-            peers, disk, objects=RayObjects(), metrics=RayMetrics(server=plan.name)
-        )
+        objects = RayObjects(f"{plan.cluster}/{plan.name}", NAMESPACE)
+        runtime = RealRuntime(peers, disk, objects=objects, metrics=RayMetrics(server=plan.name))
         try:
             # Only a launch founds a group of masters: one that comes back without its files waits
             # to be added, also if its plan, made when it was alone, names no other.
@@ -185,7 +198,7 @@ class ServerHost:
         except BaseException:
             await peers.close()
             raise
-        self._runtime, self._server = runtime, server
+        self._runtime, self._server, self._objects = runtime, server, objects
         if plan.kind is ServerKind.MASTER:
             server.tasks.spawn(self._watch_others(server), "death notices")
             if plan.spark is not None:

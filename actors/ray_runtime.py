@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import ray
 from ray.util import metrics as ray_metrics
 
+from stelae.core.errors import Overloaded
 from stelae.core.runtime import ObjectHandle
 
 FLUSH_PERIOD_S = 1.0
@@ -31,10 +34,24 @@ class RayObject:
 
 
 class RayObjects:
-    """See `stelae.core.runtime.Objects`. Buffers are copied in once and read without a copy."""
+    """See `stelae.core.runtime.Objects`. Buffers are copied in once and read without a copy.
+
+    References travel as answers of actors (`lend`), which is how Ray knows who has them: one that
+    was pickled by hand would keep its object for as long as the process lives.
+    """
+
+    def __init__(self, actor: str = "", namespace: str = "") -> None:
+        """``actor``: by which name others find this process; none: it shares nothing."""
+        self._actor = actor
+        self._namespace = namespace
+        self._lent: dict[str, Any] = {}
+        self._lenders: dict[str, Any] = {}
 
     async def put(self, buffer: pa.Buffer) -> ObjectHandle:
-        ref = await asyncio.get_running_loop().run_in_executor(None, ray.put, buffer)
+        try:
+            ref = await asyncio.get_running_loop().run_in_executor(None, ray.put, buffer)
+        except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+            raise Overloaded("the object store", buffer.size) from error
         return RayObject(ref, buffer.size)
 
     async def get(self, handle: ObjectHandle) -> pa.Buffer:
@@ -43,6 +60,44 @@ class RayObjects:
             return await handle.ref
         except ray.exceptions.ObjectLostError as error:
             raise KeyError(str(error)) from error
+
+    @property
+    def can_share(self) -> bool:
+        return bool(self._actor)
+
+    def share(self, handle: ObjectHandle) -> bytes:
+        assert isinstance(handle, RayObject), f"{handle!r} is not in Ray's object store"
+        key = handle.ref.hex()
+        self._lent[key] = handle.ref
+        return msgspec.msgpack.encode((self._actor, key))
+
+    def unshare(self, handle: ObjectHandle) -> None:
+        assert isinstance(handle, RayObject), f"{handle!r} is not in Ray's object store"
+        self._lent.pop(handle.ref.hex(), None)
+
+    def lend(self, key: str) -> list[Any]:
+        """The reference that a token names, in a list; empty if it is not shared any more."""
+        ref = self._lent.get(key)
+        return [] if ref is None else [ref]
+
+    async def fetch(self, token: bytes) -> pa.Buffer:
+        actor, key = msgspec.msgpack.decode(token, type=tuple[str, str])
+        try:
+            refs = await (await self._lender(actor)).lend.remote(key)
+            if refs:
+                return await refs[0]
+        except (ray.exceptions.RayError, ValueError) as error:
+            self._lenders.pop(actor, None)
+            raise KeyError(str(error)) from error
+        raise KeyError(f"{actor} shares no object {key}")
+
+    async def _lender(self, actor: str) -> Any:
+        """The handle of a server's actor. Raises ValueError if there is none of that name."""
+        if actor not in self._lenders:
+            loop, find = asyncio.get_running_loop(), functools.partial(ray.get_actor, actor)
+            found = functools.partial(find, namespace=self._namespace)
+            self._lenders[actor] = await loop.run_in_executor(None, found)
+        return self._lenders[actor]
 
 
 class RayMetrics:

@@ -21,6 +21,7 @@ from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.decide import Pacing, Recover
 from stelae.coordinator.liveness import Liveness
 from stelae.coordinator.recoveries import Recoveries
+from stelae.core.durability import media_of
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.messages import (
@@ -112,7 +113,7 @@ class RecoveryRounds:
         empty: list[RecoveryJob] = []
         for order in orders:
             table = self._catalog.tables[order.tablet.table_id]
-            if table.durability.media:
+            if media_of(table.durability):
                 with_log.append(order)
             else:
                 empty.append(RecoveryJob(table, order.tablet, (), order.owner))
@@ -180,7 +181,7 @@ class RecoveryRounds:
             table = self._catalog.tables[tablet.table_id]
             try:
                 sources = plan_recovery(
-                    tablet, len(table.durability.media), inventories[tablet.tablet_id]
+                    tablet, len(media_of(table.durability)), inventories[tablet.tablet_id]
                 )
             except SegmentsMissing as error:
                 self._note(tablet.tablet_id, str(error))

@@ -1,8 +1,10 @@
 """How one replica's messages reach the others: bounded, one-way, and never waited for.
 
-Per peer a bounded outbox and a few calls at a time; what does not fit, and what fails, is lost,
-which Raft allows for. The core is told of peers that cannot be reached, and paces itself by
-heartbeats (KUDU-821), so that no failure makes a tight loop. Design §4 (two ways between actors).
+What is small goes with the mail of all replicas of this server (`stelae.actors.raft_host`). For
+entries and snapshots there is, per peer, a bounded outbox and a few calls at a time. What does not
+fit, and what fails, is lost, which Raft allows for. The core is told of peers that cannot be
+reached, and paces itself by heartbeats (KUDU-821), so that no failure makes a tight loop. Design §4
+(two ways between actors).
 """
 
 from __future__ import annotations
@@ -11,20 +13,24 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from stelae.actors.raft_host import RaftHost
 from stelae.consensus.messages import (
     RAFT_MESSAGE,
     AppendRequest,
     Message,
     RaftMessages,
     SnapshotRequest,
+    is_small,
 )
-from stelae.core.errors import StelaeError
+from stelae.core.errors import StelaeError, TabletNotHere, TabletTombstoned
 from stelae.core.ids import Address, ServerUuid, TabletId
+from stelae.core.replica_messages import DataState
 from stelae.core.replication import Configuration
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 
 CALL_TIMEOUT_S = 1.0
+SLOWEST_BYTES_PER_S = 4 << 20  # a large entry has so much more time, or it would never arrive
 CALLS_MAX = 8  # at a time, per peer: one lost answer must not silence the link
 OUTBOX_MAX = 256  # messages per peer
 BATCH_BYTES = 4 << 20  # of entries and snapshot chunks in one call, unless one is larger
@@ -50,6 +56,10 @@ def _take_batch(outbox: deque[Message]) -> tuple[Message, ...]:
     return tuple(batch)
 
 
+def _timeout_s(batch: tuple[Message, ...]) -> float:
+    return CALL_TIMEOUT_S + sum(map(_content_bytes, batch)) / SLOWEST_BYTES_PER_S
+
+
 def _content_bytes(message: Message) -> int:
     if isinstance(message, AppendRequest):
         return sum(len(entry.body) for entry in message.entries)
@@ -67,12 +77,20 @@ class ReplicaLinks:
         self_uuid: ServerUuid,
         addresses: Mapping[ServerUuid, Address],
         lost: Callable[[ServerUuid], None],
+        absent: Callable[[ServerUuid, DataState], None],
+        host: RaftHost | None = None,
     ) -> None:
+        """``absent`` is told of servers that answer, and have no such tablet, or its tombstone.
+
+        Without a ``host`` every message goes by itself.
+        """
         self._runtime = runtime
         self._tasks = tasks
         self._group_id = group_id
         self._uuid = self_uuid
         self._lost = lost
+        self._absent = absent
+        self._host = host
         self._stopped = False
         self._links = {uuid: _Link(address) for uuid, address in sorted(addresses.items())}
         self._learned: Configuration | None = None
@@ -103,11 +121,15 @@ class ReplicaLinks:
             link.address = address
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Queue messages for their destinations; the oldest of a full outbox are lost."""
+        """Give messages to their destinations; the oldest of a full outbox are lost."""
         touched: dict[ServerUuid, None] = {}
         for message in messages:
             link = self._links.get(message.destination)
-            if link is not None:
+            if link is None or self._stopped:
+                continue
+            if self._host is not None and is_small(message):
+                self._host.post(message.destination, link.address, message, self)
+            else:
                 link.outbox.append(message)
                 touched[message.destination] = None
         for uuid in touched:
@@ -142,9 +164,23 @@ class ReplicaLinks:
                 self._links[uuid].address,
                 RAFT_MESSAGE,
                 envelope,
-                timeout_s=CALL_TIMEOUT_S,
+                timeout_s=_timeout_s(batch),
                 destination=uuid,
             )
-        except StelaeError:
+        except StelaeError as error:
             self._runtime.metrics.count("raft_messages_lost", len(batch), peer=uuid)
-            self._lost(uuid)
+            state: DataState | None = None
+            if isinstance(error, TabletNotHere):
+                state = DataState.ABSENT
+            elif isinstance(error, TabletTombstoned):
+                state = DataState.DELETED
+            self.undelivered(uuid, state)
+
+    def undelivered(self, uuid: ServerUuid, state: DataState | None) -> None:
+        """Messages to ``uuid`` did not arrive; ``state``: what it has of the tablet, if that is
+        known."""
+        if self._stopped:
+            return
+        self._lost(uuid)
+        if state is not None:
+            self._absent(uuid, state)

@@ -32,12 +32,23 @@ class MemberCare:
         """``abandon_member_us``: 0 waits for ever."""
         self._abandon_us = abandon_member_us
         self._seen: dict[ServerUuid, _Seen] = {}
+        self._copied: dict[ServerUuid, int] = {}
         self._term = 0
+
+    def copy_advanced(self, uuid: ServerUuid, size_bytes: int) -> None:
+        """The host has brought so much of its copy to that member."""
+        self._copied[uuid] = size_bytes
 
     def due(self, core: Raft, now_us: int) -> MemberChange | None:
         """The change that is to be made now, if there is one and it may begin."""
         leader = core.leader
-        if leader is None or not leader.settled or leader.transfer_target is not None:
+        if leader is None:
+            return None
+        if not core.configuration.non_voters:  # as nearly always
+            self._seen.clear()
+            self._copied.clear()
+            return None
+        if not leader.settled or leader.transfer_target is not None:
             return None
         if self._term != core.term:  # what another term's leader saw is not known here
             self._term = core.term
@@ -47,6 +58,7 @@ class MemberCare:
             return None
         waiting = [peer.uuid for peer in committed.non_voters if peer.uuid != core.uuid]
         self._seen = {uuid: seen for uuid, seen in self._seen.items() if uuid in waiting}
+        self._copied = {uuid: size for uuid, size in self._copied.items() if uuid in waiting}
         for uuid in waiting:
             if leader.has_caught_up(uuid):
                 return MemberChange(ChangeKind.PROMOTE, uuid)
@@ -56,7 +68,8 @@ class MemberCare:
 
     def _is_stuck(self, leader: Leader, uuid: ServerUuid, now_us: int) -> bool:
         progress = leader.progress[uuid]
-        reached = (progress.match_index, progress.snapshot_offset)
+        copied = self._copied.get(uuid, progress.snapshot_offset)
+        reached = (progress.match_index, copied)
         seen = self._seen.get(uuid)
         if seen is None or seen.reached != reached:
             self._seen[uuid] = _Seen(reached, now_us)

@@ -21,6 +21,7 @@ from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.ids import OpId, ServerUuid, TabletId
+from stelae.runtime.deadlines import Deadlines
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +33,9 @@ class Proposal:
 
     command: bytes
     future: asyncio.Future[object]
+    number: int
+    timeout_s: float
+    bucket: int = 0
     op_id: OpId | None = None
     change: MemberChange | None = None
     expected: OpId | None = None
@@ -54,6 +58,9 @@ class ReplicaRequests:
         self._uuid = self_uuid
         self._queue_bytes = queue_bytes
         self._bytes = 0
+        self._deadlines: Deadlines | None = None
+        self._undecided: dict[int, Proposal] = {}
+        self._last_proposal = 0
         self._queue: list[Proposal] = []
         self._appended: dict[int, Proposal] = {}
         self._reads: dict[int, ReadRequest] = {}
@@ -63,25 +70,58 @@ class ReplicaRequests:
 
     # ---- proposals -------------------------------------------------------------------------
 
-    def queue_proposal(self, command: bytes) -> Proposal:
-        """Queue a command. Raises Overloaded."""
+    def queue_proposal(self, command: bytes, timeout_s: float) -> Proposal:
+        """Queue a command, to be awaited by `decided`. Raises Overloaded."""
         if self._bytes + len(command) > self._queue_bytes:
             raise Overloaded(f"commands of tablet {self._group_id}", self._queue_bytes)
-        self._bytes += len(command)
-        proposal = Proposal(command, asyncio.get_running_loop().create_future())
-        proposal.future.add_done_callback(lambda _: self._release(len(command)))
-        self._queue.append(proposal)
-        return proposal
+        return self._queued(command, timeout_s)
 
-    def queue_change(self, change: MemberChange, expected: OpId | None) -> Proposal:
+    def queue_change(
+        self, change: MemberChange, expected: OpId | None, timeout_s: float
+    ) -> Proposal:
         """Queue a change of the members."""
-        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        proposal = Proposal(b"", future, None, change, expected)
+        proposal = self._queued(b"", timeout_s)
+        proposal.change, proposal.expected = change, expected
+        return proposal
+
+    def _queued(self, command: bytes, timeout_s: float) -> Proposal:
+        loop = asyncio.get_running_loop()
+        if self._deadlines is None:
+            self._deadlines = Deadlines(loop, self._expire)
+        self._last_proposal = number = self._last_proposal + 1
+        proposal = Proposal(command, loop.create_future(), number, timeout_s)
+        proposal.bucket = self._deadlines.add(number, loop.time() + timeout_s)
+        self._undecided[number] = proposal
+        self._bytes += len(command)
         self._queue.append(proposal)
         return proposal
 
-    def _release(self, size_bytes: int) -> None:
-        self._bytes -= size_bytes
+    async def decided(self, proposal: Proposal) -> object:
+        """The result of a proposal. Raises what it came to, or what to raise at its deadline."""
+        try:
+            return await proposal.future
+        finally:
+            self._forget(proposal)
+
+    def _forget(self, proposal: Proposal) -> None:
+        """Nobody waits for it any more."""
+        if self._undecided.pop(proposal.number, None) is not None:
+            assert self._deadlines is not None
+            self._deadlines.remove(proposal.number, proposal.bucket)
+            self._bytes -= len(proposal.command)
+
+    def _expire(self, number: int) -> None:
+        proposal = self._undecided.get(number)
+        if proposal is not None and not proposal.future.done():
+            proposal.future.set_exception(self._expired(proposal))
+
+    def _expired(self, proposal: Proposal) -> StelaeError:
+        """The caller's time is over; tells what to raise."""
+        if proposal.op_id is None:
+            return DeadlineExpired("propose", "a turn of the replica")
+        if self._appended.get(proposal.op_id.index) is proposal:
+            del self._appended[proposal.op_id.index]
+        return OutcomeUnknown(f"tablet {self._group_id}", "propose", proposal.timeout_s)
 
     def take_proposals(self) -> list[Proposal]:
         """All that are queued and still wanted."""
@@ -100,14 +140,6 @@ class ReplicaRequests:
         """The proposal is surely not in the log."""
         if not proposal.future.done():
             proposal.future.set_exception(error)
-
-    def give_up(self, proposal: Proposal, timeout_s: float) -> StelaeError:
-        """The caller's time is over; tells what to raise."""
-        if proposal.op_id is None:
-            return DeadlineExpired("propose", "a turn of the replica")
-        if self._appended.get(proposal.op_id.index) is proposal:
-            del self._appended[proposal.op_id.index]
-        return OutcomeUnknown(f"tablet {self._group_id}", "propose", timeout_s)
 
     def applied(self, op_id: OpId, result: object, lost: Callable[[], NotLeader]) -> None:
         """Entry ``op_id`` was applied: that decides the proposal that was put at its index."""
@@ -175,6 +207,8 @@ class ReplicaRequests:
 
     def close(self) -> None:
         """The replica stops: nobody will decide these here."""
+        if self._deadlines is not None:
+            self._deadlines.close()
         for proposal in self._queue:
             self.refuse(proposal, NotLeader(self._uuid, 0, ""))
         for proposal in self._appended.values():

@@ -8,9 +8,11 @@ the next append. So a crash at any point leaves a state that `load` accepts. For
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stelae.actors.replica_types import SnapshotStore
 from stelae.core.errors import CorruptData
 from stelae.core.ids import TabletId
 from stelae.core.replication import Configuration, Entry, Snapshot, TermAndVote
@@ -34,7 +36,7 @@ from stelae.storage.raft_log import (
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the disk held. ``entries`` follow the snapshot without a gap.
+    """What the disk held. ``entries`` follow the snapshot without a gap, or begin before its end.
 
     ``configuration`` is the one that this replica began with; later ones are in snapshot and log.
     """
@@ -45,14 +47,65 @@ class Loaded:
     entries: tuple[Entry, ...]
 
 
-class _LogFile:
-    """One open log file: its entries begin at ``offsets``, the first being ``first_index``."""
+class MetadataFile:
+    """Term, vote and first configuration of one replica, durable before anything is answered."""
 
-    def __init__(self, path: str, file: File, first_index: int, offsets: list[int]) -> None:
+    def __init__(self, disk: Disk, folder: str, group_id: TabletId) -> None:
+        prefix = f"{folder}/" if folder else ""
+        self.path = f"{prefix}consensus-meta/{group_id}"
+        self._disk = disk
+        self._group_id = group_id
+
+    async def load(self) -> ConsensusMetadata | None:
+        """What was written last; None if nothing ever was. Raises CorruptData."""
+        try:
+            data = await self._disk.read(self.path)
+        except FileNotFoundError:
+            return None
+        return decode_consensus_metadata(self.path, self._group_id, data)
+
+    async def replace(self, vote: TermAndVote, configuration: Configuration) -> None:
+        """Make it durable. Raises OSError: the server must stop."""
+        metadata = ConsensusMetadata(self._group_id, vote, configuration)
+        await self._disk.replace(self.path, encode_consensus_metadata(metadata))
+
+
+class SnapshotFile:
+    """A snapshot as a file of its own: the `SnapshotStore` of those that hold their whole state."""
+
+    def __init__(self, disk: Disk, folder: str, group_id: TabletId) -> None:
+        prefix = f"{folder}/" if folder else ""
+        self._path = f"{prefix}snapshots/{group_id}"
+        self._disk = disk
+        self._group_id = group_id
+
+    async def load(self) -> Snapshot | None:
+        """The last one; None if there never was one. Raises CorruptData."""
+        try:
+            data = await self._disk.read(self._path)
+        except FileNotFoundError:
+            return None
+        return decode_snapshot(self._path, self._group_id, data)
+
+    async def replace(self, snapshot: Snapshot) -> None:
+        """Make it durable. Raises OSError: the server must stop."""
+        await self._disk.replace(self._path, encode_snapshot(self._group_id, snapshot))
+
+
+class _LogFile:
+    """One open log file: its entries begin at ``offsets``, the first being ``first_index``.
+
+    They end at ``end``; after that there is nothing, or zeros that were written ahead.
+    """
+
+    def __init__(
+        self, path: str, file: File, first_index: int, offsets: list[int], end: int
+    ) -> None:
         self.path = path
         self.file = file
         self.first_index = first_index
         self.offsets = offsets
+        self.end = end
 
     @property
     def last_index(self) -> int:
@@ -62,14 +115,25 @@ class _LogFile:
 class ReplicaStorage:
     """Owner of the files of one replica below ``folder``."""
 
-    def __init__(self, disk: Disk, folder: str, group_id: TabletId, *, log_file_bytes: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        group_id: TabletId,
+        *,
+        log_file_bytes: int,
+        log_ahead_bytes: int = 0,
+        snapshots: SnapshotStore | None = None,
+    ) -> None:
+        """``snapshots``: where the snapshot lies, if not in a file of its own."""
         prefix = f"{folder}/" if folder else ""
-        self._metadata_path = f"{prefix}consensus-meta/{group_id}"
-        self._snapshot_path = f"{prefix}snapshots/{group_id}"
+        self._metadata = MetadataFile(disk, folder, group_id)
+        self._snapshots = snapshots or SnapshotFile(disk, folder, group_id)
         self._log_folder = f"{prefix}wals/{group_id}"
         self._disk = disk
         self._group_id = group_id
         self._log_file_bytes = log_file_bytes
+        self._log_ahead_bytes = log_ahead_bytes
         self._files: list[_LogFile] = []
         self._durable_index = 0
         self._configuration: Configuration | None = None
@@ -80,36 +144,22 @@ class ReplicaStorage:
 
         Raises CorruptData.
         """
-        metadata = await self._load_metadata()
+        metadata = await self._metadata.load()
         if metadata is None:
             if await self._disk.list(self._log_folder):
-                raise CorruptData(self._metadata_path, 0, "is missing, but there is a log")
+                raise CorruptData(self._metadata.path, 0, "is missing, but there is a log")
             await self._replace_metadata(TermAndVote(0, None), first_configuration)
         else:
             self._configuration = metadata.configuration
             self._term_and_vote = metadata.term_and_vote
-        snapshot = await self._load_snapshot()
+        snapshot = await self._snapshots.load()
         entries = await self._load_log()
         entries = await self._after_snapshot(snapshot, entries)
         if entries and entries[-1].term > self._term_and_vote.term:
             reason = f"term {self._term_and_vote.term} is below that of {entries[-1].op_id}"
-            raise CorruptData(self._metadata_path, 0, reason)
+            raise CorruptData(self._metadata.path, 0, reason)
         assert self._configuration is not None
         return Loaded(self._term_and_vote, self._configuration, snapshot, entries)
-
-    async def _load_metadata(self) -> ConsensusMetadata | None:
-        try:
-            data = await self._disk.read(self._metadata_path)
-        except FileNotFoundError:
-            return None
-        return decode_consensus_metadata(self._metadata_path, self._group_id, data)
-
-    async def _load_snapshot(self) -> Snapshot | None:
-        try:
-            data = await self._disk.read(self._snapshot_path)
-        except FileNotFoundError:
-            return None
-        return decode_snapshot(self._snapshot_path, self._group_id, data)
 
     async def _load_log(self) -> tuple[Entry, ...]:
         names = await self._disk.list(self._log_folder)
@@ -128,7 +178,7 @@ class ReplicaStorage:
                 file.truncate(decoded.end)
             if newest:  # what is read here will be vouched for: it must not vanish later
                 await file.sync()
-            self._files.append(_LogFile(path, file, first, list(decoded.offsets)))
+            self._files.append(_LogFile(path, file, first, list(decoded.offsets), decoded.end))
             entries.extend(decoded.entries)
         check_sequence(self._log_folder, entries)
         self._durable_index = entries[-1].index if entries else 0
@@ -137,21 +187,20 @@ class ReplicaStorage:
     async def _after_snapshot(
         self, snapshot: Snapshot | None, entries: tuple[Entry, ...]
     ) -> tuple[Entry, ...]:
-        """Entries past the snapshot; a log that the snapshot was to replace is removed now."""
+        """All that is there; a log that the snapshot was to replace is removed now."""
         covered = snapshot.last.index if snapshot is not None else 0
         if entries and entries[0].index > covered + 1:
             reason = f"entries {covered + 1} to {entries[0].index - 1} are missing"
             raise CorruptData(self._log_folder, 0, reason)
         if snapshot is None:
             return entries
-        rest = entries[covered + 1 - entries[0].index :] if entries else ()
         joined = [entry for entry in entries if entry.index == covered]
         stale = bool(joined) and joined[0].term != snapshot.last.term
         if stale or not entries or entries[-1].index < covered:
             await self._remove_log()
             self._durable_index = covered
             return ()
-        return rest
+        return entries
 
     async def save(
         self,
@@ -167,7 +216,7 @@ class ReplicaStorage:
         if term_and_vote is not None:
             await self._replace_metadata(term_and_vote, self._configuration)
         if snapshot is not None:
-            await self._replace_snapshot(snapshot)
+            await self._snapshots.replace(snapshot)
             await self._remove_log()
             self._durable_index = snapshot.last.index
         if entries:
@@ -175,9 +224,12 @@ class ReplicaStorage:
                 await self._cut(entries[0].index)
             await self._append(entries)
 
-    async def save_snapshot(self, snapshot: Snapshot, keep_from: int) -> None:
-        """Make an own snapshot durable, then remove log files wholly below ``keep_from``."""
-        await self._replace_snapshot(snapshot)
+    async def save_snapshot(self, snapshot: Snapshot) -> None:
+        """Make an own snapshot durable. Raises OSError."""
+        await self._snapshots.replace(snapshot)
+
+    async def trim(self, keep_from: int) -> None:
+        """Remove log files wholly below ``keep_from``, which a durable snapshot covers."""
         while len(self._files) > 1 and self._files[0].last_index < keep_from:
             await self._remove(self._files.pop(0))
 
@@ -188,12 +240,8 @@ class ReplicaStorage:
         self._files.clear()
 
     async def _replace_metadata(self, vote: TermAndVote, configuration: Configuration) -> None:
-        metadata = ConsensusMetadata(self._group_id, vote, configuration)
-        await self._disk.replace(self._metadata_path, encode_consensus_metadata(metadata))
+        await self._metadata.replace(vote, configuration)
         self._term_and_vote, self._configuration = vote, configuration
-
-    async def _replace_snapshot(self, snapshot: Snapshot) -> None:
-        await self._disk.replace(self._snapshot_path, encode_snapshot(self._group_id, snapshot))
 
     async def _remove_log(self) -> None:
         """Newest first: what a crash leaves is a prefix, which `load` knows to be stale."""
@@ -211,7 +259,8 @@ class ReplicaStorage:
         if self._files and self._files[-1].last_index >= index:
             newest = self._files[-1]
             position = index - newest.first_index
-            newest.file.truncate(newest.offsets[position])
+            newest.end = newest.offsets[position]
+            newest.file.truncate(newest.end)
             await newest.file.sync()
             del newest.offsets[position:]
         self._durable_index = index - 1
@@ -219,13 +268,11 @@ class ReplicaStorage:
     async def _append(self, entries: Sequence[Entry]) -> None:
         assert entries[0].index == self._durable_index + 1, "gap in the log"
         buffers: list[bytes] = []
-        if not self._files or self._files[-1].file.size >= self._log_file_bytes:
-            first = entries[0].index
-            path = f"{self._log_folder}/{log_file_name(first)}"
-            self._files.append(_LogFile(path, await self._disk.open(path), first, []))
-            buffers.append(encode_file_header(self._group_id, first))
+        if not self._files or self._files[-1].end >= self._log_file_bytes:
+            await self._begin_file(entries[0].index)
+            buffers.append(encode_file_header(self._group_id, entries[0].index))
         newest = self._files[-1]
-        start = newest.file.size
+        start = newest.end
         assert start == 0 or newest.offsets, "a file of the same name was there"
         offset = start + sum(len(buffer) for buffer in buffers)
         for entry in entries:
@@ -233,6 +280,30 @@ class ReplicaStorage:
             newest.offsets.append(offset)
             offset += len(record)
             buffers.append(record)
+        self._reserve(newest, offset)
         newest.file.write_at(start, *buffers)
+        newest.end = offset
         await newest.file.sync()
         self._durable_index = entries[-1].index
+
+    def _reserve(self, newest: _LogFile, end: int) -> None:
+        """Make room ahead in a file that grows: a sync then need not write where the file ends too,
+        which takes as long again. Groups at rest have no such room."""
+        ahead = self._log_ahead_bytes
+        if end <= newest.file.size or newest.end * 16 < ahead:
+            return
+        try:
+            newest.file.preallocate(max(end, min(end + ahead, self._log_file_bytes)))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:  # what is to be written may fit all the same
+                raise
+
+    async def _begin_file(self, first_index: int) -> None:
+        """Go on in a new file; the one before it ends where its entries do."""
+        if self._files and self._files[-1].file.size > self._files[-1].end:
+            before = self._files[-1]
+            before.file.truncate(before.end)
+            await before.file.sync()
+        path = f"{self._log_folder}/{log_file_name(first_index)}"
+        file = await self._disk.open(path)
+        self._files.append(_LogFile(path, file, first_index, [], file.size))

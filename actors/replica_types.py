@@ -8,10 +8,16 @@ from typing import Protocol
 from stelae.consensus.ready import Role
 from stelae.consensus.settings import RaftSettings
 from stelae.core.ids import Address, OpId, ServerUuid
+from stelae.core.replication import Snapshot
 
 
 class StateMachine(Protocol):
-    """What the log drives. All three are called by the replica's loop, one at a time."""
+    """What the log drives. All three are called by the replica's loop, one at a time.
+
+    Where hosts copy state (``RaftSettings.copies_by_host``), a snapshot only says where the state
+    lies, and the host makes it (`Replica.flushed`): `snapshot` is never called, and `restore` once
+    by `Replica.start`, when the host has opened what the snapshot in its store names.
+    """
 
     def apply(self, index: int, term: int, command: bytes) -> object:
         """Apply a committed command; must depend on nothing but earlier commands."""
@@ -26,6 +32,18 @@ class StateMachine(Protocol):
         ...
 
 
+class SnapshotStore(Protocol):
+    """Where a replica's snapshot lies."""
+
+    async def load(self) -> Snapshot | None:
+        """The last one that was made durable. Raises CorruptData."""
+        ...
+
+    async def replace(self, snapshot: Snapshot) -> None:
+        """Make it durable in place of the last one, atomically. Raises OSError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
     """How a replica behaves. Keep ``raft.lease_duration_us`` below ``(election_ticks-2)`` ticks."""
@@ -33,9 +51,11 @@ class ReplicaSettings:
     raft: RaftSettings = field(default_factory=RaftSettings)
     tick_s: float = 0.05
     log_file_bytes: int = 8 << 20
+    log_ahead_bytes: int = 1 << 20  # reserved in a log file that grows; 0: nothing
     snapshot_entries: int = 2000  # applied since the last snapshot, or
     snapshot_bytes: int = 16 << 20  # bytes of commands applied since then
     keep_entries: int = 500  # kept behind a snapshot for followers that lag
+    keep_bytes: int = 16 << 20  # instead, where hosts copy state: at most, of what members need
     queue_bytes: int = 64 << 20  # commands not yet answered
     inbox_messages_max: int = 4096
     abandon_member_s: float = 60.0  # without progress, before a non-voter is let go; 0: never

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from stelae.actors.tablet import Tablet
+from stelae.actors.tablet_reads import TabletReads
 from stelae.core.errors import InvalidArgument, Overloaded
 from stelae.core.ids import TabletId, make_uuid
 from stelae.core.messages import Scan, ScanReply
@@ -41,7 +41,7 @@ class ScanSessions:
         self._settings = settings
         self._scans: dict[str, _OpenScan] = {}
 
-    async def next(self, tablet: Tablet, request: Scan, timeout_s: float) -> Reply[ScanReply]:
+    async def next(self, tablet: TabletReads, request: Scan, timeout_s: float) -> Reply[ScanReply]:
         """Open a scan, or go on with one: the next ``scan_batch_bytes`` or so of its rows.
 
         Raises:

@@ -14,27 +14,25 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from stelae.actors.membership import Membership
 from stelae.actors.merge_offer import MergeOffer
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.segment_log import RaiseEpoch, SegmentLog
-from stelae.actors.tablet_input import check_request, decode_rows, payload_of
-from stelae.actors.tablet_reads import SMALL_BATCH_BYTES, TabletReads
+from stelae.actors.tablet_input import payload_of, read_rows
+from stelae.actors.tablet_reads import TabletReads
 from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
-from stelae.actors.tablet_schemas import TabletSchemas
+from stelae.core.durability import media_of
 from stelae.core.errors import (
+    OutcomeUnknown,
     Overloaded,
+    RetryElsewhere,
     RowExists,
     RowNotFound,
-    SchemaChanged,
     StelaeError,
     TabletNotHere,
     VersionMismatch,
-    decode_error,
-    encode_error,
 )
 from stelae.core.ids import RequestId, ServerUuid
 from stelae.core.messages import (
@@ -43,7 +41,6 @@ from stelae.core.messages import (
     TabletProgress,
     TabletReport,
     Write,
-    WriteOp,
     WriteReply,
 )
 from stelae.core.records import TableRecord, TabletRecord
@@ -63,12 +60,9 @@ from stelae.storage.entry import (
 )
 from stelae.storage.image import Image
 from stelae.storage.merge import merge
-from stelae.storage.shapes import check_names
+from stelae.storage.outcomes import answer, done, refused
 from stelae.storage.tablet import TabletMemory
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode_reply = msgspec.msgpack.Decoder(WriteReply).decode
-_DONE, _REFUSED = b"\0", b"\1"
+from stelae.storage.tablet_schemas import TabletSchemas
 
 
 class Tablet(TabletReads):
@@ -111,7 +105,7 @@ class Tablet(TabletReads):
             self.tasks,
             tablet_id=record.tablet_id,
             term=record.term,
-            media=table.durability.media,
+            media=media_of(table.durability),
             raise_epoch=raise_epoch,
             build_image=self._seal,
             on_failed=self._on_fenced,
@@ -151,7 +145,7 @@ class Tablet(TabletReads):
         if self.progress is TabletProgress.PREPARED:
             self.progress = TabletProgress.SERVING
             self._log.hand_over()
-            census = ReplicaCensus(self._log, self._table.durability.media)
+            census = ReplicaCensus(self._log, media_of(self._table.durability))
             self.tasks.spawn(census.run(), f"{self.tablet_id[:8]}/census")
 
     async def close(self) -> None:
@@ -200,6 +194,16 @@ class Tablet(TabletReads):
     def _table(self) -> TableRecord:
         """What the catalog says of its table, as far as was heard here."""
         return self._schemas.table
+
+    async def _committed(self, index: int, timeout_s: float) -> None:
+        """If the log was fenced, or its backups do not come in time, nobody here knows whether the
+        entry counts: the retry will be told."""
+        if index <= self._log.committed_index:
+            return
+        try:
+            await self._log.wait_committed(index, timeout_s)
+        except (RetryElsewhere, TimeoutError) as error:
+            raise OutcomeUnknown(f"tablet {self.tablet_id}", "write or read", timeout_s) from error
 
     # ---- schema -----------------------------------------------------------------------------
 
@@ -326,7 +330,7 @@ class Tablet(TabletReads):
         known = self._known(request.request)
         if known is not None:
             await self._committed(known.index, call.timeout_s)
-            return _answer(known.result.outcome)
+            return answer(known.result.outcome)
         if refusal is not None:
             raise refusal
         self._log.check()
@@ -342,7 +346,7 @@ class Tablet(TabletReads):
                 rows, columns = view.write(request.op, rows, columns)
         outcome = self._execute(request, rows, columns, index, call.blobs)
         await self._committed(index, call.timeout_s)
-        return _answer(outcome)
+        return answer(outcome)
 
     def _known(self, request: RequestId) -> Recorded | None:
         """What the request came to before, if it is a repeated one."""
@@ -374,11 +378,11 @@ class Tablet(TabletReads):
         try:
             executed = memory.execute(request.op, rows, request.if_versions or None, index, columns)
         except (RowExists, RowNotFound, VersionMismatch) as error:
-            outcome = _REFUSED + encode_error(error)
+            outcome = refused(error)
             memory.last_index = index
         else:
             first_version, count, kind = executed.first_version, executed.row_count, executed.kind
-            outcome = _DONE + _encode(WriteReply(first_version, count))
+            outcome = done(first_version, count)
             payload, shared_bytes = payload_of(executed, rows, blobs)
         now = self._runtime.clock.monotonic()
         result = memory.results.record(request.request, outcome, index, now)
@@ -391,37 +395,6 @@ class Tablet(TabletReads):
         return outcome
 
     async def read_rows(self, call: Call[Write]) -> Any:
-        """The call's rows, checked as far as they can be without looking at the tablet's.
-
-        Raises:
-            InvalidArgument, ColumnNotFound, TooLarge: the call cannot be carried out.
-            SchemaChanged, TabletNotReady: it was made with a schema that is not known here.
-        """
-        request = call.body
-        check_request(request.request)
-        if not call.blobs:
-            return request.rows
-        try:
-            schema = self._schemas.asked(request.schema_version)
-        except SchemaChanged:
-            if self._known(request.request) is None:
-                raise
-            return ()  # its answer is known, whatever its rows mean
-        blob = call.blobs[0]
-        columns: tuple[str, ...] | None = request.columns or None
-        if request.op is WriteOp.DELETE:
-            columns = schema.key
-        name = self._table.name
-        if columns is not None:
-            partial = request.op in (WriteOp.UPDATE, WriteOp.DELETE)
-            check_names(schema, name, columns, partial=partial)
-        if blob.nbytes <= SMALL_BATCH_BYTES:
-            return decode_rows(blob, schema, name, columns)
-        return await self._runtime.offload(decode_rows, blob, schema, name, columns)
-
-
-def _answer(outcome: bytes) -> WriteReply:
-    """What a request came to: its reply, or the refusal raised."""
-    if outcome[:1] == _REFUSED:
-        raise decode_error(outcome[1:])
-    return _decode_reply(memoryview(outcome)[1:])
+        """The call's rows, checked as far as they can be without looking at the tablet's. Raises
+        as `stelae.actors.tablet_input.read_rows` does."""
+        return await read_rows(self._runtime, self._schemas, self._known, call)

@@ -7,23 +7,64 @@ ends in an error of ours, never in a broken server. Rows are checked in `stelae.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from stelae.core.errors import InvalidArgument
+from stelae.core.errors import InvalidArgument, SchemaChanged
 from stelae.core.ids import RequestId
-from stelae.core.rpc import Blob
+from stelae.core.messages import Write, WriteOp
+from stelae.core.rpc import Blob, Call
+from stelae.core.runtime import Runtime
 from stelae.core.schema import TableSchema
 from stelae.core.values import check_batch
+from stelae.storage.shapes import check_names
+from stelae.storage.tablet_commands import is_stream_of
+from stelae.storage.tablet_schemas import TabletSchemas
 from stelae.storage.versions import SchemaView
 from stelae.storage.write import Executed
 
 MAX_CLIENT_ID_LENGTH = 256
 _SEQUENCE_END = 1 << 63
-_STREAM_ROOM_BYTES = 64 << 10
-"""For schema, padding and what else a stream has besides the columns' buffers."""
+SMALL_BATCH_BYTES = 64 << 10
+"""Up to about this size batches are read and written on the event loop."""
+
+
+async def read_rows(
+    runtime: Runtime,
+    schemas: TabletSchemas,
+    known: Callable[[RequestId], object],
+    call: Call[Write],
+) -> Any:
+    """A write's rows, checked as far as they can be without looking at the tablet's: a batch, or
+    the tuples as they came. ``known`` gives the answer of a repeated request, or None.
+
+    Raises:
+        InvalidArgument, ColumnNotFound, TooLarge: the call cannot be carried out.
+        SchemaChanged, TabletNotReady: it was made with a schema that is not known here.
+    """
+    request = call.body
+    check_request(request.request)
+    if not call.blobs:
+        return request.rows
+    try:
+        schema = schemas.asked(request.schema_version)
+    except SchemaChanged:
+        if known(request.request) is None:
+            raise
+        return ()  # its answer is known, whatever its rows mean
+    blob = call.blobs[0]
+    columns: tuple[str, ...] | None = request.columns or None
+    if request.op is WriteOp.DELETE:
+        columns = schema.key
+    name = schemas.table.name
+    if columns is not None:
+        partial = request.op in (WriteOp.UPDATE, WriteOp.DELETE)
+        check_names(schema, name, columns, partial=partial)
+    if blob.nbytes <= SMALL_BATCH_BYTES:
+        return decode_rows(blob, schema, name, columns)
+    return await runtime.offload(decode_rows, blob, schema, name, columns)
 
 
 def decode_rows(
@@ -59,18 +100,12 @@ def check_request(request: RequestId) -> None:
 def payload_of(executed: Executed, rows: Any, blobs: Sequence[memoryview]) -> tuple[Blob, int]:
     """What the log holds of a write, and how much of it are buffers of the rows in memory.
 
-    A batch that was stored as it came stays in the stream that it came in, for memory and log: not
-    if columns were cast or left out, the stream is compressed, or has much besides its batch.
+    A batch that was stored as it came stays in the stream that it came in, for memory and log.
     """
     batch = executed.batch
-    if batch is None or batch is not rows or not blobs:
+    if batch is None or batch is not rows or not blobs or not is_stream_of(blobs[0], batch):
         return executed.payload(), 0
-    stream = blobs[0]
-    if not batch.nbytes <= stream.nbytes <= batch.nbytes + _STREAM_ROOM_BYTES:
-        return executed.payload(), 0
-    if not pa.ipc.read_schema(pa.py_buffer(stream)).equals(batch.schema):
-        return executed.payload(), 0
-    return stream, stream.nbytes
+    return blobs[0], blobs[0].nbytes
 
 
 def encode_found(located: Any, columns: Sequence[str], view: SchemaView | None) -> pa.Buffer:

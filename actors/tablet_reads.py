@@ -6,58 +6,48 @@ crash could take back (RAMCloud RAM-840).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from stelae.actors.segment_log import SegmentLog
-from stelae.actors.tablet_input import decode_rows, encode_found
-from stelae.actors.tablet_schemas import TabletSchemas
-from stelae.core.errors import InvalidArgument, OutcomeUnknown, RetryElsewhere
+from stelae.actors.tablet_input import SMALL_BATCH_BYTES, decode_rows, encode_found
+from stelae.core.errors import InvalidArgument
 from stelae.core.ids import TabletId
 from stelae.core.messages import Get, GetMany, GetManyReply, GetReply, Scan
 from stelae.core.rpc import Call, Reply
 from stelae.core.runtime import Runtime
-from stelae.core.schema import VERSION_COLUMN, TableSchema
+from stelae.core.schema import VERSION_COLUMN
 from stelae.core.values import rows_to_batch
 from stelae.storage.gather import read_schema
 from stelae.storage.tablet import TabletMemory
+from stelae.storage.tablet_schemas import TabletSchemas
 from stelae.storage.versions import SchemaView
 
-SMALL_BATCH_BYTES = 64 << 10
-"""Up to about this size batches are read and written on the event loop."""
 _PLACE_BYTES = 4
 
 
-class TabletReads:
-    """What a `Tablet` reads from; it sets these."""
+class TabletReads(ABC):
+    """What a tablet reads from, whatever its durability; it sets these."""
 
     tablet_id: TabletId
     _runtime: Runtime
     _schemas: TabletSchemas
-    _schema: TableSchema
     _memory: TabletMemory
-    _log: SegmentLog
 
+    @abstractmethod
     async def _committed(self, index: int, timeout_s: float) -> None:
-        """Wait until entry ``index`` counts. If the log was fenced, or its backups do not come in
-        time, nobody here knows whether it does: the retry will be told."""
-        if index <= self._log.committed_index:
-            return
-        try:
-            await self._log.wait_committed(index, timeout_s)
-        except (RetryElsewhere, TimeoutError) as error:
-            raise OutcomeUnknown(f"tablet {self.tablet_id}", "write or read", timeout_s) from error
+        """Wait until log entry ``index`` counts. Raises OutcomeUnknown: nobody knows here."""
 
     async def get(self, call: Call[Get]) -> Reply[GetReply]:
         """Read rows by key; for tables that are not plain, as `get_many` does."""
         request, memory = call.body, self._memory
         view, columns = self._columns(request.schema_version, request.columns)
-        if not (self._schema if view is None else view.asked).is_plain:
-            batch = rows_to_batch(request.keys, self._schema.key_schema)
+        if not (self._memory.schema if view is None else view.asked).is_plain:
+            batch = rows_to_batch(request.keys, self._memory.schema.key_schema)
             return Reply(GetReply(()), await self._find(batch, columns, view, call.timeout_s))
-        places = [self._schema.arrow.get_field_index(name) for name in columns]
+        places = [self._memory.schema.arrow.get_field_index(name) for name in columns]
         rows: list[tuple[tuple[Any, ...], int] | None] = []
         newest = 0
         for key in memory.check_keys(request.keys):
@@ -77,7 +67,7 @@ class TabletReads:
         view, columns = self._columns(call.body.schema_version, call.body.columns)
         if not call.blobs:
             raise InvalidArgument("get_many needs its keys as an Arrow stream")
-        schema, name = self._schema, self._schemas.table.name
+        schema, name = self._memory.schema, self._schemas.table.name
         keys = decode_rows(call.blobs[0], schema, name, schema.key)
         encoded, places = await self._find(keys, columns, view, call.timeout_s)
         return Reply(GetManyReply(places.nbytes // _PLACE_BYTES), [encoded, places])
@@ -87,12 +77,12 @@ class TabletReads:
     ) -> tuple[SchemaView | None, tuple[str, ...]]:
         """How a caller with this version of the schema sees the table, and what its columns are
         called by now; empty: all."""
-        if version != self._schema.version:
+        if version != self._memory.schema.version:
             view = self._schemas.view(version)
             if view is not None:
                 return view, view.read_columns(columns)
         if columns:
-            self._schema.check_columns(columns, self._schemas.table.name)
+            self._memory.schema.check_columns(columns, self._schemas.table.name)
         return None, columns
 
     async def _find(
@@ -104,7 +94,7 @@ class TabletReads:
     ) -> tuple[pa.Buffer, memoryview]:
         """The rows found, as an Arrow IPC stream, and which keys they are of, as int32."""
         located = self._memory.locate(keys)
-        columns = columns or tuple(self._schema.arrow.names)
+        columns = columns or tuple(self._memory.schema.arrow.names)
         row_bytes = self._memory.memory_bytes // max(1, self._memory.row_count)
         if keys.num_rows * row_bytes <= 4 * SMALL_BATCH_BYTES:
             encoded = encode_found(located, columns, view)
@@ -123,10 +113,10 @@ class TabletReads:
         batches = snapshot.batches(
             columns, where, request.limit, with_versions=request.with_versions
         )
-        names = list(columns or self._schema.arrow.names)
+        names = list(columns or self._memory.schema.arrow.names)
         if request.with_versions:
             names.append(VERSION_COLUMN)
-        schema = read_schema(self._schema, names)
+        schema = read_schema(self._memory.schema, names)
         await self._committed(snapshot.index, timeout_s)
         if view is None:
             return schema, batches

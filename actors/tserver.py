@@ -4,7 +4,10 @@ It opens, serves and closes tablets as the leader master says (by call, and agai
 reply: level-triggered), and answers clients. A restarted tserver starts empty: what it held is
 recovered from the backups, perhaps onto itself, in a higher term.
 
-Source: design §5, §6, §9; seed Kudu multi-master, heartbeats to all masters.
+Replicas of tablets with ``replicas(n)`` it keeps on its disk, and serves by the word of their group
+(`stelae.actors.tablet_replicas`): for them it needs no lease.
+
+Source: design §5, §6, §8, §9; seed Kudu multi-master, heartbeats to all masters.
 """
 
 from __future__ import annotations
@@ -13,13 +16,20 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from stelae.actors.hand_over import hand_over
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.lease import Lease
 from stelae.actors.master_list import MasterList
 from stelae.actors.membership import Membership
+from stelae.actors.quarantine import Quarantine
+from stelae.actors.replica_digests import ReplicaDigests
+from stelae.actors.replica_orders import ReplicaOrders
+from stelae.actors.replicated_tablet import ReplicatedTablet
 from stelae.actors.scans import ScanSessions
+from stelae.actors.server_copies import ServerCopies
 from stelae.actors.tablet import Tablet
 from stelae.actors.tablet_recovery import Intake
+from stelae.actors.tablet_replicas import TabletReplicas
 from stelae.client.masters import MastersClient
 from stelae.coordinator.reports import Report, Reporter, tablet_fingerprint
 from stelae.core.alter_messages import ALTER_TABLET, AlterTablet
@@ -107,6 +117,15 @@ class TabletServer:
         self._report_now: dict[Address, asyncio.Event] = {}
         self._memory_bytes = 0
         self._intake = Intake()
+        self.replicas = TabletReplicas(
+            runtime,
+            settings,
+            self.tasks,
+            self.members,
+            on_news=self._report_soon,
+            on_gone=self._scans.drop,
+        )
+        self._orders = ReplicaOrders(self.replicas)
 
     # ---- life -------------------------------------------------------------------------------
 
@@ -114,18 +133,30 @@ class TabletServer:
         """Take the identity from disk, listen, and begin to heartbeat."""
         runtime = self._runtime
         instance = await take_identity(runtime, self._cluster, ServerKind.TSERVER, self._name)
-        self.info = await listen_as(runtime, instance, self._handlers())
+        await self.replicas.load(instance.server_uuid)
+        copies = ServerCopies(runtime, self._settings, self.tasks, self.replicas)
+        quarantine = Quarantine(runtime, self._settings, self.replicas.store)
+        handlers = {**self._handlers(), **copies.handlers(), **quarantine.handlers()}
+        self.info = await listen_as(runtime, instance, handlers)
+        await self.replicas.start()
         await self._master_list.begin(self._heartbeat)
         self._masters.update(self._master_list.addresses)
         self.tasks.spawn(self._scans.expire(), "scan expiry")
+        self.tasks.spawn(quarantine.run(), "quarantine")
+
+    async def hand_over(self, timeout_s: float) -> int:
+        """Before a planned `stop`: let others lead what is led here. Returns how many tablets have
+        no other leader yet."""
+        return len(await hand_over(self._runtime, self.replicas, timeout_s))
 
     async def stop(self) -> None:
         """Stop serving; rows in memory are given up, as after a crash."""
         self._lease.revoke()
+        await self._runtime.peers.close()  # first: no handler may begin anything any more
         await self.tasks.close()
         for tablet in list(self._tablets.values()):
             await tablet.close()
-        await self._runtime.peers.close()
+        await self.replicas.stop()
 
     def _handlers(self) -> Handlers:
         return {
@@ -138,17 +169,30 @@ class TabletServer:
             GET: self._on_get,
             GET_MANY: self._on_get_many,
             SCAN: self._on_scan,
+            **self._orders.handlers(),
+            **ReplicaDigests(self._runtime, self.replicas).handlers(),
+            **self.replicas.raft_handlers(),
         }
 
     # ---- heartbeats -------------------------------------------------------------------------
 
     def reports(self) -> tuple[TabletReport, ...]:
         """How each tablet of this server is."""
-        return tuple(tablet.report() for tablet in self._tablets.values())
+        own = [tablet.report() for tablet in self._tablets.values()]
+        return (*own, *self.replicas.reports())
+
+    def _report_soon(self) -> None:
+        """Something is worth a heartbeat before the next one is due."""
+        for wake in self._report_now.values():
+            wake.set()
 
     def _beat(self, reporter: Reporter[TabletReport]) -> tuple[Heartbeat, Report[TabletReport]]:
         """The next heartbeat to one master; `_memory_bytes` is right again (writes add to it)."""
-        self._memory_bytes = sum([tablet.memory_bytes for tablet in self._tablets.values()])
+        self._memory_bytes = self.replicas.memory_bytes
+        self._memory_bytes += sum([tablet.memory_bytes for tablet in self._tablets.values()])
+        limit_bytes = self._memory_limit_bytes
+        over = (self._memory_bytes, limit_bytes) if self._memory_bytes > limit_bytes else None
+        self.replicas.tell_memory(over)
         sent = self._runtime.clock.monotonic()
         held = {r.tablet_id: r for r in self.reports()} if reporter.wants_report else {}
         report = reporter.next(held)
@@ -209,6 +253,7 @@ class TabletServer:
                 tablet.serve()
         for tablet_id in reply.drop:
             await self._close(tablet_id)
+            self.replicas.drop(tablet_id)
 
     def holders(self) -> dict[TabletId, list[list[ServerUuid]]]:
         """Of each tablet served, of each segment the backups that hold it; the head is last."""
@@ -283,6 +328,8 @@ class TabletServer:
 
     async def _on_alter(self, call: Call[AlterTablet]) -> Reply[TabletReport]:
         order = call.body
+        if self.replicas.holds(order.tablet_id):
+            return await self._orders.alter(call)
         tablet = self._tablets.get(order.tablet_id)
         if tablet is None or tablet.term != order.term:
             raise TabletNotHere(order.tablet_id, self._name)
@@ -293,6 +340,7 @@ class TabletServer:
         tablet = self._tablets.get(call.body.tablet_id)
         if tablet is not None and tablet.term <= call.body.term:
             await self._close(call.body.tablet_id)
+            self._report_soon()
         return EMPTY
 
     async def _on_install_merge(self, call: Call[InstallMerge]) -> Reply[Empty]:
@@ -314,11 +362,12 @@ class TabletServer:
 
     # ---- clients ----------------------------------------------------------------------------
 
-    def _serving(self, tablet_id: TabletId) -> Tablet:
-        """The tablet, if this server may answer for it at this moment."""
+    def _serving(self, tablet_id: TabletId) -> Tablet | ReplicatedTablet:
+        """The tablet, if this server may answer for it at this moment. A replica of a group knows
+        by itself whether it may."""
         tablet = self._tablets.get(tablet_id)
         if tablet is None:
-            raise TabletNotHere(tablet_id, self._name)
+            return self.replicas.serving(tablet_id)
         if tablet.progress is not TabletProgress.SERVING:
             raise TabletNotReady(tablet_id, tablet.progress.value)
         if not self._lease.is_valid:
@@ -331,11 +380,15 @@ class TabletServer:
         rows = await tablet.read_rows(call)
         if call.blobs:
             tablet = self._serving(call.body.tablet_id)  # reading took its time
-        refusal = None
-        if call.body.op is not WriteOp.DELETE and self._memory_bytes > self._memory_limit_bytes:
-            refusal = OutOfMemory(self._name, self._memory_bytes, self._memory_limit_bytes)
+        refusal = None if call.body.op is WriteOp.DELETE else self._out_of_memory(tablet)
         self._memory_bytes += sum([blob.nbytes for blob in call.blobs])
         return Reply(await tablet.write(call, rows, refusal))
+
+    def _out_of_memory(self, tablet: Tablet | ReplicatedTablet) -> OutOfMemory | None:
+        """Why no more rows are taken: there is no memory for them here, or at a follower."""
+        if self._memory_bytes > self._memory_limit_bytes:
+            return OutOfMemory(self._name, self._memory_bytes, self._memory_limit_bytes)
+        return tablet.out_of_memory() if isinstance(tablet, ReplicatedTablet) else None
 
     @prompt
     async def _on_get(self, call: Call[Get]) -> Reply[Any]:

@@ -32,6 +32,10 @@ SUITES: dict[str, tuple[str, dict[str, Any]]] = {
     "memory": ("memory", {}),
     "recovery": ("recovering", {"engine": "native"}),
     "recovery-spark": ("recovering", {"engine": "spark"}),
+    "failover": ("failover", {}),
+    "replica-writes": ("replica_writes", {}),
+    "tablet-copy": ("tablet_copy", {}),
+    "idle-tablets": ("idle_tablets", {}),
 }
 
 

@@ -11,6 +11,7 @@ from stelae.client.masters import MastersClient
 from stelae.client.session import Session
 from stelae.core.alter import SchemaChange, schema_change
 from stelae.core.alter_messages import ALTER_TABLE, IS_ALTER_DONE, AlterTable, IsAlterDone
+from stelae.core.durability import Durability
 from stelae.core.errors import (
     ColumnNotFound,
     DeadlineExpired,
@@ -100,7 +101,12 @@ class Alterations:
         self._session = session
 
     async def alter(
-        self, table: TableRecord, change: SchemaChange, new_name: str, timeout_s: float
+        self,
+        table: TableRecord,
+        change: SchemaChange,
+        new_name: str,
+        durability: Durability | None,
+        timeout_s: float,
     ) -> TableRecord:
         """Have it in the catalog; the record as it is then.
 
@@ -109,12 +115,12 @@ class Alterations:
             OutcomeUnknown, RetryLater: as `MastersClient.call`.
         """
         with self._session.request() as request:
-            order = AlterTable(request, table.table_id, table.name, new_name, change)
+            order = AlterTable(request, table.table_id, table.name, new_name, change, durability)
             reply = await self._masters.call(ALTER_TABLE, order, timeout_s=timeout_s)
         return reply.table
 
     async def is_done(self, table: TableRecord, timeout_s: float) -> bool:
-        """Whether every tablet has the newest schema. Raises `TableNotFound`."""
+        """Whether every tablet follows. Raises `TableNotFound`."""
         order = IsAlterDone(table.table_id, table.name)
         reply = await self._masters.call(IS_ALTER_DONE, order, timeout_s=timeout_s)
         return reply.done

@@ -14,10 +14,13 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import pyarrow as pa
 
+from stelae.client.attempts import ATTEMPT_TIMEOUT_S
 from stelae.client.convert import Key, Rows
-from stelae.client.retries import ATTEMPT_TIMEOUT_S
+from stelae.client.group_calls import SUSPECT_S
+from stelae.client.group_route import Target
 from stelae.client.table import AsyncTable
 from stelae.client.writer import Part, SmallWrite, Versions, version_range
+from stelae.core.catalog_messages import LINEARIZABLE
 from stelae.core.errors import (
     NoSpace,
     OutcomeUnknown,
@@ -29,6 +32,9 @@ from stelae.core.errors import (
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages import GET, WRITE, TabletLocation, WriteOp, WriteReply
 from stelae.core.rpc import Method
+
+GROUP_ATTEMPT_S = 2 * SUSPECT_S
+"""Of a call to a replica. The loop's way looks for another leader meanwhile; this one cannot."""
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -80,27 +86,45 @@ class BlockingTable:
         return self._carry_out(small, timeout_s)
 
     def get(
-        self, key: Key, columns: Sequence[str] | None, with_version: bool, timeout_s: float
+        self,
+        key: Key,
+        columns: Sequence[str] | None,
+        with_version: bool,
+        max_staleness: float | None,
+        timeout_s: float,
     ) -> dict[str, Any] | None:
         """See `AsyncTable.get`."""
         table = self._table
-        one = table.one_key(key, columns)
+        one = table.one_key(key, columns, max_staleness)
         if one is None:
             return self._run(
-                table.get(key, columns=columns, with_version=with_version, timeout=timeout_s)
+                table.get(
+                    key,
+                    columns=columns,
+                    with_version=with_version,
+                    max_staleness=max_staleness,
+                    timeout=timeout_s,
+                )
             )
 
-        reply, tried, left_s = self._attempt(one.number, GET, one.request, timeout_s)
+        reply, tried, left_s = self._attempt(
+            one.number, GET, one.request, timeout_s, one.max_staleness_s
+        )
         if reply is None:
             return self._run(table.get_one(one, with_version, left_s, tried))
         return table.row_of(one, reply, with_version)
 
     def get_many(
-        self, keys: Any, columns: Sequence[str] | None, with_versions: bool, timeout_s: float
+        self,
+        keys: Any,
+        columns: Sequence[str] | None,
+        with_versions: bool,
+        max_staleness: float | None,
+        timeout_s: float,
     ) -> pa.Table:
         """See `AsyncTable.get_many`; what is computed on this side is computed in this thread."""
         table = self._table
-        wanted = table.many_keys(keys, columns, with_versions)
+        wanted = table.many_keys(keys, columns, with_versions, max_staleness)
         return table.table_of(wanted, self._run(table.find_many(wanted, timeout_s)))
 
     def _carry_out(self, small: SmallWrite, timeout_s: float) -> Versions:
@@ -127,6 +151,7 @@ class BlockingTable:
         method: Method[Q, R],
         request: Callable[[TabletLocation], Q],
         timeout_s: float,
+        max_staleness_s: float = LINEARIZABLE,
     ) -> tuple[R | None, StelaeError | None, float]:
         """One direct call: (answer, None, …), or (None, how it ended, seconds left).
 
@@ -135,6 +160,12 @@ class BlockingTable:
         clock = self._table.runtime.clock
         deadline = clock.monotonic() + timeout_s
         where = self._table.cache.tablet(number)
+        owner, limit_s = where.tablet.owner, ATTEMPT_TIMEOUT_S
+        if where.tablet.is_group:
+            target = self._replica(number, max_staleness_s)
+            if target is None or target.server is None:
+                return None, None, timeout_s
+            where, owner, limit_s = target.where, target.server, GROUP_ATTEMPT_S
         if not where.address:
             return None, None, timeout_s
         body = request(where)
@@ -147,8 +178,8 @@ class BlockingTable:
                 where.address,
                 method,
                 body,
-                timeout_s=min(left_s, ATTEMPT_TIMEOUT_S),
-                destination=where.tablet.owner,
+                timeout_s=min(left_s, limit_s),
+                destination=owner,
             )
             return reply, None, 0.0
         except (OutOfMemory, NoSpace):
@@ -156,3 +187,11 @@ class BlockingTable:
         except (OutcomeUnknown, RetryElsewhere, RetryLater) as error:
             tried = error
         return None, tried, deadline - clock.monotonic()
+
+    def _replica(self, number: int, max_staleness_s: float) -> Target | None:
+        """Which replica of a group to ask: its leader, or of those that may answer the next."""
+        route = self._table.cache.group(number)
+        if max_staleness_s < 0:
+            return route.leader
+        runtime = self._table.runtime
+        return next(iter(route.readers(runtime.rng, runtime.clock.monotonic())), None)

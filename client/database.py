@@ -10,11 +10,14 @@ import msgspec
 import pyarrow as pa
 
 from stelae.client.alter import NewColumns
+from stelae.client.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.check import CheckReport, check_cluster
 from stelae.client.given import check_name, staleness
 from stelae.client.locations import LOOKUP_TIMEOUT_S, TableCache, look_up
 from stelae.client.masters import MastersClient
+from stelae.client.operators import OperatorCalls
 from stelae.client.session import Session
-from stelae.client.table import DEFAULT_TIMEOUT_S, AsyncTable
+from stelae.client.table import AsyncTable
 from stelae.core.catalog_messages import (
     CREATE_TABLE,
     DELETE_TABLE,
@@ -65,7 +68,7 @@ DEFAULT_DURABILITY = segments("disk", "disk")
 POLL_S = 0.02
 
 
-class AsyncDatabase:
+class AsyncDatabase(OperatorCalls):
     """One client of a cluster, over any `Runtime`. Safe to use from many tasks of one loop."""
 
     def __init__(
@@ -282,6 +285,33 @@ class AsyncDatabase:
         found = [member.uuid for member in members if member.name == master]
         order = RemoveMaster(found[0] if len(found) == 1 else master)
         return await self._masters.call(REMOVE_MASTER, order, timeout_s=timeout)
+
+    async def check(
+        self,
+        tables: Sequence[str] = (),
+        *,
+        checksums: bool = False,
+        wait: float = 0.0,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> CheckReport:
+        """Look at masters, servers, tables and tablets, and say what is not well.
+
+        Never raises for what it finds, be it that nobody answers. ``tables``: only these.
+        ``checksums``: have all replicas of each tablet with ``replicas(n)`` compared at one index
+        of its log. ``wait``: look again for so many seconds while something is not well.
+        ``timeout`` is of each question asked.
+
+        Raises:
+            TableNotFound: one of ``tables`` does not exist.
+        """
+        return await check_cluster(
+            self.runtime,
+            self._masters,
+            tables=tables,
+            checksums=checksums,
+            wait_s=wait,
+            timeout_s=timeout,
+        )
 
     async def close(self) -> None:
         """End this client's connections."""

@@ -19,19 +19,25 @@ import msgspec
 import pyarrow as pa
 
 from stelae.client.alter import NewColumns
+from stelae.client.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.database import DEFAULT_DURABILITY
-from stelae.client.given import check_name, staleness
+from stelae.client.given import check_name
 from stelae.client.http_protocol import (
     JSON_TYPE,
     PROBLEM_TYPE,
     TIMEOUT_HEADER,
     error_of_problem,
+    staleness_query,
 )
-from stelae.client.http_records import json_of, table_record, tablet_location
+from stelae.client.http_records import (
+    durability_json,
+    json_of,
+    table_record,
+    tablet_location,
+)
 from stelae.client.http_table import HttpTable
 from stelae.client.json_values import to_json_value
 from stelae.client.session import Session
-from stelae.client.table import DEFAULT_TIMEOUT_S
 from stelae.core.catalog_messages import TabletLocation
 from stelae.core.durability import Durability
 from stelae.core.errors import (
@@ -53,6 +59,8 @@ from stelae.core.values import from_wire, to_wire
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+SHORTEST_S = 0.001
+"""Of the time that a server is told to have: less is written as nothing, which it refuses."""
 GRACE_S = 2.0
 """How much longer than the server this end waits: its answer says more than our giving up."""
 CONNECT_TIMEOUT_S = 10.0
@@ -125,7 +133,7 @@ class HttpTransport:
     ) -> httpx.Response:
         all_headers = {
             "Authorization": f"Bearer {self._token}",
-            TIMEOUT_HEADER: f"{min(left_s, 600.0):.3f}",
+            TIMEOUT_HEADER: f"{min(max(left_s, SHORTEST_S), 600.0):.3f}",
             **(headers or {}),
         }
         limit = httpx.Timeout(left_s + GRACE_S, connect=min(CONNECT_TIMEOUT_S, left_s))
@@ -185,7 +193,7 @@ class HttpDatabase:
             "arrow_schema": base64.b64encode(schema.serialize().to_pybytes()).decode(),
             "key": [key] if isinstance(key, str) else list(key),
             "partition": None if partition is None else _partition_json(partition, schema),
-            "durability": {"segments": list(durability.media)},
+            "durability": durability_json(durability),
         }
         response = await self._transport.call(
             "POST",
@@ -219,7 +227,7 @@ class HttpDatabase:
         check_name(name)
         return await self._transport.call(
             "GET",
-            f"/v1/tables/{quote(name, safe='')}{_query(max_staleness)}",
+            f"/v1/tables/{quote(name, safe='')}{staleness_query(max_staleness)}",
             what="table",
             timeout_s=timeout_s,
             repeatable=True,
@@ -234,7 +242,7 @@ class HttpDatabase:
     ) -> list[TabletLocation]:
         """See `AsyncDatabase.locate_table`."""
         check_name(name)
-        path = f"/v1/tables/{quote(name, safe='')}/tablets{_query(max_staleness)}"
+        path = f"/v1/tables/{quote(name, safe='')}/tablets{staleness_query(max_staleness)}"
         return await self._locations(path, timeout)
 
     async def locate(
@@ -246,7 +254,7 @@ class HttpDatabase:
     ) -> list[TabletLocation]:
         """See `AsyncDatabase.locate`."""
         ids = [("id", tablet_id) for tablet_id in tablets]
-        path = f"/v1/tablets?{urlencode(ids)}{_query(max_staleness, first='&')}"
+        path = f"/v1/tablets?{urlencode(ids)}{staleness_query(max_staleness, first='&')}"
         return await self._locations(path, timeout)
 
     async def _locations(self, path: str, timeout_s: float) -> list[TabletLocation]:
@@ -295,7 +303,7 @@ class HttpDatabase:
         self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> list[TableRecord]:
         """See `AsyncDatabase.tables`."""
-        path = f"/v1/tables{_query(max_staleness)}"
+        path = f"/v1/tables{staleness_query(max_staleness)}"
         response = await self._transport.call(
             "GET", path, what="tables", timeout_s=timeout, repeatable=True
         )
@@ -316,7 +324,7 @@ class HttpDatabase:
         self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> dict[str, Any]:
         """See `AsyncDatabase.status`."""
-        path = f"/v1/cluster{_query(max_staleness)}"
+        path = f"/v1/cluster{staleness_query(max_staleness)}"
         response = await self._transport.call(
             "GET", path, what="status", timeout_s=timeout, repeatable=True
         )
@@ -325,11 +333,6 @@ class HttpDatabase:
     async def close(self) -> None:
         """End this client's connections."""
         await self._transport.close()
-
-
-def _query(max_staleness: float | None, first: str = "?") -> str:
-    value = staleness(max_staleness)
-    return "" if value < 0 else f"{first}max_staleness={value!r}"
 
 
 def _partition_json(partition: Partitioning, schema: pa.Schema) -> dict[str, Any]:

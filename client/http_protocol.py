@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from stelae.client.given import staleness
 from stelae.core.errors import (
     InvalidArgument,
     OutcomeUnknown,
@@ -95,3 +96,9 @@ def _error_of_status(status: int, detail: str) -> StelaeError:
     if status in (408, 502, 503):
         return RetryLater(detail)
     return Rejected(detail) if status < 500 else StelaeError(detail)
+
+
+def staleness_query(max_staleness: float | None, first: str = "?") -> str:
+    """``max_staleness`` as the end of a path. Raises InvalidArgument."""
+    value = staleness(max_staleness)
+    return "" if value < 0 else f"{first}max_staleness={value!r}"

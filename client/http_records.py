@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from stelae.client.json_values import column_to_json, from_json_value
 from stelae.core.alter import SchemaChange
-from stelae.core.catalog_messages import TabletLocation
-from stelae.core.durability import segments
+from stelae.core.catalog_messages import ReplicaLocation, TabletLocation
+from stelae.core.durability import Durability, Replicas, replicas, segments
 from stelae.core.errors import Unavailable
-from stelae.core.ids import Address, TableId
+from stelae.core.ids import Address, ServerUuid, TableId
 from stelae.core.partition import HashPartition, Partitioning, RangePartition
 from stelae.core.records import TableRecord, TableState, TabletRecord
 from stelae.core.schema import TableSchema
@@ -55,7 +55,7 @@ def table_record(info: Mapping[str, Any]) -> TableRecord:
             info["name"],
             schema,
             _partitioning(info["partition"], schema.arrow),
-            segments(*info["durability"]["segments"]),
+            durability_of(info["durability"]),
             TableState(info["state"]),
             int(info["generation"]),
         )
@@ -69,11 +69,31 @@ def tablet_location(info: Mapping[str, Any]) -> TabletLocation:
     """Where a tablet is, from its description as JSON."""
     try:
         record = msgspec.convert(info["tablet"], TabletRecord)
-        return TabletLocation(record, Address(info["address"]), info["problem"])
+        replicas = tuple(
+            ReplicaLocation(
+                ServerUuid(r["uuid"]), Address(r["address"]), r["voter"], is_leader=r["leader"]
+            )
+            for r in info["replicas"]
+        )
+        return TabletLocation(record, Address(info["address"]), info["problem"], replicas)
     except (KeyError, TypeError, msgspec.MsgspecError) as error:
         raise Unavailable(
             "the HTTP server", f"a tablet is not described as by Stelae: {error!r}"
         ) from error
+
+
+def durability_json(durability: Durability) -> dict[str, Any]:
+    """A durability as JSON, the same in requests and answers."""
+    if isinstance(durability, Replicas):
+        return {"replicas": durability.count}
+    return {"segments": list(durability.media)}
+
+
+def durability_of(info: Mapping[str, Any]) -> Durability:
+    """The durability that `durability_json` made this of."""
+    if "replicas" in info:
+        return replicas(info["replicas"])
+    return segments(*info["segments"])
 
 
 def _partitioning(info: Mapping[str, Any], schema: pa.Schema) -> Partitioning:

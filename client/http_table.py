@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.client.alter import NewColumns, requested_change
+from stelae.client.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.convert import Key, RowCodec, Rows, is_table, to_arrow
 from stelae.client.filters import Where, normalize_filters
 from stelae.client.given import (
@@ -35,15 +36,21 @@ from stelae.client.http_protocol import (
     REQUEST_ID_HEADER,
     SCHEMA_VERSION_HEADER,
     format_request_id,
+    staleness_query,
 )
-from stelae.client.http_records import defaults_json, json_of, table_record
+from stelae.client.http_records import (
+    defaults_json,
+    durability_json,
+    json_of,
+    table_record,
+)
 from stelae.client.json_values import to_json_value
 from stelae.client.session import Session
-from stelae.client.table import DEFAULT_TIMEOUT_S
+from stelae.core.durability import Durability
 from stelae.core.errors import InvalidArgument, SchemaChanged, TableNotFound, Unavailable
 from stelae.core.ids import RequestId
-from stelae.core.messages import WriteOp
 from stelae.core.records import TableRecord, TableState
+from stelae.core.row_messages import WriteOp
 from stelae.core.schema import VERSION_COLUMN, TableSchema
 from stelae.core.values import check_batch, from_wire, rows_to_batch
 from stelae.storage.versions import SchemaView
@@ -129,6 +136,7 @@ class HttpTable:
         rename_columns: Mapping[str, str] | None = None,
         defaults: Mapping[str, Any] | None = None,
         rename_to: str = "",
+        durability: Durability | None = None,
         wait: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> None:
@@ -145,6 +153,7 @@ class HttpTable:
             "drop_columns": change.drop,
             "rename_columns": dict(change.rename),
             "defaults": defaults_json(change),
+            "durability": None if durability is None else durability_json(durability),
             "wait": wait,
         }
         with self._session.request() as request:
@@ -293,11 +302,16 @@ class HttpTable:
         *,
         columns: Sequence[str] | None = None,
         with_version: bool = False,
+        max_staleness: float | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> dict[str, Any] | None:
         """See `AsyncTable.get`."""
         found = await self.get_many(
-            [key], columns=columns, with_versions=with_version, timeout=timeout
+            [key],
+            columns=columns,
+            with_versions=with_version,
+            max_staleness=max_staleness,
+            timeout=timeout,
         )
         rows = found.to_pylist()
         return rows[0] if rows else None
@@ -308,18 +322,24 @@ class HttpTable:
         *,
         columns: Sequence[str] | None = None,
         with_versions: bool = False,
+        max_staleness: float | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> pa.Table:
         """See `AsyncTable.get_many`."""
-        schema = self._schema
+        schema, age = self._schema, staleness_query(max_staleness, first="&")
         try:
-            return await self._get_many(keys, columns, with_versions, timeout)
+            return await self._get_many(keys, columns, with_versions, age, timeout)
         except SchemaChanged as error:
             await self._newer_than(schema, error)
-            return await self._get_many(keys, columns, with_versions, timeout)
+            return await self._get_many(keys, columns, with_versions, age, timeout)
 
     async def _get_many(
-        self, keys: Any, columns: Sequence[str] | None, with_versions: bool, timeout_s: float
+        self,
+        keys: Any,
+        columns: Sequence[str] | None,
+        with_versions: bool,
+        age: str,
+        timeout_s: float,
     ) -> pa.Table:
         chosen = self._chosen(columns)
         content = await asyncio.to_thread(_stream, self._key_rows(keys))
@@ -327,7 +347,7 @@ class HttpTable:
         query.append(("with_versions", "true" if with_versions else "false"))
         response = await self._call(
             "POST",
-            f"/rows:get?{urlencode(query)}",
+            f"/rows:get?{urlencode(query)}{age}",
             what="get",
             timeout_s=timeout_s,
             content=content,
@@ -342,15 +362,16 @@ class HttpTable:
         where: Where = None,
         limit: int | None = None,
         with_versions: bool = False,
+        max_staleness: float | None = None,
         timeout: float = SCAN_TIMEOUT_S,
     ) -> pa.Table:
         """See `AsyncTable.scan`."""
-        schema = self._schema
+        schema, age = self._schema, staleness_query(max_staleness)
         try:
-            return await self._scan(columns, where, limit, with_versions, timeout)
+            return await self._scan(columns, where, limit, with_versions, age, timeout)
         except SchemaChanged as error:
             await self._newer_than(schema, error)
-            return await self._scan(columns, where, limit, with_versions, timeout)
+            return await self._scan(columns, where, limit, with_versions, age, timeout)
 
     async def _scan(
         self,
@@ -358,6 +379,7 @@ class HttpTable:
         where: Where,
         limit: int | None,
         with_versions: bool,
+        age: str,
         timeout_s: float,
     ) -> pa.Table:
         body = {
@@ -368,7 +390,7 @@ class HttpTable:
         }
         response = await self._call(
             "POST",
-            "/rows:scan",
+            f"/rows:scan{age}",
             what="scan",
             timeout_s=timeout_s,
             content=msgspec.json.encode(body),
@@ -385,6 +407,7 @@ class HttpTable:
         where: Where = None,
         limit: int | None = None,
         with_versions: bool = False,
+        max_staleness: float | None = None,
         timeout: float = SCAN_TIMEOUT_S,
     ) -> AsyncIterator[pa.RecordBatch]:
         """See `AsyncTable.scan_batches`. Handed out once all are here: a scan that breaks off
@@ -394,14 +417,23 @@ class HttpTable:
             where=where,
             limit=limit,
             with_versions=with_versions,
+            max_staleness=max_staleness,
             timeout=timeout,
         )
         for batch in table.to_batches():
             yield batch
 
-    async def count(self, *, where: Where = None, timeout: float = SCAN_TIMEOUT_S) -> int:
+    async def count(
+        self,
+        *,
+        where: Where = None,
+        max_staleness: float | None = None,
+        timeout: float = SCAN_TIMEOUT_S,
+    ) -> int:
         """See `AsyncTable.count`."""
-        table = await self.scan(columns=[self.key[0]], where=where, timeout=timeout)
+        table = await self.scan(
+            columns=[self.key[0]], where=where, max_staleness=max_staleness, timeout=timeout
+        )
         return int(table.num_rows)
 
     # ---- helpers ----------------------------------------------------------------------------

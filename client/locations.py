@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from stelae.client.group_route import GroupRoute
 from stelae.client.masters import MastersClient
 from stelae.core.errors import TableNotFound
-from stelae.core.ids import TableId
+from stelae.core.ids import TableId, TabletId
 from stelae.core.messages import GET_TABLE, GetTable, TableLocations, TabletLocation
 from stelae.core.records import TableRecord, TabletState
 
@@ -20,6 +21,7 @@ class TableCache:
     def __init__(self, masters: MastersClient, locations: TableLocations) -> None:
         self.masters = masters
         self._refreshing: asyncio.Task[None] | None = None
+        self._routes: list[GroupRoute | None] = []
         self.table = locations.table
         """Another object only when something has changed."""
         self.take(locations)
@@ -28,7 +30,24 @@ class TableCache:
         """Believe what the masters say."""
         self.take_record(locations.table)
         by_number = {location.tablet.number: location for location in locations.tablets}
-        self._tablets = [by_number[number] for number in sorted(by_number)]
+        tablets = [by_number[number] for number in sorted(by_number)]
+        known = {route.tablet_id: route for route in self._routes if route is not None}
+        self._routes = [self._route(location, known) for location in tablets]
+        self._tablets = tablets
+        for route in known.values():
+            route.is_gone = True
+
+    def _route(
+        self, location: TabletLocation, known: dict[TabletId, GroupRoute]
+    ) -> GroupRoute | None:
+        """The replicas of one tablet; None: it is no group. Takes it out of ``known``."""
+        if not location.tablet.is_group:
+            return None
+        route = known.pop(location.tablet.tablet_id, None)
+        if route is None:
+            return GroupRoute(location)
+        route.take(location)
+        return route
 
     def take_record(self, table: TableRecord) -> None:
         """Believe what a master says of the table, unless something newer is known."""
@@ -42,6 +61,12 @@ class TableCache:
     def tablet(self, number: int) -> TabletLocation:
         return self._tablets[number]
 
+    def group(self, number: int) -> GroupRoute:
+        """Of a tablet whose replicas are a group, which of them to call."""
+        route = self._routes[number]
+        assert route is not None, "a tablet that is a group stays one"
+        return route
+
     @property
     def is_running(self) -> bool:
         """Whether every tablet is served by someone."""
@@ -54,13 +79,15 @@ class TableCache:
             TableNotFound: the table was deleted (also if another took its name since). A table
                 that was renamed is found.
         """
-        if self._refreshing is None:
+        # One that has just ended may not be forgotten yet, and tells nothing new.
+        if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._refresh())
             self._refreshing.add_done_callback(self._refreshed)
         await asyncio.shield(self._refreshing)
 
     def _refreshed(self, task: asyncio.Task[None]) -> None:
-        self._refreshing = None
+        if self._refreshing is task:
+            self._refreshing = None
         if not task.cancelled():
             task.exception()  # every waiter has it; nobody waiting is no reason to complain
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stelae.client.filters import WireFilters
 from stelae.client.known import KnownTable
-from stelae.core.messages import Get, TabletLocation
+from stelae.core.messages import Get, GetMany, TabletLocation
 from stelae.core.schema import VERSION_COLUMN
 from stelae.core.values import WireRow
 
@@ -23,10 +23,17 @@ class OneKey:
     key: WireRow
     columns: tuple[str, ...]
     known: KnownTable
+    max_staleness_s: float
+
+    @property
+    def max_staleness(self) -> float | None:
+        """As users give it."""
+        return None if self.max_staleness_s < 0 else self.max_staleness_s
 
     def request(self, where: TabletLocation) -> Get:
         version = self.known.schema.version
-        return Get(where.tablet.tablet_id, (self.key,), self.columns, version)
+        tablet_id = where.tablet.tablet_id
+        return Get(tablet_id, (self.key,), self.columns, version, self.max_staleness_s)
 
 
 @dataclass(slots=True)
@@ -37,6 +44,11 @@ class ManyKeys:
     with_versions: bool
     known: KnownTable
     parts: dict[int, tuple[int, NDArray[np.int64], pa.Buffer]]
+    max_staleness_s: float
+
+    def request(self, where: TabletLocation) -> GetMany:
+        version = self.known.schema.version
+        return GetMany(where.tablet.tablet_id, self.columns, version, self.max_staleness_s)
 
     @property
     def names(self) -> list[str]:
@@ -52,6 +64,18 @@ class WantedRows:
     known: KnownTable
     columns: tuple[str, ...]
     where: WireFilters
+    with_versions: bool
+    max_staleness_s: float
+
+    def table_of(self, parts: list[list[pa.RecordBatch]]) -> pa.Table:
+        """What the tablets have of it, as one table."""
+        arrow = self.known.schema.arrow
+        fields = [arrow.field(name) for name in (self.columns or arrow.names)]
+        if self.with_versions:
+            fields.append(pa.field(VERSION_COLUMN, pa.uint64(), False))
+        schema = pa.schema(fields)
+        batches = [batch.cast(schema) for batches in parts for batch in batches]
+        return pa.Table.from_batches(batches, schema=schema)
 
 
 Found = tuple[pa.RecordBatch, NDArray[np.int64]]

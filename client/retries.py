@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+from stelae.client.attempts import ATTEMPT_TIMEOUT_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempt
+from stelae.client.group_calls import GroupCall
 from stelae.client.locations import TableCache
+from stelae.core.catalog_messages import LINEARIZABLE
 from stelae.core.errors import (
     DeadlineExpired,
     NoSpace,
@@ -17,18 +20,9 @@ from stelae.core.errors import (
     SchemaChanged,
     StelaeError,
 )
-from stelae.core.ids import ServerUuid
-from stelae.core.messages import TabletLocation
 from stelae.core.runtime import Runtime
 
 T = TypeVar("T")
-
-FIRST_PAUSE_S = 0.01
-LONGEST_PAUSE_S = 0.25
-ATTEMPT_TIMEOUT_S = 5.0
-
-Attempt = Callable[[TabletLocation, ServerUuid, float], Awaitable[T]]
-"""(where, whom the call is meant for, timeout in seconds) → answer"""
 
 
 async def on_tablet(
@@ -40,20 +34,23 @@ async def on_tablet(
     *,
     timeout_s: float,
     tried: StelaeError | None = None,
+    max_staleness_s: float = LINEARIZABLE,
 ) -> T:
     """Carry ``attempt`` out on tablet ``number``, through moves and recoveries, until the deadline.
 
     Every attempt must be the same request (same request id, or a read). ``tried`` is how an attempt
-    ended that the caller has made already.
+    ended that the caller has made already. A read with ``max_staleness_s`` any replica may answer.
 
     Raises:
         Rejected, DataLost: as the server says.
         SchemaChanged: surely not done; the caller makes another call with the newer schema.
         OutOfMemory, NoSpace: at once; waiting does not help by itself.
-        OutcomeUnknown: some attempt may have been carried out, and the deadline passed, or there
-            is no room just now to find out.
-        RetryLater: the deadline passed, and surely none was.
+        OutcomeUnknown: an attempt may have been carried out; no time, or no room, to find out.
+        RetryLater, TooStale: the deadline passed, and surely none was.
     """
+    if cache.tablet(number).tablet.is_group:
+        call = GroupCall(runtime, cache, number, what, attempt, timeout_s)
+        return await (call.at_leader(tried) if max_staleness_s < 0 else call.anywhere(tried))
     clock = runtime.clock
     deadline = clock.monotonic() + timeout_s
     pause_s = FIRST_PAUSE_S

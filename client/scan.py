@@ -1,20 +1,26 @@
-"""Reading one tablet's scan to its end, anew if its server dies or a piece is lost."""
+"""Reading a tablet's scan to its end, anew if its server dies or a piece is lost; and a table's."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
 
+import msgspec
 import pyarrow as pa
 
+from stelae.client.attempts import CONCURRENT_TABLETS
 from stelae.client.filters import WireFilters
 from stelae.client.locations import TableCache
-from stelae.client.retries import on_tablet
+from stelae.client.reads import WantedRows
+from stelae.client.retries import all_or_first_error, on_tablet
+from stelae.core.catalog_messages import LINEARIZABLE
 from stelae.core.errors import DeadlineExpired, InvalidArgument, TabletNotReady
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import SCAN, Scan, TabletLocation
 from stelae.core.runtime import Runtime
 
 PIECE_TIMEOUT_S = 30.0
+FIRST_PIECE_S = 5.0
+"""Of a scan that any replica may answer."""
 
 
 async def scan_tablet(
@@ -27,52 +33,116 @@ async def scan_tablet(
     with_versions: bool,
     timeout_s: float,
     schema_version: int = 0,
+    max_staleness_s: float = LINEARIZABLE,
 ) -> list[pa.RecordBatch]:
     """All matching rows of a tablet at one point of its log.
 
     The rows are handed out only once all are here: a scan that breaks off begins anew, and would
-    see a later point. ``schema_version``: the one that the columns are of.
+    see a later point. ``schema_version``: the one that the columns are of. ``max_staleness_s``:
+    see `on_tablet`.
 
     Raises:
         StelaeError: as `on_tablet` does; after ``timeout_s`` in all.
     """
     deadline = runtime.clock.monotonic() + timeout_s
 
-    async def attempt(where_: TabletLocation, owner: ServerUuid, _: float) -> Any:
-        batches: list[pa.RecordBatch] = []
-        cursor, piece = "", 0
-        while True:
-            left_s = deadline - runtime.clock.monotonic()
-            if left_s <= 0:
-                raise DeadlineExpired("scan", "the next of its pieces")
-            request = Scan(
-                where_.tablet.tablet_id,
-                cursor,
-                columns,
-                where,
-                limit or 0,
-                with_versions,
-                piece,
-                schema_version,
-            )
-            try:
-                reply = await runtime.peers.call(
-                    where_.address,
-                    SCAN,
-                    request,
-                    timeout_s=min(PIECE_TIMEOUT_S, left_s),
-                    destination=owner,
-                )
-            except InvalidArgument as error:
-                if not cursor:
-                    raise
-                raise TabletNotReady(
-                    where_.tablet.tablet_id, f"to be read anew: {error}"
-                ) from error
-            with pa.ipc.open_stream(pa.py_buffer(reply.blobs[0])) as reader:
-                batches.extend(reader)
-            cursor, piece = reply.body.cursor, piece + 1
-            if not cursor:
-                return batches
+    async def attempt(
+        where_: TabletLocation, owner: ServerUuid | None, _: float
+    ) -> list[pa.RecordBatch]:
+        first = Scan(
+            where_.tablet.tablet_id,
+            "",
+            columns,
+            where,
+            limit or 0,
+            with_versions,
+            0,
+            schema_version,
+            max_staleness_s,
+        )
+        return await _all_pieces(runtime, where_, owner, first, deadline)
 
-    return await on_tablet(runtime, cache, number, "scan", attempt, timeout_s=timeout_s)
+    return await on_tablet(
+        runtime,
+        cache,
+        number,
+        "scan",
+        attempt,
+        timeout_s=timeout_s,
+        max_staleness_s=max_staleness_s,
+    )
+
+
+async def _all_pieces(
+    runtime: Runtime,
+    where: TabletLocation,
+    owner: ServerUuid | None,
+    request: Scan,
+    deadline: float,
+) -> list[pa.RecordBatch]:
+    """One scan from its first piece to its last, at one server."""
+    batches: list[pa.RecordBatch] = []
+    # Where others may answer just as well, one that hangs is not waited for so long.
+    others = request.max_staleness_s >= 0 and where.tablet.is_group
+    piece_s = FIRST_PIECE_S if others else PIECE_TIMEOUT_S
+    while True:
+        left_s = deadline - runtime.clock.monotonic()
+        if left_s <= 0:
+            raise DeadlineExpired("scan", "the next of its pieces")
+        try:
+            reply = await runtime.peers.call(
+                where.address,
+                SCAN,
+                request,
+                timeout_s=min(piece_s, left_s),
+                destination=owner,
+            )
+        except InvalidArgument as error:
+            if not request.cursor:
+                raise
+            tablet_id = where.tablet.tablet_id
+            raise TabletNotReady(tablet_id, f"to be read anew: {error}") from error
+        with pa.ipc.open_stream(pa.py_buffer(reply.blobs[0])) as reader:
+            batches.extend(reader)
+        if not reply.body.cursor:
+            return batches
+        cursor, piece_s = reply.body.cursor, PIECE_TIMEOUT_S
+        request = msgspec.structs.replace(request, cursor=cursor, piece=request.piece + 1)
+
+
+async def scan_wanted(
+    wanted: WantedRows,
+    runtime: Runtime,
+    cache: TableCache,
+    number: int,
+    limit: int | None,
+    timeout_s: float,
+) -> list[pa.RecordBatch]:
+    """What a tablet has of what a scan asks for; see `scan_tablet`."""
+    return await scan_tablet(
+        runtime,
+        cache,
+        number,
+        wanted.columns,
+        wanted.where,
+        limit,
+        wanted.with_versions,
+        timeout_s,
+        wanted.known.schema.version,
+        wanted.max_staleness_s,
+    )
+
+
+async def scan_all(
+    runtime: Runtime, cache: TableCache, wanted: WantedRows, limit: int | None, timeout_s: float
+) -> pa.Table:
+    """What all tablets have of it, read side by side."""
+    turns = asyncio.Semaphore(CONCURRENT_TABLETS)
+
+    async def part(number: int) -> list[pa.RecordBatch]:
+        async with turns:
+            return await scan_wanted(wanted, runtime, cache, number, limit, timeout_s)
+
+    parts = await all_or_first_error([part(n) for n in range(cache.tablet_count)])
+    table = wanted.table_of(parts)
+    return table if limit is None else table.slice(0, limit)

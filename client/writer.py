@@ -282,7 +282,9 @@ class TableWriter:
     async def _send_part(
         self, part: Part, request: RequestId, timeout_s: float, tried: StelaeError | None
     ) -> WriteReply:
-        async def attempt(where: TabletLocation, owner: ServerUuid, limit_s: float) -> WriteReply:
+        async def attempt(
+            where: TabletLocation, owner: ServerUuid | None, limit_s: float
+        ) -> WriteReply:
             reply = await self._runtime.peers.call(
                 where.address,
                 WRITE,

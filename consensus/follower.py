@@ -11,7 +11,9 @@ from stelae.consensus.messages import AppendRequest, AppendResponse, SnapshotReq
 from stelae.core.ids import OpId, ServerUuid
 
 
-def answer_append(log: LogView, request: AppendRequest) -> AppendResponse:
+def answer_append(
+    log: LogView, request: AppendRequest, memory_over: tuple[int, int] | None = None
+) -> AppendResponse:
     """Take what follows a matching entry into ``log``; the answer must wait until it is durable."""
     accepted = True
     if request.previous.index < log.commit_index:
@@ -35,6 +37,7 @@ def answer_append(log: LogView, request: AppendRequest) -> AppendResponse:
         index,
         hint,
         request.round,
+        memory_over,
     )
 
 

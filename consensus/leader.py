@@ -23,7 +23,7 @@ from stelae.consensus.messages import (
     SnapshotRequest,
     SnapshotResponse,
 )
-from stelae.consensus.progress import Progress, ProgressState
+from stelae.consensus.progress import PeerStatus, Progress, ProgressState
 from stelae.consensus.quorum import majority, reached_by_majority
 from stelae.consensus.settings import RaftSettings
 from stelae.core.errors import (
@@ -60,12 +60,14 @@ class Leader:
         self.term = term
         self.transfer_target: ServerUuid | None = None
         self.ready_reads: list[ReadReady] = []
+        self._copies: list[ServerUuid] = []
         self.progress: dict[ServerUuid, Progress] = {}
         self._log = log
         self._settings = settings
         self.follow_configuration(log.last.index + 1)
         self._heartbeat_wanted = True
         self._heartbeat_elapsed = 0
+        self._told_commit = 0  # to all, in the last heartbeat round
         self._quorum_elapsed = 0
         self._transfer_elapsed = 0
         self._round = 0
@@ -122,12 +124,26 @@ class Leader:
 
     # ---- sending ---------------------------------------------------------------------------
 
+    @property
+    def is_stirred(self) -> bool:
+        """Whether there is something to send now, or to be told."""
+        if self._heartbeat_wanted or self.ready_reads or self._copies:
+            return True
+        last = self._log.last.index
+        return any([p.next_index <= last and not p.paused for p in self.progress.values()])
+
+    def spread_commit(self) -> None:
+        """Somebody waits to hear how far all is committed: tell it before the next round is due."""
+        if self._log.commit_index > self._told_commit:
+            self._heartbeat_wanted = True
+
     def outgoing(self, now_us: int) -> Iterator[Message]:
         """Everything that may be sent now: a heartbeat round if one is due, and entries."""
         heartbeat = self._heartbeat_wanted
         if heartbeat:
             self._heartbeat_wanted = False
             self._heartbeat_elapsed = 0
+            self._told_commit = self._log.commit_index
             self._round += 1
             self._round_began_us.append((self._round, now_us))
             self.confirm_rounds()
@@ -143,6 +159,8 @@ class Leader:
         if progress.paused and not heartbeat:
             return None
         compacted = progress.next_index <= self._log.base.index
+        if compacted and self._settings.copies_by_host:
+            return self._copy_heartbeat(uuid, progress, heartbeat)
         if compacted and progress.state is not ProgressState.SNAPSHOT:
             assert self._log.snapshot is not None, "compacted without a snapshot"
             progress.start_snapshot(self._log.snapshot)
@@ -174,7 +192,50 @@ class Leader:
             entries,
             self._log.commit_index,
             self._round,
+            self.needed_from() if self._settings.copies_by_host else 0,
         )
+
+    def _copy_heartbeat(
+        self, uuid: ServerUuid, progress: Progress, heartbeat: bool
+    ) -> AppendRequest | None:
+        """Ask whether it has the base by now; until it does, its host is to copy the state.
+
+        One that does not answer is not named: it may be gone, or be receiving a copy already.
+        """
+        if progress.state is not ProgressState.COPY:
+            progress.start_copy()
+        if not heartbeat:
+            return None
+        if progress.is_heard:
+            self._copies.append(uuid)
+        return AppendRequest(
+            self.group_id,
+            self.uuid,
+            uuid,
+            self.term,
+            self._log.base,
+            (),
+            self._log.commit_index,
+            self._round,
+            self.needed_from(),
+        )
+
+    def needed_from(self) -> int:
+        """The first entry that some member may lack."""
+        reached = [progress.match_index for progress in self.progress.values()]
+        return min(reached, default=self._log.last.index) + 1
+
+    def memory_over(self) -> tuple[ServerUuid, int, int] | None:
+        """A voter that lives and has no memory left for more rows: (who, used, limit) in bytes."""
+        for uuid, progress in self.progress.items():
+            if progress.memory_over and progress.is_heard and uuid in self.configuration.voters:
+                return uuid, *progress.memory_over
+        return None
+
+    def take_copies(self) -> list[ServerUuid]:
+        """Members that were found to need a copy since this was last asked."""
+        copies, self._copies = self._copies, []
+        return copies
 
     def _snapshot_chunk(self, uuid: ServerUuid, progress: Progress) -> SnapshotRequest:
         snapshot = progress.snapshot
@@ -203,14 +264,15 @@ class Leader:
         if progress is None:
             return
         self.heard(progress, response.round)
+        progress.memory_over = response.memory_over
         if response.accepted:
-            progress.accepted(response.index, self._log.base.index)
+            progress.accepted(response.index, self._log.base.index, self._round)
             self.advance_commit()
             return
         match = response.hint.index
         if match >= self._log.base.index:
             match = self._log.last_possible_match(response.hint).index
-        progress.refused(response.index, match + 1)
+        progress.refused(response.index, match + 1, response.round)
 
     def on_snapshot_response(self, response: SnapshotResponse) -> None:
         """A follower wants the next chunk."""
@@ -331,10 +393,28 @@ class Leader:
 
     def has_caught_up(self, uuid: ServerUuid) -> bool:
         """Whether that member lives, and lacks no more than one batch of what is committed."""
-        progress = self.progress[uuid]
-        missing = self._log.commit_index - progress.match_index
-        streams = progress.state is ProgressState.REPLICATE
-        return streams and progress.is_heard and missing <= self._settings.batch_entries_max
+        progress, settings = self.progress[uuid], self._settings
+        if progress.state is not ProgressState.REPLICATE or not progress.is_heard:
+            return False
+        match, commit = progress.match_index, self._log.commit_index
+        if match >= commit:
+            return True
+        if match < self._log.base.index or commit - match > settings.batch_entries_max:
+            return False
+        batch = self._log.slice(match + 1, settings.batch_entries_max, settings.batch_bytes_max)
+        return batch[-1].index >= commit
+
+    def peers(self) -> dict[ServerUuid, PeerStatus]:
+        """What is known of each other member."""
+        return {
+            uuid: PeerStatus(
+                progress.match_index,
+                progress.state,
+                progress.is_heard,
+                self.has_caught_up(uuid),
+            )
+            for uuid, progress in self.progress.items()
+        }
 
     def _require_reachable(self, peers: tuple[Peer, ...]) -> None:
         """Refuse members of which too few answer: they could not even undo the change."""

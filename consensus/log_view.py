@@ -1,7 +1,8 @@
 """The log as the Raft core sees it: entries after a base, and how far each purpose has come.
 
-Invariant: ``base <= applied <= commit <= last`` and ``base <= stable <= last`` (by index). Entries
-up to ``stable`` are durable here; entries up to ``commit`` never change. The entries after the base
+Invariant: ``base <= applied <= commit <= last`` and ``base <= stable <= handed <= last`` (by
+index). Entries up to ``stable`` are durable here; those up to ``handed`` are being written, by a
+leader only; entries up to ``commit`` never change. The entries after the base
 are held in memory; snapshots keep that bounded. Raft §5.3, §7.
 
 The configuration in force is that of the last entry here which carries one, committed or not; so
@@ -10,7 +11,9 @@ it changes with each append, cut and snapshot, and with nothing else (thesis §4
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 
 from stelae.core.ids import OpId
 from stelae.core.replication import (
@@ -30,18 +33,29 @@ class LogView:
     def __init__(
         self, first: Configuration, snapshot: Snapshot | None, entries: Sequence[Entry]
     ) -> None:
-        """``entries`` follow the snapshot without a gap, and are durable.
+        """``entries`` are durable, and follow the snapshot, or an entry before its end, without a
+        gap: what was kept for others that lag is kept after a restart too.
 
         ``first`` is the configuration that the group began with here, before any entry.
         """
         self.snapshot = snapshot
-        self.base = snapshot.last if snapshot is not None else ORIGIN
-        self._entries: list[Entry] = list(entries)
+        self.base = covered = snapshot.last if snapshot is not None else ORIGIN
+        if snapshot is not None and entries and entries[0].index <= covered.index:
+            # The term before the first entry is not known, nor the members before the snapshot's.
+            start = max(entries[0].index, snapshot.configuration.op_id.index)
+            self.base = entries[start - entries[0].index].op_id
+            entries = entries[start - entries[0].index + 1 :]
+        self._entries: list[Entry] = []
+        self._ends: list[int] = []
+        """Bytes of content up to and with each entry, counted from `_start`."""
+        self._start = 0
+        self._extend(entries)
         for position, entry in enumerate(self._entries):
             assert entry.index == self.base.index + 1 + position, "gap in the log"
-        self.stable_index = self.last.index
-        self.commit_index = self.base.index
-        self.applied_index = self.base.index
+        self.stable_index = self.handed_index = self.last.index
+        assert self.matches(covered), "a log of another history than the snapshot"
+        self.commit_index = covered.index
+        self.applied_index = covered.index
         base = snapshot.configuration if snapshot is not None else first
         self._configurations = [base]
         self._learn(self._entries)
@@ -56,11 +70,31 @@ class LogView:
         """The last one that is committed, as far as is known here."""
         return self.configuration_at(self.commit_index)
 
+    @property
+    def configuration_before(self) -> Configuration:
+        """The one that the newest change began from, unless that change is known to be committed.
+
+        Changes follow each other, so it is committed, even where a restart has not heard so yet.
+        """
+        index = self.configuration.op_id.index
+        if index <= max(self.commit_index, self.base.index):
+            return self.configuration
+        return self.configuration_at(index - 1)
+
     def configuration_at(self, index: int) -> Configuration:
         """The configuration in force after the entry at ``index``, which is not before the base."""
         assert index >= self.base.index
+        if self.configuration.op_id.index <= index:
+            return self.configuration
         known = [c for c in self._configurations if c.op_id.index <= index]
         return known[-1] if known else self._configurations[0]
+
+    def _extend(self, entries: Sequence[Entry]) -> None:
+        end = self._ends[-1] if self._ends else self._start
+        for entry in entries:
+            end += len(entry.body)
+            self._ends.append(end)
+        self._entries.extend(entries)
 
     def _learn(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -72,6 +106,12 @@ class LogView:
         return self._entries[-1].op_id if self._entries else self.base
 
     @property
+    def is_settled(self) -> bool:
+        """Whether nothing has to be written, and all that is committed was applied."""
+        is_written = self.handed_index == self.base.index + len(self._entries)
+        return is_written and self.applied_index == self.commit_index
+
+    @property
     def committed(self) -> OpId:
         """The last committed entry."""
         term = self.term_at(self.commit_index)
@@ -80,10 +120,11 @@ class LogView:
 
     def term_at(self, index: int) -> int | None:
         """The term of the entry at ``index``; None if it is compacted away or not there yet."""
-        if index == self.base.index:
+        position = index - self.base.index
+        if position == 0:
             return self.base.term
-        if self.base.index < index <= self.last.index:
-            return self._entries[index - self.base.index - 1].term
+        if 0 < position <= len(self._entries):
+            return self._entries[position - 1].term
         return None
 
     def matches(self, op_id: OpId) -> bool:
@@ -103,21 +144,33 @@ class LogView:
             chosen.append(entry)
         return tuple(chosen)
 
-    def unstable(self) -> tuple[Entry, ...]:
-        """Entries not yet durable here."""
-        return tuple(self._entries[self.stable_index - self.base.index :])
+    def first_within(self, size_bytes: int) -> int:
+        """The first entry such that it and all after it are at most ``size_bytes`` of content."""
+        if not self._ends or self._ends[-1] - self._start <= size_bytes:
+            return self.base.index + 1
+        before = bisect_left(self._ends, self._ends[-1] - size_bytes)
+        return self.base.index + min(before, len(self._ends) - 1) + 2
 
-    def unapplied(self, count_max: int) -> tuple[Entry, ...]:
-        """Committed entries that the state machine has not seen, oldest first."""
+    def unstable(self) -> tuple[Entry, ...]:
+        """Entries neither durable here nor being written."""
+        return tuple(self._entries[self.handed_index - self.base.index :])
+
+    def unapplied(self, count_max: int, size_max_bytes: int) -> tuple[Entry, ...]:
+        """Committed entries that the state machine has not seen, oldest first, within both limits,
+        but at least one if there is one."""
         start = self.applied_index - self.base.index
         stop = min(self.commit_index - self.base.index, start + count_max)
+        if stop > start + 1:
+            before = self._ends[start - 1] if start else self._start
+            within = bisect_right(self._ends, before + size_max_bytes, start, stop)
+            stop = max(within, start + 1)
         return tuple(self._entries[start:stop])
 
     def append(self, entry: Entry) -> None:
         """Add a leader's own entry."""
         assert entry.index == self.last.index + 1
         assert entry.term >= self.last.term
-        self._entries.append(entry)
+        self._extend((entry,))
         self._learn((entry,))
 
     def merge(self, previous: OpId, entries: Sequence[Entry]) -> int:
@@ -131,11 +184,13 @@ class LogView:
                 continue
             if entry.index <= self.last.index:
                 assert entry.index > self.commit_index, f"{entry.op_id} contradicts the commit"
-                del self._entries[entry.index - self.base.index - 1 :]
+                kept = entry.index - self.base.index - 1
+                del self._entries[kept:], self._ends[kept:]
                 self.stable_index = min(self.stable_index, entry.index - 1)
+                self.handed_index = min(self.handed_index, entry.index - 1)
                 while self.configuration.op_id.index >= entry.index:
                     self._configurations.pop()
-            self._entries.extend(entries[position:])
+            self._extend(entries[position:])
             self._learn(entries[position:])
             break
         return previous.index + len(entries)
@@ -167,8 +222,10 @@ class LogView:
         self.snapshot = snapshot
         self.base = snapshot.last
         self._entries.clear()
+        self._ends.clear()
         self._configurations = [snapshot.configuration]
-        self.stable_index = self.commit_index = self.applied_index = snapshot.last.index
+        self.stable_index = self.handed_index = snapshot.last.index
+        self.commit_index = self.applied_index = snapshot.last.index
 
     def compact(self, snapshot: Snapshot, keep_entries: int) -> None:
         """Note an own snapshot, and drop what it covers but for its last ``keep_entries``."""
@@ -182,14 +239,16 @@ class LogView:
             in_force = self.configuration_at(index)
             later = [c for c in self._configurations if c.op_id.index > in_force.op_id.index]
             self._configurations = [in_force, *later]
-            del self._entries[: index - self.base.index]
+            dropped = index - self.base.index
+            self._start = self._ends[dropped - 1]
+            del self._entries[:dropped], self._ends[:dropped]
             self.base = OpId(term, index)
 
     def check_invariants(self) -> None:
         """Assert what the class docstring promises, and that terms never fall."""
         base, last = self.base.index, self.last.index
         assert base <= self.applied_index <= self.commit_index <= last
-        assert base <= self.stable_index <= last
+        assert base <= self.stable_index <= self.handed_index <= last
         before = self.base
         for entry in self._entries:
             assert entry.index == before.index + 1
@@ -198,6 +257,8 @@ class LogView:
         if self.base != ORIGIN:
             assert self.snapshot is not None
             assert self.snapshot.last.index >= base
+        sizes = [end - start for start, end in pairwise([self._start, *self._ends])]
+        assert sizes == [len(entry.body) for entry in self._entries]
         carried = [e.op_id for e in self._entries if e.kind is EntryKind.CONFIGURATION]
         assert [c.op_id for c in self._configurations[1:]] == carried
         assert self._configurations[0].op_id.index <= base

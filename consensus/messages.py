@@ -1,4 +1,4 @@
-"""What replicas of one group say to each other, and the one remote method that carries it.
+"""What replicas of one group say to each other, and the remote methods that carry it.
 
 All messages are one-way: an answer is a message of its own. The core tolerates loss, duplication
 and reordering, so the transport promises nothing. Every message names group, source, destination
@@ -13,6 +13,7 @@ import msgspec
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
+from stelae.core.replica_messages import DataState
 from stelae.core.replication import Configuration, Entry, EntryKind, configuration_of
 from stelae.core.rpc import Empty, Method
 
@@ -49,13 +50,15 @@ class AppendRequest(Header, frozen=True, array_like=True, tag="append"):
     """Entries that follow ``previous``; without entries it is a heartbeat or a probe.
 
     ``round`` counts the leader's heartbeat rounds in this term; the answer repeats it, which
-    confirms that the follower still followed after that round began.
+    confirms that the follower still followed after that round began. ``needed_from`` is the first
+    entry that some member may lack, so that all keep what they need; 0: not said.
     """
 
     previous: OpId
     entries: tuple[Entry, ...]
     commit_index: int
     round: int
+    needed_from: int = 0
 
 
 class AppendResponse(Header, frozen=True, array_like=True, tag="appended"):
@@ -69,6 +72,8 @@ class AppendResponse(Header, frozen=True, array_like=True, tag="appended"):
     index: int
     hint: OpId
     round: int
+    memory_over: tuple[int, int] | None = None
+    """(used, limit) in bytes, if the sender's server has no memory left for more rows."""
 
 
 class SnapshotRequest(Header, frozen=True, array_like=True, tag="snapshot"):
@@ -113,7 +118,53 @@ class RaftMessages(msgspec.Struct, frozen=True, array_like=True):
     messages: tuple[Message, ...]
 
 
+class RaftMail(msgspec.Struct, frozen=True, array_like=True):
+    """Small messages of any groups between two servers: no entries, no chunks.
+
+    ``address`` is where the source listens now. Each is taken as if it had come alone.
+    """
+
+    address: Address
+    messages: tuple[Message, ...]
+
+
+class Undelivered(msgspec.Struct, frozen=True, array_like=True):
+    """What this mail said to one group was not taken. ``state``: what the server surely has of the
+    tablet, if that is why (absent, or its tombstone); None: nothing is known."""
+
+    group_id: TabletId
+    state: DataState | None
+
+
+class MailTaken(msgspec.Struct, frozen=True, array_like=True):
+    """All but this was handed to its group."""
+
+    undelivered: tuple[Undelivered, ...] = ()
+
+
+class ReadIndexOf(msgspec.Struct, frozen=True, array_like=True):
+    """A question to the leader of a group."""
+
+    group_id: TabletId
+
+
+class ReadIndex(msgspec.Struct, frozen=True, array_like=True):
+    """Everything acknowledged before the question lies at or below this index of the log."""
+
+    index: int
+
+
+READ_INDEX: Method[ReadIndexOf, ReadIndex] = Method("raft.read_index", ReadIndexOf, ReadIndex)
+"""The leader answers, after a read barrier. Raises NotLeader, Overloaded, DeadlineExpired."""
 RAFT_MESSAGE: Method[RaftMessages, Empty] = Method("raft.message", RaftMessages, Empty)
+RAFT_MAIL: Method[RaftMail, MailTaken] = Method("raft.mail", RaftMail, MailTaken)
+
+
+def is_small(message: Message) -> bool:
+    """Whether it carries neither entries nor a piece of a snapshot, and so may go as mail."""
+    if isinstance(message, AppendRequest):
+        return not message.entries
+    return not isinstance(message, SnapshotRequest)
 
 
 def check_message(message: Message) -> None:

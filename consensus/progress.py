@@ -1,14 +1,16 @@
 """What a leader knows of one other replica, and how much it may send to it now.
 
-Invariants: ``0 <= match < next``; at most ``inflight_max`` unanswered batches. Three states (after
+Invariants: ``0 <= match < next``; at most ``inflight_max`` unanswered batches. States (after
 etcd/raft ``tracker``): PROBE finds where logs part, one batch per answer or heartbeat; REPLICATE
-streams ahead of the answers; SNAPSHOT sends chunks, since the entries needed are compacted away.
+streams ahead of the answers. Where the entries needed are compacted away, SNAPSHOT sends chunks;
+or, if the hosts copy state between themselves, COPY sends heartbeats only, until one is accepted.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
+from dataclasses import dataclass
 
 from stelae.core.replication import Snapshot
 
@@ -17,6 +19,18 @@ class ProgressState(enum.Enum):
     PROBE = "probe"
     REPLICATE = "replicate"
     SNAPSHOT = "snapshot"
+    COPY = "copy"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """What a leader knows of one other member."""
+
+    match_index: int
+    state: ProgressState
+    is_heard: bool
+    """It answered as a member within the last two election timeouts."""
+    has_caught_up: bool
 
 
 class Progress:
@@ -26,11 +40,13 @@ class Progress:
         self.state = ProgressState.PROBE
         self.match_index = 0  # durable there, and equal to our log up to here
         self.next_index = next_index
+        self.matched_round = 0  # when match_index last rose
         self.acked_round = 0  # the newest heartbeat round it has answered
         self.heard_recently = True  # since the last check for a quorum
         self.heard_before = False  # between that and the check before
         self.snapshot: Snapshot | None = None  # the one being sent
         self.snapshot_offset = 0
+        self.memory_over: tuple[int, int] | None = None  # as it last answered
         self._inflight_max = inflight_max
         self._inflight: deque[int] = deque()  # last index of each unanswered batch
         self._waiting = False  # PROBE, SNAPSHOT: one message is out
@@ -45,7 +61,7 @@ class Progress:
         """True while nothing but heartbeats may be sent."""
         if self.state is ProgressState.REPLICATE:
             return len(self._inflight) >= self._inflight_max
-        return self._waiting
+        return self._waiting or self.state is ProgressState.COPY
 
     def sent(self, last_index: int) -> None:
         """Note a batch that ends at ``last_index``."""
@@ -77,19 +93,32 @@ class Progress:
         self._inflight.clear()
         self._waiting = False
 
+    def start_copy(self) -> None:
+        """What comes next is compacted away, and the hosts will see to it."""
+        self.state = ProgressState.COPY
+        self.snapshot = None
+        self._inflight.clear()
+        self._waiting = False
+
     def snapshot_at(self, offset: int) -> None:
         """The follower has this much of the snapshot; the next chunk may go."""
         self.snapshot_offset = offset
         self._waiting = False
 
-    def accepted(self, index: int, base_index: int) -> None:
-        """The follower has all up to ``index``; the leader holds what comes after its base."""
-        self.match_index = max(self.match_index, index)
+    def accepted(self, index: int, base_index: int, round_number: int) -> None:
+        """The follower has all up to ``index``; the leader holds what comes after its base.
+
+        ``round_number`` is that of now.
+        """
+        if index > self.match_index:
+            self.match_index, self.matched_round = index, round_number
         self.next_index = max(self.next_index, self.match_index + 1)
         if self.snapshot is not None:
             needed = min(base_index, self.snapshot.last.index)
             if self.match_index < needed:
                 return  # an answer to something older than the snapshot
+        if self.state is ProgressState.COPY and self.match_index < base_index:
+            return  # an answer to something older than the need for a copy
         if self.state is not ProgressState.REPLICATE:
             self.state = ProgressState.REPLICATE
             self.snapshot = None
@@ -99,9 +128,16 @@ class Progress:
         while self._inflight and self._inflight[0] <= self.match_index:
             self._inflight.popleft()
 
-    def refused(self, previous_index: int, next_index: int) -> bool:
-        """Go back to ``next_index``; False if the refusal is of something older."""
-        if self.state is ProgressState.SNAPSHOT or previous_index <= self.match_index:
+    def refused(self, previous_index: int, next_index: int, round_number: int) -> bool:
+        """Go back to ``next_index``; False if the refusal is of something older.
+
+        One of a request that was sent in a later round than the match was learned in is not: the
+        follower has lost what it held, and its host has put a copy in its place that holds less.
+        """
+        if previous_index <= self.match_index and round_number > self.matched_round:
+            self.match_index = 0
+        sends_state = self.state in (ProgressState.SNAPSHOT, ProgressState.COPY)
+        if sends_state or previous_index <= self.match_index:
             return False
         if self.state is ProgressState.PROBE and previous_index != self.next_index - 1:
             return False

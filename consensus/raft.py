@@ -18,7 +18,7 @@ from typing import Any, assert_never
 
 from stelae.consensus.follower import SnapshotAssembly, answer_append
 from stelae.consensus.leader import Leader, ReadReady
-from stelae.consensus.log_view import LogView
+from stelae.consensus.log_view import ORIGIN, LogView
 from stelae.consensus.membership import MemberChange
 from stelae.consensus.messages import (
     AppendRequest,
@@ -33,6 +33,7 @@ from stelae.consensus.messages import (
 from stelae.consensus.quorum import VoteResult, count_votes
 from stelae.consensus.ready import Event, Ready, Role, Status, Tick, Unreachable
 from stelae.consensus.settings import RaftSettings
+from stelae.consensus.status import status_of
 from stelae.core.errors import NotLeader, TabletNotReady
 from stelae.core.ids import OpId, ServerUuid, TabletId
 from stelae.core.replication import (
@@ -49,6 +50,9 @@ class Raft:
     """One replica. ``entries`` and ``term_and_vote`` are what its disk held at the start.
 
     ``configuration`` is the one that this replica began with, before any snapshot or entry.
+    ``vote_floor`` is the end of a log that was here before the state was copied from another
+    member: what this server acknowledged in it must be in the log of whomever it helps to elect,
+    itself included. It may be kept for ever; it counts until the log has come so far again.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Raft:
         entries: Sequence[Entry],
         settings: RaftSettings,
         rng: random.Random,
+        vote_floor: OpId | None = None,
     ) -> None:
         self.group_id = group_id
         self.uuid = uuid
@@ -72,8 +77,11 @@ class Raft:
         self.leader: Leader | None = None
         self.log = LogView(configuration, snapshot, entries)
         assert self.log.last.term <= self.term, "log newer than the term"
+        self.memory_over: tuple[int, int] | None = None
+        """(used, limit) in bytes while the host has no memory for more rows; leaders are told."""
         self._settings = settings
         self._rng = rng
+        self._vote_floor = vote_floor or ORIGIN
         self._durable_term_and_vote = term_and_vote
         self._votes: dict[ServerUuid, bool] = {}
         self._assembly = SnapshotAssembly(settings.snapshot_bytes_max)
@@ -81,6 +89,8 @@ class Raft:
         self._messages: list[Message] = []
         self._reads: list[ReadReady] = []
         self._failed_reads: list[int] = []
+        self._copies: list[ServerUuid] = []
+        self._needed_from = 0  # by the last leader that was heard
         self._taken: Ready | None = None
         self._now_us = 0
         # A replica that restarts may have promised a leader not to vote for others: keep that.
@@ -97,6 +107,11 @@ class Raft:
     def configuration(self) -> Configuration:
         """The members, by the log: those of a change count before it is committed."""
         return self.log.configuration
+
+    @property
+    def end_of_log(self) -> OpId:
+        """The end of the log that votes are measured by, and that a tombstone has to keep."""
+        return max(self.log.last, self._vote_floor)
 
     # ---- the interface of the shell --------------------------------------------------------
 
@@ -155,11 +170,43 @@ class Raft:
         assert self._taken is None, "compact between take_ready and advance"
         self.log.compact(snapshot, keep_entries)
 
+    def lacks(self, op_id: OpId) -> bool:
+        """Whether this replica's log is without that committed entry of its group."""
+        return op_id.index > self.log.commit_index and not self.log.matches(op_id)
+
+    def keep_from(self, snapshot_index: int, keep_bytes: int) -> int:
+        """The first entry to keep once ``snapshot_index`` is durable: what other members need.
+
+        That is no more than the newest ``keep_bytes``; a member that lacks more gets a copy.
+        """
+        leader = self.leader
+        needed = leader.needed_from() if leader is not None else self._needed_from
+        return min(snapshot_index + 1, max(needed, self.log.first_within(keep_bytes)))
+
+    @property
+    def is_light(self) -> bool:
+        """Whether a `Ready` taken now would have nothing to be made durable, nor to be applied."""
+        durable = self._durable_term_and_vote
+        return (
+            self.log.is_settled
+            and self._installed is None
+            and self.term == durable.term
+            and self.voted_for == durable.voted_for
+        )
+
+    @property
+    def is_stirred(self) -> bool:
+        """Whether there may be something to do since the last `advance`; false: there is not."""
+        if self._messages or self._failed_reads or not self.is_light:
+            return True
+        return self.leader is not None and self.leader.is_stirred
+
     def take_ready(self) -> Ready:
         """Everything to be done now; a false value if there is nothing. `advance` must follow."""
         assert self._taken is None, "take_ready twice"
         if self.leader is not None:
             self._messages.extend(self.leader.outgoing(self._now_us))
+            self._copies.extend(self.leader.take_copies())
             self._collect_reads()
         current = TermAndVote(self.term, self.voted_for)
         changed = current if current != self._durable_term_and_vote else None
@@ -168,25 +215,48 @@ class Raft:
             snapshot=self._installed,
             entries=self.log.unstable(),
             messages=tuple(self._messages),
-            committed=self.log.unapplied(self._settings.apply_entries_max),
+            committed=self.log.unapplied(*self._settings.apply_limits),
             reads=tuple(self._reads),
             failed_reads=tuple(self._failed_reads),
+            copies=tuple(self._copies),
         )
         self._installed = None
-        for taken in (self._messages, self._reads, self._failed_reads):
+        for taken in (self._messages, self._reads, self._failed_reads, self._copies):
             taken.clear()
         if ready:
             self._taken = ready
         return ready
 
-    def advance(self, ready: Ready) -> None:
-        """All of ``ready`` was done: it is durable, sent and applied."""
+    def applied(self, index: int) -> None:
+        """Committed entries up to there were applied; it may be told before the rest is done."""
+        assert self.log.applied_index <= index <= self.log.commit_index, "applied out of order"
+        self.log.applied_index = index
+
+    def written(self, op_id: OpId) -> None:
+        """The log is durable up to that entry, which was handed out; it may be cut off by now."""
+        assert self._taken is None, "written between take_ready and advance"
+        leader = self.leader
+        if leader is None or not self.log.matches(op_id):
+            return
+        self.log.stable_index = max(self.log.stable_index, op_id.index)
+        leader.advance_commit()
+        self._finish_leading()
+
+    def advance(self, ready: Ready, *, is_written: bool = True) -> None:
+        """All of ``ready`` was done: it is durable, sent and applied.
+
+        Unless ``is_written``, its entries, a leader's own, are only being written: `written` tells.
+        """
         assert ready is self._taken, "advance of another Ready"
         self._taken = None
         if ready.term_and_vote is not None:
             self._durable_term_and_vote = ready.term_and_vote
         if ready.entries:
-            self.log.stable_index = ready.entries[-1].index
+            self.log.handed_index = ready.entries[-1].index
+            if is_written:
+                self.log.stable_index = self.log.handed_index
+            else:
+                assert self.leader is not None, "only a leader goes on before it has written"
         if ready.committed:
             self.log.applied_index = ready.committed[-1].index
         if self.leader is not None:
@@ -195,21 +265,7 @@ class Raft:
 
     def status(self) -> Status:
         """A copy of what can be seen from outside."""
-        progress = self.leader.progress if self.leader is not None else {}
-        return Status(
-            uuid=self.uuid,
-            role=self.role,
-            term=self.term,
-            voted_for=self.voted_for,
-            leader=self.leader_uuid,
-            last=self.log.last,
-            stable_index=self.log.stable_index,
-            commit_index=self.log.commit_index,
-            applied_index=self.log.applied_index,
-            base=self.log.base,
-            configuration=self.configuration,
-            match_index={uuid: item.match_index for uuid, item in progress.items()},
-        )
+        return status_of(self)
 
     def check_invariants(self) -> None:
         """Assert the invariants of this replica; tests call it after each step."""
@@ -244,8 +300,10 @@ class Raft:
     @property
     def _may_campaign(self) -> bool:
         """Voters do; and one whose removal is not committed, as that may need it (§4.2.2)."""
-        committed = self.log.committed_configuration
-        return self.uuid in self.configuration.voters or self.uuid in committed.voters
+        if self.log.last < self.end_of_log:
+            return False
+        before = self.log.configuration_before
+        return self.uuid in self.configuration.voters or self.uuid in before.voters
 
     def _restart_election_timer(self) -> None:
         least = self._settings.election_ticks
@@ -293,6 +351,8 @@ class Raft:
             self._collect_reads()
             self._failed_reads.extend(self.leader.unanswered_reads())
             self.leader = None
+            # A follower answers for what is durable: what is being written is written once more.
+            self.log.handed_index = self.log.stable_index
         self.role = Role.FOLLOWER
         self.leader_uuid = leader_uuid
         self._restart_election_timer()
@@ -315,7 +375,8 @@ class Raft:
                 self._on_vote_response(message)
             case AppendRequest():
                 self._follow(message.source)
-                self._messages.append(answer_append(self.log, message))
+                self._needed_from = message.needed_from
+                self._messages.append(answer_append(self.log, message, self.memory_over))
             case SnapshotRequest():
                 self._follow(message.source)
                 self._on_snapshot(message)
@@ -341,7 +402,7 @@ class Raft:
         if request.transfer or not leader_alive:
             if request.term > self.term and not request.pre:
                 self._become_follower(request.term, None)
-            granted = self._may_vote(request) and request.last >= self.log.last
+            granted = self._may_vote(request) and request.last >= self.end_of_log
         if granted and not request.pre:
             self.voted_for = request.source
             self._restart_election_timer()

@@ -1,7 +1,8 @@
 """What goes into a Raft core and what comes out: events, `Ready`, and what can be seen of it.
 
 `Ready` is one batch of effects; the order of its fields is the order in which they must be carried
-out, which is the durability rule of the system: durable first, visible second.
+out, which is the durability rule of the system: durable first, visible second. A leader's own
+entries are the one exception: its messages do not depend on them (`Raft.written`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TypeAlias
 
 from stelae.consensus.leader import ReadReady
 from stelae.consensus.messages import Message
+from stelae.consensus.progress import PeerStatus
 from stelae.core.ids import OpId, ServerUuid
 from stelae.core.replication import Configuration, Entry, Snapshot, TermAndVote
 
@@ -45,7 +47,9 @@ class Ready:
     """One batch of effects, to be carried out in the order of the fields.
 
     ``entries`` replace everything in the log from the index of their first one on. ``snapshot``
-    came from the leader: it replaces the whole log and the state machine's state.
+    came from the leader: it replaces the whole log and the state machine's state. ``copies`` are
+    members that answer, but need entries which this leader has compacted away: their hosts are to
+    copy the state (``copies_by_host``). Each is named once in a heartbeat round while that lasts.
     """
 
     term_and_vote: TermAndVote | None
@@ -55,9 +59,19 @@ class Ready:
     committed: tuple[Entry, ...]
     reads: tuple[ReadReady, ...]
     failed_reads: tuple[int, ...]
+    copies: tuple[ServerUuid, ...] = ()
 
     def __bool__(self) -> bool:
-        return any(getattr(self, name) for name in self.__slots__)
+        return bool(
+            self.messages
+            or self.entries
+            or self.committed
+            or self.term_and_vote is not None
+            or self.snapshot is not None
+            or self.reads
+            or self.failed_reads
+            or self.copies
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +90,5 @@ class Status:
     base: OpId
     configuration: Configuration
     match_index: dict[ServerUuid, int]
+    peers: dict[ServerUuid, PeerStatus]
+    """The other members; empty unless this replica leads."""

@@ -25,7 +25,15 @@ class RaftSettings:
     snapshot_bytes_max: int = 1 << 30  # a follower refuses to assemble more
     pending_reads_max: int = 10_000
     apply_entries_max: int = 4096  # handed out in one Ready
+    apply_bytes_max: int = 1 << 20  # the same, but at least one: others wait meanwhile
     lease_duration_us: int = 0
+    copies_by_host: bool = False
+    """A member that needs compacted entries is named in ``Ready.copies``, and sent no snapshot."""
+
+    @property
+    def apply_limits(self) -> tuple[int, int]:
+        """Entries and bytes that are executed in one go."""
+        return self.apply_entries_max, self.apply_bytes_max
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for values that cannot work together."""
@@ -39,6 +47,7 @@ class RaftSettings:
             self.snapshot_bytes_max,
             self.pending_reads_max,
             self.apply_entries_max,
+            self.apply_bytes_max,
         )
         if min(limits) < 1 or self.lease_duration_us < 0:
             raise InvalidArgument("limits must be positive")

@@ -7,24 +7,35 @@ whose calls the former leader never sent is done under the next one (KUDU-1374).
 created or recovered gets the newest schema with the order to open it. A change of the name alone
 is done at once; owners learn of it in the same way, for their error texts.
 
-Source: seed Kudu multi-master, AlterTable and IsAlterDone (appendix B), KUDU-1374.
+Another number of replicas is a change of the record too: healing (`stelae.coordinator.healing`)
+adds and removes members one at a time, and the alter is over once every tablet has as many voters.
+
+Source: seed Kudu multi-master, AlterTable and IsAlterDone (appendix B), KUDU-1374; seed Kudu
+tablet copy, ChangeVotingReplicaCount.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
 
 import msgspec
 
 from stelae.coordinator.catalog import Catalog, CatalogBatch
+from stelae.coordinator.groups import group_of
 from stelae.coordinator.liveness import Run, Seen
 from stelae.core.alter import altered, next_history
 from stelae.core.alter_messages import AlterTable
+from stelae.core.durability import Durability, Replicas, checked
 from stelae.core.errors import InvalidArgument, TableExists, TableNotFound
 from stelae.core.ids import TableId, TabletId
 from stelae.core.messages import TabletProgress, TabletReport
 from stelae.core.records import ServerInfo, TableRecord, TableState, TabletRecord
+
+Reporting: TypeAlias = Mapping[TabletId, Sequence[Seen]]
+NOBODY: Reporting = MappingProxyType({})
 
 MAX_WAITING = 10
 """Tablets named in the answer to IsAlterDone."""
@@ -36,11 +47,13 @@ class Alter:
 
     tablet: TabletRecord
     owner: ServerInfo
+    """Or the leader of its replicas."""
+    term: int
 
 
 @dataclass(frozen=True, slots=True)
 class FinishAlter:
-    """Every tablet has the newest schema: the table is RUNNING again. One catalog entry."""
+    """Every tablet is as the table's record says: it is RUNNING again. One catalog entry."""
 
     table: TableRecord
     """The new record."""
@@ -55,7 +68,8 @@ def find_altered(catalog: Catalog, order: AlterTable) -> TableRecord:
 
 
 def draft_alter(catalog: Catalog, order: AlterTable) -> CatalogBatch:
-    """The table under its new name, with its new schema. The new name has been checked.
+    """The table under its new name, with its new schema and number of replicas. The new name has
+    been checked, and that there are servers enough.
 
     Raises:
         TableNotFound, TableExists, InvalidArgument, ColumnNotFound, TooLarge: surely not altered.
@@ -68,7 +82,13 @@ def draft_alter(catalog: Catalog, order: AlterTable) -> CatalogBatch:
         if catalog.find(order.new_name) is not None:
             raise TableExists(order.new_name)
         changed = msgspec.structs.replace(changed, name=order.new_name, renames=table.renames + 1)
-    if not order.change.is_empty or not order.new_name:
+    if order.durability is not None:
+        check_new_durability(table, order.durability)
+    if order.durability not in (None, table.durability):
+        changed = msgspec.structs.replace(
+            changed, durability=order.durability, resizing=True, state=TableState.ALTERING
+        )
+    if not order.change.is_empty or not (order.new_name or order.durability is not None):
         changed = msgspec.structs.replace(
             changed,
             schema=altered(table.schema, order.change, table.name),
@@ -79,6 +99,19 @@ def draft_alter(catalog: Catalog, order: AlterTable) -> CatalogBatch:
     return CatalogBatch((changed,), (), order.request, table.table_id)
 
 
+def check_new_durability(table: TableRecord, wanted: Durability) -> None:
+    """Raises `InvalidArgument` unless a table may get it: another number of replicas, no more."""
+    checked(wanted)
+    if wanted == table.durability:
+        return
+    if not (isinstance(wanted, Replicas) and isinstance(table.durability, Replicas)):
+        raise InvalidArgument(
+            f"table {table.name!r} has {table.durability} and cannot be given {wanted}: only a "
+            "number of replicas can be changed. Create another table with that durability, copy "
+            "the rows (`new.load(old.scan())`), and rename both"
+        )
+
+
 def draft_finish(catalog: Catalog, action: FinishAlter) -> CatalogBatch | None:
     """None if the table was altered again, or deleted, meanwhile."""
     table = catalog.tables[action.table.table_id]
@@ -87,56 +120,75 @@ def draft_finish(catalog: Catalog, action: FinishAlter) -> CatalogBatch | None:
     return CatalogBatch((action.table,))
 
 
-def alter_actions(catalog: Catalog, live: Mapping[Run, Seen]) -> Iterator[Alter | FinishAlter]:
-    """What is to be done now for tables that were ever altered, in the order of their creation."""
+def alter_actions(
+    catalog: Catalog, live: Mapping[Run, Seen], reporters: Reporting = NOBODY
+) -> Iterator[Alter | FinishAlter]:
+    """What is to be done now for tables that were ever altered, in the order of their creation.
+
+    ``reporters``: of tablets with replicas, the live servers that report one.
+    """
     for table_id in list(catalog.altered):
         table = catalog.tables[table_id]
         follow = True
         for tablet in catalog.tablets_of(table_id):
             if tablet.state.is_gone:
                 continue
-            seen = live.get(Run(tablet.owner, tablet.owner_incarnation))
-            report = _report(tablet, seen)
-            follow = follow and _follows(table, report)
+            seen, report = _report(tablet, live, reporters)
+            follow = follow and _follows(table, tablet, report)
             if seen is not None and report is not None and _is_behind(table, report):
-                yield Alter(tablet, seen.server)
+                yield Alter(tablet, seen.server, report.term)
         if follow and table.state is TableState.ALTERING:
             yield FinishAlter(
                 msgspec.structs.replace(
-                    table, state=TableState.RUNNING, generation=table.generation + 1
+                    table,
+                    state=TableState.RUNNING,
+                    resizing=False,
+                    generation=table.generation + 1,
                 )
             )
 
 
-def _report(tablet: TabletRecord, seen: Seen | None) -> TabletReport | None:
-    """What the tablet's live owner says of it in its present term."""
+def _report(
+    tablet: TabletRecord, live: Mapping[Run, Seen], reporters: Reporting
+) -> tuple[Seen | None, TabletReport | None]:
+    """The tablet's live owner, or leader, and what it says of it in its present term."""
+    if tablet.is_group:
+        leader = group_of(tablet, reporters.get(tablet.tablet_id, ())).leader
+        return (None, None) if leader is None else (leader.seen, leader.report)
+    seen = live.get(Run(tablet.owner, tablet.owner_incarnation))
     report = None if seen is None else seen.reports.get(tablet.tablet_id)
     if report is None or report.term != tablet.term:
-        return None
-    return None if report.progress is TabletProgress.FAILED else report
+        return seen, None
+    return seen, None if report.progress is TabletProgress.FAILED else report
 
 
 def _is_behind(table: TableRecord, report: TabletReport) -> bool:
     return report.schema_version < table.schema.version or report.renames < table.renames
 
 
-def _follows(table: TableRecord, report: TabletReport | None) -> bool:
-    return report is not None and report.schema_version >= table.schema.version
+def _follows(table: TableRecord, tablet: TabletRecord, report: TabletReport | None) -> bool:
+    has_schema = report is not None and report.schema_version >= table.schema.version
+    return has_schema and (not table.resizing or _has_size(table, tablet))
+
+
+def _has_size(table: TableRecord, tablet: TabletRecord) -> bool:
+    """Whether a tablet's members are as many voters as its table is to have, and nobody else."""
+    assert isinstance(table.durability, Replicas), "only replicas have another number of them"
+    peers = tablet.configuration.peers if tablet.configuration is not None else ()
+    return len(peers) == table.durability.count and all(peer.voter for peer in peers)
 
 
 def waiting_for(
-    catalog: Catalog, table: TableRecord, live: Mapping[Run, Seen]
+    catalog: Catalog, table: TableRecord, live: Mapping[Run, Seen], reporters: Reporting = NOBODY
 ) -> tuple[TabletId, ...]:
-    """Some tablets of an ALTERING table that have not the newest schema yet, as far as is known."""
+    """Some tablets of an ALTERING table that do not follow yet, as far as is known."""
     if table.state is not TableState.ALTERING:
         return ()
     missing = [
         tablet.tablet_id
         for tablet in catalog.tablets_of(table.table_id)
         if not tablet.state.is_gone
-        and not _follows(
-            table, _report(tablet, live.get(Run(tablet.owner, tablet.owner_incarnation)))
-        )
+        and not _follows(table, tablet, _report(tablet, live, reporters)[1])
     ]
     return tuple(missing[:MAX_WAITING])
 

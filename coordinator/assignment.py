@@ -12,13 +12,14 @@ all servers); Kudu's placement policy; RAMCloud P-15 (always the same recovery m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stelae.coordinator.catalog import Catalog
-from stelae.core.errors import NotEnoughServers, TooManyReplicas
+from stelae.core.errors import NotEnoughServers, TooFewServers, TooManyReplicas
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.records import ServerInfo
+from stelae.core.records import ServerInfo, ServerKind, TabletState
 
 FULL = 0.95
 """A server above this part of its memory limit is chosen only if all are."""
@@ -32,7 +33,7 @@ class Load:
     opening: int = 0
     """Tablets it is creating or recovering."""
     tablets: int = 0
-    """All its tablets."""
+    """All its tablets, replicas included."""
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
 
@@ -42,10 +43,20 @@ class Load:
 
 
 def count_loads(loads: Mapping[ServerUuid, Load], catalog: Catalog) -> None:
-    """Add the catalog's tablets to the loads of their owners."""
+    """Add the catalog's tablets to the loads of their owners, or of all their members."""
     for uuid, load in loads.items():
         load.tablets += catalog.count_owned(uuid, load.server.incarnation)
+        load.tablets += catalog.count_replicas(uuid)
+    for tablet in catalog.groups():
+        for coming in tablet.configuration.non_voters if tablet.configuration else ():
+            if coming.uuid in loads and tablet.state is TabletState.RUNNING:
+                loads[coming.uuid].opening += 1
     for tablet in catalog.opening_tablets():
+        if tablet.configuration is not None:
+            for peer in tablet.configuration.peers:
+                if peer.uuid in loads:
+                    loads[peer.uuid].opening += 1
+            continue
         owner = loads.get(tablet.owner)
         if owner is not None and owner.server.incarnation == tablet.owner_incarnation:
             owner.opening += 1
@@ -77,6 +88,65 @@ def choose_owners(
         table.add(load.server)
         chosen[tablet_id] = load.server
     return chosen
+
+
+def choose_members(
+    tablets: Sequence[TabletId],
+    loads: Sequence[Load],
+    count: int,
+    beside: Mapping[ServerUuid, int] | None = None,
+) -> dict[TabletId, tuple[ServerInfo, ...]]:
+    """Choose ``count`` servers for the replicas of each tablet of one table; count them in.
+
+    Of one tablet no two replicas are on one server, and none on a node that has one already while
+    there is another node; then as in `choose_owners`, with ``beside`` as there.
+
+    Raises:
+        NotEnoughServers: there are fewer live tservers than replicas.
+    """
+    if len(loads) < count:
+        raise NotEnoughServers("a tablet", count, "tservers", len(loads))
+    table = _TableSpread(loads, beside or {})
+    chosen: dict[TabletId, tuple[ServerInfo, ...]] = {}
+    for tablet_id in tablets:
+        members: dict[ServerUuid, ServerInfo] = {}
+        for _ in range(count):
+            load = _best_member(loads, tuple(members.values()), table)
+            assert load is not None, "there are at least as many servers as replicas"
+            load.opening += 1
+            load.tablets += 1
+            table.add(load.server)
+            members[load.server.uuid] = load.server
+        chosen[tablet_id] = tuple(members.values())
+    return chosen
+
+
+def choose_another(
+    members: Sequence[ServerInfo],
+    but_not: Container[ServerUuid],
+    loads: Sequence[Load],
+    beside: Mapping[ServerUuid, int],
+) -> Load | None:
+    """The best server for one more replica beside those of ``members``; None if there is none."""
+    table = _TableSpread(loads, beside)
+    free = [load for load in loads if load.server.uuid not in but_not]
+    return _best_member(free, members, table)
+
+
+def _best_member(
+    loads: Sequence[Load],
+    members: Sequence[ServerInfo],
+    table: _TableSpread,
+) -> Load | None:
+    """Of the servers that are not among ``members``, the best to have beside them."""
+    nodes = [member.process.node for member in members]
+    taken = {member.uuid: None for member in members}
+
+    def cost(load: Load) -> tuple[Any, ...]:
+        return (nodes.count(load.server.process.node), *_cost(load, None, table))
+
+    free = [load for load in loads if load.server.uuid not in taken]
+    return min(free, key=cost, default=None)
 
 
 class _TableSpread:
@@ -126,6 +196,13 @@ def check_enough_backups(what: str, media: Sequence[str], known: Sequence[Server
         found = sum(medium in server.media for server in known)
         if needed > found:
             raise TooManyReplicas(what, needed, medium, found)
+
+
+def check_enough_tservers(what: str, needed: int, known: Sequence[ServerInfo]) -> None:
+    """Raise `TooFewServers` for more replicas than there are tservers, even dead ones."""
+    found = sum(server.kind is ServerKind.TSERVER for server in known)
+    if needed > found:
+        raise TooFewServers(what, needed, "tservers", found)
 
 
 def check_media(what: str, media: Sequence[str], backups: Sequence[ServerInfo]) -> None:

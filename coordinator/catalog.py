@@ -27,7 +27,14 @@ import msgspec
 from stelae.coordinator.graveyard import Grave, Graveyard, Records
 from stelae.core.errors import Overloaded, StaleRequest, TooLarge, decode_error
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.records import (
+    Rebalancing,
+    ServerMark,
+    TableRecord,
+    TableState,
+    TabletRecord,
+    TabletState,
+)
 
 CATALOG_ID = TabletId("00000000000000000000000000000001")
 """The catalog is itself a tablet; this is its id in every cluster."""
@@ -40,6 +47,9 @@ MAX_RESULTS = 100
 SNAPSHOT_VERSION = 3
 READABLE_VERSIONS = (2, 3)
 """Version 2 has deleted tables among the others."""
+
+NO_WORD = Rebalancing(generation=0)
+"""Operators have never said anything about it."""
 
 
 class CatalogBatch(msgspec.Struct, frozen=True, array_like=True):
@@ -55,6 +65,8 @@ class CatalogBatch(msgspec.Struct, frozen=True, array_like=True):
     """What the request's answer is made from: the table it created or deleted."""
     refusal: bytes = b""
     """The error (`encode_error`) that the request was refused with; then nothing changes."""
+    marks: tuple[ServerMark, ...] = ()
+    rebalancing: Rebalancing | None = None
 
     def encode(self) -> bytes:
         """The log entry's body. Raises `TooLarge` for what could not be replicated."""
@@ -96,6 +108,8 @@ class _Snapshot(msgspec.Struct, array_like=True):
     tablets: list[TabletRecord]
     clients: list[tuple[ClientId, _Client]]
     graves: list[Grave] = []
+    marks: list[ServerMark] = []
+    rebalancing: Rebalancing | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -112,12 +126,18 @@ class Catalog:
         """By id, of all time; otherwise those that are not deleted, in the order of creation."""
         self.tablets = self._tablet_records()
         """The same, of tablets; those replaced in a table that lives are not buried yet."""
+        self.marks: dict[ServerUuid, ServerMark] = {}
+        """Tservers of which operators want something special, or once did."""
+        self.rebalancing = NO_WORD
+        """What operators want of the spreading of replicas, if anything."""
         self.altered: dict[TableId, None] = {}
         """Live tables whose tablets may have to be told of a newer schema or name."""
         self._names: dict[str, TableId] = {}
         self._of_table: dict[TableId, list[TabletId]] = {}
         self._replaced: dict[TableId, list[TabletId]] = {}
         self._of_owner: dict[tuple[ServerUuid, int], dict[TabletId, None]] = {}
+        self._groups: dict[TabletId, None] = {}
+        self._of_member: dict[ServerUuid, dict[TabletId, None]] = {}
         self._opening: dict[TabletId, None] = {}
         self._clients: dict[ClientId, _Client] = {}  # least recent first
         self.applied = 0
@@ -167,10 +187,21 @@ class Catalog:
             known = self.tablets.get(tablet.tablet_id)
             if tablet.generation != (known.generation if known else 0) + 1:
                 return f"tablet {tablet.tablet_id} has changed meanwhile"
+        for mark in batch.marks:
+            noted = self.marks.get(mark.uuid)
+            if mark.generation != (noted.generation if noted else 0) + 1:
+                return f"what is wanted of server {mark.name} has changed meanwhile"
+        spread = batch.rebalancing
+        if spread is not None and spread.generation != self.rebalancing.generation + 1:
+            return "what is wanted of rebalancing has changed meanwhile"
         return ""
 
     def _commit(self, batch: CatalogBatch) -> None:
         """Tablets, then tables, then names: all in one turn, so that no reader sees a part."""
+        for mark in batch.marks:
+            self.marks[mark.uuid] = mark
+        if batch.rebalancing is not None:
+            self.rebalancing = batch.rebalancing
         for tablet in batch.tablets:
             self._put_tablet(tablet)
         for table in batch.tables:
@@ -199,7 +230,7 @@ class Catalog:
         self.altered.pop(table.table_id, None)
         if table.state is not TableState.DELETED:
             self._names[table.name] = table.table_id
-            if table.schema.version > 1 or table.renames:
+            if table.schema.version > 1 or table.renames or table.resizing:
                 self.altered[table.table_id] = None
 
     def _put_tablet(self, tablet: TabletRecord) -> None:
@@ -213,18 +244,40 @@ class Catalog:
             if tablet.state is TabletState.REPLACED and before.state is not TabletState.REPLACED:
                 in_table.remove(tablet.tablet_id)
                 self._replaced.setdefault(tablet.table_id, []).append(tablet.tablet_id)
-            owned = self._of_owner.get((before.owner, before.owner_incarnation), {})
-            owned.pop(tablet.tablet_id, None)
-            if not owned:
-                self._of_owner.pop((before.owner, before.owner_incarnation), None)
+            self._unplace(before)
         self.tablets[tablet.tablet_id] = tablet
         if tablet.state.is_gone or tablet.state is TabletState.RUNNING:
             self._opening.pop(tablet.tablet_id, None)
         else:
             self._opening[tablet.tablet_id] = None
         if not tablet.state.is_gone:
+            self._place(tablet)
+
+    def _place(self, tablet: TabletRecord) -> None:
+        if tablet.configuration is None:
             owner = (tablet.owner, tablet.owner_incarnation)
             self._of_owner.setdefault(owner, {})[tablet.tablet_id] = None
+            return
+        self._groups[tablet.tablet_id] = None
+        for peer in tablet.configuration.peers:
+            self._of_member.setdefault(peer.uuid, {})[tablet.tablet_id] = None
+
+    def _unplace(self, tablet: TabletRecord) -> None:
+        if tablet.configuration is None:
+            owner = (tablet.owner, tablet.owner_incarnation)
+            owned = self._of_owner.get(owner, {})
+            owned.pop(tablet.tablet_id, None)
+            if not owned:
+                self._of_owner.pop(owner, None)
+            return
+        if tablet.state.is_gone:
+            return
+        del self._groups[tablet.tablet_id]
+        for peer in tablet.configuration.peers:
+            held = self._of_member[peer.uuid]
+            del held[tablet.tablet_id]
+            if not held:
+                del self._of_member[peer.uuid]
 
     def snapshot(self) -> bytes:
         """Everything, for a new or far-behind master."""
@@ -234,6 +287,8 @@ class Catalog:
             list(self.tablets.values()),
             list(self._clients.items()),
             self._graveyard.graves,
+            list(self.marks.values()),
+            self.rebalancing,
         )
         return _ENCODER.encode(state)
 
@@ -246,6 +301,8 @@ class Catalog:
         self.tables.update((table.table_id, table) for table in state.tables)
         self.tablets = self._tablet_records()
         self._clients = dict(state.clients)
+        self.marks = {mark.uuid: mark for mark in state.marks}
+        self.rebalancing = state.rebalancing or NO_WORD
         self._names = {}
         self.altered = {}
         for table in state.tables:
@@ -253,6 +310,8 @@ class Catalog:
         self._of_table = {table.table_id: [] for table in state.tables}
         self._replaced = {}
         self._of_owner = {}
+        self._groups = {}
+        self._of_member = {}
         self._opening = {}
         for tablet in state.tablets:
             self._put_tablet(tablet)
@@ -328,7 +387,7 @@ class Catalog:
     @property
     def live_count(self) -> int:
         """How many they are."""
-        return sum(len(owned) for owned in self._of_owner.values())
+        return len(self._groups) + sum(len(owned) for owned in self._of_owner.values())
 
     def opening_tablets(self) -> Iterator[TabletRecord]:
         """Live tablets that do not run."""
@@ -343,6 +402,28 @@ class Catalog:
     def count_owned(self, owner: ServerUuid, incarnation: int) -> int:
         """How many live tablets this run of this server owns."""
         return len(self._of_owner.get((owner, incarnation), ()))
+
+    def groups(self) -> Iterator[TabletRecord]:
+        """Live tablets with ``replicas(n)``; nobody owns them."""
+        return (self.tablets[tablet_id] for tablet_id in self._groups)
+
+    def replicas_at(self, server: ServerUuid) -> Iterable[TabletRecord]:
+        """Live tablets of which this server is a member, by their configurations here."""
+        return (self.tablets[tablet_id] for tablet_id in self._of_member.get(server, ()))
+
+    def count_replicas(self, server: ServerUuid) -> int:
+        """How many live tablets this server is a member of."""
+        return len(self._of_member.get(server, ()))
+
+    def mark(self, server: ServerUuid) -> ServerMark:
+        """What is wanted of a server; of most nothing."""
+        return self.marks.get(server) or ServerMark(server, "", generation=0)
+
+    def rebalance_after_s(self, default_s: float) -> float:
+        """Seconds of calm before replicas are spread more evenly, by the operators' word or else
+        by the settings; 0: never."""
+        after_s = self.rebalancing.after_s
+        return default_s if after_s is None else after_s
 
     def owners(self) -> list[tuple[ServerUuid, int]]:
         """The runs of servers that own live tablets."""

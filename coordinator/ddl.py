@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import msgspec
 import pyarrow as pa
 
-from stelae.coordinator.assignment import Load, choose_owners
+from stelae.coordinator.assignment import Load, choose_members, choose_owners
 from stelae.coordinator.catalog import Catalog, CatalogBatch
 from stelae.core.catalog_messages import CreateTable
-from stelae.core.durability import segments
+from stelae.core.durability import Replicas, checked
 from stelae.core.errors import (
     InvalidArgument,
     StaleTerm,
@@ -24,9 +24,10 @@ from stelae.core.errors import (
     TableNotFound,
     TabletNotReady,
 )
-from stelae.core.ids import RequestId, TableId, TabletId, make_uuid
+from stelae.core.ids import RequestId, ServerUuid, TableId, TabletId, make_uuid
 from stelae.core.messages import RaiseEpoch
 from stelae.core.records import ServerInfo, TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.replication import first_configuration
 from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
 from stelae.core.settings import Settings
 
@@ -48,23 +49,19 @@ def draft_create(
 
     Raises:
         TableExists, InvalidArgument: surely not created.
-        NotEnoughServers: there is no live tserver yet.
+        NotEnoughServers: there are too few live tservers yet.
     """
     if catalog.find(order.name) is not None:
         raise TableExists(order.name)
     table_id = TableId(make_uuid(rng))
     tablet_ids = [TabletId(make_uuid(rng)) for _ in range(order.partitioning.tablet_count)]
-    owners = choose_owners(tablet_ids, loads)
+    if isinstance(order.durability, Replicas):
+        holders = choose_members(tablet_ids, loads, order.durability.count)
+    else:
+        holders = {i: (owner,) for i, owner in choose_owners(tablet_ids, loads).items()}
+    is_group = isinstance(order.durability, Replicas)
     tablets = tuple(
-        TabletRecord(
-            tablet_id=tablet_id,
-            table_id=table_id,
-            number=number,
-            state=TabletState.CREATING,
-            term=1,
-            owner=owners[tablet_id].uuid,
-            owner_incarnation=owners[tablet_id].incarnation,
-        )
+        new_tablet(tablet_id, table_id, number, holders[tablet_id], is_group=is_group)
         for number, tablet_id in enumerate(tablet_ids)
     )
     table = TableRecord(
@@ -76,6 +73,39 @@ def draft_create(
         state=TableState.RUNNING,
     )
     return CatalogBatch((table,), tablets, order.request, table_id)
+
+
+def new_tablet(
+    tablet_id: TabletId,
+    table_id: TableId,
+    number: int,
+    holders: Sequence[ServerInfo],
+    *,
+    is_group: bool,
+    attempt: int = 0,
+) -> TabletRecord:
+    """The record of a tablet to be created by ``holders``: its owner, or its first members."""
+    record = TabletRecord(
+        tablet_id=tablet_id,
+        table_id=table_id,
+        number=number,
+        state=TabletState.CREATING,
+        term=1,
+        owner=holders[0].uuid,
+        owner_incarnation=holders[0].incarnation,
+        attempt=attempt,
+    )
+    if not is_group:
+        return record
+    addresses = {holder.uuid: holder.address for holder in holders}
+    names = {holder.uuid: holder.name for holder in holders}
+    return msgspec.structs.replace(
+        record,
+        term=0,
+        owner=ServerUuid(""),
+        owner_incarnation=0,
+        configuration=first_configuration(addresses, names),
+    )
 
 
 def draft_delete(
@@ -96,26 +126,25 @@ def draft_delete(
 def draft_replace(
     catalog: Catalog,
     stuck: Sequence[TabletRecord],
-    owners: Sequence[ServerInfo],
+    holders: Sequence[Sequence[ServerInfo]],
     rng: random.Random,
 ) -> CatalogBatch | None:
     """New tablets, with new ids, for those of ``stuck`` that are still being created as they were.
 
-    The old and the new record are in one entry, so that at every moment a table has one tablet of
-    each number; nobody is told of the new one before that entry is replicated.
+    ``holders``: of each, its owner, or its members. The old and the new record are in one entry, so
+    that at every moment a table has one tablet of each number; nobody is told of the new one before
+    that entry is replicated.
     """
     batch: list[TabletRecord] = []
-    for old, owner in zip(stuck, owners, strict=True):
+    for old, chosen in zip(stuck, holders, strict=True):
         if catalog.tablets[old.tablet_id] != old:
             continue
-        new = TabletRecord(
-            tablet_id=TabletId(make_uuid(rng)),
-            table_id=old.table_id,
-            number=old.number,
-            state=TabletState.CREATING,
-            term=1,
-            owner=owner.uuid,
-            owner_incarnation=owner.incarnation,
+        new = new_tablet(
+            TabletId(make_uuid(rng)),
+            old.table_id,
+            old.number,
+            chosen,
+            is_group=old.is_group,
             attempt=old.attempt + 1,
         )
         gone = msgspec.structs.replace(
@@ -142,7 +171,7 @@ def check_order(order: CreateTable) -> None:
     if not made.arrow.equals(order.schema.arrow) or same_bytes != order.schema:
         raise InvalidArgument(f"table {order.name!r}: the schema is not normalised")
     order.partitioning.check(order.schema.key)
-    segments(*order.durability.media)
+    checked(order.durability)
 
 
 def check_room(catalog: Catalog, order: CreateTable, settings: Settings) -> None:

@@ -15,6 +15,8 @@ A tablet's life, each arrow one catalog entry that compares the record's generat
   its place, in one entry. Whatever of the old one turns up late is closed;
 - DELETED or REPLACED: tservers are told to close it, backups to free it.
 
+Tablets with ``replicas(n)`` have another life: `stelae.coordinator.group_decisions`.
+
 Only what is not at rest is looked at (`stelae.coordinator.standing`): a look at a cluster where
 nothing happens costs nothing per tablet. A live owner that has not yet told this leader what it
 holds is waited for: it will, or it will be dead.
@@ -24,17 +26,22 @@ Source: seed Kudu multi-master (background tasks, heartbeat handling, appendix A
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
 
 from stelae.coordinator.alter import Alter, FinishAlter, alter_actions
-from stelae.coordinator.assignment import Load, choose_owners, count_loads
+from stelae.coordinator.assignment import Load, choose_members, choose_owners, count_loads
 from stelae.coordinator.catalog import Catalog
+from stelae.coordinator.group_decisions import GroupAction, GroupRound
+from stelae.coordinator.leaving import Close, leave
 from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
+from stelae.coordinator.replacements import Additions, CopyLimits
+from stelae.coordinator.replica_health import Unwell, is_marked
 from stelae.coordinator.standing import HAD, standing_of
+from stelae.core.durability import Replicas
 from stelae.core.errors import NotEnoughServers
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages import TabletProgress, TabletReport
@@ -66,8 +73,8 @@ class Replace:
     table_id: TableId
     stuck: tuple[TabletRecord, ...]
     """As they are now."""
-    owners: tuple[ServerInfo, ...]
-    """Of each one's replacement."""
+    holders: tuple[tuple[ServerInfo, ...], ...]
+    """Of each one's replacement: its owner, or the members of its group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +111,6 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
-    """Tell a tserver to forget a tablet of this or a lower term."""
-
-    server: ServerInfo
-    tablet_id: TabletId
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
 class GiveUp:
     """Fence a dead run of a tserver for good."""
 
@@ -120,10 +118,21 @@ class GiveUp:
 
 
 Action: TypeAlias = (
-    Move | Replace | HandOver | Open | Recover | Serve | Close | GiveUp | Alter | FinishAlter
+    Move
+    | Replace
+    | HandOver
+    | Open
+    | Recover
+    | Serve
+    | Close
+    | GiveUp
+    | Alter
+    | FinishAlter
+    | GroupAction
 )
 
 
+COPY_LIMITS = CopyLimits(receives_max=2, gives_max=4)
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
 
@@ -140,6 +149,10 @@ class Pacing:
     _failures: dict[TabletId, int] = field(default_factory=dict)
     failed_at: dict[TabletId, ServerUuid] = field(default_factory=dict)
     """Where a tablet failed last: it goes elsewhere if it can."""
+    unwell: Unwell = field(default_factory=Unwell)
+    """Replicas that are in doubt, since when."""
+    additions: Additions = field(default_factory=Additions)
+    """Replicas that leaders were told to add."""
     _creating_since: dict[TabletId, float] = field(default_factory=dict)
     """When this leader first saw a tablet CREATING."""
 
@@ -193,14 +206,19 @@ def decide(
     *,
     missing_after_s: float,
     creation_timeout_s: float = 30.0,
+    replica_dead_after_s: float = 30.0,
+    rebalance_after_s: float = 0.0,
+    copy_limits: CopyLimits = COPY_LIMITS,
 ) -> list[Action]:
     """Everything there is to do now, in the order in which to do it.
 
     ``missing_after_s``: how long a live owner may leave a RUNNING tablet out of its reports.
     ``creation_timeout_s``: how long the first attempt to create a tablet may take.
+    ``replica_dead_after_s``, ``rebalance_after_s``: see `Settings`.
+    ``copy_limits``: how many tablet copies each server receives and gives at a time.
     """
     round_ = _Round(catalog, liveness, pacing, now, missing_after_s, creation_timeout_s)
-    return round_.actions()
+    return round_.actions(replica_dead_after_s, rebalance_after_s, copy_limits)
 
 
 class _Round:
@@ -230,13 +248,16 @@ class _Round:
         self._given_up: dict[Run, None] = {}
         self._loads: list[Load] | None = None
 
-    def actions(self) -> list[Action]:
+    def actions(
+        self, replica_dead_after_s: float, rebalance_after_s: float, copy_limits: CopyLimits
+    ) -> list[Action]:
         self._given_up = {
             run_of(seen): None
             for seen in self._liveness.newest_runs()
             if seen.server.kind is ServerKind.TSERVER
             and not self._liveness.is_given_up(run_of(seen))
             and not self._liveness.is_live(run_of(seen), self._now)
+            and self._has_to_go(seen)
         }
         creating = (
             t.tablet_id for t in self._catalog.opening_tablets() if t.state is TabletState.CREATING
@@ -254,11 +275,39 @@ class _Round:
             else:
                 for tablet in self._catalog.owned_by(*owner):
                     self._wait_for_report(tablet)
+        groups = GroupRound(
+            self._catalog,
+            self._liveness,
+            self._now,
+            dead_after_s=replica_dead_after_s,
+            rebalance_after_s=rebalance_after_s,
+            unwell=self._pacing.unwell,
+            is_stuck=self._is_stuck,
+            loads=self._all_loads,
+            limits=copy_limits,
+            additions=self._pacing.additions,
+        )
+        of_groups = groups.actions()
+        for tablet in groups.stuck:
+            self._stuck.setdefault(tablet.table_id, []).append(tablet)
+        if not self._waits:
+            self._orders += leave(self._catalog, self._live.values(), self._all_loads)
         moves = [*self._replacements(), *self._moves()]
         hand_overs = [HandOver(table, tuple(ready)) for table, ready in self._ready.items()]
         given_up = [GiveUp(run) for run in self._given_up]
-        alters = alter_actions(self._catalog, self._live)
-        return [*given_up, *hand_overs, *moves, *self._orders, *alters, *self._closes()]
+        reporters = self._liveness.reporters(self._now).of
+        alters = alter_actions(self._catalog, self._live, reporters)
+        orders = [*self._orders, *of_groups, *alters, *self._closes()]
+        return [*given_up, *hand_overs, *moves, *orders]
+
+    def _has_to_go(self, seen: Seen) -> bool:
+        """It may own tablets, which go to others, or its host ended it. One that has only replicas,
+        which need no lease of the masters, may be silent for a while and go on."""
+        server = seen.server
+        if seen.announced_dead or self._catalog.count_owned(server.uuid, server.incarnation):
+            return True
+        held = any(report.group is not None for report in seen.reports.values())
+        return not held and not self._catalog.count_replicas(server.uuid)
 
     def _look_at(self, tablet: TabletRecord, seen: Seen) -> None:
         """At a tablet whose owner is live and has told what it holds."""
@@ -329,7 +378,9 @@ class _Round:
         return self._pacing.created_for_s(tablet.tablet_id, self._now) >= allowed_s
 
     def _vanished(self, tablet: TabletRecord, seen: Seen) -> bool:
-        """A live owner has left a RUNNING tablet out of its reports for long."""
+        """A live owner has left a RUNNING tablet out of its reports for long, or was told to."""
+        if self._catalog.mark(seen.server.uuid).retiring:
+            return True
         picture = seen.picture
         since = picture.vanished_at.get(tablet.tablet_id, picture.exact_since)
         return self._now >= since + self._missing_after_s
@@ -341,11 +392,32 @@ class _Round:
         """New tablets for those that could not be created, best not where that was tried."""
         found: list[Action] = []
         for table_id, stuck in self._stuck.items():
-            owners = self._choose(table_id, stuck, {t.tablet_id: t.owner for t in stuck})
-            if owners:
-                chosen = tuple(owners[tablet.tablet_id] for tablet in stuck)
+            durability = self._catalog.tables[table_id].durability
+            if isinstance(durability, Replicas):
+                holders = self._choose_members(table_id, stuck, durability.count)
+            else:
+                avoid = {t.tablet_id: t.owner for t in stuck}
+                owners = self._choose(table_id, stuck, avoid)
+                holders = {tablet_id: (owner,) for tablet_id, owner in owners.items()}
+            if holders:
+                chosen = tuple(holders[tablet.tablet_id] for tablet in stuck)
                 found.append(Replace(table_id, tuple(stuck), chosen))
         return found
+
+    def _choose_members(
+        self, table_id: TableId, stuck: Sequence[TabletRecord], count: int
+    ) -> dict[TabletId, tuple[ServerInfo, ...]]:
+        """Members of groups of one table; empty if there are too few live servers."""
+        leaving = {tablet.tablet_id: None for tablet in stuck}
+        beside: dict[ServerUuid, int] = {}
+        for other in self._catalog.tablets_of(table_id):
+            if other.tablet_id not in leaving and other.configuration is not None:
+                for peer in other.configuration.peers:
+                    beside[peer.uuid] = beside.get(peer.uuid, 0) + 1
+        try:
+            return choose_members(list(leaving), self._all_loads(), count, beside)
+        except NotEnoughServers:
+            return {}
 
     def _moves(self) -> list[Action]:
         """Choose new owners. Without any live tserver everything waits."""
@@ -369,17 +441,22 @@ class _Round:
         avoid: Mapping[TabletId, ServerUuid],
     ) -> dict[TabletId, ServerInfo]:
         """Owners of tablets of one table, apart from its others; empty if there is nobody."""
-        if self._loads is None:
-            self._loads = tserver_loads(self._catalog, self._live.values())
+        loads = self._all_loads()
         leaving = {tablet.tablet_id: None for tablet in tablets}
         beside: dict[ServerUuid, int] = {}
         for other in self._catalog.tablets_of(table_id):
             if other.tablet_id not in leaving:
                 beside[other.owner] = beside.get(other.owner, 0) + 1
         try:
-            return choose_owners(list(leaving), self._loads, avoid, beside)
+            return choose_owners(list(leaving), loads, avoid, beside)
         except NotEnoughServers:
             return {}
+
+    def _all_loads(self) -> list[Load]:
+        """What live tservers carry; whoever chooses counts into it."""
+        if self._loads is None:
+            self._loads = tserver_loads(self._catalog, self._live.values())
+        return self._loads
 
     def _closes(self) -> Iterable[Action]:
         """What live tservers hold and should not: tablets given away, deleted, or replaced."""
@@ -390,7 +467,10 @@ class _Round:
 
 
 def tserver_loads(catalog: Catalog, live: Iterable[Seen]) -> list[Load]:
-    """The loads of live tservers, by the catalog and their last heartbeats, ordered by UUID."""
+    """The loads of live tservers, by the catalog and their last heartbeats, ordered by UUID.
+
+    Those that are to be left, or are in maintenance, are not among them: they get nothing new.
+    """
     loads = {
         seen.server.uuid: Load(
             seen.server,
@@ -398,6 +478,7 @@ def tserver_loads(catalog: Catalog, live: Iterable[Seen]) -> list[Load]:
             memory_limit_bytes=seen.heartbeat.memory_limit_bytes,
         )
         for seen in sorted(live, key=lambda seen: seen.server.uuid)
+        if not is_marked(catalog.mark(seen.server.uuid))
     }
     count_loads(loads, catalog)
     return list(loads.values())

@@ -102,6 +102,17 @@ class Roster:
     until: float
 
 
+@dataclass(slots=True)
+class Reporters:
+    """Which live tservers report which replicas, of tablets with ``replicas(n)``."""
+
+    made_from: tuple[tuple[Run, int], ...]
+    of: dict[TabletId, list[Seen]]
+    """In the order of the servers' names."""
+    at_rest: object = None
+    """Kept by `stelae.coordinator.group_decisions`."""
+
+
 class Liveness:
     """The masters' notion of every server; followers keep it warm, the leader acts on it."""
 
@@ -112,6 +123,7 @@ class Liveness:
         self._given_up: dict[Run, None] = {}
         self._listening_since = -NEVER
         self._roster: Roster | None = None
+        self._reporters = Reporters((), {})
         self._is_leader = False
         self.lead_since = -NEVER
         """When this master last became leader."""
@@ -276,6 +288,29 @@ class Liveness:
         """Live servers of a kind, by name."""
         roster = self.roster(now)
         return roster.tservers if kind is ServerKind.TSERVER else roster.backups
+
+    def live_server(self, uuid: ServerUuid, now: float) -> Seen | None:
+        """A server by its UUID, if its latest run is live and was heard."""
+        seen = self.newest(uuid)
+        return seen if seen is not None and self.is_live(run_of(seen), now) else None
+
+    def silent_s(self, uuid: ServerUuid, now: float) -> float:
+        """How long a server has not been heard, in any of its runs, as far as is known here."""
+        seen = self.newest(uuid)
+        return now - self._silent_since(-NEVER if seen is None else seen.heard_at)
+
+    def reporters(self, now: float) -> Reporters:
+        """Who reports replicas. The same object for as long as nobody says anything new."""
+        tservers = self.roster(now).tservers
+        made_from = tuple((run_of(seen), seen.picture.version) for seen in tservers)
+        if made_from != self._reporters.made_from:
+            of: dict[TabletId, list[Seen]] = {}
+            for seen in tservers:
+                for tablet_id, report in seen.reports.items():
+                    if report.group is not None:
+                        of.setdefault(tablet_id, []).append(seen)
+            self._reporters = Reporters(made_from, of)
+        return self._reporters
 
     def roster(self, now: float) -> Roster:
         """The live servers. Made anew only when somebody came, or may have gone."""

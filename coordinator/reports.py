@@ -26,7 +26,7 @@ from stelae.core.ids import TabletId
 from stelae.core.messages import FULL, NO_REPORT, Heartbeat, HeartbeatReply, TabletReport
 
 V = TypeVar("V")
-_GROWTH = ("row_count", "memory_bytes", "segment_count", "under_replicated", "phases")
+_GROWTH = ("row_count", "memory_bytes", "segment_count", "under_replicated", "phases", "group")
 _essence = attrgetter(*(n for n in TabletReport.__struct_fields__ if n not in _GROWTH))
 MAX_VANISHED = 10_000
 """Of so many tablets, the last ones, it is known when they vanished."""
@@ -47,8 +47,22 @@ def log_fingerprint(tablet_id: TabletId, held: None) -> int:
 
 
 def is_news(known: TabletReport | None, report: TabletReport) -> bool:
-    """Whether a report says more than that a tablet has grown."""
-    return known is None or (known != report and _essence(known) != _essence(report))
+    """Whether a report says more than that a tablet, or its log, has grown."""
+    if known is None:
+        return True
+    if known == report:
+        return False
+    return _essence(known) != _essence(report) or _group(known) != _group(report)
+
+
+def _group(report: TabletReport) -> tuple[object, ...]:
+    """What decisions are made from in a replica's report."""
+    group = report.group
+    if group is None:
+        return ()
+    peers = tuple((peer.uuid, peer.is_heard) for peer in group.peers)
+    role = (group.role, group.no_room)
+    return (role, group.leader, group.configuration, group.is_changing, peers)
 
 
 # ---- the sender's side ----------------------------------------------------------------------
@@ -101,7 +115,7 @@ class Reporter(Generic[V]):
         for tablet_id, value in current.items():
             if tablet_id in told:
                 known = told[tablet_id]
-                if known == value:
+                if known is value or known == value:
                     continue
                 self._digest -= self._fingerprint(tablet_id, known)
             self._digest += self._fingerprint(tablet_id, value)

@@ -61,6 +61,8 @@ def _make(catalog: Catalog, seen: Seen, made_from: tuple[int, int]) -> Standing:
     serve: list[tuple[TabletId, int]] = []
     may_have_lease = True
     for report in reports.values():
+        if report.group is not None:
+            continue  # of a replica: `stelae.coordinator.group_decisions`
         tablet = catalog.tablets.get(report.tablet_id)
         if tablet is None:
             continue

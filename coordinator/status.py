@@ -9,9 +9,12 @@ from typing import Any
 import msgspec
 
 from stelae.coordinator.catalog import Catalog
+from stelae.coordinator.group_status import copies, describe_group, leader_report
 from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
 from stelae.coordinator.recoveries import Recoveries
+from stelae.core.durability import Replicas
 from stelae.core.ids import TabletId
+from stelae.core.messages import TabletReport
 from stelae.core.records import (
     ServerInfo,
     ServerKind,
@@ -62,7 +65,7 @@ def status_document(inputs: StatusInputs) -> bytes:
         "tablets": tablets,
         "recoveries": inputs.recoveries.describe(),
         "migrations": [],
-        "copies": [],
+        "copies": list(copies(inputs.catalog, inputs.liveness, inputs.now)),
     }
     return msgspec.json.encode(document)
 
@@ -95,7 +98,11 @@ def _server(inputs: StatusInputs, seen: Seen) -> dict[str, Any]:
         logs = len(seen.picture.logs) if inputs.is_leader else None
         found.update(media=list(server.media), logs=logs, free_bytes=beat.free_bytes)
     else:
-        found["tablets"] = inputs.catalog.count_owned(server.uuid, server.incarnation)
+        found["replicas"] = inputs.catalog.count_replicas(server.uuid)
+        owned = inputs.catalog.count_owned(server.uuid, server.incarnation)
+        found["tablets"] = owned + found["replicas"]
+        mark = inputs.catalog.mark(server.uuid)
+        found.update(retiring=mark.retiring, maintenance=mark.maintenance)
     found.update(memory_bytes=beat.memory_bytes, memory_limit_bytes=beat.memory_limit_bytes)
     return found
 
@@ -128,16 +135,24 @@ def _reported(inputs: StatusInputs, tablet: TabletRecord, field: str) -> int | N
     which does not know."""
     if not inputs.is_leader:
         return None
+    report = _report_of(inputs, tablet)
+    is_old = not tablet.is_group and report is not None and report.term != tablet.term
+    return 0 if report is None or is_old else int(getattr(report, field))
+
+
+def _report_of(inputs: StatusInputs, tablet: TabletRecord) -> TabletReport | None:
+    """What its owner, or its leader, says of a tablet."""
+    if tablet.is_group:
+        return leader_report(inputs.liveness, tablet, inputs.now)
     seen = inputs.liveness.find(Run(tablet.owner, tablet.owner_incarnation))
-    report = None if seen is None else seen.reports.get(tablet.tablet_id)
-    return 0 if report is None or report.term != tablet.term else int(getattr(report, field))
+    return None if seen is None else seen.reports.get(tablet.tablet_id)
 
 
 def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
     table = inputs.catalog.tables[tablet.table_id]
     seen = inputs.liveness.find(Run(tablet.owner, tablet.owner_incarnation))
-    report = None if seen is None else seen.reports.get(tablet.tablet_id)
-    return {
+    report = _report_of(inputs, tablet)
+    found = {
         "id": tablet.tablet_id,
         "table": table.name,
         "number": tablet.number,
@@ -153,3 +168,10 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
         "under_replicated": _reported(inputs, tablet, "under_replicated"),
         "problem": inputs.problems.get(tablet.tablet_id, "") or (report.problem if report else ""),
     }
+    if isinstance(table.durability, Replicas):
+        wanted, problem = table.durability.count, found["problem"]
+        found.update(describe_group(inputs.liveness, tablet, wanted, inputs.now))
+        found["problem"] = problem or (found["problem"] if inputs.is_leader else "")
+        if not inputs.is_leader:
+            found["under_replicated"] = None
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stelae.core.alter import SchemaChange
+from stelae.core.durability import Durability
 from stelae.core.ids import RequestId, TableId, TabletId
 from stelae.core.messages import TableReply, TabletReport
 from stelae.core.records import TableRecord
@@ -10,7 +11,7 @@ from stelae.core.rpc import Body, Method
 
 
 class AlterTable(Body, frozen=True):
-    """Rename a table, change its columns, or both in one catalog entry; once per request id.
+    """Change a table's name, columns, number of replicas, in one catalog entry; once per request.
 
     Answered when the change is in the catalog; tablets follow (`IS_ALTER_DONE`). The table is
     named by id, because its name may be what changes; ``name`` is what the caller calls it.
@@ -22,10 +23,13 @@ class AlterTable(Body, frozen=True):
     new_name: str = ""
     """Empty: the name stays."""
     change: SchemaChange = SchemaChange()
+    durability: Durability | None = None
+    """None: it stays. Otherwise it has another number of replicas than before."""
 
 
 class IsAlterDone(Body, frozen=True):
-    """Whether every tablet of a table has the newest schema. Linearizable: the leader answers."""
+    """Whether every tablet of a table has the newest schema, and as many replicas as were asked
+    for by an alter. Linearizable: the leader answers."""
 
     table_id: TableId
     name: str
@@ -35,7 +39,7 @@ class IsAlterDoneReply(Body, frozen=True):
     done: bool
     schema_version: int
     waiting: tuple[TabletId, ...] = ()
-    """Some of the tablets whose owners have not said yet that they have this version."""
+    """Some of the tablets of which that is not known yet."""
 
 
 class AlterTablet(Body, frozen=True):

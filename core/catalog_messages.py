@@ -7,7 +7,7 @@ may, whose state is provably no older (`stelae.actors.freshness`), or it refuses
 from __future__ import annotations
 
 from stelae.core.durability import Durability
-from stelae.core.ids import Address, RequestId, TableId, TabletId
+from stelae.core.ids import Address, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.partition import Partitioning
 from stelae.core.records import TableRecord, TabletRecord
 from stelae.core.rpc import Body, Empty, Method
@@ -71,13 +71,27 @@ class IsCreateDone(Body, frozen=True):
     max_staleness_s: float = LINEARIZABLE
 
 
+class ReplicaLocation(Body, frozen=True):
+    """One replica of a tablet; ``address`` is empty if its server is not live."""
+
+    uuid: ServerUuid
+    address: Address
+    voter: bool
+    is_leader: bool = False
+
+
 class TabletLocation(Body, frozen=True):
-    """Where a tablet is served; ``address`` is empty while its state is not RUNNING."""
+    """Where a tablet is served; ``address`` is empty while its state is not RUNNING.
+
+    Of one with ``replicas(n)`` it is that of the leader, as far as is known; any of ``replicas``
+    tells who leads.
+    """
 
     tablet: TabletRecord
     address: Address
     problem: str = ""
     """Why it is offline, if it is: the missing segments, or the servers it waits for."""
+    replicas: tuple[ReplicaLocation, ...] = ()
 
 
 class TableLocations(Body, frozen=True):
@@ -112,12 +126,6 @@ class StatusReply(Body, frozen=True):
     document: bytes
 
 
-class ReadIndex(Body, frozen=True):
-    """Everything acknowledged before the question lies at or below this index of the log."""
-
-    index: int
-
-
 CREATE_TABLE = Method("master.create_table", CreateTable, TableReply)
 DELETE_TABLE = Method("master.delete_table", DeleteTable, Empty)
 GET_TABLE = Method("master.get_table", GetTable, TableLocations)
@@ -125,5 +133,3 @@ LIST_TABLES = Method("master.list_tables", ListTables, TableList)
 STATUS = Method("master.status", GetStatus, StatusReply)
 GET_TABLET_LOCATIONS = Method("master.get_tablet_locations", GetTabletLocations, TabletLocations)
 IS_CREATE_DONE = Method("master.is_create_done", IsCreateDone, CreateProgress)
-READ_INDEX = Method("master.read_index", Empty, ReadIndex)
-"""Among masters: the leader answers, after a read barrier."""

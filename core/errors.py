@@ -88,11 +88,29 @@ class TabletNotFound(Rejected):
         super().__init__(tablet_id)
 
 
+class TabletDeleted(Rejected):
+    """The tombstone stays: a tablet is never created twice, nor revived once its table is gone."""
+
+    template = "tablet {0} was deleted from {1}, and cannot be made there again"
+
+    def __init__(self, tablet_id: str, server: str) -> None:
+        super().__init__(tablet_id, server)
+
+
 class TooManyReplicas(Rejected):
     template = "{0} needs {1} backups with medium {2!r}; the cluster has {3}, live or not"
 
     def __init__(self, what: str, needed: int, medium: str, found: int) -> None:
         super().__init__(what, needed, medium, found)
+
+
+class TooFewServers(Rejected):
+    """More replicas were asked for than there are servers to hold one each."""
+
+    template = "{0} needs {1} {2}; the cluster has {3}, live or not"
+
+    def __init__(self, what: str, needed: int, kind: str, found: int) -> None:
+        super().__init__(what, needed, kind, found)
 
 
 class ColumnNotFound(Rejected):
@@ -171,6 +189,15 @@ class ConfigurationMismatch(Rejected):
         super().__init__(group, expected, found)
 
 
+class CopyOver(Rejected):
+    """What a copy session pinned is let go: a new session shows what there is to copy now."""
+
+    template = "the copy session {0} is over"
+
+    def __init__(self, session: str) -> None:
+        super().__init__(session)
+
+
 # ---- RetryElsewhere -------------------------------------------------------------------------
 
 
@@ -191,6 +218,15 @@ class TabletNotHere(RetryElsewhere):
     """The tablet is not (or no longer) served here: look its location up again."""
 
     template = "tablet {0} is not served by {1}"
+
+    def __init__(self, tablet_id: str, server: str) -> None:
+        super().__init__(tablet_id, server)
+
+
+class TabletTombstoned(RetryElsewhere):
+    """The tablet's data was deleted on that server, which keeps but the memory of its votes."""
+
+    template = "tablet {0} was deleted on {1}, or is being copied there"
 
     def __init__(self, tablet_id: str, server: str) -> None:
         super().__init__(tablet_id, server)
@@ -228,9 +264,9 @@ class StaleTerm(RetryElsewhere):
 
 
 class TooStale(RetryElsewhere):
-    """This master's state may be older than the caller allows; another's may not be."""
+    """The state held there may be older than the caller allows; another's may not be."""
 
-    template = "the catalog of {0} may be {1} old; at most {2} s was asked for"
+    template = "the state of {0} may be {1} old; at most {2} s was asked for"
 
     def __init__(self, server: str, age: str, max_staleness_s: float) -> None:
         super().__init__(server, age, max_staleness_s)
@@ -258,10 +294,14 @@ class OutOfMemory(RetryLater):
 
 
 class NoSpace(RetryLater):
-    template = "{0} has no space left on medium {1!r}; free some or add backups"
+    """``what_helps`` is the way out: it differs for backups and for tservers."""
 
-    def __init__(self, server: str, medium: str) -> None:
-        super().__init__(server, medium)
+    template = "{0} has no space left on {1!r}: {2}"
+
+    def __init__(
+        self, server: str, medium: str, what_helps: str = "free some or add backups"
+    ) -> None:
+        super().__init__(server, medium, what_helps)
 
 
 class TabletNotReady(RetryLater):

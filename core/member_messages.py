@@ -18,6 +18,8 @@ class MasterState(enum.StrEnum):
 
     STARTING = "starting"
     """It looks for the others of a group that is new."""
+    LOADING = "loading"
+    """It knows on its own disk whose group it is of, and has not read that group's log yet."""
     JOINING = "joining"
     """It waits to be added, under its UUID."""
     NON_VOTER = "non-voter"
@@ -45,6 +47,10 @@ class MasterInfo(Body, frozen=True):
     state: MasterState
     op_id: OpId = OpId(0, 0)
     members: tuple[MasterMember, ...] = ()
+    term: int = 0
+    """The masters' Raft term, as far as it knows."""
+    leader: ServerUuid = ServerUuid("")
+    """Who leads in that term, as far as it knows; empty: nobody."""
 
 
 class MasterSet(Body, frozen=True):

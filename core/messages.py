@@ -8,11 +8,11 @@ blobs beside the body, named in each docstring.
 from __future__ import annotations
 
 import enum
-from typing import Any
 
-from stelae.core import catalog_messages
-from stelae.core.ids import Address, RequestId, ServerUuid, TabletId
+from stelae.core import catalog_messages, row_messages
+from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.records import MasterMember, ServerInfo, TableRecord, TabletRecord
+from stelae.core.replication import Configuration
 from stelae.core.rpc import Body, Empty, Method
 
 # ---- clients to masters (in `stelae.core.catalog_messages`) -----------------------------------
@@ -46,6 +46,66 @@ class TabletProgress(enum.StrEnum):
     """``problem`` says why; the leader decides what follows."""
 
 
+class ReplicaRole(enum.StrEnum):
+    """What a server's replica of a tablet is, as it says itself."""
+
+    LEADER = "leader"
+    """And has applied all that was committed before its term."""
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+    COPYING = "copying"
+    TOMBSTONE = "tombstone"
+    """Its data are gone; term, vote and last OpId stay for ever, and vote."""
+    FAILED = "failed"
+    """Offline here; ``problem`` says why."""
+
+
+class PeerHealth(Body, frozen=True):
+    """One other member, as its leader sees it."""
+
+    uuid: ServerUuid
+    is_heard: bool
+    """It answered within about two election timeouts."""
+    match_index: int
+    """Its log is durable, and equal to the leader's, up to here."""
+
+
+class CopyWanted(Body, frozen=True):
+    """A member that its leader has told to make a copy, and which has not begun, by its report."""
+
+    uuid: ServerUuid
+    is_throttled: bool = False
+    """It takes as many copies as it may at a time: others have to end first."""
+    problem: str = ""
+    """Why it refused the last time, if it did."""
+
+
+class GroupReport(Body, frozen=True):
+    """One replica of a tablet with ``replicas(n)``."""
+
+    role: ReplicaRole
+    last: OpId
+    """Of its log."""
+    commit_index: int = 0
+    leader: ServerUuid = ServerUuid("")
+    """Whom it follows, or itself; empty: nobody is known."""
+    configuration: Configuration | None = None
+    """The newest committed one that it knows."""
+    is_changing: bool = False
+    """Of a leader: a newer configuration is appended and not committed yet."""
+    peers: tuple[PeerHealth, ...] = ()
+    """Of a leader: all others of the configuration in force."""
+    copied_bytes: int = 0
+    copy_bytes: int = 0
+    """While COPYING: how far, and how much in all (0: not known yet)."""
+    no_room: bool = False
+    """While FAILED: only because the disk is full; it tries again by itself."""
+    copy_source: ServerUuid = ServerUuid("")
+    """While COPYING: from whom."""
+    copies_wanted: tuple[CopyWanted, ...] = ()
+    """Of a leader."""
+
+
 class TabletReport(Body, frozen=True):
     tablet_id: TabletId
     term: int
@@ -64,6 +124,8 @@ class TabletReport(Body, frozen=True):
     """Of its table, as far as the tablet has heard."""
     renames: int = 0
     """The same, of changes of the table's name."""
+    group: GroupReport | None = None
+    """Of a tablet with ``replicas(n)``; ``term`` is its Raft term then."""
 
 
 FULL = 0
@@ -117,7 +179,8 @@ class HeartbeatReply(Body, frozen=True):
     serve: tuple[tuple[TabletId, int], ...] = ()
     """(tablet, term) pairs reported PREPARED that this server owns and may serve."""
     drop: tuple[TabletId, ...] = ()
-    """Tablets that the catalog says are deleted or replaced: free what you hold of them."""
+    """Tablets that the catalog says are deleted or replaced: free what you hold of them; of
+    replicas, leave a tombstone for ever, which is reported no more."""
     processed: bool = False
     """The report was taken in. If not, the leader needs a full one."""
     servers_version: int = 0
@@ -217,105 +280,21 @@ CLOSE_TABLET = Method("tserver.close_tablet", CloseTablet, Empty)
 INSTALL_MERGE = Method("tserver.install_merge", InstallMerge, Empty)
 
 
-# ---- clients to tservers --------------------------------------------------------------------
+# ---- clients to tservers (in `stelae.core.row_messages`) -------------------------------------
 
-
-class WriteOp(enum.IntEnum):
-    INSERT = 0
-    UPSERT = 1
-    UPDATE = 2
-    DELETE = 3
-
-
-class Write(Body, frozen=True):
-    """Write rows of one tablet, atomically, in order, exactly once per request id.
-
-    Few rows: ``rows``, tuples of wire values of ``columns`` (for DELETE: of the key). Many: one
-    blob, an Arrow IPC stream of one batch with those columns, and ``rows`` empty.
-    """
-
-    tablet_id: TabletId
-    schema_version: int
-    op: WriteOp
-    request: RequestId
-    rows: tuple[tuple[Any, ...], ...]
-    columns: tuple[str, ...] = ()
-    """Empty: all columns in schema order (DELETE: the key columns)."""
-    if_versions: tuple[int, ...] = ()
-    """One for each row, or none: the version that the row must have; 0: it must be absent."""
-
-
-class WriteReply(Body, frozen=True):
-    """Row i of the call has version ``first_version + i``."""
-
-    first_version: int
-    row_count: int
-
-
-class Get(Body, frozen=True):
-    """Read rows by key, linearizably. ``columns`` empty: all."""
-
-    tablet_id: TabletId
-    keys: tuple[tuple[Any, ...], ...]
-    columns: tuple[str, ...] = ()
-    schema_version: int = 0
-    """The version that the columns are of; 0: whatever the tablet has."""
-
-
-class GetReply(Body, frozen=True):
-    """For each key the row's wire values and version, or None. For tables that are not plain,
-    ``rows`` is empty and the blobs are those of `GetManyReply`."""
-
-    rows: tuple[tuple[tuple[Any, ...], int] | None, ...]
-
-
-class GetMany(Body, frozen=True):
-    """Read many rows by key; the blob is an Arrow IPC stream of one batch of key columns."""
-
-    tablet_id: TabletId
-    columns: tuple[str, ...] = ()
-    schema_version: int = 0
-    """As in `Get`."""
-
-
-class GetManyReply(Body, frozen=True):
-    """Blobs: an Arrow IPC stream of the rows found (with ``_version``), and the int32 places of
-    their keys in the request, ascending."""
-
-    row_count: int
-
-
-class Scan(Body, frozen=True):
-    """Open a scan (``cursor`` empty) or go on with one. A scan sees one point of the tablet's log.
-
-    ``where`` is in disjunctive form: any of the lists, all of the (column, op, value) in one, with
-    wire values.
-    """
-
-    tablet_id: TabletId
-    cursor: str = ""
-    columns: tuple[str, ...] = ()
-    where: tuple[tuple[tuple[str, str, Any], ...], ...] = ()
-    limit: int = 0
-    """0: no limit."""
-    with_versions: bool = False
-    piece: int = 0
-    """Which piece of the scan is asked for, from 0: a repeated or late call gets no other one."""
-    schema_version: int = 0
-    """As in `Get`."""
-
-
-class ScanReply(Body, frozen=True):
-    """The blob is an Arrow IPC stream of the next batches. ``cursor`` empty: that was all."""
-
-    cursor: str
-    row_count: int
-
-
-WRITE = Method("tserver.write", Write, WriteReply)
-GET = Method("tserver.get", Get, GetReply)
-GET_MANY = Method("tserver.get_many", GetMany, GetManyReply)
-SCAN = Method("tserver.scan", Scan, ScanReply)
+GET = row_messages.GET
+GET_MANY = row_messages.GET_MANY
+SCAN = row_messages.SCAN
+WRITE = row_messages.WRITE
+Get = row_messages.Get
+GetMany = row_messages.GetMany
+GetManyReply = row_messages.GetManyReply
+GetReply = row_messages.GetReply
+Scan = row_messages.Scan
+ScanReply = row_messages.ScanReply
+Write = row_messages.Write
+WriteOp = row_messages.WriteOp
+WriteReply = row_messages.WriteReply
 
 
 # ---- tservers, masters and recovery jobs to backups -----------------------------------------

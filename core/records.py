@@ -9,6 +9,7 @@ import msgspec
 from stelae.core.durability import Durability
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.partition import Partitioning
+from stelae.core.replication import Configuration
 from stelae.core.runtime import ProcessIdentity
 from stelae.core.schema import TableSchema
 
@@ -70,6 +71,28 @@ class TableRecord(msgspec.Struct, frozen=True):
     """Earlier versions of the schema, oldest first, whose users' calls are understood."""
     renames: int = 0
     """Grows with each change of the table's name."""
+    resizing: bool = False
+    """The number of replicas was changed, and some tablet has another number of them still."""
+
+
+class ServerMark(msgspec.Struct, frozen=True):
+    """What operators want of a tserver, by its UUID; kept until it is taken back."""
+
+    uuid: ServerUuid
+    name: str
+    retiring: bool = False
+    """It gets nothing new, and its replicas are moved to others, one after the other."""
+    maintenance: bool = False
+    """It gets nothing new and leads nothing; while it is away its replicas are not replaced."""
+    generation: int = 1
+
+
+class Rebalancing(msgspec.Struct, frozen=True):
+    """What operators want of the spreading of replicas and leaders over servers."""
+
+    after_s: float | None = None
+    """Seconds of calm before each step; 0: never. None: as the masters' settings say."""
+    generation: int = 1
 
 
 class TabletState(enum.StrEnum):
@@ -89,8 +112,19 @@ class TabletState(enum.StrEnum):
         return self in (TabletState.DELETED, TabletState.REPLACED)
 
 
+class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
+    """A replica is to be made at ``target``, and then the one at ``source`` is let go."""
+
+    source: ServerUuid
+    target: ServerUuid
+
+
 class TabletRecord(msgspec.Struct, frozen=True):
-    """One tablet. Of one term there is one owner: a change of owner raises the term."""
+    """One tablet. Of one term there is one owner: a change of owner raises the term.
+
+    A tablet of a table with ``replicas(n)`` has a ``configuration`` and no owner here: its replicas
+    elect their leader, of whom the leader master knows by reports alone.
+    """
 
     tablet_id: TabletId
     table_id: TableId
@@ -107,3 +141,12 @@ class TabletRecord(msgspec.Struct, frozen=True):
     attempt: int = 0
     """So many tablets with this number in this table were replaced before this one."""
     replaced_by: TabletId = TabletId("")
+    configuration: Configuration | None = None
+    """Who holds replicas: the one it was created with, then the newest committed one reported."""
+    move: ReplicaMove | None = None
+    """Until the source is a member no more."""
+
+    @property
+    def is_group(self) -> bool:
+        """Whether its replicas are a Raft group."""
+        return self.configuration is not None

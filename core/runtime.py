@@ -152,8 +152,25 @@ class Disk(Protocol):
         """Read a whole file. Raises FileNotFoundError."""
         ...
 
+    async def read_into(self, path: str, buffer: memoryview) -> int:
+        """Fill ``buffer`` with the beginning of a file; return how many bytes, fewer if it is
+        shorter. Raises FileNotFoundError."""
+        ...
+
     async def replace(self, path: str, data: bytes) -> None:
         """Atomically and durably make ``data`` the content: write new, sync, rename, sync."""
+        ...
+
+    async def write(self, path: str, data: Blob, *, named: bool = True) -> None:
+        """Durably make ``data`` the content; a crash meanwhile leaves any part of it, or nothing.
+
+        For files that nothing refers to yet: less work than `replace`, and off the event loop.
+        Unless it is to be ``named``, a new file's name is durable only after `sync_folder`.
+        """
+        ...
+
+    async def sync_folder(self, folder: str) -> None:
+        """Make the names of all files written in it durable; absent is fine."""
         ...
 
     async def list(self, folder: str) -> list[str]:
@@ -164,14 +181,53 @@ class Disk(Protocol):
         """Durably remove a file; absent is fine."""
         ...
 
+    async def folders(self, folder: str) -> Sequence[str]:
+        """Sorted names of the folders in ``folder`` that hold a file, at any depth."""
+        ...
+
+    async def move(self, source: str, target: str) -> bool:
+        """Atomically and durably rename a folder, with all that is in it.
+
+        False, and nothing is done, if ``source`` holds no file. No file of it may be made or
+        removed meanwhile. Raises FileExistsError if ``target`` is there and holds a file.
+        """
+        ...
+
+    async def remove_folder(self, folder: str) -> None:
+        """Durably remove a folder and all that is in it; absent is fine.
+
+        Not atomic: a crash leaves any part of it.
+        """
+        ...
+
 
 class Objects(Protocol):
     """Large immutable buffers in shared memory (Ray's object store), owned by this server."""
 
-    async def put(self, buffer: pa.Buffer) -> ObjectHandle: ...
+    async def put(self, buffer: pa.Buffer) -> ObjectHandle:
+        """The object is a copy where others can fetch it. Raises Overloaded: there is no room."""
+        ...
 
     async def get(self, handle: ObjectHandle) -> pa.Buffer:
         """The content, not copied where it lies on this node. Raises KeyError once it is gone."""
+        ...
+
+    @property
+    def can_share(self) -> bool:
+        """Whether other servers can fetch objects from here."""
+        ...
+
+    def share(self, handle: ObjectHandle) -> bytes:
+        """Let other servers `fetch` it by the token returned, until `unshare`; idempotent."""
+        ...
+
+    def unshare(self, handle: ObjectHandle) -> None:
+        """Whoever has fetched it keeps what it has; nobody else gets it."""
+        ...
+
+    async def fetch(self, token: bytes) -> pa.Buffer:
+        """What another server shares, not copied where it lies on this node; it stays there while
+        the buffer is referenced. The caller bounds the time. Raises KeyError if it is gone."""
         ...
 
 

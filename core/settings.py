@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 MIB = 1 << 20
+STUCK_FACTOR = 10
+"""A replica that is there, but not well, gets so many times as long as one that is not there."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +18,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a tserver may serve after the sending of a heartbeat that the leader answered."""
     dead_after_s: float = 2.0
     """Silence after which the leader takes a server for dead (a hung one; a crash shows sooner)."""
+    replica_dead_after_s: float = 30.0
+    """Silence of a server after which its replicas are made anew elsewhere: it may come back."""
+    rebalance_after_s: float = 0.0
+    """After so long without anything to heal, replicas and leaders are spread more evenly, one at a
+    time with as long between two; 0: never."""
     call_timeout_s: float = 5.0
     """Deadline of one control call between servers."""
     append_timeout_s: float = 2.0
@@ -30,7 +37,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     raft_tick_s: float = 0.05
     raft_heartbeat_ticks: int = 2
     raft_election_ticks: int = 10
+    tablet_tick_s: float = 0.0
+    """Of the groups of tablets, of which there are many; 0: twice that of the masters' group."""
+    tablet_election_ticks: int = 8
     raft_snapshot_entries: int = 2000
+    raft_keep_bytes: int = 16 * MIB
+    """Of a tablet's log, kept for replicas that lag; one that lacks more gets a copy."""
     segment_bytes: int = 8 * MIB
     """Log bytes in a head before it is sealed; also the size of a frame on backups."""
     group_commit_bytes: int = MIB
@@ -41,10 +53,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """From this many rows on, a call carries Arrow instead of msgpack rows."""
     scan_batch_bytes: int = 16 * MIB
     scan_idle_s: float = 60.0
+    copies_max: int = 2
+    """Tablet copies that a server receives at a time; others are told to wait."""
+    copy_sessions_max: int = 4
+    """Tablet copies that a server is the source of at a time."""
+    copy_piece_bytes: int = 8 * MIB
+    """Of an image, or of log entries, in one reply."""
+    copy_idle_s: float = 30.0
+    """A source lets go of a copy that nobody has asked about for so long."""
+    copy_log_bytes: int = 256 * MIB
+    """A source keeps so much of its log, at most, for one who is still copying what was before."""
+    copy_pause_s: float = 1.0
+    """Between a leader's orders of a copy, and before a broken connection is tried again."""
+    quarantine_keep_s: float = 7 * 24 * 3600.0
+    """Files of deleted replicas are removed for good after so long; 0: only by operators."""
     client_expiry_s: float = 3600.0
     """Results of a client that has been silent for so long are forgotten."""
+
+    @property
+    def abandon_member_s(self) -> float:
+        """After so long without progress a tablet's leader gives a new member up by itself: masters
+        would have done so after half of it."""
+        return 2 * STUCK_FACTOR * self.replica_dead_after_s
 
     def __post_init__(self) -> None:
         assert self.lease_s >= 3 * self.heartbeat_s, "a lease must outlast lost heartbeats"
         assert self.dead_after_s >= self.lease_s, "a server is not given up before its lease ends"
+        assert self.replica_dead_after_s >= self.dead_after_s, "a replica outlives its server"
         assert self.raft_election_ticks >= 3 * self.raft_heartbeat_ticks
+        assert self.tablet_election_ticks >= 3 * self.raft_heartbeat_ticks

@@ -111,6 +111,10 @@ class TserversSpec(Section):
     count: int = Field(default=3, ge=1, le=1000)
     memory_bytes: Size = Field(default=1024 * MIB, alias="memory", ge=MIB)
     """Of each tserver, for rows and index; beyond it, writes get `OutOfMemory`."""
+    quarantine_keep_s: Duration = Field(
+        default=_DEFAULTS.quarantine_keep_s, alias="quarantine_keep", ge=0
+    )
+    """Files of deleted replicas are removed for good after so long; 0: only by operators."""
 
 
 class BackupsSpec(Section):
@@ -270,6 +274,7 @@ class ClusterSpec(Section):
             dead_after_s=self.timings.dead_after_s,
             call_timeout_s=self.timings.call_timeout_s,
             segment_bytes=self.segment_size_bytes,
+            quarantine_keep_s=self.tservers.quarantine_keep_s,
         )
 
     def document(self) -> dict[str, Any]:

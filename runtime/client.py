@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from stelae.core.rpc import Blob
 from stelae.core.runtime import File
 from stelae.runtime.handshake import Credentials
 from stelae.runtime.peers import TcpPeers
@@ -20,11 +23,29 @@ class NoDisk:
     async def replace(self, path: str, data: bytes) -> None:
         raise AssertionError(f"a client has no disk for {path}")
 
+    async def read_into(self, path: str, buffer: memoryview) -> int:
+        raise AssertionError(f"a client has no disk for {path}")
+
+    async def write(self, path: str, data: Blob, *, named: bool = True) -> None:
+        raise AssertionError(f"a client has no disk for {path}")
+
+    async def sync_folder(self, folder: str) -> None:
+        raise AssertionError(f"a client has no disk for {folder}")
+
     async def list(self, folder: str) -> list[str]:
         raise AssertionError(f"a client has no disk for {folder}")
 
     async def remove(self, path: str) -> None:
         raise AssertionError(f"a client has no disk for {path}")
+
+    async def folders(self, folder: str) -> Sequence[str]:
+        raise AssertionError(f"a client has no disk for {folder}")
+
+    async def move(self, source: str, target: str) -> bool:
+        raise AssertionError(f"a client has no disk for {source}")
+
+    async def remove_folder(self, folder: str) -> None:
+        raise AssertionError(f"a client has no disk for {folder}")
 
 
 def client_runtime(cluster: str, secret: bytes) -> RealRuntime:

@@ -7,6 +7,7 @@ worlds.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
@@ -123,13 +124,35 @@ async def replace_sets_the_whole_content(disk: Disk) -> None:
     file.close()
 
 
+async def write_sets_the_whole_content(disk: Disk) -> None:
+    await disk.write("deep/er/a", b"a longer first content")
+    for data in (bytearray(b"2nd"), memoryview(b"third"), pa.py_buffer(b"last")):
+        await disk.write("deep/er/a", data)
+        assert await disk.read("deep/er/a") == bytes(memoryview(data))
+    assert await disk.list("deep/er") == ["a"]
+    await disk.write("deep/er/b", b"", named=False)
+    await disk.sync_folder("deep/er")
+    await disk.sync_folder("no/such/folder")
+    assert await disk.read("deep/er/b") == b""
+
+
+async def read_into_fills_a_buffer_as_far_as_the_file_goes(disk: Disk) -> None:
+    await disk.write("deep/er/a", b"content")
+    for size, filled in ((4, b"cont"), (7, b"content"), (9, b"content\0\0")):
+        buffer = bytearray(size)
+        assert await disk.read_into("deep/er/a", memoryview(buffer)) == min(size, 7)
+        assert buffer == filled
+
+
 async def reading_an_absent_file_says_so(disk: Disk) -> None:
     for path in ("absent", "no/such/folder"):
-        try:
-            await disk.read(path)
-        except FileNotFoundError:
-            continue
-        raise AssertionError(f"{path} was read")
+        for read in (disk.read(path), disk.read_into(path, memoryview(bytearray(1)))):
+            try:
+                await read
+            except FileNotFoundError:
+                continue
+            raise AssertionError(f"{path} was read")
+    assert await disk.list("") == []
 
 
 async def list_gives_sorted_names_of_files_only(disk: Disk) -> None:
@@ -153,6 +176,75 @@ async def a_removed_file_is_gone(disk: Disk) -> None:
     file.close()
 
 
+async def folders_are_those_that_hold_a_file(disk: Disk) -> None:
+    assert await disk.folders("") == []
+    assert await disk.folders("absent") == []
+    for path in ("b/file", "a/deep/er/file", "file", "emptied/file"):
+        await disk.replace(path, b"1")
+    await disk.remove("emptied/file")
+    assert await disk.folders("") == ["a", "b"]
+    assert await disk.folders("a") == ["deep"]
+    assert await disk.folders("b") == []
+
+
+async def a_folder_moves_with_all_that_is_in_it(disk: Disk) -> None:
+    for path in ("old/a", "old/deep/er/b", "older/c"):
+        await disk.replace(path, path.encode())
+    file = await disk.open("old/a")
+    assert await disk.move("old", "new/place")
+    assert await disk.folders("") == ["new", "older"]
+    assert await disk.list("new/place") == ["a"]
+    assert await disk.read("new/place/deep/er/b") == b"old/deep/er/b"
+    assert file.read_at(0, 9) == b"old/a", "whoever has a file open goes on reading it"
+    file.close()
+    assert not await disk.move("old", "new/place"), "there is nothing left to move"
+    await disk.replace("old/again", b"")
+    try:
+        await disk.move("old", "new/place")
+    except FileExistsError:
+        assert await disk.list("old") == ["again"]
+    else:
+        raise AssertionError("a move replaced a folder that holds files")
+
+
+async def an_emptied_folder_is_no_folder(disk: Disk) -> None:
+    for path in ("old/a", "new/b"):
+        await disk.replace(path, b"")
+    await disk.remove("new/b")
+    assert not await disk.move("new", "elsewhere")
+    assert await disk.move("old", "new")
+    assert await disk.list("new") == ["a"]
+
+
+async def a_removed_folder_is_gone_with_all_that_is_in_it(disk: Disk) -> None:
+    for path in ("old/a", "old/deep/er/b", "older/c"):
+        await disk.replace(path, b"")
+    await disk.remove_folder("old")
+    await disk.remove_folder("old")
+    assert await disk.folders("") == ["older"]
+    assert await disk.list("old/deep/er") == []
+    assert await disk.list("older") == ["c"]
+
+
+async def a_replacement_that_was_begun_is_carried_through(disk: Disk) -> None:
+    """Who is cancelled waits for it, so that the next replacement is the last."""
+    begun = asyncio.Event()
+
+    async def replace() -> None:
+        begun.set()
+        await disk.replace("a", b"begun" * 100_000)
+
+    for _ in range(5):
+        begun.clear()
+        replacing = asyncio.ensure_future(replace())
+        await begun.wait()
+        replacing.cancel()
+        await asyncio.wait([replacing])
+        assert await disk.read("a") == b"begun" * 100_000
+        await disk.replace("a", b"new")
+        assert await disk.read("a") == b"new"
+
+
 DISK_RULES: tuple[DiskRule, ...] = (
     writes_are_seen_by_reads_at_once,
     buffers_of_any_kind_are_written_one_after_the_other,
@@ -166,7 +258,14 @@ DISK_RULES: tuple[DiskRule, ...] = (
     open_makes_the_file_and_its_folders,
     a_file_opened_again_has_its_content,
     replace_sets_the_whole_content,
+    write_sets_the_whole_content,
+    read_into_fills_a_buffer_as_far_as_the_file_goes,
     reading_an_absent_file_says_so,
     list_gives_sorted_names_of_files_only,
     a_removed_file_is_gone,
+    folders_are_those_that_hold_a_file,
+    a_folder_moves_with_all_that_is_in_it,
+    an_emptied_folder_is_no_folder,
+    a_removed_folder_is_gone_with_all_that_is_in_it,
+    a_replacement_that_was_begun_is_carried_through,
 )

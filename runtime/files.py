@@ -11,7 +11,8 @@ import asyncio
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -73,25 +74,25 @@ class LocalFile:
         return b"".join(pieces)
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        got = 0
-        while got < buffer.nbytes:
-            found = os.preadv(self._descriptor, [buffer[got:]], offset + got)
-            if found == 0:
-                break
-            got += found
-        return got
+        return _fill(self._descriptor, offset, buffer)
 
     async def sync(self) -> None:
         if self._sync_failed is not None:
             raise OSError(errno.EIO, f"an earlier sync failed: {self._sync_failed}", self._path)
+        if self._sync_in_thread:
+            await _in_thread(self._sync_now)
+        else:
+            self._sync_now()
+
+    def _sync_now(self) -> None:
         try:
-            if self._sync_in_thread:
-                await asyncio.to_thread(os.fdatasync, self._descriptor)
-            else:
-                os.fdatasync(self._descriptor)
+            os.fdatasync(self._descriptor)
         except OSError as error:
             self._sync_failed = error
-            raise
+            # Even for lack of space: what was written may be gone from the cache and from the disk,
+            # so this is no failure after which it could be tried again.
+            text = f"the sync failed: {error.strerror}"
+            raise OSError(errno.EIO, text, self._path) from error
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
@@ -150,17 +151,29 @@ class LocalDisk:
         try:
             descriptor = os.open(full, flags)
         except FileNotFoundError:
-            _make_folders(full.parent)
-            descriptor = os.open(full, flags | os.O_CREAT, 0o600)
-            _sync_folder(full.parent)
+            await self._run(lambda: _create(full))
+            descriptor = os.open(full, flags)
         return LocalFile(descriptor, str(full), sync_in_thread=self._sync_in_thread)
 
     async def read(self, path: str) -> bytes:
         return await self._run(self._full(path).read_bytes)
 
+    async def read_into(self, path: str, buffer: memoryview) -> int:
+        full = self._full(path)
+        return await self._run(lambda: _read_into(full, buffer))
+
     async def replace(self, path: str, data: bytes) -> None:
         full = self._full(path)
         await self._run(lambda: _replace(full, data))
+
+    async def write(self, path: str, data: Blob, *, named: bool = True) -> None:
+        full = self._full(path)
+        await self._run(lambda: _write(full, data, named=named))
+
+    async def sync_folder(self, folder: str) -> None:
+        full = self._full(folder)
+        with suppress(FileNotFoundError):
+            await self._run(lambda: _sync_folder(full))
 
     async def list(self, folder: str) -> list[str]:
         full = self._full(folder) if folder not in ("", ".") else self._root
@@ -178,11 +191,21 @@ class LocalDisk:
 
     async def remove(self, path: str) -> None:
         full = self._full(path)
-        try:
-            full.unlink()
-        except FileNotFoundError:
+        await self._run(lambda: _remove(full))  # of a large file it takes milliseconds
+
+    async def folders(self, folder: str) -> Sequence[str]:
+        full = self._full(folder) if folder not in ("", ".") else self._root
+        return await self._run(lambda: _folders(full))
+
+    async def move(self, source: str, target: str) -> bool:
+        old, new = self._full(source), self._full(target)
+        return await self._run(lambda: _move(old, new))
+
+    async def remove_folder(self, folder: str) -> None:
+        full = self._full(folder)
+        if not full.is_dir():
             return
-        _sync_folder(full.parent)
+        await self._run(lambda: _remove_folder(full))
 
     def close(self) -> None:
         """Give up the directory's lock."""
@@ -200,7 +223,49 @@ class LocalDisk:
         return self._root.joinpath(*parts)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.to_thread(work) if self._sync_in_thread else work()
+        return await _in_thread(work) if self._sync_in_thread else work()
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run it in a thread. Who is cancelled meanwhile still waits: a thread cannot be stopped, and
+    must not go on changing files beside whoever comes next."""
+    thread = asyncio.ensure_future(asyncio.to_thread(work))
+    cancelled: asyncio.CancelledError | None = None
+    while not thread.done():
+        try:
+            await asyncio.wait([thread])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        thread.exception()  # seen by nobody else, as who waited for it is gone
+        raise cancelled
+    return thread.result()
+
+
+def _fill(descriptor: int, offset: int, buffer: memoryview) -> int:
+    got = 0
+    while got < buffer.nbytes:
+        found = os.preadv(descriptor, [buffer[got:]], offset + got)
+        if found == 0:
+            break
+        got += found
+    return got
+
+
+def _read_into(full: Path, buffer: memoryview) -> int:
+    with _opened(full, os.O_RDONLY) as descriptor:
+        return _fill(descriptor, 0, buffer)
+
+
+def _write(full: Path, data: Blob, *, named: bool) -> None:
+    _make_folders(full.parent)
+    with _opened(full, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+        view = byte_view(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fdatasync(descriptor)
+    if named:
+        _sync_folder(full.parent)
 
 
 def _replace(full: Path, data: bytes) -> None:
@@ -218,6 +283,49 @@ def _replace(full: Path, data: bytes) -> None:
             temporary.unlink()
         raise
     _sync_folder(full.parent)
+
+
+def _create(full: Path) -> None:
+    _make_folders(full.parent)
+    with _opened(full, os.O_RDWR | os.O_CREAT):
+        pass
+    _sync_folder(full.parent)
+
+
+def _remove(full: Path) -> None:
+    with suppress(FileNotFoundError):
+        full.unlink()
+        _sync_folder(full.parent)
+
+
+def _remove_folder(full: Path) -> None:
+    shutil.rmtree(full)
+    _sync_folder(full.parent)
+
+
+def _folders(full: Path) -> list[str]:
+    try:
+        with os.scandir(full) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(name for name in names if _holds_a_file(full / name))
+
+
+def _move(old: Path, new: Path) -> bool:
+    if not _holds_a_file(old):
+        return False
+    if new.is_file() or _holds_a_file(new):
+        raise FileExistsError(errno.EEXIST, "the target of a move holds a file", str(new))
+    if new.is_dir():  # left over, and without a file at any depth
+        shutil.rmtree(new)
+    _make_folders(new.parent)
+    os.rename(old, new)
+    # The new name first: if only the other were durable, a crash could leave neither.
+    _sync_folder(new.parent)
+    if old.parent != new.parent:
+        _sync_folder(old.parent)
+    return True
 
 
 @contextmanager
@@ -242,6 +350,13 @@ def _make_folders(folder: Path) -> None:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     _sync_folder(folder.parent)
+
+
+def _holds_a_file(folder: Path) -> bool:
+    """True if a file lies in ``folder`` or below."""
+    return any(
+        not name.endswith(TEMPORARY_SUFFIX) for _, _, files in os.walk(folder) for name in files
+    )
 
 
 def _take_lock(root: Path) -> int:

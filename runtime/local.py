@@ -11,6 +11,7 @@ The name proves nothing about who listens there; the handshake does, on either w
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import sys
@@ -48,6 +49,18 @@ def connect_locally(address: Address) -> socket.socket | None:
         made.close()
         return None
     return made
+
+
+def give_away(connected: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+    """Leave a socket to the transport that was made of it.
+
+    asyncio's own transports close the socket object. Those of uvloop close its number, and tell the
+    object only if they were not closed before they knew of it, as when the other end dies while
+    the connection is made. The object would close the number once more: by then it may be that of
+    another connection of this process, and libuv ends a process whose numbers it finds closed.
+    """
+    if not isinstance(loop, asyncio.BaseEventLoop):
+        connected.detach()
 
 
 def _name(address: Address) -> str:

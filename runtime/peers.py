@@ -31,7 +31,7 @@ from stelae.runtime.handshake import (
     ServerHandshake,
 )
 from stelae.runtime.limits import Limits
-from stelae.runtime.local import connect_locally, listen_locally
+from stelae.runtime.local import connect_locally, give_away, listen_locally
 from stelae.runtime.outbound import Outbound
 from stelae.runtime.server import Inbound, OnFailure, Service
 
@@ -230,6 +230,7 @@ class TcpPeers:
                 loop = asyncio.get_running_loop()
                 if local is not None:
                     _, connection = await loop.create_unix_connection(factory, sock=local)
+                    give_away(local, loop)
                 else:
                     _, connection = await loop.create_connection(factory, host, port, **tls)
                 try:

@@ -87,6 +87,17 @@ class LocalObjects:
         assert isinstance(handle, LocalObject), f"{handle!r} is not of this store"
         return self._buffers[handle.number]
 
+    can_share = False
+
+    def share(self, handle: ObjectHandle) -> bytes:
+        raise AssertionError("objects of one process are not shared")
+
+    def unshare(self, handle: ObjectHandle) -> None:
+        """Nothing was shared."""
+
+    async def fetch(self, token: bytes) -> pa.Buffer:
+        raise KeyError("objects of one process are not shared")
+
     def clear(self) -> None:
         """Lose all buffers, as when the owner of Ray objects dies."""
         self._buffers.clear()

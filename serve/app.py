@@ -163,6 +163,12 @@ async def recoveries(request: Request) -> Response:
     return json_response({"recoveries": (await _document(request))["recoveries"]})
 
 
+@_status.get("/v1/copies", response_model=Document, responses=problems(503))
+async def copies(request: Request) -> Response:
+    """Copies of tablets from one server to another: under way, throttled, or about to begin."""
+    return json_response({"copies": (await _document(request))["copies"]})
+
+
 @_status.get("/v1/tablets/{tablet_id}", response_model=Document, responses=problems(404, 503))
 async def tablet(request: Request, tablet_id: str) -> Response:
     """One tablet: where it is, its state, leader, term and durability."""

@@ -159,7 +159,7 @@ class Gateway:
         return timeout_s
 
     def max_staleness(self, request: Request) -> float | None:
-        """How old the masters' answer may be: ``?max_staleness=`` in seconds. Raises
+        """How old the state that is read may be: ``?max_staleness=`` in seconds. Raises
         InvalidArgument."""
         text = request.query_params.get("max_staleness")
         if text is None:

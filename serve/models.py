@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -62,11 +62,21 @@ class Partition(Body):
     range: Range | None = None
 
 
-class DurabilityModel(Body):
+class SegmentsModel(Body):
     segments: list[str] = Field(
         examples=[["disk", "disk"]],
         description="The medium of each segment replica; empty: rows live in memory only.",
     )
+
+
+class ReplicasModel(Body):
+    replicas: int = Field(
+        examples=[3],
+        description="Replicas of each tablet, on as many tablet servers; a majority acknowledges.",
+    )
+
+
+DurabilityModel: TypeAlias = SegmentsModel | ReplicasModel
 
 
 class CreateTableRequest(Body):
@@ -80,7 +90,8 @@ class CreateTableRequest(Body):
     key: list[str] = Field(min_length=1, examples=[["id"]])
     partition: Partition | None = None
     durability: DurabilityModel | None = Field(
-        default=None, description='`{"segments": ["disk", "disk"]}` if absent.'
+        default=None,
+        description='`{"segments": ["disk", "disk"]}` if absent; or `{"replicas": 3}`.',
     )
 
     model_config = ConfigDict(
@@ -125,7 +136,8 @@ class TableInfo(BaseModel):
     durability: DurabilityModel
     schema_version: int
     state: Literal["running", "altering"] = Field(
-        description="altering: some tablets do not have the newest schema yet."
+        description="altering: some tablets do not have the newest schema, or as many replicas "
+        "as they are to have, yet."
     )
     generation: int
     tablets: int = Field(description="How many tablets it is cut into.")
@@ -160,6 +172,11 @@ class AlterTableRequest(Body):
         description="What new rows get that leave a column out, by its name afterwards; of a "
         "column added now also what the rows there show. null: no default any more.",
     )
+    durability: DurabilityModel | None = Field(
+        default=None,
+        examples=[{"replicas": 5}],
+        description="Another number of replicas, of a table that has replicas.",
+    )
     wait: bool = Field(default=True, description="Answer once all tablets follow.")
 
 
@@ -167,10 +184,18 @@ class TableListing(BaseModel):
     tables: list[TableInfo]
 
 
+class ReplicaInfo(BaseModel):
+    uuid: str
+    address: str = Field(description="Empty if its server is not live.")
+    voter: bool
+    leader: bool
+
+
 class TabletInfo(BaseModel):
     tablet: dict[str, Json] = Field(description="Its record: id, table, number, state, term, …")
     address: str = Field(description="Where it is served; empty if it is not.")
     problem: str = Field(description="Why not: offline, deleted, replaced by another tablet.")
+    replicas: list[ReplicaInfo] = Field(description="Of a table with `replicas`; else empty.")
 
 
 class TabletListing(BaseModel):

@@ -42,6 +42,16 @@ TIMEOUT_PARAMETER = {
     "description": "Seconds that the call may take; 30 if absent, 600 for scans.",
     "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 600},
 }
+STALENESS_PARAMETER = {
+    "name": "max_staleness",
+    "in": "query",
+    "required": False,
+    "description": "Seconds. Any replica of a table with `replicas` may answer whose state is "
+    "provably no older, so that reads go on without a leader (503 `too-stale` if there is none in "
+    "time). Absent: what is read holds every write acknowledged before. Other tables answer as if "
+    "it were absent.",
+    "schema": {"type": "number", "minimum": 0},
+}
 IDEMPOTENCY_PARAMETER = {
     "name": IDEMPOTENCY_HEADER,
     "in": "header",

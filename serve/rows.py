@@ -47,6 +47,7 @@ from stelae.serve.models import (
 )
 from stelae.serve.openapi import (
     IDEMPOTENCY_PARAMETER,
+    STALENESS_PARAMETER,
     TIMEOUT_PARAMETER,
     json_body,
     problems,
@@ -95,18 +96,25 @@ _OP = {
 @router.get(
     "/rows/{key:path}",
     responses={200: {"description": "The row.", "model": dict[str, Any]}, **problems(404, 503)},
-    openapi_extra={"parameters": [TIMEOUT_PARAMETER]},
+    openapi_extra={"parameters": [STALENESS_PARAMETER, TIMEOUT_PARAMETER]},
 )
 async def get_row(
     request: Request, table: str, key: str, columns: Annotated[list[str] | None, Query()] = None
 ) -> Response:
-    """Read one row, linearizably. Its version is the ETag; `If-None-Match` may name one."""
+    """Read one row, linearizably unless `?max_staleness=` says otherwise. Its version is the ETag;
+    `If-None-Match` may name one."""
     gateway = gateway_of(request)
-    timeout_s = gateway.timeout_s(request)
+    max_staleness, timeout_s = gateway.max_staleness(request), gateway.timeout_s(request)
 
     async def work(handle: AsyncTable) -> Response:
         values = _path_key(request, handle)
-        row = await handle.get(values, columns=columns, with_version=True, timeout=timeout_s)
+        row = await handle.get(
+            values,
+            columns=columns,
+            with_version=True,
+            max_staleness=max_staleness,
+            timeout=timeout_s,
+        )
         if row is None:
             raise RowNotFound(table, str(tuple(_show_key(handle, values))))
         headers = {"ETag": f'"{row.pop(VERSION_COLUMN)}"'}
@@ -372,7 +380,7 @@ def _json_key(value: Any, table: AsyncTable) -> tuple[Any, ...]:
 @router.post(
     "/rows:get",
     responses=row_answers(RowsReply, (404, 413, 415, 422, 503)),
-    openapi_extra=json_body(GetRequest, arrow=True),
+    openapi_extra=json_body(GetRequest, arrow=True, parameters=(STALENESS_PARAMETER,)),
 )
 async def get_rows(
     request: Request,
@@ -383,10 +391,10 @@ async def get_rows(
     """Read many rows by key: those found, in the order of their keys.
 
     As Arrow: the body's columns are the key columns, and `columns` and `with_versions` are query
-    parameters.
+    parameters. `?max_staleness=` for both.
     """
     gateway = gateway_of(request)
-    timeout_s = gateway.timeout_s(request)
+    max_staleness, timeout_s = gateway.max_staleness(request), gateway.timeout_s(request)
     media = body_type(request)
     if media not in ROW_TYPES:
         raise UnsupportedMedia(f"this path takes {JSON_TYPE} and {ARROW_TYPE}")
@@ -406,7 +414,11 @@ async def get_rows(
         else:
             _check_key_columns(keys, handle)
         found = await handle.get_many(
-            chosen, columns=columns, with_versions=with_versions, timeout=timeout_s
+            chosen,
+            columns=columns,
+            with_versions=with_versions,
+            max_staleness=max_staleness,
+            timeout=timeout_s,
         )
         return await offload(found.nbytes, _rows_answer, request, found)
 

@@ -21,7 +21,7 @@ from stelae.core.errors import InvalidArgument
 from stelae.core.schema import VERSION_COLUMN
 from stelae.serve.gateway import ALL_TYPES, answer_type, gateway_of, offload
 from stelae.serve.models import RowsReply, ScanRequest
-from stelae.serve.openapi import json_body, row_answers
+from stelae.serve.openapi import STALENESS_PARAMETER, json_body, row_answers
 
 router = APIRouter(prefix="/v1/tables/{table}", tags=["rows"])
 
@@ -32,7 +32,7 @@ JSON_PIECE_ROWS = 5000
 @router.post(
     "/rows:scan",
     responses=row_answers(RowsReply, (404, 413, 415, 422, 503), ndjson=True),
-    openapi_extra=json_body(ScanRequest),
+    openapi_extra=json_body(ScanRequest, parameters=(STALENESS_PARAMETER,)),
 )
 async def scan_rows(request: Request, table: str) -> Response:
     """Read all rows that match, as a stream: Arrow, JSON lines, or one JSON object.
@@ -42,6 +42,7 @@ async def scan_rows(request: Request, table: str) -> Response:
     if the chunked transfer ended as it should.
     """
     gateway = gateway_of(request)
+    max_staleness = gateway.max_staleness(request)
     timeout_s = gateway.timeout_s(request, SCAN_TIMEOUT_S)
     wanted = await gateway.json_body(request, ScanRequest, timeout_s)
 
@@ -51,6 +52,7 @@ async def scan_rows(request: Request, table: str) -> Response:
             where=_filters(wanted.where, handle),
             limit=wanted.limit,
             with_versions=wanted.with_versions,
+            max_staleness=max_staleness,
             timeout=timeout_s,
         )
         first = await anext(batches, None)  # what is wrong with the request shows here

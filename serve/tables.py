@@ -12,9 +12,10 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from stelae.client.database import DEFAULT_DURABILITY
+from stelae.client.http_records import durability_json, durability_of
 from stelae.client.json_values import column_to_json, from_json_value, to_json_value
 from stelae.core.catalog_messages import TabletLocation
-from stelae.core.durability import Durability, segments
+from stelae.core.durability import Durability
 from stelae.core.errors import ColumnNotFound, InvalidArgument
 from stelae.core.partition import HashPartition, Partitioning, RangePartition
 from stelae.core.records import TableRecord
@@ -138,7 +139,7 @@ async def locate_tablets(
     openapi_extra=json_body(AlterTableRequest, parameters=(IDEMPOTENCY_PARAMETER,)),
 )
 async def alter_table(request: Request, table: str) -> Response:
-    """Rename a table, or add, drop and rename its columns; reads and writes go on meanwhile.
+    """Rename a table, change its columns or its number of replicas; reads and writes go on.
 
     Requests that name columns as they were before are understood if they say so with the header
     `Stelae-Schema-Version`. Needs the role `admin`.
@@ -157,6 +158,7 @@ async def alter_table(request: Request, table: str) -> Response:
             rename_columns=wanted.rename_columns,
             defaults=_requested_defaults(wanted, added, handle.schema, table),
             rename_to=wanted.name or "",
+            durability=None if wanted.durability is None else requested_durability(wanted),
             wait=wanted.wait,
             timeout=timeout_s,
         )
@@ -205,7 +207,7 @@ def describe_table(record: TableRecord) -> dict[str, Any]:
         "next_column_id": record.schema.next_column_id,
         "key": list(record.schema.key),
         "partition": _describe_partition(record.partitioning, schema),
-        "durability": {"segments": list(record.durability.media)},
+        "durability": durability_json(record.durability),
         "schema_version": record.schema.version,
         "state": record.state.value,
         "generation": record.generation,
@@ -216,7 +218,15 @@ def describe_table(record: TableRecord) -> dict[str, Any]:
 def describe_location(location: TabletLocation) -> dict[str, Any]:
     """Where a tablet is, as `TabletInfo` shows it."""
     tablet = msgspec.to_builtins(location.tablet)
-    return {"tablet": tablet, "address": location.address, "problem": location.problem}
+    return {
+        "tablet": tablet,
+        "address": location.address,
+        "problem": location.problem,
+        "replicas": [
+            {"uuid": r.uuid, "address": r.address, "voter": r.voter, "leader": r.is_leader}
+            for r in location.replicas
+        ],
+    }
 
 
 def describe_defaults(defaults: pa.RecordBatch) -> dict[str, Any]:
@@ -310,11 +320,11 @@ def _requested_defaults(
     }
 
 
-def requested_durability(body: CreateTableRequest) -> Durability:
+def requested_durability(body: CreateTableRequest | AlterTableRequest) -> Durability:
     """Raises InvalidArgument."""
     if body.durability is None:
         return DEFAULT_DURABILITY
-    return segments(*body.durability.segments)
+    return durability_of(body.durability.model_dump())
 
 
 def requested_partition(partition: Partition | None, schema: pa.Schema) -> Partitioning:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from stelae.actors.backup import Backup
 from stelae.actors.master import Master
 from stelae.actors.tserver import GivenUp, TabletServer
@@ -22,19 +24,23 @@ MEDIA = {
 
 
 class SimCluster:
-    """Starts a cluster's servers in ``world``, as many of each as its options say."""
+    """Starts a cluster's servers in ``world``, as many of each as its options say.
 
-    def __init__(self, world: World) -> None:
+    ``changes`` are settings that differ from those of other simulated clusters.
+    """
+
+    def __init__(self, world: World, **changes: Any) -> None:
         self.world = world
         limits = world.options.limits
-        self.settings = Settings(
-            segment_bytes=limits.segment_size_bytes,
-            raft_snapshot_entries=limits.snapshot_entries,
-            arrow_rows=4,
-            append_timeout_s=0.5,
-            call_timeout_s=2.0,
-            scan_batch_bytes=2048,
-        )
+        common: dict[str, Any] = {
+            "segment_bytes": limits.segment_size_bytes,
+            "raft_snapshot_entries": limits.snapshot_entries,
+            "arrow_rows": 4,
+            "append_timeout_s": 0.5,
+            "call_timeout_s": 2.0,
+            "scan_batch_bytes": 2048,
+        }
+        self.settings = Settings(**{**common, **changes})
         servers = world.options.servers
         self.masters = [f"master-{n}" for n in range(1, servers.masters + 1)]
         self.tservers = [f"tserver-{n}" for n in range(1, servers.tservers + 1)]
@@ -51,11 +57,21 @@ class SimCluster:
         for name in self.backups:
             self.world.start(name, self._backup(name), kind="backup", fixed_port=False)
         for name in self.tservers:
-            self.world.start(
-                name, self._tserver(name), kind="tserver", fixed_port=False, exits=(GivenUp,)
-            )
+            self._start_tserver(name)
         self.world.leader_hint = self.leader
         await self.world.wait_ready()
+
+    def _start_tserver(self, name: str) -> None:
+        self.world.start(
+            name, self._tserver(name), kind="tserver", fixed_port=False, exits=(GivenUp,)
+        )
+
+    def add_tserver(self) -> str:
+        """Start one more; its name."""
+        name = f"tserver-{len(self.tservers) + 1}"
+        self.tservers.append(name)
+        self._start_tserver(name)
+        return name
 
     def start_master(self, name: str) -> None:
         """Start a further master, which waits to be added; it is not among ``masters`` yet."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stelae.core.rpc import Blob
@@ -44,7 +44,7 @@ class _Pending:
 class _Content:
     """What a file holds: as read (``live``), as a crash would leave at least (``durable``)."""
 
-    __slots__ = ("allocated", "durable", "live", "pending", "synced")
+    __slots__ = ("allocated", "durable", "live", "pending", "synced", "unreadable")
 
     def __init__(self, data: bytes = b"") -> None:
         self.live = bytearray(data)
@@ -52,6 +52,7 @@ class _Content:
         self.pending: list[_Pending] = []
         self.synced = 0  # operations ever made durable, so that overlapping syncs agree
         self.allocated = len(data)
+        self.unreadable = False
 
     def apply(self, operation: _Pending) -> None:
         _apply(self.live, operation)
@@ -66,6 +67,10 @@ class _Content:
                 _apply(self.durable, operation)
             del self.pending[:count]
             self.synced = mark
+
+
+_Names = tuple[tuple[str, _Content | None], ...]
+"""Names that change together or not at all; None removes a name."""
 
 
 def _apply(target: bytearray, operation: _Pending) -> None:
@@ -90,9 +95,11 @@ class SimDisk:
         self._note = note
         self._files: dict[str, _Content] = {}
         self._named: dict[str, _Content] = {}
-        self._unnamed: list[tuple[str, _Content | None]] = []
+        self._unnamed: list[_Names] = []
         self.full = False
         """While set, whatever needs space fails with ENOSPC."""
+        self.capacity_bytes: int | None = None
+        """Of all files together; what needs more fails with ENOSPC. None: there is room for all."""
         self.slowness = 1.0
         """Factor on every latency."""
         self.fail_next_sync = False
@@ -107,9 +114,9 @@ class SimDisk:
         """Lose power, or only the process: decide the fate of everything not yet durable."""
         keep_all = self._rng.random() < self._options.keep_unsynced_rate
         drop_all = self._rng.random() < 0.3
-        for path, content in self._unnamed:
+        for names in self._unnamed:
             if keep_all or (not drop_all and self._rng.random() < 0.5):
-                _name(self._named, path, content)
+                _name(self._named, names)
         self._unnamed.clear()
         for path, content in self._named.items():
             for operation in content.pending:
@@ -145,12 +152,22 @@ class SimDisk:
         content.live[offset] ^= flip
         content.durable[offset] ^= flip
 
+    def make_unreadable(self, path: str) -> None:
+        """Let every later reading of a file fail with EIO, as that of a bad sector does."""
+        self._files[path].unreadable = True
+
+    def check_readable(self, content: _Content, path: str) -> None:
+        if content.unreadable:
+            self._note(f"disk cannot read {path}")
+            raise InjectedDiskError(errno.EIO, "Input/output error", path)
+
     def paths(self) -> list[str]:
         return sorted(self._files)
 
     def durable(self, path: str) -> bytes:
-        """What a crash would certainly leave of a file."""
-        return bytes(self._named[path].durable)
+        """What a crash would certainly leave of a file; nothing, if its name is not durable yet."""
+        content = self._named.get(path)
+        return b"" if content is None else bytes(content.durable)
 
     def _settle(self, path: str, content: _Content, operation: _Pending) -> None:
         """Keep, drop or tear one pending operation of a crashed disk."""
@@ -183,7 +200,13 @@ class SimDisk:
         return (least_s + self._rng.expovariate(1.0 / mean_s)) * self.slowness
 
     def check_space(self, content: _Content, end: int) -> None:
-        if self.full and end > content.allocated:
+        if end <= content.allocated:
+            return
+        full = self.full
+        if self.capacity_bytes is not None and not full:
+            others = [c.allocated for c in self._files.values() if c is not content]
+            full = sum(others) + end > self.capacity_bytes
+        if full:
             self._note("disk is full")
             raise InjectedDiskError(errno.ENOSPC, "No space left on device")
 
@@ -191,17 +214,16 @@ class SimDisk:
         return self._files.get(path)
 
     def is_unnamed(self, path: str) -> bool:
-        return any(changed == path for changed, _ in self._unnamed)
+        return any(changed == path for names in self._unnamed for changed, _ in names)
 
-    def begin_name(self, path: str, content: _Content | None) -> int:
-        """Change a name (None removes it); it is durable after `finish_names`."""
-        _name(self._files, path, content)
-        self._unnamed.append((path, content))
-        return len(self._unnamed)
+    def begin_names(self, *names: tuple[str, _Content | None]) -> None:
+        """Change names, together (None removes one); they are durable after `finish_names`."""
+        _name(self._files, names)
+        self._unnamed.append(names)
 
     def finish_names(self) -> None:
-        for path, content in self._unnamed:
-            _name(self._named, path, content)
+        for names in self._unnamed:
+            _name(self._named, names)
         self._unnamed.clear()
 
     async def sync(self, content: _Content, path: str) -> None:
@@ -212,10 +234,12 @@ class SimDisk:
             hook(latency_s)
         failing, self.fail_next_sync = self.fail_next_sync, False
         self.syncs_in_flight += 1
-        await asyncio.sleep(latency_s)
+        cancelled = await self._pause_through(latency_s)
         self.syncs_in_flight -= 1
         if not failing:
             content.sync_to(mark)
+            if cancelled is not None:
+                raise cancelled
             return
         covered = content.pending[: max(0, mark - content.synced)]
         for operation in covered:  # clean pages now, whether they were written or not
@@ -229,12 +253,34 @@ class SimDisk:
     async def pause(self, least_s: float, mean_s: float) -> None:
         await asyncio.sleep(self.latency(least_s, mean_s))
 
+    async def settle_names(self, latency_s: float, process: Process) -> None:
+        """What a sync of the folder does; it goes on though its caller is cancelled."""
+        cancelled = await self._pause_through(latency_s)
+        process.check()
+        self.finish_names()
+        if cancelled is not None:
+            raise cancelled
 
-def _name(names: dict[str, _Content], path: str, content: _Content | None) -> None:
-    if content is None:
-        names.pop(path, None)
-    else:
-        names[path] = content
+    @staticmethod
+    async def _pause_through(duration_s: float) -> asyncio.CancelledError | None:
+        """As long as it takes, cancelled or not. Returns the cancellation, if there was one."""
+        loop = asyncio.get_running_loop()
+        end_s, cancelled = loop.time() + duration_s, None
+        while True:
+            try:
+                await asyncio.sleep(end_s - loop.time())
+            except asyncio.CancelledError as error:
+                cancelled = error
+            else:
+                return cancelled
+
+
+def _name(content_by_path: dict[str, _Content], names: _Names) -> None:
+    for path, content in names:
+        if content is None:
+            content_by_path.pop(path, None)
+        else:
+            content_by_path[path] = content
 
 
 def _check_path(path: str) -> str:
@@ -272,6 +318,7 @@ class SimFile:
 
     def read_at(self, offset: int, length: int) -> bytes:
         self._check()
+        self._disk.check_readable(self._content, self._path)
         return bytes(self._content.live[offset : offset + length])
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
@@ -314,9 +361,8 @@ class SimDiskView:
 
     async def _settle_names(self) -> None:
         """Wait until the names changed so far are durable, as after a sync of the folder."""
-        await self._disk.pause(self._options.sync_min_s, self._options.sync_mean_s)
-        self._process.check()
-        self._disk.finish_names()
+        latency_s = self._disk.latency(self._options.sync_min_s, self._options.sync_mean_s)
+        await self._disk.settle_names(latency_s, self._process)
 
     async def open(self, path: str) -> SimFile:
         _check_path(path)
@@ -325,7 +371,7 @@ class SimDiskView:
         if content is None:
             content = _Content()
             self._disk.check_space(content, 1)
-            self._disk.begin_name(path, content)
+            self._disk.begin_names((path, content))
             await self._settle_names()
         elif self._disk.is_unnamed(path):  # another task is making it right now
             await self._settle_names()
@@ -339,7 +385,13 @@ class SimDiskView:
         content = self._disk.find(path)
         if content is None:
             raise FileNotFoundError(errno.ENOENT, "No such file", path)
+        self._disk.check_readable(content, path)
         return bytes(content.live)
+
+    async def read_into(self, path: str, buffer: memoryview) -> int:
+        data = (await self.read(path))[: buffer.nbytes]
+        buffer[: len(data)] = data
+        return len(data)
 
     async def replace(self, path: str, data: bytes) -> None:
         _check_path(path)
@@ -347,9 +399,35 @@ class SimDiskView:
         content = _Content()
         self._disk.check_space(content, max(1, len(data)))
         content.apply(_Pending(0, bytes(data)))
-        await self._disk.sync(content, path)
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            await self._disk.sync(content, path)
+        except asyncio.CancelledError as error:
+            cancelled = error  # a replacement that has begun is carried through
         self._process.check()
-        self._disk.begin_name(path, content)
+        self._disk.begin_names((path, content))
+        await self._settle_names()
+        if cancelled is not None:
+            raise cancelled
+
+    async def write(self, path: str, data: Blob, *, named: bool = True) -> None:
+        _check_path(path)
+        self._process.check()
+        content = self._disk.find(path)
+        if content is None:
+            content = _Content()
+            self._disk.check_space(content, 1)
+            self._disk.begin_names((path, content))
+        file = SimFile(self._disk, self._process, content, path)
+        file.truncate(0)
+        file.write_at(0, data)
+        await file.sync()
+        if named:
+            await self._settle_names()
+
+    async def sync_folder(self, folder: str) -> None:
+        _check_path(folder)
+        self._process.check()
         await self._settle_names()
 
     async def list(self, folder: str) -> list[str]:
@@ -364,5 +442,38 @@ class SimDiskView:
         _check_path(path)
         self._process.check()
         if self._disk.find(path) is not None:
-            self._disk.begin_name(path, None)
+            self._disk.begin_names((path, None))
             await self._settle_names()
+
+    async def folders(self, folder: str) -> Sequence[str]:
+        self._process.check()
+        await self._disk.pause(0.0, self._options.read_mean_s)
+        self._process.check()
+        prefix = f"{_check_path(folder)}/" if folder not in ("", ".") else ""
+        inside = (path[len(prefix) :] for path in self._disk.paths() if path.startswith(prefix))
+        return sorted({name.split("/")[0]: None for name in inside if "/" in name})
+
+    async def move(self, source: str, target: str) -> bool:
+        self._process.check()
+        moved = self._inside(source)
+        if not moved:
+            return False
+        if self._inside(target) or self._disk.find(target) is not None:
+            raise FileExistsError(errno.EEXIST, "the target of a move holds a file", target)
+        new = ((target + path[len(source) :], self._disk.find(path)) for path in moved)
+        self._disk.begin_names(*((path, None) for path in moved), *new)
+        await self._settle_names()
+        return True
+
+    async def remove_folder(self, folder: str) -> None:
+        self._process.check()
+        removed = self._inside(folder)
+        for path in removed:
+            self._disk.begin_names((path, None))
+        if removed:
+            await self._settle_names()
+
+    def _inside(self, folder: str) -> Sequence[str]:
+        """The paths of all files in a folder, at any depth."""
+        prefix = f"{_check_path(folder)}/"
+        return [path for path in self._disk.paths() if path.startswith(prefix)]

@@ -238,7 +238,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         future is collected at some later moment, which may be anybody's.
         """
         future = context.get("future")
-        owner = future.process if isinstance(future, SimFuture) else None
+        owner = None
+        if isinstance(future, SimFuture):
+            owner = future.process
+        elif isinstance(future, SimTask):
+            owner = future.sim_context.get(PROCESS)
         if owner is not None and not owner.alive:
             return
         error = context.get("exception")
@@ -357,6 +361,9 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _check_unseen(self) -> None:
         for reference in self._failed:
             task = reference()
+            process = task.sim_context.get(PROCESS) if task is not None else None
+            if process is not None and not process.alive:
+                continue  # it died before anybody in it could look
             if task is not None and task._log_traceback:
                 raise _error_of(task)
 

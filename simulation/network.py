@@ -241,11 +241,13 @@ class Network:
                 self._break(request)
             return
         self.note(target.name, f"< {request.number} {request.method} from {request.sender.name}")
-        self._loop.create_task(
+        task = self._loop.create_task(
             target.serve(request),
             name=f"{target.name}:{request.method}",
             context=target.process.context.copy(),
         )
+        target.running[task] = None
+        task.add_done_callback(target.running.pop, context=self._loop.context)
 
     def reply(self, request: _Request, source: SimPeers, answer: _Answer) -> None:
         """Send an answer back."""
@@ -308,6 +310,8 @@ class SimPeers:
         self.closed = False
         self.outstanding: dict[int, _Request] = {}
         """Requests on their way to this process or being served by it."""
+        self.running: dict[asyncio.Task[None], None] = {}
+        """Handlers at work."""
 
     @property
     def address(self) -> Address:
@@ -449,3 +453,7 @@ class SimPeers:
         for request in list(self._calls.values()):
             error = OutcomeUnknown(request.address, request.method, request.timeout_s)
             _resolve(request.answer, error)
+        running = list(self.running)
+        for task in running:  # as the real one does
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

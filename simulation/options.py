@@ -82,6 +82,10 @@ class Options:
     """Clocks run at most so much too fast or slow, relatively."""
     clock_skew_s: float = 0.0
     """Wall clocks are at most so far off."""
+    shares_objects: bool = True
+    """Whether servers can fetch from each other's object stores."""
+    lost_object_rate: float = 0.0
+    """Objects that are gone when they are fetched."""
     one_machine: bool = True
     """All servers on one machine, where the death of a process can be seen for sure."""
 
@@ -152,6 +156,8 @@ class Options:
             limits=_draw_limits(rng),
             servers=_draw_servers(rng),
             workload=_draw_workload(rng),
+            shares_objects=rng.random() < 0.8,
+            lost_object_rate=rate(0.5),
         )
 
     def but(self, **changes: Any) -> Self:

@@ -47,6 +47,7 @@ SCENARIOS: dict[str, str] = {
     "members": "tests/simulation/members.py:SCENARIO",
     "masters": "tests/simulation/masters.py:SCENARIO",
     "reformed": "tests/simulation/master_members.py:SCENARIO",
+    "replicas": "tests/simulation/replicas.py:SCENARIO",
     "strikes": "tests/simulation/tables.py:STRUCK",
     "tables": "tests/simulation/tables.py:SCENARIO",
 }

@@ -23,7 +23,7 @@ from stelae.simulation.instance import SimClock, SimMetrics, SimRuntime
 from stelae.simulation.loop import SimLoop
 from stelae.simulation.network import Network, SimPeers
 from stelae.simulation.node import Factory, Node, SimulationFailure
-from stelae.simulation.objects import SimObjects
+from stelae.simulation.objects import SimObjects, SimStore
 from stelae.simulation.options import Options
 from stelae.simulation.process import PROCESS, Process
 from stelae.simulation.story import Story
@@ -60,6 +60,7 @@ class World:
         self.network = Network(
             self.loop, self.rng("network"), self.options, self.note, self._on_handler_error
         )
+        self.objects = SimStore(self.options, self.rng("objects"), self.network)
         self.metrics: dict[str, SimMetrics] = {}
         self.leader_hint: Callable[[], str | None] = lambda: None
         """For the nemesis: the node whose isolation hurts most right now."""
@@ -216,7 +217,7 @@ class World:
             rng=self.rng(f"server/{node.name}/{node.lives}"),
             peers=SimPeers(self.network, process, node.address, self.loop),
             disk=SimDiskView(node.disk, process, options),
-            objects=SimObjects(process, options.latency_min_s),
+            objects=SimObjects(process, self.objects),
             metrics=metrics,
             identity=identity,
             offload_latency=lambda: self._offload_rng.expovariate(1.0 / options.offload_mean_s),
@@ -342,7 +343,7 @@ class World:
         assert node.process is not None
         assert node.runtime is not None
         zombie = Node(f"{name}~{node.lives}", "zombie", node.machine, node.port, node.disk)
-        zombie.host, zombie.auto_restart = node.host, False
+        zombie.host, zombie.auto_restart, zombie.exits = node.host, False, node.exits
         zombie.lives, zombie.ready = node.lives, node.ready
         zombie.process, zombie.runtime, zombie.server = node.process, node.runtime, node.server
         self.nodes[zombie.name] = zombie
@@ -369,7 +370,11 @@ class World:
         self.note(name, "is told to stop")
         life = node.lives
         task: asyncio.Task[None] = self.spawn(name, node.server.stop())
-        await self.wait_until(lambda: task.done() or node.lives != life, timeout_s, f"{name} stops")
+        await self.wait_until(
+            lambda: task.done() or node.lives != life or not node.running,  # a fault came first
+            timeout_s,
+            f"{name} stops",
+        )
         if task.done():
             task.result()
         self.crash(name, restart=False)

@@ -16,7 +16,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from stelae.core.durability import segments
+from stelae.core.durability import replicas, segments
 from stelae.core.errors import StelaeError
 from stelae.core.partition import hash_and_range, hash_partition, range_partition
 
@@ -32,6 +32,9 @@ _LAZY = {
 }
 """Imported at first use, so that ``import stelae`` is quick and rooms can import the package."""
 
+_MODULES = ("errors", "spark")
+"""Parts of the package that people name without importing them, e.g. ``stelae.spark.read``."""
+
 __all__ = [
     "Database",
     "StelaeError",
@@ -41,6 +44,7 @@ __all__ = [
     "hash_partition",
     "launch",
     "range_partition",
+    "replicas",
     "segments",
 ]
 
@@ -50,4 +54,6 @@ def __getattr__(name: str) -> Any:
 
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"stelae.{name}")
     raise AttributeError(f"module 'stelae' has no attribute {name!r}")

@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 
 from stelae.aio import Bridged, Loop
 from stelae.client.alter import NewColumns
+from stelae.client.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.blocking import BlockingTable
 from stelae.client.convert import Key, Rows, to_arrow
 from stelae.client.database import DEFAULT_DURABILITY, AsyncDatabase
 from stelae.client.filters import Where
-from stelae.client.table import DEFAULT_TIMEOUT_S, AsyncTable
+from stelae.client.table import AsyncTable
 from stelae.core.catalog_messages import TabletLocation
 from stelae.core.durability import Durability
 from stelae.core.errors import InvalidArgument
 from stelae.core.messages import WriteOp
 from stelae.core.partition import Partitioning
+from stelae.operations import Operations
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.direct import DirectCalls
 
@@ -109,13 +111,24 @@ class Table:
         *,
         columns: Sequence[str] | None = None,
         with_version: bool = False,
+        max_staleness: float | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> dict[str, Any] | None:
-        """The row of a key as a dict, or None."""
+        """The row of a key as a dict, or None.
+
+        With ``max_staleness`` (seconds) any replica of a table with ``replicas(n)`` may answer
+        whose state is provably no older: reads go on without a leader. Raises `TooStale`.
+        """
         if self._direct is not None:
-            return self._direct.get(key, columns, with_version, timeout)
+            return self._direct.get(key, columns, with_version, max_staleness, timeout)
         return self._loop.run(
-            self._table.get(key, columns=columns, with_version=with_version, timeout=timeout)
+            self._table.get(
+                key,
+                columns=columns,
+                with_version=with_version,
+                max_staleness=max_staleness,
+                timeout=timeout,
+            )
         )
 
     def get_many(
@@ -124,14 +137,19 @@ class Table:
         *,
         columns: Sequence[str] | None = None,
         with_versions: bool = False,
+        max_staleness: float | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> pa.Table:
-        """The rows found, in the order of the keys asked for."""
+        """The rows found, in the order of the keys asked for. ``max_staleness``: see `get`."""
         if self._direct is not None:
-            return self._direct.get_many(keys, columns, with_versions, timeout)
+            return self._direct.get_many(keys, columns, with_versions, max_staleness, timeout)
         return self._loop.run(
             self._table.get_many(
-                keys, columns=columns, with_versions=with_versions, timeout=timeout
+                keys,
+                columns=columns,
+                with_versions=with_versions,
+                max_staleness=max_staleness,
+                timeout=timeout,
             )
         )
 
@@ -142,22 +160,31 @@ class Table:
         where: Where = None,
         limit: int | None = None,
         with_versions: bool = False,
+        max_staleness: float | None = None,
         timeout: float = 600.0,
     ) -> pa.Table:
-        """All rows that match: ``scan(columns=["dest"], where=[("dest", "=", "LAX")])``."""
+        """All rows that match: ``scan(columns=["dest"], where=[("dest", "=", "LAX")])``.
+
+        ``max_staleness``: see `get`.
+        """
         return self._loop.run(
             self._table.scan(
                 columns=columns,
                 where=where,
                 limit=limit,
                 with_versions=with_versions,
+                max_staleness=max_staleness,
                 timeout=timeout,
             )
         )
 
-    def count(self, *, where: Where = None, timeout: float = 600.0) -> int:
-        """How many rows there are (that match)."""
-        return self._loop.run(self._table.count(where=where, timeout=timeout))
+    def count(
+        self, *, where: Where = None, max_staleness: float | None = None, timeout: float = 600.0
+    ) -> int:
+        """How many rows there are (that match). ``max_staleness``: see `get`."""
+        return self._loop.run(
+            self._table.count(where=where, max_staleness=max_staleness, timeout=timeout)
+        )
 
     def alter(
         self,
@@ -167,13 +194,15 @@ class Table:
         rename_columns: Mapping[str, str] | None = None,
         defaults: Mapping[str, Any] | None = None,
         rename_to: str = "",
+        durability: Durability | None = None,
         wait: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """Change columns, the name, or both at once; reads and writes go on meanwhile.
+        """Change columns, the name, the number of replicas; reads and writes go on meanwhile.
 
         ``alter(add_columns={"seats": pa.int16()}, defaults={"seats": 180}, drop_columns="dest",
-        rename_columns={"departed": "departure"})``. ``wait=False``: see `is_alter_done`.
+        rename_columns={"departed": "departure"})``; ``alter(durability=replicas(5))``, of a table
+        that has replicas. ``wait=False``: see `is_alter_done`.
         """
         self._loop.run(
             self._table.alter(
@@ -182,6 +211,7 @@ class Table:
                 rename_columns=rename_columns,
                 defaults=defaults,
                 rename_to=rename_to,
+                durability=durability,
                 wait=wait,
                 timeout=timeout,
             )
@@ -192,7 +222,7 @@ class Table:
         self._loop.run(self._table.rename(name, timeout=timeout))
 
     def is_alter_done(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
-        """Whether every tablet has the newest schema."""
+        """Whether every tablet has the newest schema, and as many replicas as it is to have."""
         return self._loop.run(self._table.is_alter_done(timeout=timeout))
 
     def __len__(self) -> int:
@@ -202,7 +232,7 @@ class Table:
         return f"<stelae table {self.name!r}, key ({', '.join(self.key)})>"
 
 
-class Database:
+class Database(Operations):
     """A cluster, as its user sees it. Close it when done; a launched cluster then ends with it."""
 
     def __init__(
@@ -302,10 +332,11 @@ class Database:
         rename_columns: Mapping[str, str] | None = None,
         defaults: Mapping[str, Any] | None = None,
         rename_to: str = "",
+        durability: Durability | None = None,
         wait: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> Table:
-        """Change a table's columns or name; see `Table.alter`. Raises `TableNotFound`."""
+        """Change a table; see `Table.alter`. Raises `TableNotFound`."""
         table = self.table(name)
         table.alter(
             add_columns=add_columns,
@@ -313,6 +344,7 @@ class Database:
             rename_columns=rename_columns,
             defaults=defaults,
             rename_to=rename_to,
+            durability=durability,
             wait=wait,
             timeout=timeout,
         )
@@ -372,10 +404,6 @@ class Database:
         from stelae.masters import remove_master
 
         return remove_master(self, master, timeout=timeout)
-
-    def _require_inside(self) -> None:
-        if self.link is None:
-            raise InvalidArgument("masters are changed from inside the cluster, not over HTTP")
 
     def close(self) -> None:
         """End the connections; again is fine."""

@@ -1,4 +1,4 @@
-"""The command line: ``stelae up | down | status | demo | table``. (design §12)
+"""The command line: ``stelae up | down | status | check | demo | table | server``. (design §12)
 
 Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly (a bad ``cluster.yaml`` too); 130 when
 interrupted, as everywhere. Errors are sentences on standard error; with ``--json`` they are a
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from stelae.cli_check import check
 from stelae.cli_cluster import Debug, Json, data_dir_of, read_status, spec_of
 from stelae.cli_locate import tablet_app
 from stelae.cli_masters import master_app
@@ -26,6 +27,8 @@ from stelae.cli_output import (
     problems_of,
     show_status,
 )
+from stelae.cli_quarantine import quarantine_app
+from stelae.cli_servers import rebalance_app, server_app
 from stelae.cli_tables import table_app
 
 if TYPE_CHECKING:
@@ -45,8 +48,10 @@ app = typer.Typer(
     epilog="Begin with [bold]stelae demo[/bold], or with [bold]stelae up[/bold] and "
     "[bold]stelae status[/bold]. Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly.",
 )
-for group in (table_app, tablet_app, master_app):
+tablet_app.add_typer(quarantine_app)
+for group in (table_app, tablet_app, server_app, master_app, rebalance_app):
     app.add_typer(group)
+app.command("check")(check)
 
 
 class Engine(enum.StrEnum):

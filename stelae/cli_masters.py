@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from stelae.cli_cluster import Debug, Json, Where, open_cluster
 from stelae.cli_output import make_console, print_json, print_table
-
-if TYPE_CHECKING:
-    pass
 
 master_app = typer.Typer(
     name="master",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,10 +12,17 @@ if TYPE_CHECKING:
     from stelae.core.catalog_messages import TabletLocation
 
 
+FILE_WIDTH = 160
+"""Of tables that nobody sees on a terminal: in a file or a pipe nothing need be folded."""
+
+
 def make_console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False)
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = FILE_WIDTH
+    return console
 
 
 def print_json(document: Any) -> None:
@@ -87,11 +95,31 @@ def show_status(document: dict[str, Any], problems: list[str]) -> None:
     ]
     if recoveries:
         print_table("recoveries", ["of", "state", "engine", "tablets", "took"], recoveries)
+    show_copies(document["copies"])
     out = make_console()
     for problem in problems:
         out.print(problem, style="red", markup=False)
     if not problems:
         out.print("all is well", style="green")
+
+
+def show_copies(copies: list[dict[str, Any]]) -> None:
+    """Tablet copies under way, if there are any."""
+    rows = [
+        [
+            each["tablet"],
+            each["table"],
+            each["source"],
+            each["server"],
+            each["state"] + (f": {each['problem']}" if each["problem"] else ""),
+            f"{megabytes(each['copied_bytes'])} of {megabytes(each['bytes'])}"
+            if each["bytes"]
+            else "",
+        ]
+        for each in copies
+    ]
+    if rows:
+        print_table("tablet copies", ["tablet", "table", "from", "to", "state", "done"], rows)
 
 
 def show_tables(document: dict[str, Any]) -> None:
@@ -123,6 +151,7 @@ def show_locations(locations: list[TabletLocation], as_json: bool) -> None:
                 "tablet": msgspec.to_builtins(each.tablet),
                 "address": each.address,
                 "problem": each.problem,
+                "replicas": [msgspec.structs.asdict(replica) for replica in each.replicas],
             }
             for each in locations
         ]
@@ -133,13 +162,17 @@ def show_locations(locations: list[TabletLocation], as_json: bool) -> None:
             each.tablet.number,
             each.tablet.tablet_id,
             each.tablet.state.value,
-            each.tablet.term,
+            "" if each.tablet.is_group else each.tablet.term,  # of a group only its replicas know
             each.address,
+            ", ".join(r.address or "?" for r in each.replicas if not r.is_leader),
             each.problem,
         ]
         for each in locations
     ]
-    print_table("tablets", ["number", "tablet", "state", "term", "address", "problem"], rows)
+    columns = ["number", "tablet", "state", "term", "address", "other replicas", "problem"]
+    if not any(each.replicas for each in locations):
+        rows, columns = [[*row[:5], row[6]] for row in rows], [*columns[:5], columns[6]]
+    print_table("tablets", columns, rows)
 
 
 def describe(table: Any, document: dict[str, Any]) -> dict[str, Any]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from stelae.cli_cluster import STATUS_TIMEOUT_S, Debug, Json, Where, open_cluster, read_status
 from stelae.cli_output import describe, make_console, print_json, print_table, show_tables
-
-if TYPE_CHECKING:
-    pass
 
 table_app = typer.Typer(
     name="table",
@@ -18,6 +15,14 @@ table_app = typer.Typer(
     rich_markup_mode="rich",
     help="Look at tables, and alter them.",
 )
+
+
+Count = Annotated[
+    int | None, typer.Option(metavar="N", help="So many replicas of each tablet: 1, 3, 5 or 7.")
+]
+Longest = Annotated[
+    float, typer.Option(min=0.1, metavar="SECONDS", help="Wait for so long, at most.")
+]
 
 
 @table_app.command("list")
@@ -114,22 +119,29 @@ def table_alter(
         list[str] | None,
         typer.Option(metavar="COLUMN=VALUE", help="A default, as JSON or as text; null: none."),
     ] = None,
+    replicas: Count = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Return once all tablets follow.")
     ] = True,
+    timeout: Longest = 600.0,
     cluster: Where = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Add, drop and rename columns, and set defaults; reads and writes go on meanwhile.
+    """Change columns, defaults, the number of replicas; reads and writes go on meanwhile.
 
     All of it happens or nothing. A column dropped and added again comes back empty.
+
+    With --replicas each tablet of a table that has replicas gets copies on more servers, or lets
+    some go, one after the other; interrupted, that goes on, and `stelae status` shows the copies.
 
     \b
     stelae table alter flights --add "seats:int16 not null" --default seats=180
     stelae table alter flights --drop dest --rename departed=departure
+    stelae table alter flights --replicas 5
     """
     from stelae.cli_values import defaults_of, fields_of, pairs_of
+    from stelae.core.durability import replicas as replicas_of
 
     fields, renames = fields_of(add or []), pairs_of(rename or [], "--rename")
     with open_cluster(cluster) as database:
@@ -140,11 +152,19 @@ def table_alter(
             drop_columns=drop or [],
             rename_columns=renames,
             defaults=values,
+            durability=None if replicas is None else replicas_of(replicas),
             wait=wait,
+            timeout=timeout,
         )
         described = describe(table, database.status(timeout=STATUS_TIMEOUT_S))
     if as_json:
         print_json(described)
     else:
-        columns = ", ".join(f"{each['name']} {each['type']}" for each in described["columns"])
-        make_console().print(f"{name} has the columns {columns}", markup=False, soft_wrap=True)
+        make_console().print(_altered(described, replicas), markup=False, soft_wrap=True)
+
+
+def _altered(described: dict[str, Any], replicas: int | None) -> str:
+    """What the table is like now, in a sentence."""
+    columns = ", ".join(f"{each['name']} {each['type']}" for each in described["columns"])
+    has = "" if replicas is None else f"{described['durability']}, and "
+    return f"{described['name']} has {has}the columns {columns}"

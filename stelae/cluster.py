@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -25,6 +26,7 @@ from stelae.core.spec_file import load_spec
 from stelae.masters import scale_masters
 from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.spark_link import ClusterLink
+from stelae.recovery.spark_session import stop_session
 from stelae.runtime.client import client_runtime
 from stelae.runtime.direct import DirectCalls
 from stelae.runtime.handshake import Credentials
@@ -77,6 +79,8 @@ class LaunchedDatabase(Database):
         super().close()
         try:
             if ray.is_initialized():
+                if self.owns_ray and "raydp" in sys.modules:
+                    stop_session()  # of Spark: it cannot outlive the Ray that it runs in
                 launcher.take_down(self.state, self.actors, owns_ray=self.owns_ray)
         finally:
             self.lock.release()

@@ -5,7 +5,8 @@ prologue until the client says (by ``first_incomplete``) that it has the answer.
 (Lee et al., SOSP 2015), without its leases: a client silent for the expiry time is forgotten.
 
 Invariants: restoring is idempotent and free of order; memory is bounded, and what is over the
-bound is refused before it is done, never forgotten.
+bound is refused before it is done, never forgotten. Clients are kept in the order in which they
+were last heard of, for which the times given must not fall.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from stelae.core.errors import Overloaded, StaleRequest
 from stelae.core.ids import RequestId
@@ -32,6 +35,16 @@ class Recorded(NamedTuple):
 
     result: Result
     index: int  # type: ignore[assignment]  # tuple.index is not missed
+
+
+class ClientRecord(msgspec.Struct, frozen=True, array_like=True):
+    """All that is kept of one client: `ClientResults` is determined by these, in order."""
+
+    client_id: str
+    first_incomplete: int
+    last_seen_s: float
+    results: tuple[tuple[int, bytes], ...]
+    """(sequence, outcome)"""
 
 
 @dataclass(slots=True)
@@ -76,6 +89,11 @@ class ClientResults:
             raise Overloaded("the unacknowledged results of a tablet's clients", MAX_RESULTS)
         return None
 
+    def find(self, request: RequestId) -> Recorded | None:
+        """The earlier result of this very request, if there is one; changes nothing."""
+        client = self._clients.get(request.client_id)
+        return None if client is None else client.results.get(request.sequence)
+
     def record(self, request: RequestId, outcome: bytes, index: int, now_s: float) -> Result:
         """Keep what ``request`` came to; the result returned goes into log entry ``index``."""
         result = result_of(request, outcome)
@@ -84,10 +102,10 @@ class ClientResults:
 
     def _add(self, recorded: Recorded, now_s: float) -> None:
         result = recorded.result
-        client = self._clients.get(result.client_id)
+        client = self._clients.pop(result.client_id, None)
         if client is None:
             client = _Client(result.first_incomplete, now_s)
-            self._clients[result.client_id] = client
+        self._clients[result.client_id] = client  # last in order
         client.last_seen_s = now_s
         if result.first_incomplete > client.first_incomplete:
             self._forget_below(client, result.first_incomplete)
@@ -107,12 +125,42 @@ class ClientResults:
 
     def expire(self, now_s: float, expiry_s: float) -> int:
         """Forget clients not heard of for ``expiry_s``; return how many."""
-        silent = [
-            name for name, client in self._clients.items() if now_s - client.last_seen_s > expiry_s
-        ]
+        return self.forget_before(now_s - expiry_s)
+
+    def forget_before(self, time_s: float) -> int:
+        """Forget clients not heard of since ``time_s``; return how many. Costs nothing for none."""
+        silent = []
+        for name, client in self._clients.items():
+            if client.last_seen_s >= time_s:
+                break
+            silent.append(name)
         for name in silent:
             self._count -= len(self._clients.pop(name).results)
         return len(silent)
+
+    def records(self) -> tuple[ClientRecord, ...]:
+        """Everything that is kept, in order, for `load`."""
+        return tuple(
+            ClientRecord(
+                name,
+                client.first_incomplete,
+                client.last_seen_s,
+                tuple([(n, found.result.outcome) for n, found in client.results.items()]),
+            )
+            for name, client in self._clients.items()
+        )
+
+    def load(self, records: Iterable[ClientRecord]) -> None:
+        """Become what ``records`` says; results count as committed (index 0)."""
+        self._clients = {}
+        self._count = 0
+        for record in records:
+            client = _Client(record.first_incomplete, record.last_seen_s)
+            for sequence, outcome in record.results:
+                result = Result(record.client_id, sequence, record.first_incomplete, outcome)
+                client.results[sequence] = Recorded(result, 0)
+            self._clients[record.client_id] = client
+            self._count += len(client.results)
 
     def snapshot(self) -> tuple[Result, ...]:
         """All results kept, ordered by client and sequence: for the prologue of the next head.

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stelae.core.schema import VERSION_COLUMN, RowKind
+from stelae.core.schema import OP_COLUMN, VERSION_COLUMN, RowKind
 from stelae.core.values import rows_to_batch
 from stelae.storage.cells import cell_reader, row_reader
 from stelae.storage.image import ImageMeta
@@ -211,6 +211,7 @@ class Segment:
         self._starts: list[int] = []
         self.row_count = 0
         self.live_count = 0
+        self.tombstone_count = 0
         self.bytes = 0
         """Of its rows, as Arrow or image: what the log holds of it, about."""
         self.memory_bytes = 0
@@ -242,8 +243,9 @@ class Segment:
         live = kinds.translate(_LIVE_OF_KIND)
         assert self._live is not None, "an open head has its mask"
         self._live += live
-        self.live_count += live.count(1)
-        count = len(rows)
+        count, live_count = len(rows), live.count(1)
+        self.live_count += live_count
+        self.tombstone_count += count - live_count
         self.bytes += size_bytes + 9 * count
         self.memory_bytes += size_bytes + count * (self.layout.width + 1) * _OBJECT_BYTES
         self.row_count += count
@@ -263,6 +265,7 @@ class Segment:
             self.live_count += count
         else:
             self._live += bytes(count)
+            self.tombstone_count += count
         self.bytes += batch.nbytes + 9 * count
         self.memory_bytes += batch.nbytes + count
         self.row_count += count
@@ -287,6 +290,7 @@ class Segment:
         self.first_index = meta.first_index
         self.last_index = meta.last_index
         self.live_count = int(np.count_nonzero(live))
+        self.tombstone_count = int(np.count_nonzero(recovered.batch.column(OP_COLUMN).to_numpy()))
         if self.live_count < self.row_count:  # else a mask is of no use: see below
             self._live = bytearray(live.view(np.uint8))
         self.become_columnar(recovered.batch, recovered.size_bytes, sealed=True)

@@ -164,6 +164,19 @@ class Shape:
         field = self._fields[int(column)]
         return InvalidArgument(f"row {row}, column {field.name!r} ({field.type}): {reason}")
 
+    @staticmethod
+    def bytes_of(rows: Sequence[Row], columns: Sequence[int]) -> int:
+        """About how many bytes these columns of full rows take."""
+        total = 0
+        for row in rows:
+            for i in columns:
+                value = row[i]
+                if type(value) is str:
+                    total += _utf8_bytes(value)
+                elif type(value) is bytes:
+                    total += len(value)
+        return total + 8 * len(rows) * len(columns)
+
     def key(self, row: Row) -> Row:
         """The key of a row of this shape."""
         if self._single_key >= 0:

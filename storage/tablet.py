@@ -61,6 +61,8 @@ class SegmentStats(NamedTuple):
     live_rows: int
     dead_rows: int
     """Overwritten and deleted rows, and tombstones."""
+    closed: bool
+    tombstones: int
 
 
 class TabletMemory:
@@ -97,6 +99,11 @@ class TabletMemory:
         growing = 0 if head is None else head.memory_bytes
         return self._closed_bytes + growing + self._store.index.nbytes
 
+    @property
+    def segment_count(self) -> int:
+        """Segments in memory, the head included."""
+        return sum(1 for segment in self._store.segments if segment is not None)
+
     def _count_closed(self) -> None:
         # Kept, so that each write may ask for memory_bytes whatever the number of segments.
         store = self._store
@@ -127,6 +134,8 @@ class TabletMemory:
                 segment.row_count,
                 segment.live_count,
                 segment.row_count - segment.live_count,
+                segment.closed,
+                segment.tombstone_count,
             )
             for segment in self._store.segments
             if segment is not None
@@ -137,7 +146,7 @@ class TabletMemory:
     def new_head(self, segment_id: int) -> int:
         """Open a new head and close the one before; return the new head's slot."""
         store = self._store
-        self._close_head()
+        self.close_head()
         slot = len(store.segments)
         version = self.schema.version
         store.head = Segment(store.layout, slot, segment_id, self.next_version, version)
@@ -145,10 +154,12 @@ class TabletMemory:
         self._count_closed()
         return slot
 
-    def _close_head(self) -> None:
+    def close_head(self) -> None:
+        """Close the head, if one is open; `new_head` comes before the next write."""
         if self._store.head is not None:
             self._store.head.closed = True
             self._store.head = None
+            self._count_closed()
 
     @property
     def has_head(self) -> bool:
@@ -162,7 +173,7 @@ class TabletMemory:
         Positions, versions, tombstones and the index stay as they are: the key never changes.
         """
         assert schema.key == self.schema.key, "the key is the same in every version"
-        self._close_head()
+        self.close_head()
         self.schema = schema
         self._shapes.clear()
         self._store.use_schema(schema)
@@ -203,11 +214,8 @@ class TabletMemory:
         self._count_closed()
 
     def drop(self, slot: int) -> None:
-        """Forget a closed segment that has no live row any more.
-
-        The caller knows that none of its tombstones is still needed: no older row of their keys is
-        in a segment of the log.
-        """
+        """Forget a closed segment without live rows, whose tombstones nobody needs: no segment of
+        the log has an older row of their keys."""
         segment = self._store.segment(slot)
         assert segment.closed, "the head is not dropped"
         assert segment.live_count == 0, f"segment {segment.segment_id} has live rows"
@@ -273,6 +281,12 @@ class TabletMemory:
                 self._shapes.clear()
             self._shapes[known] = shape
         return shape
+
+    def check_rows(self, op: WriteOp, rows: Sequence[Any], columns: Sequence[str]) -> None:
+        """Whether rows as they came from a client can be written with ``op``. Raises as `execute`
+        does for what is wrong whatever the tablet holds; repeated keys it does not look for."""
+        if len(rows):
+            self._shape(op, columns).check(rows)
 
     # ---- reading ----
 

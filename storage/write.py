@@ -13,14 +13,16 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stelae.core.errors import InvalidArgument, RowExists, RowNotFound, VersionMismatch
 from stelae.core.messages import WriteOp
-from stelae.core.schema import RowKind
+from stelae.core.schema import MAX_ROW_BYTES, RowKind
 from stelae.storage.cells import row_reader
 from stelae.storage.entry import EntryKind, encode_batch, encode_rows
 from stelae.storage.gather import ROW_MASK, SLOT_SHIFT, pieces_of
+from stelae.storage.keys import is_variable
 from stelae.storage.layout import Row
 from stelae.storage.shapes import Shape
 from stelae.storage.store import NO_ROW, RowStore, differing_keys, key_row
@@ -30,6 +32,9 @@ _Change: TypeAlias = tuple[int, int, int]
 # An enum's members are looked up through its class each time, which the row path feels.
 _UPSERT = WriteOp.UPSERT
 _DELETE = WriteOp.DELETE
+_KEPT_BYTES_MAX = 1 << 30
+"""Of the values that one call's updates leave as they are: half of what a column's offsets reach,
+so that a segment that has nothing else can be made columnar."""
 _ROWS = EntryKind.ROWS
 _ROW_BYTE = bytes([RowKind.ROW])
 _TOMBSTONE_BYTE = bytes([RowKind.TOMBSTONE])
@@ -115,6 +120,8 @@ def write_rows(
         changes: Sequence[_Change] = ((key_hash, old, NO_ROW if deletes else base),)
     else:
         full, changes = _plan_rows(store, op, shape, checked, if_versions, first_version, base)
+    if shape.missing and op is WriteOp.UPDATE:
+        size_bytes += _check_kept(store, len(full), shape.bytes_of(full, shape.missing))
     kinds = (_TOMBSTONE_BYTE if deletes else _ROW_BYTE) * len(full)
     head.append_rows(full, kinds, size_bytes, first_version, index)
     for key_hash, old, new in changes:
@@ -289,13 +296,35 @@ def _complete(
     names = [f.name for f in missing]
     if op is WriteOp.UPDATE:
         # All rows of a call have the same columns, so the others come from before the call.
-        present = _taken(store, _roots(prior), names)
+        try:
+            present = _taken(store, _roots(prior), names)
+        except pa.ArrowInvalid:  # offsets have 32 bits
+            _check_kept(store, batch.num_rows, 1 << 31)
+            raise
+        if batch.num_rows > _KEPT_BYTES_MAX // MAX_ROW_BYTES:
+            _check_kept(store, batch.num_rows, _text_bytes(present))
         added = dict(zip(names, present.columns, strict=True))
     else:
         defaults = store.schema.default_arrays(names, batch.num_rows)
         added = dict(zip(names, defaults, strict=True))
     arrays = [added[f.name] if f.name in added else batch.column(f.name) for f in layout.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=layout.columns)
+
+
+def _check_kept(store: RowStore, row_count: int, size_bytes: int) -> int:
+    """Bound what an update copies from the rows that are there, whichever way they are held."""
+    if size_bytes > _KEPT_BYTES_MAX:
+        raise InvalidArgument(
+            f"update of {store.table!r}: the columns that its {row_count} rows keep hold over "
+            f"{_KEPT_BYTES_MAX} bytes; update fewer rows in one call"
+        )
+    return size_bytes
+
+
+def _text_bytes(batch: pa.RecordBatch) -> int:
+    """Of the values of text and bytes; other values are small."""
+    sizes = [pc.sum(pc.binary_length(c)).as_py() for c in batch.columns if is_variable(c.type)]
+    return sum(size or 0 for size in sizes)
 
 
 def _reordered(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -36,8 +36,16 @@ MEDIA = {
 class LocalCluster:
     """Its servers by kind, and one open client. ``failures`` are handlers' unexpected errors."""
 
-    def __init__(self, root: Path, settings: Settings, masters: int, engine: EnginePolicy) -> None:
+    def __init__(
+        self,
+        root: Path,
+        settings: Settings,
+        masters: int,
+        engine: EnginePolicy,
+        memory_limit_bytes: int,
+    ) -> None:
         self.engine = engine
+        self.memory_limit_bytes = memory_limit_bytes
         self.root = root
         self.settings = settings
         self.failures: list[BaseException] = []
@@ -98,7 +106,7 @@ class LocalCluster:
                 cluster=CLUSTER,
                 masters=self.master_addresses,
                 settings=self.settings,
-                memory_limit_bytes=256 * MIB,
+                memory_limit_bytes=self.memory_limit_bytes,
             )
             await self._start_server(tserver)
             self.tservers.append(tserver)
@@ -132,9 +140,10 @@ async def local_cluster(
     backups: int = 2,
     settings: Settings = SETTINGS,
     engine: EnginePolicy = "native",
+    memory_limit_bytes: int = 256 * MIB,
 ) -> AsyncIterator[LocalCluster]:
     """A cluster that serves, and is stopped in order at the end."""
-    cluster = LocalCluster(root, settings, masters, engine)
+    cluster = LocalCluster(root, settings, masters, engine, memory_limit_bytes)
     try:
         await cluster.start(tservers, backups)
         yield cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from stelae import Database, Table, errors, hash_partition
+from stelae import Database, Table, errors, hash_partition, replicas, segments
 from stelae.cli import problems_of
+from stelae.core.durability import Durability
 from stelae.demo_writers import Writers, check_table, load_table
 
 pytestmark = pytest.mark.ray
@@ -96,15 +97,31 @@ def victims(db: Database, kind: str, table: str) -> list[dict[str, Any]]:
     ]
 
 
+SEGMENTS, REPLICAS = segments("disk", "disk"), replicas(3)
+
+
 @pytest.mark.parametrize(
-    "kind",
-    ["tserver", "backup", "leader master", "follower master", "tserver and backup"],
+    ("kind", "durability"),
+    [
+        ("tserver", SEGMENTS),
+        ("backup", SEGMENTS),
+        ("leader master", SEGMENTS),
+        ("follower master", SEGMENTS),
+        ("tserver and backup", SEGMENTS),
+        ("tserver", REPLICAS),
+        ("leader master", REPLICAS),
+    ],
+    ids=str,
 )
-def test_a_kill_under_load_loses_nothing_and_the_cluster_heals(db: Database, kind: str) -> None:
+def test_a_kill_under_load_loses_nothing_and_the_cluster_heals(
+    db: Database, kind: str, durability: Durability
+) -> None:
     """After SIGKILL of a server under load every acknowledged row is there, each write went
     through, and the cluster comes back to full strength by itself."""
-    name = kind.replace(" ", "-")
-    table = db.create_table(name, SCHEMA, key="id", partition=hash_partition("id", 6))
+    name = f"{kind} {type(durability).__name__}".replace(" ", "-")
+    table = db.create_table(
+        name, SCHEMA, key="id", partition=hash_partition("id", 6), durability=durability
+    )
     ledger = table._loop.run(load_table(table._table, rows_of(3000), lambda _: None))
     writers = Writers(table._table, ledger, "reading", count=4)
     table._loop.run(writers.start())
@@ -126,14 +143,33 @@ def test_a_kill_under_load_loses_nothing_and_the_cluster_heals(db: Database, kin
     assert not writers.failures
 
 
+# ---- much at once ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", [SEGMENTS, REPLICAS], ids=str)
+def test_one_call_of_63_mib_for_one_tablet_is_carried_out(
+    db: Database, durability: Durability
+) -> None:
+    """Far more than a segment, a log file, or what is replicated in one batch otherwise."""
+    table = db.create_table("large", SCHEMA, key="id", durability=durability)
+    rows = pa.table({"id": range(126), "name": [f"{i:06d}" + "x" * (1 << 19) for i in range(126)]})
+    table.upsert(rows, timeout=LIMIT_S)
+    assert table.count() == 126
+    assert table.scan(columns=["name"]).sort_by("name")["name"].equals(rows["name"])
+    db.delete_table("large")
+
+
 # ---- bad input ------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def table(db: Database) -> Table:
-    made = db.create_table("input", SCHEMA, key="id", partition=hash_partition("id", 2))
+@pytest.fixture(scope="module", params=[SEGMENTS, REPLICAS], ids=str)
+def table(request: pytest.FixtureRequest, db: Database) -> Iterator[Table]:
+    made = db.create_table(
+        "input", SCHEMA, key="id", partition=hash_partition("id", 2), durability=request.param
+    )
     made.upsert(rows_of(10))
-    return made
+    yield made
+    db.delete_table("input")
 
 
 BAD_CALLS: dict[str, tuple[type[errors.StelaeError], Callable[[Database, Table], Any]]] = {

@@ -8,12 +8,15 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from tests.durabilities import ONE_OF_EACH_KIND
 from tests.front.http_world import World, http_world
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    async with http_world(tmp_path_factory.mktemp("http")) as made:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ONE_OF_EACH_KIND, ids=str)
+async def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
+    async with http_world(tmp_path_factory.mktemp("http"), request.param) as made:
         yield made
 
 

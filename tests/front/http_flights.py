@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 
-FLIGHTS = {
+from tests.durabilities import as_json
+from tests.front.http_world import World
+
+FLIGHTS: dict[str, Any] = {
     "name": "flights",
     "columns": [
         {"name": "id", "type": "int64", "nullable": False},
@@ -16,12 +21,16 @@ FLIGHTS = {
     ],
     "key": ["id"],
     "partition": {"hash": {"columns": ["id"], "buckets": 3}},
-    "durability": {"segments": ["ram", "ram"]},
 }
+"""But for the durability, which is the world's."""
 
 
-async def make_flights(http: httpx.AsyncClient, rows: int = 0) -> None:
-    response = await http.post("/v1/tables", json=FLIGHTS)
+def flights_of(world: World) -> dict[str, Any]:
+    return {**FLIGHTS, "durability": as_json(world.durability)}
+
+
+async def make_flights(world: World, http: httpx.AsyncClient, rows: int = 0) -> None:
+    response = await http.post("/v1/tables", json=flights_of(world))
     assert response.status_code == 201, response.text
     if rows:
         body = {"rows": [{"id": i, "dest": "LAX" if i % 2 else "JFK"} for i in range(rows)]}

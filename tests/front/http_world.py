@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cluster_fixture import LocalCluster, local_cluster
 
 from stelae.client.http import HttpDatabase
+from stelae.core.durability import Durability, segments
 from stelae.serve.app import make_app
 from stelae.serve.guard import Limits
 from stelae.serve.tokens import Role, TokenVerifier, make_token
@@ -24,9 +25,18 @@ PROBLEM = "application/problem+json"
 
 
 class World:
-    """One application in this process; `client` talks to it without a socket."""
+    """One application in this process; `client` talks to it without a socket.
 
-    def __init__(self, cluster: LocalCluster, limits: Limits | None = None) -> None:
+    ``durability`` is that of the tables that its tests make.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        limits: Limits | None = None,
+        durability: Durability | None = None,
+    ) -> None:
+        self.durability = segments("ram", "ram") if durability is None else durability
         made = {role: make_token(role.value, role) for role in Role}
         self.cluster = cluster
         self.tokens = {role: token for role, (token, _) in made.items()}
@@ -49,9 +59,9 @@ class World:
 
 
 @asynccontextmanager
-async def http_world(root: Path) -> AsyncIterator[World]:
-    async with local_cluster(root) as cluster:
-        yield World(cluster)
+async def http_world(root: Path, durability: Durability | None = None) -> AsyncIterator[World]:
+    async with local_cluster(root, tservers=3) as cluster:
+        yield World(cluster, durability=durability)
 
 
 def problem_of(response: httpx.Response, status: int, slug: str) -> dict[str, object]:

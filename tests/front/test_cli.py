@@ -17,7 +17,10 @@ import pyarrow as pa
 import pytest
 
 from stelae import cli, cli_values
+from stelae.cli_output import show_locations
 from stelae.core.errors import ColumnNotFound, InvalidArgument, StelaeError
+from stelae.core.schema import TableSchema
+from tests.unit.client.scripted import as_group, locations
 
 WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
 BAD_SPEC = """apiVersion: stelae/v1
@@ -57,7 +60,24 @@ def stelae(
 # ---- without a cluster ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["up", "down", "status", "demo", "table list"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "up",
+        "down",
+        "status",
+        "check",
+        "demo",
+        "table list",
+        "tablet move",
+        "server list",
+        "server retire",
+        "server maintenance",
+        "rebalance on",
+        "rebalance off",
+        "rebalance status",
+    ],
+)
 def test_help_teaches_with_examples(command: str) -> None:
     """Each command's help shows how it is called, and that it can answer in JSON."""
     answer = stelae(*command.split(), "--help")
@@ -96,7 +116,17 @@ def test_errors_are_documents_with_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["up", "--nonsense"], ["demo", "--engine", "steam"], ["table"]]
+    "arguments",
+    [
+        ["nonsense"],
+        ["up", "--nonsense"],
+        ["demo", "--engine", "steam"],
+        ["table"],
+        ["server", "maintenance", "tserver-1", "maybe"],
+        ["rebalance", "on", "--after", "0"],
+        ["tablet", "move", "t", "tserver-1"],
+        ["tablet", "move", "t", "tserver-1", "tserver-2", "--cancel"],
+    ],
 )
 def test_wrong_use_exits_with_2(arguments: list[str]) -> None:
     """What the parser refuses is exit code 2, like a wrong file."""
@@ -180,6 +210,26 @@ def test_status_says_what_is_not_well(change: Callable[[Any], Any], problem: str
     assert bool(problem) == bool(found)
 
 
+def test_locations_show_leader_and_other_replicas(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a tablet with replicas all of them; a term only where the masters give it."""
+    for name, value in WIDE.items():
+        monkeypatch.setenv(name, value)
+    owned = locations(TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])).tablets
+    show_locations(list(owned), False)
+    alone = capsys.readouterr().out
+    assert "replicas" not in alone
+    assert "t:1" in alone
+    show_locations([as_group(owned[0])], False)
+    shown = capsys.readouterr().out
+    assert "t:2, t:3" in shown
+    assert "other replicas" in shown
+    show_locations([as_group(owned[0])], True)
+    (document,) = json.loads(capsys.readouterr().out)["tablets"]
+    assert [replica["is_leader"] for replica in document["replicas"]] == [True, False, False]
+
+
 # ---- a cluster ------------------------------------------------------------------------------
 
 
@@ -235,6 +285,7 @@ def test_a_cluster_by_the_command_line_survives_the_death_of_everything(folder: 
     status = run("status")
     assert status.returncode == 0, status.stdout
     assert "all is well" in status.stdout
+    _operate(run)
 
     keeper = psutil.Process(up["pid"])
     everything = [keeper, *keeper.children(recursive=True)]
@@ -266,6 +317,33 @@ def _alter(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     assert run("table", "alter", "t", "--rename", "title=name", "--no-wait").returncode == 0
     assert run("table", "rename", "t", "u").stdout == "t is now u\n"
     assert json.loads(run("table", "rename", "u", "t", "--json").stdout) == {"name": "t"}
+
+
+def _operate(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """The check finds nothing; servers are listed and marked; rebalancing is switched."""
+    checked = run("check", "--wait", "10", "--checksums", "--json")
+    document = json.loads(checked.stdout)
+    assert checked.returncode == 0, document["findings"]
+    assert [master["state"] for master in document["masters"]] == ["voter"]
+    assert [(t["name"], t["tablets"], t["healthy"]) for t in document["tables"]] == [("t", 2, 2)]
+    assert run("check", "--table", "nowhere").returncode == 1
+    marked = run("server", "maintenance", "tserver-1", "on", "--json")
+    assert json.loads(marked.stdout)["maintenance"] is True
+    listed = json.loads(run("server", "list", "--json").stdout)["servers"]
+    assert [(s["name"], s["maintenance"]) for s in listed] == [
+        ("tserver-1", True),
+        ("tserver-2", False),
+    ]
+    assert run("check").returncode == 0, "maintenance is meant"
+    assert run("server", "maintenance", "tserver-1", "off").returncode == 0
+    retired = run("server", "retire", "tserver-2")
+    assert retired.returncode == 0
+    assert "tserver-2 has no" in retired.stdout or "tserver-2 has nothing" in retired.stdout
+    assert "not to be retired" in run("server", "retire", "tserver-2", "--cancel").stdout
+    assert run("server", "retire", "nobody").returncode == 2
+    assert json.loads(run("rebalance", "on", "--after", "9", "--json").stdout)["after_s"] == 9.0
+    assert run("rebalance", "off").returncode == 0
+    assert "off" in run("rebalance", "status").stdout
 
 
 def _write_and_read(folder: Path, url: str, token: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from stelae.serve.app import make_app
 from stelae.serve.guard import Limits
 from stelae.serve.tokens import Role
-from tests.front.http_flights import FLIGHTS, make_flights
+from tests.front.http_flights import flights_of, make_flights
 from tests.front.http_world import World, problem_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -73,7 +73,7 @@ async def test_health_says_when_the_masters_do_not_answer(world: World, tmp_path
 
 async def test_roles_are_enforced(world: World, http: httpx.AsyncClient) -> None:
     """read reads, write also writes rows, only admin makes and deletes tables."""
-    await make_flights(http, 1)
+    await make_flights(world, http, 1)
     async with world.client(Role.READ) as reader, world.client(Role.WRITE) as writer:
         assert (await reader.get("/v1/tables/flights/rows/0")).status_code == 200
         for attempt in (
@@ -81,7 +81,7 @@ async def test_roles_are_enforced(world: World, http: httpx.AsyncClient) -> None
             reader.delete("/v1/tables/flights/rows/0"),
             reader.post("/v1/tables/flights/rows:write", json={"rows": []}),
             writer.delete("/v1/tables/flights"),
-            writer.post("/v1/tables", json=FLIGHTS),
+            writer.post("/v1/tables", json=flights_of(world)),
         ):
             problem_of(await attempt, 403, "not-permitted")
         assert (await writer.delete("/v1/tables/flights/rows/0")).status_code == 204
@@ -91,7 +91,7 @@ async def test_the_page_takes_the_token_as_a_password_and_writes_do_not(
     world: World, http: httpx.AsyncClient
 ) -> None:
     """Browsers can open /, but their stored password is no way to write."""
-    await make_flights(http)
+    await make_flights(world, http)
     auth = httpx.BasicAuth("me", world.tokens[Role.ADMIN])
     async with world.client(None) as client:
         assert "Basic" in (await client.get("/")).headers.get_list("www-authenticate")[1]
@@ -109,7 +109,7 @@ async def test_the_page_takes_the_token_as_a_password_and_writes_do_not(
 
 async def test_bodies_are_bounded_while_they_arrive(world: World, http: httpx.AsyncClient) -> None:
     """413 by Content-Length, and by counting where there is none."""
-    await make_flights(http)
+    await make_flights(world, http)
     app = make_app(world.cluster.database, world.verifier, Limits(body_bytes=1000, rows=10))
     async with world.client(app=app) as client:
         path = "/v1/tables/flights/rows:write"
@@ -141,7 +141,7 @@ async def test_more_requests_than_the_limit_are_turned_away(
         await release.wait()
         yield b"]}"
 
-    await make_flights(http)
+    await make_flights(world, http)
     path = "/v1/tables/flights/rows:write"
     async with world.client(app=app) as client, asyncio.TaskGroup() as group:
         tasks = [group.create_task(client.post(path, content=slow())) for _ in range(2)]
@@ -172,9 +172,9 @@ async def test_a_body_that_does_not_come_ends_at_the_deadline(http: httpx.AsyncC
 # ---- status and description -----------------------------------------------------------------
 
 
-async def test_status_documents_agree(http: httpx.AsyncClient) -> None:
+async def test_status_documents_agree(world: World, http: httpx.AsyncClient) -> None:
     """/v1/cluster, /v1/servers, /v1/recoveries and /v1/tablets/{id} show one state."""
-    await make_flights(http, 10)
+    await make_flights(world, http, 10)
     cluster = (await http.get("/v1/cluster")).json()
     kinds = {server["kind"] for server in (await http.get("/v1/servers")).json()["servers"]}
     assert kinds == {"master", "tserver", "backup"}

@@ -11,6 +11,7 @@ import pytest
 from stelae.client.http_protocol import SCHEMA_VERSION_HEADER
 from stelae.core.errors import ColumnNotFound, InvalidArgument, TableExists, TableNotFound
 from stelae.serve.tokens import Role
+from tests.durabilities import as_json
 from tests.front.http_world import World, problem_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("a", pa.string()), ("b", pa.int64())])
 
 
-async def make(http: httpx.AsyncClient, name: str) -> str:
+async def make(world: World, http: httpx.AsyncClient, name: str) -> str:
     body = {
         "name": name,
         "columns": [
@@ -27,16 +28,18 @@ async def make(http: httpx.AsyncClient, name: str) -> str:
             {"name": "b", "type": "int64"},
         ],
         "key": ["id"],
-        "durability": {"segments": ["ram"]},
+        "durability": as_json(world.durability),
     }
     answer = await http.post("/v1/tables", json=body)
     assert answer.status_code == 201, answer.text
     return f"/v1/tables/{name}"
 
 
-async def test_patch_alters_columns_and_answers_with_the_table(http: httpx.AsyncClient) -> None:
+async def test_patch_alters_columns_and_answers_with_the_table(
+    world: World, http: httpx.AsyncClient
+) -> None:
     """Add, drop, rename and defaults in one call; rows show it at once."""
-    path = await make(http, "patched")
+    path = await make(world, http, "patched")
     await http.put(f"{path}/rows/1", json={"a": "x", "b": 5})
     change = {
         "add_columns": [{"name": "c", "type": "date32", "nullable": False}],
@@ -59,11 +62,12 @@ async def test_patch_alters_columns_and_answers_with_the_table(http: httpx.Async
 
 
 async def test_requests_that_say_their_schema_version_are_understood(
+    world: World,
     http: httpx.AsyncClient,
 ) -> None:
     """Older names with the header; without it the newest; a dropped column is a problem of its
     own, and so is a version that never was."""
-    path = await make(http, "versions")
+    path = await make(world, http, "versions")
     await http.put(f"{path}/rows/1", json={"a": "x", "b": 5})
     await http.patch(path, json={"rename_columns": {"a": "name"}})
     old = {SCHEMA_VERSION_HEADER: "1"}
@@ -102,8 +106,8 @@ async def test_what_cannot_be_is_a_problem_and_changes_nothing(
     http: httpx.AsyncClient, world: World
 ) -> None:
     """Each refusal has its own type, and the table is as it was."""
-    path = await make(http, "refused")
-    await make(http, "taken")
+    path = await make(world, http, "refused")
+    await make(world, http, "taken")
     before = (await http.get(path)).json()
     for change, status, slug in REFUSED:
         problem_of(await http.patch(path, json=change), status, slug)
@@ -116,7 +120,7 @@ async def test_what_cannot_be_is_a_problem_and_changes_nothing(
 async def test_the_client_alters_over_http_as_it_does_directly(world: World) -> None:
     """The same calls on both, with the same rows and the same refusals."""
     for database in (world.cluster.database, world.database()):
-        table = await database.create_table("twin", SCHEMA, key="id")
+        table = await database.create_table("twin", SCHEMA, key="id", durability=world.durability)
         await table.upsert([{"id": n, "a": f"a{n}", "b": n} for n in range(3)])
         await table.alter(
             add_columns=[pa.field("c", pa.int32(), False), pa.field("l", pa.list_(pa.int8()))],
@@ -141,7 +145,9 @@ async def test_the_client_alters_over_http_as_it_does_directly(world: World) -> 
         again = await database.alter_table("other", rename_to="twin", drop_columns="l")
         assert (again.name, again.schema.names) == ("twin", ["id", "name", "c"])
         with pytest.raises(TableExists):
-            await (await database.create_table("o2", SCHEMA, key="id")).rename("twin")
+            await (
+                await database.create_table("o2", SCHEMA, key="id", durability=world.durability)
+            ).rename("twin")
         await database.delete_table("twin")
         await database.delete_table("o2")
 
@@ -150,7 +156,7 @@ async def test_an_old_handle_over_http_goes_on_through_alters_and_a_rename(world
     """It says its schema's version; it loads the schema where that does not do; and it finds its
     table under another name."""
     database = world.database()
-    await database.create_table("past", SCHEMA, key="id")
+    await database.create_table("past", SCHEMA, key="id", durability=world.durability)
     handles = [await database.table("past") for _ in range(4)]
     old = handles[0]
     await old.upsert([{"id": n, "a": f"a{n}", "b": n} for n in range(3)])

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from stelae.client.http import HttpDatabase
-from stelae.core.durability import segments
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -31,9 +30,6 @@ from stelae.serve.tokens import Role
 from tests.front.http_world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-RAM = segments("ram", "ram")
-
 
 SCHEMA = pa.schema(
     [("a", pa.int64()), ("b", pa.string()), ("t", pa.timestamp("us", "UTC")), ("x", pa.float64())]
@@ -82,7 +78,7 @@ async def test_the_client_does_over_http_what_it_does_directly(world: World) -> 
             "twin",
             SCHEMA,
             key=["a", "b"],
-            durability=RAM,
+            durability=world.durability,
             partition=hash_and_range(hash_partition("a", 2), range_partition("b", ["m"])),
         )
         log: list[object] = [table.record.partitioning, table.schema, table.key]
@@ -133,7 +129,9 @@ async def test_what_is_refused_directly_is_refused_over_http_in_the_same_words(
     """Before anything is sent: one home for the rules of what a call may be given."""
     refusals = []
     for database in (world.cluster.database, world.database()):
-        table = await database.create_table("bad", SCHEMA, key=["a", "b"], durability=RAM)
+        table = await database.create_table(
+            "bad", SCHEMA, key=["a", "b"], durability=world.durability
+        )
         with pytest.raises(InvalidArgument) as caught:
             await BAD_CALLS[what](table)
         refusals.append(str(caught.value))
@@ -160,7 +158,7 @@ async def test_a_lost_answer_is_asked_for_again_and_the_write_done_once(world: W
     database = HttpDatabase(
         "http://stelae", world.tokens[Role.ADMIN], httpx.AsyncClient(transport=Lossy())
     )
-    table = await database.create_table("once", SCHEMA, key=["a"], durability=RAM)
+    table = await database.create_table("once", SCHEMA, key=["a"], durability=world.durability)
     versions = await table.insert([{"a": i, "b": "x"} for i in range(3)])
     assert lost == 2
     assert versions.tolist() == [1, 2, 3]
@@ -182,7 +180,7 @@ async def test_a_scan_that_breaks_off_is_never_taken_for_whole(world: World) -> 
     database = HttpDatabase(
         "http://stelae", world.tokens[Role.ADMIN], httpx.AsyncClient(transport=Cutting())
     )
-    table = await database.create_table("cut", SCHEMA, key=["a"], durability=RAM)
+    table = await database.create_table("cut", SCHEMA, key=["a"], durability=world.durability)
     with pytest.raises(Unavailable, match="broke off"):
         await table.scan()
     await database.delete_table("cut")

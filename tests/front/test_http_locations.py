@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pyarrow as pa
 import pytest
 
-from stelae.core.durability import segments
+from stelae.core.catalog_messages import LINEARIZABLE
 from stelae.core.errors import InvalidArgument, TableNotFound, TabletNotFound
+from stelae.core.messages import GET, GET_MANY, SCAN
 from stelae.core.partition import hash_partition
 from tests.front.http_world import World, problem_of
 
@@ -25,7 +28,7 @@ async def test_a_table_shows_its_state_and_those_of_its_tablets(
         SCHEMA,
         key="id",
         partition=hash_partition("id", 3),
-        durability=segments(),
+        durability=world.durability,
         wait=False,
     )
     assert made.name == "t"
@@ -41,7 +44,7 @@ async def test_tablets_are_located_by_table_and_by_id_also_when_gone(
 ) -> None:
     """A deleted tablet is told of, an unknown one is 404."""
     database = world.database()
-    await database.create_table("t", SCHEMA, key="id", durability=segments())
+    await database.create_table("t", SCHEMA, key="id", durability=world.durability)
     (here,) = await database.locate_table("t", max_staleness=30.0)
     assert here.address
     (same,) = await database.locate([here.tablet.tablet_id])
@@ -71,8 +74,45 @@ async def test_an_age_that_is_none_is_refused(world: World, http: httpx.AsyncCli
 async def test_status_and_lists_may_be_a_little_old(world: World, http: httpx.AsyncClient) -> None:
     """The masters that follow answer too."""
     database = world.database()
-    await database.create_table("t", SCHEMA, key="id", durability=segments())
+    await database.create_table("t", SCHEMA, key="id", durability=world.durability)
     for _ in range(6):
         status = await database.status(max_staleness=30.0)
         assert [s["role"] for s in status["servers"] if s["kind"] == "master"].count("leader") == 1
         assert [table.name for table in await database.tables(max_staleness=0.0001)] in ([], ["t"])
+
+
+async def test_reads_of_rows_may_be_a_little_old(
+    world: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked for over HTTP is what tservers are asked for; what is no age is refused."""
+    table = await world.database().create_table("t", SCHEMA, key="id", durability=world.durability)
+    await table.upsert({"id": 1})
+    peers = world.cluster.database.runtime.peers
+    call, asked = peers.call, []
+
+    async def spy(address: Any, method: Any, request: Any, **options: Any) -> Any:
+        if method in (GET, GET_MANY, SCAN):
+            asked.append((method.name, request.max_staleness_s))
+        return await call(address, method, request, **options)
+
+    monkeypatch.setattr(peers, "call", spy)
+    for age, query in ((2.5, "?max_staleness=2.5"), (LINEARIZABLE, "")):
+        assert (await http.get(f"/v1/tables/t/rows/1{query}")).json() == {"id": 1}
+        found = await http.post(f"/v1/tables/t/rows:get{query}", json={"keys": [1]})
+        assert found.json() == {"rows": [{"id": 1}]}
+        assert (await http.post(f"/v1/tables/t/rows:scan{query}", json={})).json() == found.json()
+        names = [GET.name, GET_MANY.name, SCAN.name]
+        assert asked == [(name, age) for name in names]
+        asked.clear()
+    assert await table.get(1, max_staleness=2.5) == {"id": 1}
+    assert (await table.get_many([1], max_staleness=2.5)).num_rows == 1
+    assert (await table.scan(max_staleness=2.5)).num_rows == await table.count(max_staleness=2.5)
+    assert asked == [(name, 2.5) for name in (GET_MANY.name, GET_MANY.name, SCAN.name, SCAN.name)]
+    for text in ("soon", "-1", "inf", "nan", ""):
+        at = {"max_staleness": text}
+        problem_of(await http.get("/v1/tables/t/rows/1", params=at), 400, "invalid-argument")
+        for path, body in (("rows:get", {"keys": [1]}), ("rows:scan", {})):
+            answer = await http.post(f"/v1/tables/t/{path}", params=at, json=body)
+            problem_of(answer, 400, "invalid-argument")
+    with pytest.raises(InvalidArgument):
+        await table.get(1, max_staleness=-1.0)

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 # ---- many rows ------------------------------------------------------------------------------
 
 
-async def test_many_rows_as_json(http: httpx.AsyncClient) -> None:
+async def test_many_rows_as_json(world: World, http: httpx.AsyncClient) -> None:
     """write, get, scan with filters, update, delete; versions given and checked."""
-    await make_flights(http, 250)
+    await make_flights(world, http, 250)
     rows = "/v1/tables/flights/rows"
     scan = await http.post(
         f"{rows}:scan", json={"where": [["dest", "=", "LAX"]], "columns": ["id"]}
@@ -51,9 +51,9 @@ async def test_many_rows_as_json(http: httpx.AsyncClient) -> None:
     problem_of(await http.get(f"{rows}/6"), 404, "row-not-found")
 
 
-async def test_many_rows_as_arrow(http: httpx.AsyncClient) -> None:
+async def test_many_rows_as_arrow(world: World, http: httpx.AsyncClient) -> None:
     """Arrow in, Arrow out, streamed scans in all three forms agree."""
-    await make_flights(http)
+    await make_flights(world, http)
     table = pa.table({"id": range(5000), "dest": ["x" * (i % 7) for i in range(5000)]})
     arrow = {"Content-Type": ARROW, "Accept": ARROW}
     rows = "/v1/tables/flights/rows"
@@ -87,9 +87,11 @@ async def test_many_rows_as_arrow(http: httpx.AsyncClient) -> None:
     assert sorted(lines, key=lambda row: row["id"]) == table.to_pylist()
 
 
-async def test_an_empty_scan_is_a_whole_answer_in_each_form(http: httpx.AsyncClient) -> None:
+async def test_an_empty_scan_is_a_whole_answer_in_each_form(
+    world: World, http: httpx.AsyncClient
+) -> None:
     """No rows: an Arrow stream with its schema, no lines, an empty list."""
-    await make_flights(http)
+    await make_flights(world, http)
     path = "/v1/tables/flights/rows:scan"
     arrow = await http.post(path, json={}, headers={"Accept": ARROW})
     assert pa.ipc.open_stream(arrow.content).read_all().column_names[0] == "id"
@@ -141,18 +143,18 @@ async def test_an_empty_scan_is_a_whole_answer_in_each_form(http: httpx.AsyncCli
     ],
 )
 async def test_bad_calls_on_many_rows_are_refused_whole(
-    http: httpx.AsyncClient, path: str, body: dict[str, object], status: int
+    world: World, http: httpx.AsyncClient, path: str, body: dict[str, object], status: int
 ) -> None:
     """A 4xx problem, and the table stays empty."""
-    await make_flights(http)
+    await make_flights(world, http)
     response = await http.post(f"/v1/tables/flights/rows:{path}", json=body)
     problem_of(response, status, response.json()["type"].removeprefix("/problems/"))
     assert (await http.post("/v1/tables/flights/rows:scan", json={})).json() == {"rows": []}
 
 
-async def test_bad_arrow_bodies_are_refused(http: httpx.AsyncClient) -> None:
+async def test_bad_arrow_bodies_are_refused(world: World, http: httpx.AsyncClient) -> None:
     """Damaged streams, wrong types, unknown columns, missing keys: 400, nothing written."""
-    await make_flights(http)
+    await make_flights(world, http)
     good = pa.table({"id": [1, 2], "dest": ["a", "b"]})
     stream = write_stream(good.schema, good.to_batches())
     bad_text = pa.Array.from_buffers(
@@ -190,7 +192,7 @@ async def test_the_same_write_with_the_same_key_is_done_once(
     world: World, http: httpx.AsyncClient
 ) -> None:
     """The second sending gets the first answer, also from another replica of the API."""
-    await make_flights(http)
+    await make_flights(world, http)
     path = "/v1/tables/flights/rows:write"
     key = {"Idempotency-Key": "order-1"}
     body = {"op": "insert", "rows": [{"id": i, "dest": "A"} for i in range(5)]}
@@ -208,7 +210,7 @@ async def test_the_same_write_with_the_same_key_is_done_once(
 
 async def test_keys_of_different_tokens_do_not_meet(world: World, http: httpx.AsyncClient) -> None:
     """One token's key is not an answer for another's request."""
-    await make_flights(http)
+    await make_flights(world, http)
     path = "/v1/tables/flights/rows/1"
     headers = {"Idempotency-Key": "k", "If-None-Match": "*"}
     assert (await http.put(path, json={}, headers=headers)).status_code == 200
@@ -218,10 +220,10 @@ async def test_keys_of_different_tokens_do_not_meet(world: World, http: httpx.As
 
 
 async def test_too_many_keys_of_the_last_hour_are_refused_in_plain_words(
-    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    world: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer says what is full, for how long, and what to do; writes without a key go on."""
-    await make_flights(http)
+    await make_flights(world, http)
     monkeypatch.setattr(client_results, "MAX_CLIENTS", 4)
     path = "/v1/tables/flights/rows/1"
     assert (await http.put(path, json={})).status_code == 200

@@ -5,8 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.front.http_flights import FLIGHTS, make_flights
-from tests.front.http_world import ARROW, problem_of
+from tests.durabilities import as_json
+from tests.front.http_flights import flights_of, make_flights
+from tests.front.http_world import ARROW, World, problem_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ROW = {
@@ -22,25 +23,27 @@ ROW = {
 # ---- tables ---------------------------------------------------------------------------------
 
 
-async def test_a_table_is_made_shown_listed_and_deleted(http: httpx.AsyncClient) -> None:
+async def test_a_table_is_made_shown_listed_and_deleted(
+    world: World, http: httpx.AsyncClient
+) -> None:
     """The whole life of a table; what is shown is what was asked for."""
-    made = await http.post("/v1/tables", json=FLIGHTS)
+    made = await http.post("/v1/tables", json=flights_of(world))
     assert made.status_code == 201, made.text
     assert made.headers["location"] == "/v1/tables/flights"
     info = made.json()
     for name in ("name", "key", "durability"):
-        assert info[name] == FLIGHTS[name]
+        assert info[name] == flights_of(world)[name]
     shown = {"date32": "date32[day]"}
     assert info["columns"] == [
         {"nullable": True, **column, "type": shown.get(column["type"], column["type"])}
-        for column in FLIGHTS["columns"]
+        for column in flights_of(world)["columns"]
     ]
-    assert info["partition"]["hash"] == FLIGHTS["partition"]["hash"]
+    assert info["partition"]["hash"] == flights_of(world)["partition"]["hash"]
     assert info["tablets"] == 3
     shown_now = (await http.get("/v1/tables/flights")).json()
     assert shown_now == {**info, "tablet_states": {"running": 3}}
     assert (await http.get("/v1/tables")).json() == {"tables": [info]}
-    problem_of(await http.post("/v1/tables", json=FLIGHTS), 409, "table-exists")
+    problem_of(await http.post("/v1/tables", json=flights_of(world)), 409, "table-exists")
     assert (await http.delete("/v1/tables/flights")).status_code == 204
     problem_of(await http.get("/v1/tables/flights"), 404, "table-not-found")
     problem_of(await http.delete("/v1/tables/flights"), 404, "table-not-found")
@@ -48,12 +51,13 @@ async def test_a_table_is_made_shown_listed_and_deleted(http: httpx.AsyncClient)
 
 
 async def test_a_table_made_anew_under_a_name_is_the_one_that_is_found(
+    world: World,
     http: httpx.AsyncClient,
 ) -> None:
     """A handle on the deleted table is not used for its successor."""
-    await make_flights(http, 5)
+    await make_flights(world, http, 5)
     await http.delete("/v1/tables/flights")
-    await make_flights(http)
+    await make_flights(world, http)
     problem_of(await http.get("/v1/tables/flights/rows/1"), 404, "row-not-found")
 
 
@@ -82,13 +86,18 @@ async def test_a_table_made_anew_under_a_name_is_the_one_that_is_found(
         ({"partition": {"range": {"columns": ["id"], "splits": [[1, 2]]}}}, 400),
         ({"durability": {"segments": ["a"] * 8}}, 400),
         ({"durability": {"segments": [""]}}, 400),
+        ({"durability": {"replicas": 2}}, 400),
+        ({"durability": {"replicas": 9}}, 400),
+        ({"durability": {"replicas": "3"}}, 422),
+        ({"durability": {"replicas": 3, "segments": ["ram"]}}, 422),
+        ({"durability": {}}, 422),
     ],
 )
 async def test_impossible_tables_are_refused(
-    http: httpx.AsyncClient, change: dict[str, object], status: int
+    world: World, http: httpx.AsyncClient, change: dict[str, object], status: int
 ) -> None:
     """A 400 or 422 problem, and no table."""
-    response = await http.post("/v1/tables", json={**FLIGHTS, **change})
+    response = await http.post("/v1/tables", json={**flights_of(world), **change})
     problem_of(
         response, status, "invalid-request" if status == 422 else response.json()["type"][10:]
     )
@@ -98,9 +107,11 @@ async def test_impossible_tables_are_refused(
 # ---- one row --------------------------------------------------------------------------------
 
 
-async def test_a_row_goes_in_and_comes_back_as_it_was(http: httpx.AsyncClient) -> None:
+async def test_a_row_goes_in_and_comes_back_as_it_was(
+    world: World, http: httpx.AsyncClient
+) -> None:
     """PUT, GET: every column type, exact integers, NaN, and the version as ETag."""
-    await make_flights(http)
+    await make_flights(world, http)
     path = f"/v1/tables/flights/rows/{ROW['id']}"
     put = await http.put(path, json={k: v for k, v in ROW.items() if k != "id"})
     assert put.status_code == 200, put.text
@@ -116,9 +127,11 @@ async def test_a_row_goes_in_and_comes_back_as_it_was(http: httpx.AsyncClient) -
     assert (await http.delete(path)).status_code == 204
 
 
-async def test_conditions_are_checked_against_the_version(http: httpx.AsyncClient) -> None:
+async def test_conditions_are_checked_against_the_version(
+    world: World, http: httpx.AsyncClient
+) -> None:
     """If-Match and If-None-Match: 412 when they do not hold, and nothing changes."""
-    await make_flights(http)
+    await make_flights(world, http)
     path = "/v1/tables/flights/rows/1"
     absent = {"If-None-Match": "*"}
     first = await http.put(path, json={"dest": "A"}, headers=absent)
@@ -160,21 +173,23 @@ async def test_conditions_are_checked_against_the_version(http: httpx.AsyncClien
     ],
 )
 async def test_headers_that_make_no_sense_are_refused(
-    http: httpx.AsyncClient, headers: dict[str, str]
+    world: World, http: httpx.AsyncClient, headers: dict[str, str]
 ) -> None:
     """400, and the row is not written."""
-    await make_flights(http)
+    await make_flights(world, http)
     path = "/v1/tables/flights/rows/1"
     problem_of(await http.put(path, json={}, headers=headers), 400, "invalid-argument")
     assert (await http.get(path)).status_code == 404
 
 
-async def test_keys_of_several_columns_and_odd_characters(http: httpx.AsyncClient) -> None:
+async def test_keys_of_several_columns_and_odd_characters(
+    world: World, http: httpx.AsyncClient
+) -> None:
     """Commas separate; commas and slashes inside a value are percent-encoded."""
     table = {
         "name": "odd names",
         "key": ["s", "d", "b"],
-        "durability": {"segments": []},
+        "durability": as_json(world.durability),
         "columns": [
             {"name": "s", "type": "string"},
             {"name": "d", "type": "date32"},
@@ -222,9 +237,11 @@ async def test_keys_of_several_columns_and_odd_characters(http: httpx.AsyncClien
         (b'{"nope": 1}', "column-not-found"),
     ],
 )
-async def test_bad_row_bodies_are_named(http: httpx.AsyncClient, body: bytes, slug: str) -> None:
+async def test_bad_row_bodies_are_named(
+    world: World, http: httpx.AsyncClient, body: bytes, slug: str
+) -> None:
     """400 that says which column, and nothing is written."""
-    await make_flights(http)
+    await make_flights(world, http)
     path = "/v1/tables/flights/rows/1"
     headers = {"Content-Type": "application/json"}
     document = problem_of(await http.put(path, content=body, headers=headers), 400, slug)
@@ -233,9 +250,11 @@ async def test_bad_row_bodies_are_named(http: httpx.AsyncClient, body: bytes, sl
     assert (await http.get(path)).status_code == 404
 
 
-async def test_other_media_types_and_methods_are_refused(http: httpx.AsyncClient) -> None:
+async def test_other_media_types_and_methods_are_refused(
+    world: World, http: httpx.AsyncClient
+) -> None:
     """415 and 405, as problems."""
-    await make_flights(http)
+    await make_flights(world, http)
     xml = {"Content-Type": "application/xml"}
     for response in (
         await http.put("/v1/tables/flights/rows/1", content=b"<x/>", headers=xml),

@@ -8,8 +8,11 @@ Commands (nodes are numbers): ``cluster COUNT [key=value …]``, ``load NODE ter
 ``snapshot NODE keep=K``, ``process NODE`` (carry out what is ready), ``deliver FROM TO`` and
 ``drop FROM TO`` (messages under way), ``stabilize [NODE…]`` (process and deliver until all is
 quiet; messages to other nodes stay under way), ``cut A B`` / ``heal``, ``restart NODE``,
-``lease NODE``, ``status``; of members ``join NODE`` (a server that waits to be added),
-``change NODE add|promote|remove MEMBER [expected=T.I]`` and ``members``.
+``lease NODE``, ``status``; of copies by the hosts (``cluster … copies_by_host=1``)
+``tombstone NODE`` (its data goes; it still gets messages) and ``copy NODE SOURCE`` (its data
+becomes the source's snapshot, and it starts; refused if the source's term is older than its own);
+of members ``join NODE`` (a server that waits to be added), ``change NODE add|promote|remove MEMBER
+[expected=T.I]``, ``care NODE`` (a leader promotes or lets go whom it is time for) and ``members``.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from stelae.actors.replica_members import MemberCare
 from stelae.consensus.leader import Leader
 from stelae.consensus.membership import ChangeKind, MemberChange, changed_peers
 from stelae.consensus.messages import (
@@ -35,7 +39,8 @@ from stelae.consensus.messages import (
 from stelae.consensus.raft import Raft
 from stelae.consensus.ready import Ready, Tick
 from stelae.consensus.settings import RaftSettings
-from stelae.core.errors import StelaeError
+from stelae.consensus.tombstone import answer
+from stelae.core.errors import StaleTerm, StelaeError
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.replication import (
     Configuration,
@@ -46,11 +51,14 @@ from stelae.core.replication import (
     configuration_of,
     first_configuration,
 )
+from stelae.storage.consensus_metadata import ConsensusMetadata, merge_consensus_metadata
 
 FOLDER = Path(__file__).parent / "raft"
 REWRITE = "STELAE_REWRITE_GOLDEN"
 GROUP = TabletId("group")
 TICK_US = 1000
+ABANDON_TICKS = 25
+"""Without progress, after which a leader lets a non-voter go."""
 
 
 class LeastChance(random.Random):
@@ -125,6 +133,9 @@ class Conversation:
         self.waiting: list[ServerUuid] = []  # began as members of nothing
         self.applied: dict[int, Entry] = {}
         self.separated: list[tuple[str, str]] = []
+        self.tombstones: dict[ServerUuid, tuple[OpId, int]] = {}  # last OpId, and since when
+        self.floors: dict[ServerUuid, OpId] = {}
+        self.cares: dict[ServerUuid, MemberCare] = {}
         self.now_us = 0
 
     def run(self, command: str) -> list[str]:
@@ -168,7 +179,33 @@ class Conversation:
         self.start(name)
 
     def do_restart(self, node: str) -> None:
-        self.start(self.name(node))
+        name = self.name(node)
+        if name in self.tombstones:
+            self.tombstones[name] = (self.tombstones[name][0], self.now_us)
+        else:
+            self.start(name)
+
+    def do_tombstone(self, node: str) -> None:
+        name = self.name(node)
+        vote, _, _ = self.saved[name]
+        last = self.cores[name].end_of_log
+        self.saved[name] = (vote, None, [])
+        self.tombstones[name] = (last, self.now_us)
+        del self.cores[name]
+        self.lines.append(f"{name} is a tombstone of term {vote.term} after {show_id(last)}")
+
+    def do_copy(self, node: str, source: str) -> None:
+        name, other = self.name(node), self.name(source)
+        vote, _, _ = self.saved[name]
+        theirs, snapshot, _ = self.saved[other]
+        if theirs.term < vote.term:
+            raise StaleTerm(f"a copy of {other}", theirs.term, vote.term)
+        self.floors[name], _ = self.tombstones.pop(name)
+        assert snapshot is not None
+        local, remote = (ConsensusMetadata(GROUP, v, self.configuration) for v in (vote, theirs))
+        self.saved[name] = (merge_consensus_metadata(local, remote).term_and_vote, snapshot, [])
+        self.lines.append(f"{name} has a copy of {other} at {show_id(snapshot.last)}")
+        self.start(name)
 
     def start(self, name: ServerUuid) -> None:
         vote, snapshot, entries = self.saved[name]
@@ -182,6 +219,7 @@ class Conversation:
             entries=[entry for entry in entries if entry.index > base],
             settings=self.settings,
             rng=LeastChance(0),
+            vote_floor=self.floors.get(name),
         )
         self.roles.pop(name, None)
         self.see(name)
@@ -236,6 +274,18 @@ class Conversation:
         members = show_members(self.cores[name].configuration)
         self.lines.append(f"members of {show_id(op_id)}: {members}")
         self.see(name)
+
+    def do_care(self, node: str) -> None:
+        name = self.name(node)
+        core = self.cores[name]
+        care = self.cares.setdefault(name, MemberCare(ABANDON_TICKS * TICK_US))
+        due = care.due(core, self.now_us)
+        if due is None:
+            self.lines.append(f"{name} waits")
+            return
+        self.lines.append(f"{name} finds it time to {due.kind.value} {due.uuid}")
+        op_id = core.change_members(due)
+        self.lines.append(f"members of {show_id(op_id)}: {show_members(core.configuration)}")
 
     def do_members(self) -> None:
         for name, core in self.cores.items():
@@ -299,6 +349,8 @@ class Conversation:
             self.lines.append(f"{name} read {read.request} may run at index {read.index}")
         for request in ready.failed_reads:
             self.lines.append(f"{name} read {request} fails")
+        for uuid in ready.copies:
+            self.lines.append(f"{name} wants {uuid} to get a copy")
 
     def do_deliver(self, source: str, destination: str) -> None:
         for message in self.take(source, destination):
@@ -315,15 +367,37 @@ class Conversation:
         return taken
 
     def hand_over(self, message: Message) -> None:
+        if message.destination in self.tombstones:
+            self.hand_to_tombstone(message)
+            return
         self.cores[message.destination].step(message)
         self.see(message.destination)
+
+    def hand_to_tombstone(self, message: Message) -> None:
+        name = message.destination
+        last, since_us = self.tombstones[name]
+        vote, snapshot, entries = self.saved[name]
+        quiet = self.now_us - since_us >= self.settings.election_ticks * TICK_US
+        given = answer(message, vote, last, quiet=quiet)
+        if given.kept != vote:
+            self.saved[name] = (given.kept, snapshot, entries)
+            self.lines.append(
+                f"{name} saves term {given.kept.term}, vote for {given.kept.voted_for}"
+            )
+        if given.message is not None:
+            self.lines.append(show_message(given.message))
+            self.under_way.append(given.message)
+        else:
+            kind = type(message).__name__
+            self.lines.append(f"{name} answers {message.source}'s {kind}: a tombstone")
 
     def do_stabilize(self, *nodes: str) -> None:
         names = [self.name(node) for node in nodes] or list(self.cores)
         for _ in range(200):
             before = len(self.lines)
             for name in names:
-                self.do_process(name.removeprefix("n"))
+                if name in self.cores:
+                    self.do_process(name.removeprefix("n"))
             here = [m for m in self.under_way if m.source in names and m.destination in names]
             self.under_way = [m for m in self.under_way if m not in here]
             for message in here:
@@ -387,7 +461,7 @@ def test_the_conversation_is_as_recorded(path: Path) -> None:
 
 def test_there_are_conversations() -> None:
     """An empty folder would make the test above prove nothing."""
-    assert len(list(FOLDER.glob("*.txt"))) >= 14
+    assert len(list(FOLDER.glob("*.txt"))) >= 21
 
 
 def change_before_own_entry(leader: Leader, change: MemberChange, expected: OpId | None) -> Any:
@@ -401,6 +475,15 @@ def commit_with_own_copy(leader: Leader) -> bool:
     reached[leader.uuid] = leader._log.stable_index
     index = sorted((reached[uuid] for uuid in counting), reverse=True)[len(voters) // 2]
     return leader.may_commit(index) and leader._log.commit_to(index)
+
+
+def test_without_its_floor_a_copy_elects_a_leader_that_lacks_what_was_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copied replica that forgets how far its log had come breaks the promise."""
+    monkeypatch.setattr(Raft, "end_of_log", property(lambda core: core.log.last))
+    with pytest.raises(AssertionError, match=r"contradicts the commit|two entries at one index"):
+        play((FOLDER / "copy_moves_on.txt").read_text())
 
 
 @pytest.mark.parametrize(

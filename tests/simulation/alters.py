@@ -16,7 +16,6 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from stelae.actors.tablet_schemas import TabletSchemas
 from stelae.client.database import AsyncDatabase
 from stelae.client.known import KnownTable
 from stelae.client.table import AsyncTable
@@ -42,6 +41,7 @@ from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
 from stelae.storage.layout import Layout
 from stelae.storage.projection import Projection
+from stelae.storage.tablet_schemas import TabletSchemas
 from tests.simulation import tables
 
 T = TypeVar("T")
@@ -227,8 +227,8 @@ def _tell_once() -> Any:
     """Tell each owner of an alter once, as of an event, and hope that it arrives."""
     told: dict[tuple[str, int, int], None] = {}
 
-    def once(catalog: Catalog, live: Mapping[Run, Seen]) -> Iterator[Any]:
-        for action in alter_actions(catalog, live):
+    def once(catalog: Catalog, live: Mapping[Run, Seen], *rest: Any) -> Iterator[Any]:
+        for action in alter_actions(catalog, live, *rest):
             if isinstance(action, Alter):
                 table = catalog.tables[action.tablet.table_id]
                 key = (action.tablet.tablet_id, table.schema.version, table.renames)

@@ -17,7 +17,7 @@ from functools import partial
 from unittest.mock import patch
 
 from stelae.client import masters as masters_client
-from stelae.core.errors import RetryLater, StelaeError
+from stelae.core.errors import OutcomeUnknown, RetryLater, StelaeError
 from stelae.core.ids import TableId, TabletId
 from stelae.core.messages import TabletProgress
 from stelae.core.records import TableState, TabletState
@@ -150,7 +150,7 @@ async def _last_looks(clients: list[DdlClient]) -> dict[str, TableId]:
         try:
             await clients[0].read_rows(tables, rows)
             return tables
-        except RetryLater:
+        except (RetryLater, OutcomeUnknown):  # reads may be repeated, where answers get lost
             await asyncio.sleep(0.1)
 
 

@@ -52,6 +52,9 @@ REST_RATE = 0.2
 class Client:
     """One client: a random mix of operations, each recorded with what came of it."""
 
+    faults_s = FAULTS_S
+    """For so long the operations are to last."""
+
     def __init__(
         self, name: str, world: World, database: AsyncDatabase, history: History, rng: random.Random
     ) -> None:
@@ -75,7 +78,7 @@ class Client:
             await self._one(table)
             pause_s = work.think_s
             if self._rng.random() < REST_RATE:
-                pause_s += FAULTS_S / work.operations / REST_RATE
+                pause_s += self.faults_s / work.operations / REST_RATE
             await self._database.runtime.clock.sleep(self._rng.expovariate(1.0) * pause_s)
 
     async def table(self) -> AsyncTable:
@@ -126,7 +129,7 @@ class Client:
         rows = [self.row(table, key, value) for key, value in zip(keys, values, strict=True)]
         try:
             versions = await table.upsert(rows, timeout=self._timeout_s)
-        except StelaeError:
+        except (RetryLater, RetryElsewhere, OutcomeUnknown):
             for operation in operations:
                 self._history.unknown(operation)
         else:

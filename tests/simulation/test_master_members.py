@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -289,7 +290,7 @@ def test_a_founder_that_comes_late_founds_no_second_group() -> None:
         assert stranger not in {member.uuid for member in server.group.members}
         assert server.group.state is MasterState.VOTER
 
-    run(7, story)
+    run(12, story)
 
 
 def test_a_master_that_lost_its_disk_before_the_group_was_founded_is_no_founder() -> None:
@@ -312,6 +313,39 @@ def test_a_master_that_lost_its_disk_before_the_group_was_founded_is_no_founder(
             assert new not in world.server(name).group.founders
 
     run(8, story)
+
+
+def test_a_master_that_lost_its_disk_founds_nothing_with_masters_that_only_load() -> None:
+    """All are started again at once, and the others are asked before they have read their disks."""
+
+    async def story(world: World) -> None:
+        def listens(name: str) -> bool:
+            server = world.server(name)
+            return server is not None and server.group._self is not None
+
+        cluster = SimCluster(world)
+        await cluster.start()
+        await world.wait_until(lambda: cluster.leader() is not None, 30, "a leader")
+        for name in cluster.masters:
+            world.crash(name, restart=False, lose_disk=name == "master-1")
+        world.nodes["master-1"].disks_lost = 0  # who starts the whole cluster does not know
+        world.restart("master-1")
+        await world.wait_ready("master-1")
+        for name in ("master-2", "master-3"):
+            world.restart(name)
+            await world.wait_until(partial(listens, name), 10, "it listens", poll_s=0.0001)
+            world.nodes[name].disk.slowness = 2000.0  # it is asked before it has loaded
+        await asyncio.sleep(1.0)
+        for name in ("master-2", "master-3"):
+            world.nodes[name].disk.slowness = 1.0
+        stranger = world.server("master-1")
+        await world.wait_until(
+            lambda: cluster.leader() and stranger.group.newest, 60, "the stranger hears of them"
+        )
+        assert stranger.group.state is MasterState.JOINING
+        assert stranger.info.uuid not in {member.uuid for member in stranger.group.newest}
+
+    run(10, story)
 
 
 @pytest.mark.parametrize("max_staleness_s", [LINEARIZABLE, 5.0])

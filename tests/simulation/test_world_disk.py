@@ -155,6 +155,39 @@ def test_replace_is_atomic():
     assert {on_disk(body, seed, options) for seed in range(40)} == {b"old", b"new content"}
 
 
+def test_a_folder_moves_as_a_whole_or_not_at_all():
+    """A crash in the midst of a move leaves all files under the old name or all under the new."""
+
+    async def body(loop, disk, view):
+        for name in ("a", "b", "deep/c"):
+            await view.replace(f"old/{name}", name.encode())
+        task = loop.create_task(view.move("old", "new"))
+        await view.list("")
+        disk.crash()
+        task.cancel()
+        return tuple(disk.paths())
+
+    options = LOSSY.but(sync_min_s=10.0)
+    assert {on_disk(body, seed, options) for seed in range(30)} == {
+        ("old/a", "old/b", "old/deep/c"),
+        ("new/a", "new/b", "new/deep/c"),
+    }
+
+
+def test_a_move_is_durable_once_it_returns_and_a_removal_of_a_folder_too():
+    """Neither comes back after a crash."""
+
+    async def body(loop, disk, view):
+        for name in ("moved/a", "removed/b", "removed/deep/c"):
+            await view.replace(name, b"x")
+        assert await view.move("moved", "here")
+        await view.remove_folder("removed")
+        await after_crash(loop, disk)
+        return tuple(disk.paths())
+
+    assert {on_disk(body, seed) for seed in range(20)} == {("here/a",)}
+
+
 def test_names_are_durable_once_open_and_remove_return():
     """A file made or removed stays so after a crash."""
 

@@ -223,6 +223,26 @@ def test_a_failed_future_fails_the_run_unless_its_process_died_before_it_could_l
             run(main())
 
 
+def test_a_task_that_fails_at_the_instant_of_its_processs_death_does_not_fail_the_run():
+    """Whoever in it waited for the task can look at it no more."""
+
+    async def fails() -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        process = loop.new_process("server", 1)
+        task = loop.create_task(fails(), context=process.context.copy())
+        await asyncio.sleep(0)
+        assert task.done()
+        loop.kill(process)
+        del task
+        await asyncio.sleep(1.0)
+
+    SimLoop(random.Random(1), 0.0).run(main(), 10.0)
+
+
 def test_a_paused_process_runs_nothing_until_it_resumes():
     """A hung process misses nothing: what became ready runs after it."""
     ran: list[float] = []

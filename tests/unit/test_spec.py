@@ -37,12 +37,17 @@ def test_cluster_yaml_of_the_repository_is_the_default_cluster() -> None:
 def test_sizes_and_durations_become_bytes_and_seconds() -> None:
     """Values are taken as people write them, and attributes carry the unit."""
     spec = parse_spec(
-        HEADER + "tservers: {memory: 1.5 GiB}\nsegment_size: 4MiB\n"
+        HEADER + "tservers: {memory: 1.5 GiB, quarantine_keep: 2d}\nsegment_size: 4MiB\n"
         "timings: {heartbeat: 250ms, lease: 2s, dead_after: 0.1m, call_timeout: 3}\n"
     )
     assert spec.tservers.memory_bytes == 1536 << 20
     assert spec.settings() == Settings(
-        heartbeat_s=0.25, lease_s=2.0, dead_after_s=6.0, call_timeout_s=3.0, segment_bytes=4 << 20
+        heartbeat_s=0.25,
+        lease_s=2.0,
+        dead_after_s=6.0,
+        call_timeout_s=3.0,
+        segment_bytes=4 << 20,
+        quarantine_keep_s=172_800.0,
     )
 
 

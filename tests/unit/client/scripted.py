@@ -11,12 +11,14 @@ import msgspec
 
 from stelae.client.locations import TableCache
 from stelae.client.masters import MastersClient
+from stelae.core.catalog_messages import ReplicaLocation
 from stelae.core.durability import segments
 from stelae.core.errors import StelaeError
-from stelae.core.ids import Address, ServerUuid, TableId, TabletId
+from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
 from stelae.core.messages import GET_TABLE, TableLocations, TabletLocation
 from stelae.core.partition import Partitioning
 from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.replication import Configuration
 from stelae.core.rpc import Reply
 from stelae.core.runtime import ReplyMemory
 from stelae.core.schema import TableSchema
@@ -95,6 +97,13 @@ class Peers:
         return [body for _, name, body, _ in self.calls if name == method]
 
 
+class Metrics:
+    """Counts nothing."""
+
+    def count(self, name: str, amount: float = 1.0, **tags: str) -> None:
+        """No test asks."""
+
+
 class Scripted:
     """The runtime."""
 
@@ -102,13 +111,31 @@ class Scripted:
         self.clock = Clock()
         self.peers = Peers(self.clock)
         self.rng = random.Random(5)
+        self.metrics = Metrics()
 
     async def offload(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 
 
+def as_group(location: TabletLocation) -> TabletLocation:
+    """The same of a tablet with replicas: its leader at the address, and two others."""
+    tablet = msgspec.structs.replace(
+        location.tablet, owner=ServerUuid(""), configuration=Configuration(OpId(0, 0), ())
+    )
+    others = (Address("t:2"), Address("t:3"))
+    replicas = tuple(
+        ReplicaLocation(ServerUuid(digit * 32), address, True, digit == "d")
+        for digit, address in zip("def", (location.address, *others), strict=True)
+    )
+    return TabletLocation(tablet, location.address, "", replicas)
+
+
 def locations(
-    schema: TableSchema, partitioning: Partitioning | None = None, *, address: Address = TSERVER
+    schema: TableSchema,
+    partitioning: Partitioning | None = None,
+    *,
+    address: Address = TSERVER,
+    grouped: bool = False,
 ) -> TableLocations:
     """A table whose tablets are all served at ``address``."""
     partitioning = partitioning or Partitioning()
@@ -130,7 +157,7 @@ def locations(
         )
         for number in range(partitioning.tablet_count)
     )
-    return TableLocations(table, tablets)
+    return TableLocations(table, tuple(map(as_group, tablets)) if grouped else tablets)
 
 
 def cache_of(runtime: Scripted, found: TableLocations) -> TableCache:

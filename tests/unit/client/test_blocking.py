@@ -14,12 +14,15 @@ from stelae.client.session import Session
 from stelae.client.table import AsyncTable
 from stelae.core.errors import (
     DeadlineExpired,
+    InvalidArgument,
     NoSpace,
+    NotLeader,
     OutcomeUnknown,
     OutOfMemory,
     RowExists,
     StelaeError,
     TabletNotHere,
+    TooStale,
     Unavailable,
 )
 from stelae.core.ids import Address, ClientId, ServerUuid
@@ -35,11 +38,19 @@ SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("value", pa.string())]),
 class World:
     """A table whose direct calls end as ``script`` says; the loop's way always succeeds."""
 
-    def __init__(self, *script: Any, buckets: int = 1, address: Address = TSERVER) -> None:
+    def __init__(
+        self,
+        *script: Any,
+        buckets: int = 1,
+        address: Address = TSERVER,
+        grouped: bool = False,
+    ) -> None:
         self.script = list(script)
         self.direct: list[tuple[str, Any, float]] = []
+        self.called: list[tuple[Address, ServerUuid]] = []
         self.runtime = Scripted()
-        found = locations(SCHEMA, hash_partition("id", buckets), address=address)
+        partition = hash_partition("id", buckets)
+        found = locations(SCHEMA, partition, address=address, grouped=grouped)
         self.session = Session(ClientId("c"))
         self.table = AsyncTable(
             self.runtime,  # type: ignore[arg-type]
@@ -63,8 +74,8 @@ class World:
         timeout_s: float,
         destination: ServerUuid,
     ) -> Any:
-        assert (address, destination) == (TSERVER, OWNER)
         assert timeout_s > 0
+        self.called.append((address, destination))
         self.direct.append((method.name, request, timeout_s))
         answer = self.script.pop(0)
         if isinstance(answer, StelaeError):
@@ -86,6 +97,7 @@ def test_a_small_write_goes_straight_and_not_by_the_loop() -> None:
     assert write(world, 1, 2) == [5, 6]
     ((name, sent, _),) = world.direct
     assert (name, sent.rows) == (WRITE.name, ((1, "x"), (2, "x")))
+    assert world.called == [(TSERVER, OWNER)]
     assert not world.by_loop(WRITE.name)
 
 
@@ -148,9 +160,9 @@ def test_a_get_goes_straight_and_falls_back_likewise() -> None:
         GetReply((((1, "direct"), 9),)), OutcomeUnknown("t", "get", 1.0), GetReply((None,))
     )
     get = world.blocking.get
-    assert get(1, None, True, 30.0) == {"id": 1, "value": "direct", "_version": 9}
-    assert get(1, ["id", "value"], False, 30.0) == {"id": 1, "value": "loop"}
-    assert get(1, None, False, 30.0) is None
+    assert get(1, None, True, None, 30.0) == {"id": 1, "value": "direct", "_version": 9}
+    assert get(1, ["id", "value"], False, None, 30.0) == {"id": 1, "value": "loop"}
+    assert get(1, None, False, None, 30.0) is None
     assert [name for name, _, _ in world.direct] == [GET.name] * 3
     first = world.direct[0][1]
     assert isinstance(first, Get)
@@ -191,3 +203,52 @@ def test_a_deadline_that_has_passed_is_told_as_such() -> None:
         write(world, 1, timeout_s=0.0)
     assert world.direct == []
     assert world.by_loop(WRITE.name) == []
+
+
+# ---- tablets whose replicas are a group -------------------------------------------------------
+
+OTHER = Address("t:2"), ServerUuid("e" * 32)
+
+
+def test_calls_go_straight_to_the_leader_and_to_the_next_one_by_its_hint() -> None:
+    """The write that learns of it goes on by the loop, with its id; the next one goes straight."""
+    world = World(NotLeader("t", 2, "t:2"), WriteReply(8, 1), grouped=True)
+    assert write(world, 1) == [700]
+    assert write(world, 2) == [8]
+    assert world.called == [(TSERVER, OWNER), OTHER]
+    (again,) = world.by_loop(WRITE.name)
+    assert again == world.direct[0][1]
+    assert [address for address, name, *_ in world.runtime.peers.calls if name == WRITE.name] == [
+        "t:2"
+    ]
+
+
+def test_a_leader_that_does_not_answer_is_left_to_the_loop_soon() -> None:
+    """The loop can look for another one meanwhile, which a blocking call cannot."""
+    world = World(OutcomeUnknown("t", "write", 1.0), grouped=True)
+    world.runtime.peers.otherwise[GET.name] = lambda r: GetReply(())
+    assert write(world, 1) == [700]
+    assert world.direct[0][2] <= 1.0
+    assert world.by_loop(WRITE.name) == [world.direct[0][1]]
+
+
+def test_reads_that_may_be_old_go_straight_to_replicas_in_turn() -> None:
+    """And to the others by the loop if one is too stale."""
+    found = GetReply((((1, "direct"), 9),))
+    world = World(found, found, found, TooStale("t", "9 s", 1.0), grouped=True)
+    for _ in range(3):
+        assert world.blocking.get(1, None, False, 1.0, 30.0) == {"id": 1, "value": "direct"}
+    assert sorted(address for address, _ in world.called) == ["t:1", "t:2", "t:3"]
+    assert all(request.max_staleness_s == 1.0 for _, request, _ in world.direct)
+    assert world.blocking.get(1, None, False, 1.0, 30.0) == {"id": 1, "value": "loop"}
+    with pytest.raises(InvalidArgument):
+        world.blocking.get(1, None, False, -1.0, 30.0)
+
+
+def test_without_a_known_leader_the_loop_finds_it() -> None:
+    """Nothing is sent at random."""
+    world = World(grouped=True)
+    world.table.cache.group(0).leader = None
+    assert write(world, 1) == [700]
+    assert not world.direct
+    assert [request.keys for request in world.by_loop(GET.name)] == [()] * 3

@@ -11,7 +11,13 @@ import pytest
 from stelae.client.masters import MastersClient
 from stelae.client.retries import LONGEST_PAUSE_S, all_or_first_error, most_telling, on_tablet
 from stelae.client.scan import scan_tablet
-from stelae.core.catalog_messages import GET_TABLE, LIST_TABLES, ListTables, TableList
+from stelae.core.catalog_messages import (
+    GET_TABLE,
+    LINEARIZABLE,
+    LIST_TABLES,
+    ListTables,
+    TableList,
+)
 from stelae.core.errors import (
     DeadlineExpired,
     InvalidArgument,
@@ -22,6 +28,7 @@ from stelae.core.errors import (
     OutOfMemory,
     Overloaded,
     RowExists,
+    SchemaChanged,
     StelaeError,
     TableNotFound,
     TabletNotHere,
@@ -29,7 +36,7 @@ from stelae.core.errors import (
     Unavailable,
 )
 from stelae.core.ids import Address
-from stelae.core.messages import SCAN, ScanReply
+from stelae.core.messages import GET, SCAN, GetReply, ScanReply
 from stelae.core.rpc import Reply
 from stelae.core.schema import TableSchema
 from tests.unit.client.scripted import TSERVER, Scripted, cache_of, locations
@@ -38,12 +45,23 @@ SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 UNKNOWN = OutcomeUnknown("t:1", "write", 1.0)
 
 
+@pytest.fixture(params=[False, True], ids=["owned", "grouped"])
+def grouped(request: pytest.FixtureRequest) -> bool:
+    """Whether the tablet has replicas that are a group; its first one leads."""
+    return bool(request.param)
+
+
 async def attempt_all(
-    *outcomes: StelaeError | str, timeout_s: float = 10.0, runtime: Scripted | None = None
+    *outcomes: StelaeError | str,
+    timeout_s: float = 10.0,
+    runtime: Scripted | None = None,
+    grouped: bool = False,
+    max_staleness_s: float = LINEARIZABLE,
 ) -> Any:
     """Run `on_tablet` with attempts that end so, one after the other; the last one for ever."""
     runtime = runtime or Scripted()
-    cache = cache_of(runtime, locations(SCHEMA))
+    cache = cache_of(runtime, locations(SCHEMA, grouped=grouped))
+    runtime.peers.otherwise[GET.name] = lambda _: GetReply(())
     left = list(outcomes)
 
     async def attempt(where: Any, owner: Any, limit_s: float) -> str:
@@ -53,10 +71,18 @@ async def attempt_all(
             raise outcome
         return outcome
 
-    return await on_tablet(runtime, cache, 0, "write", attempt, timeout_s=timeout_s)  # type: ignore[arg-type]
+    return await on_tablet(
+        runtime,  # type: ignore[arg-type]
+        cache,
+        0,
+        "write",
+        attempt,
+        timeout_s=timeout_s,
+        max_staleness_s=max_staleness_s,
+    )
 
 
-async def test_moves_waits_and_lost_answers_are_repeated() -> None:
+async def test_moves_waits_and_lost_answers_are_repeated(grouped: bool) -> None:
     """Until there is an answer."""
     outcomes = (
         TabletNotHere("t", "s"),
@@ -65,42 +91,51 @@ async def test_moves_waits_and_lost_answers_are_repeated() -> None:
         Overloaded("q", 1),
         Unavailable("t:1", "refused"),
     )
-    assert await attempt_all(*outcomes, "done") == "done"
+    assert await attempt_all(*outcomes, "done", grouped=grouped) == "done"
+    answer = await attempt_all(*outcomes, "done", grouped=grouped, max_staleness_s=1.0)
+    assert answer == "done"
 
 
 @pytest.mark.parametrize(
-    "error", [RowExists("t", "1", 1), OutOfMemory("s", 2, 1), NoSpace("s", "d")]
+    "error",
+    [RowExists("t", "1", 1), OutOfMemory("s", 2, 1), NoSpace("s", "d"), SchemaChanged("t", 1, 2)],
 )
-async def test_what_repeating_cannot_mend_is_raised_at_once(error: StelaeError) -> None:
-    """Refusals, and no room."""
+async def test_what_repeating_cannot_mend_is_raised_at_once(
+    error: StelaeError, grouped: bool
+) -> None:
+    """Refusals, no room, and columns that mean nothing any more."""
     runtime = Scripted()
     with pytest.raises(type(error)):
-        await attempt_all(error, runtime=runtime)
+        await attempt_all(error, runtime=runtime, grouped=grouped)
     assert runtime.clock.sleeps == []
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("s", 2, 1), NoSpace("s", "d")])
-async def test_no_room_after_a_lost_answer_is_an_unknown_outcome(error: StelaeError) -> None:
+async def test_no_room_after_a_lost_answer_is_an_unknown_outcome(
+    error: StelaeError, grouped: bool
+) -> None:
     """OutOfMemory means "surely not done", and nobody is sure any more."""
     with pytest.raises(OutcomeUnknown):
-        await attempt_all(UNKNOWN, error)
+        await attempt_all(UNKNOWN, error, grouped=grouped)
 
 
-async def test_the_deadline_ends_it_and_says_the_worst_that_may_have_happened() -> None:
+async def test_the_deadline_ends_it_and_says_the_worst_that_may_have_happened(
+    grouped: bool,
+) -> None:
     """Unknown if any attempt may have been carried out, else what was met last."""
     with pytest.raises(OutcomeUnknown):
-        await attempt_all(UNKNOWN, Overloaded("q", 1))
+        await attempt_all(UNKNOWN, Overloaded("q", 1), grouped=grouped)
     with pytest.raises(Overloaded):
-        await attempt_all(TabletNotReady("t", "x"), Overloaded("q", 1))
+        await attempt_all(TabletNotReady("t", "x"), Overloaded("q", 1), grouped=grouped)
     with pytest.raises(DeadlineExpired):
-        await attempt_all("never tried", timeout_s=0.0)
+        await attempt_all("never tried", timeout_s=0.0, grouped=grouped)
 
 
-async def test_pauses_grow_to_a_bound_and_none_is_left_out() -> None:
+async def test_pauses_grow_to_a_bound_and_none_is_left_out(grouped: bool) -> None:
     """Ten seconds of refusals are some fifty tries, not thousands."""
     runtime = Scripted()
     with pytest.raises(Overloaded):
-        await attempt_all(Overloaded("q", 1), runtime=runtime)
+        await attempt_all(Overloaded("q", 1), runtime=runtime, grouped=grouped)
     assert max(runtime.clock.sleeps) == LONGEST_PAUSE_S
     assert 30 < len(runtime.clock.sleeps) < 60
     assert runtime.clock.time == pytest.approx(110.0)

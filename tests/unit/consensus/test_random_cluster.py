@@ -2,7 +2,8 @@
 
 Each seed draws its own sizes and rates. Checked after every step: election safety, log matching,
 leader completeness, state machine safety, reads (by index and by lease) that miss nothing. Planted
-bugs prove that these checks see.
+bugs prove that these checks see. `Copying` lets the hosts copy state: a replica whose log is too
+old becomes a tombstone, which votes, and starts anew with the leader's snapshot.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -21,12 +22,13 @@ from stelae.consensus.follower import answer_append
 from stelae.consensus.leader import Leader
 from stelae.consensus.log_view import LogView
 from stelae.consensus.membership import ChangeKind, MemberChange, changed_peers
-from stelae.consensus.messages import AppendRequest, AppendResponse, Message
+from stelae.consensus.messages import AppendRequest, AppendResponse, Message, VoteResponse
 from stelae.consensus.raft import Raft
 from stelae.consensus.ready import Role, Tick, Unreachable
 from stelae.consensus.settings import RaftSettings
+from stelae.consensus.tombstone import answer
 from stelae.core.errors import InvalidArgument, RetryElsewhere, RetryLater, TabletNotReady
-from stelae.core.ids import Address, ServerUuid, TabletId
+from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.replication import (
     Configuration,
     Entry,
@@ -57,6 +59,10 @@ class Node:
         self.uuid = uuid
         self.saved = SavedState()
         self.lives = 0
+        self.tombstone: OpId | None = None  # the end of the log that was here
+        self.copying = 0  # number of the copy that is under way
+        self.quiet_ticks = 0  # as a tombstone
+        self.vote_floor: OpId | None = None
         self.start()
 
     def start(self) -> None:
@@ -72,6 +78,7 @@ class Node:
             entries=[entry for entry in saved.entries if entry.index > base],
             settings=self.cluster.settings,
             rng=random.Random(f"{self.cluster.seed}/{self.uuid}/{self.lives}"),
+            vote_floor=self.vote_floor,
         )
         self.state: list[bytes] = []
         self.applied = base
@@ -107,6 +114,7 @@ class Cluster:
             inflight_max=rng.choice([1, 2, 8]),
             snapshot_chunk_bytes=rng.choice([10, 50, 1000]),
             apply_entries_max=rng.choice([1, 100]),
+            apply_bytes_max=(1000, 1, 30)[seed % 3],
             lease_duration_us=7 * TICK_US,
         )
         count = rng.choice([3, 3, 5])
@@ -159,6 +167,9 @@ class Cluster:
     def tick(self, name: ServerUuid) -> None:
         rng, node = self.rng, self.nodes[name]
         self.at(TICK_US + rng.randrange(TICK_US // 10), lambda: self.tick(name))
+        if node.tombstone is not None:
+            node.quiet_ticks += 1
+            return
         node.core.step(Tick(self.now_us))
         if not self.idle and rng.random() < 0.3:
             self.work(node)
@@ -205,9 +216,18 @@ class Cluster:
         if (message.source, name) in self.cut:
             return
         node = self.nodes[name]
+        if node.tombstone is not None:
+            self.deliver_to_tombstone(node, message)
+            return
         node.core.step(message)
         if self.rng.random() < 0.7:
             self.carry_out(node)
+
+    def deliver_to_tombstone(self, node: Node, message: Message) -> None:
+        raise NotImplementedError  # only where hosts copy state
+
+    def wants_copies(self, node: Node, uuids: tuple[ServerUuid, ...]) -> None:
+        assert not uuids, "nobody asked for copies by the host"
 
     def send(self, message: Message) -> None:
         rng = self.rng
@@ -238,6 +258,7 @@ class Cluster:
             if rng.random() < self.crash_rate:
                 node.start()
                 return
+            self.wants_copies(node, ready.copies)
             self.apply(node, ready.snapshot, ready.committed)
             node.core.advance(ready)
             for read in ready.reads:
@@ -247,10 +268,12 @@ class Cluster:
         self.maybe_snapshot(node)
 
     def maybe_snapshot(self, node: Node) -> None:
-        core = node.core
         since = node.saved.snapshot.last.index if node.saved.snapshot is not None else 0
-        if core.log.applied_index - since < self.snapshot_every:
-            return
+        if node.core.log.applied_index - since >= self.snapshot_every:
+            self.take_snapshot(node)
+
+    def take_snapshot(self, node: Node) -> None:
+        core = node.core
         entry = self.history[core.log.applied_index]
         in_force = core.log.configuration_at(entry.index)
         snapshot = Snapshot(entry.op_id, in_force, b",".join(node.state))
@@ -302,6 +325,88 @@ class Cluster:
                     assert kept, "leader completeness: a leader lacks a committed entry"
 
 
+class Copying(Cluster):
+    """A group whose hosts copy state; ``bug`` names a mistake of theirs."""
+
+    def __init__(self, seed: int, *, bug: str = "", changing: bool = False) -> None:
+        super().__init__(seed, bug=bug, changing=changing)
+        rng = self.rng
+        self.snapshot_every = rng.choice([3, 5, 20])
+        self.settings = replace(self.settings, copies_by_host=True)
+        self.copy_us = rng.choice([300, 5_000, 30_000])
+        self.copies = self.votes = 0
+        self.nodes = {name: Node(self, name) for name in self.names}
+
+    def wants_copies(self, node: Node, uuids: tuple[ServerUuid, ...]) -> None:
+        for uuid in uuids:
+            self.order_copy(node.uuid, uuid, node.core.term)
+
+    def order_copy(self, source: ServerUuid, target: ServerUuid, term: int) -> None:
+        """A call that may be lost, late, or made twice."""
+        for _ in range(self.rng.choice([0, 1, 1, 2])):
+            delay = 10 + int(self.rng.expovariate(1 / (4 * self.delay_us)))
+            self.at(delay, lambda: self.start_copy(source, target, term))
+
+    def start_copy(self, source: ServerUuid, target: ServerUuid, term: int) -> None:
+        """The target has what it needs from the source, and its own data goes."""
+        node, other = self.nodes[target], self.nodes[source]
+        if node.copying or other.tombstone is not None or (source, target) in self.cut:
+            return
+        if term < node.saved.term_and_vote.term or other.core.term != term:
+            return
+        if other.saved.snapshot is None and other.core.log.applied_index > 0:
+            self.take_snapshot(other)
+        snapshot = other.saved.snapshot
+        if snapshot is None:
+            return
+        if node.tombstone is None:
+            if not node.core.lacks(snapshot.last):
+                return  # it has caught up meanwhile
+            node.quiet_ticks = 0
+            node.tombstone = node.core.end_of_log
+        node.saved.snapshot, node.saved.entries = None, []
+        if self.bug == "a tombstone forgets its vote":
+            node.saved.term_and_vote = TermAndVote(node.saved.term_and_vote.term, None)
+        node.copying = number = next(self.numbers) + 1
+        theirs = other.saved.term_and_vote
+        if self.rng.random() < 0.2:  # the connection breaks, or the target crashes
+            self.at(self.copy_us, lambda: self.break_copy(node, number))
+        else:
+            self.at(self.copy_us, lambda: self.finish_copy(node, number, snapshot, theirs))
+
+    def break_copy(self, node: Node, number: int) -> None:
+        if node.copying == number:
+            node.copying = 0
+            node.quiet_ticks = 0
+
+    def finish_copy(self, node: Node, number: int, snapshot: Snapshot, theirs: TermAndVote) -> None:
+        if node.copying != number:
+            return
+        ours = node.saved.term_and_vote
+        if theirs.term > ours.term:
+            ours = TermAndVote(theirs.term, None)
+        node.saved = SavedState(ours, snapshot, [])
+        node.vote_floor = node.tombstone
+        node.copying, node.tombstone = 0, None
+        self.copies += 1
+        node.start()
+
+    def deliver_to_tombstone(self, node: Node, message: Message) -> None:
+        last = node.tombstone
+        assert last is not None
+        if self.bug == "a tombstone votes for any log":
+            last = OpId(0, 0)
+        quiet = node.quiet_ticks >= self.settings.election_ticks
+        kept = node.saved.term_and_vote
+        given = answer(message, kept, last, quiet=quiet)
+        node.saved.term_and_vote = given.kept
+        if given.message is not None:
+            self.votes += isinstance(given.message, VoteResponse) and given.message.granted
+            self.send(given.message)
+        elif isinstance(message, AppendRequest):
+            self.order_copy(message.source, node.uuid, message.term)
+
+
 class NoProgress(Exception):
     """Nothing was broken, but after all faults ended the group did not converge."""
 
@@ -325,7 +430,8 @@ def chaos(cluster: Cluster, turns: int = 12) -> None:
                     cluster.cut.add((a, b))
         if kind == "unreachable":
             for node in cluster.nodes.values():
-                node.core.step(Unreachable(rng.choice(cluster.names)))
+                if node.tombstone is None:
+                    node.core.step(Unreachable(rng.choice(cluster.names)))
 
 
 def live(cluster: Cluster) -> None:
@@ -335,9 +441,10 @@ def live(cluster: Cluster) -> None:
     cluster.run(100 * TICK_US)
     cluster.idle = True
     cluster.run(400 * TICK_US)
-    leading = [n for n in cluster.nodes.values() if n.core.role is Role.LEADER]
+    alive = [n for n in cluster.nodes.values() if n.tombstone is None]
+    leading = [n for n in alive if n.core.role is Role.LEADER]
     members = leading[0].core.configuration.peers if leading else ()
-    reached = {cluster.nodes[peer.uuid].applied for peer in members}
+    reached = {n.applied if n in alive else 0 for n in (cluster.nodes[p.uuid] for p in members)}
     stuck = len(leading) != 1 or len(reached) != 1 or max(reached) <= 5
     if stuck:
         raise NoProgress(f"{len(leading)} leaders, applied {sorted(reached)}")
@@ -369,6 +476,21 @@ def test_members_change_at_random_and_every_promise_is_kept(first_seed: int) -> 
     assert changes > 30, "the members hardly changed"
 
 
+@pytest.mark.parametrize("first_seed", range(0, 60, 6))
+def test_hosts_copy_state_at_random_and_every_promise_is_kept(first_seed: int) -> None:
+    """With copies that come late, break, and race with elections; half with changing members."""
+    copies = 0
+    for seed in range(first_seed, first_seed + 6):
+        cluster = Copying(seed, changing=seed % 2 == 1)
+        try:
+            live(cluster)
+        except (AssertionError, NoProgress) as error:
+            error.add_note(f"seed {seed}")
+            raise
+        copies += cluster.copies
+    assert copies > 3, "hardly anything was copied"
+
+
 def test_the_random_lives_do_what_they_claim() -> None:
     """Leaders change, snapshots travel, reads of both kinds happen: the test is not idle."""
     clusters = [Cluster(seed) for seed in range(6)]
@@ -381,7 +503,9 @@ def test_the_random_lives_do_what_they_claim() -> None:
     assert len(restored) > 5
 
 
-def answer_append_unchecked(log: LogView, request: AppendRequest) -> AppendResponse:
+def answer_append_unchecked(
+    log: LogView, request: AppendRequest, memory_over: tuple[int, int] | None = None
+) -> AppendResponse:
     """The planted bug: entries are taken without a look at what comes before them."""
     if request.previous.index <= log.last.index:
         known = max(0, log.commit_index - request.previous.index)
@@ -397,7 +521,7 @@ def answer_append_unchecked(log: LogView, request: AppendRequest) -> AppendRespo
             log.last,
             request.round,
         )
-    return answer_append(log, request)
+    return answer_append(log, request, memory_over)
 
 
 def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,6 +556,24 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
             cluster.snapshot_every = 10_000
         try:
             chaos(cluster, turns=6)
+        except AssertionError:
+            return
+    pytest.fail(f"{bug}: not found")
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        "a tombstone forgets its vote",
+        "a tombstone votes for any log",
+    ],
+)
+def test_a_planted_bug_of_copying_is_found(bug: str) -> None:
+    """Each of these breaks a promise within a few hundred lives; others have golden histories."""
+    for seed in range(600):
+        cluster = Copying(seed, bug=bug, changing=seed % 2 == 1)
+        try:
+            chaos(cluster, turns=8)
         except AssertionError:
             return
     pytest.fail(f"{bug}: not found")

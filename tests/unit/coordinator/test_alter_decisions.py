@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pyarrow as pa
 import pytest
@@ -19,10 +21,16 @@ from stelae.coordinator.catalog import Applied, Catalog, CatalogBatch, Conflict
 from stelae.coordinator.liveness import Liveness, Run, run_of
 from stelae.core.alter import SchemaChange, schema_change
 from stelae.core.alter_messages import AlterTable
-from stelae.core.durability import segments
+from stelae.core.durability import Replicas, replicas, segments
 from stelae.core.errors import InvalidArgument, TableExists, TableNotFound
-from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.messages import Heartbeat, TabletProgress, TabletReport
+from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TableId, TabletId
+from stelae.core.messages import (
+    GroupReport,
+    Heartbeat,
+    ReplicaRole,
+    TabletProgress,
+    TabletReport,
+)
 from stelae.core.partition import Partitioning
 from stelae.core.records import (
     ServerInfo,
@@ -32,6 +40,7 @@ from stelae.core.records import (
     TabletRecord,
     TabletState,
 )
+from stelae.core.replication import Configuration, Peer
 from stelae.core.runtime import ProcessIdentity
 from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
@@ -237,3 +246,113 @@ def test_a_snapshot_keeps_what_alters_are_under_way() -> None:
     gone = msgspec.structs.replace(world.table, state=TableState.DELETED, generation=3)
     world.put(CatalogBatch((gone,)))
     assert list(other.altered) == []
+
+
+# ---- another number of replicas -----------------------------------------------------------------
+
+
+def resize(durability: Any, sequence: int = 1, **changes: Any) -> AlterTable:
+    nothing = order(sequence, SchemaChange())
+    return msgspec.structs.replace(nothing, durability=durability, **changes)
+
+
+class Resized(World):
+    """The same with ``replicas(3)`` and one tablet, led by s1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = msgspec.structs.replace(self.table, durability=replicas(3), generation=2)
+        gone = [
+            msgspec.structs.replace(t, state=TabletState.DELETED, generation=2)
+            for t in self.catalog.tablets_of(T)
+        ]
+        self.put(CatalogBatch((table,), tuple(gone)))
+        self.members("123")
+
+    def members(self, voters: str, others: str = "") -> None:
+        """What the catalog has of the tablet's members."""
+        before = self.catalog.tablets.get(TabletId("g"))
+        peers = [Peer(ServerUuid(f"s{n}"), Address(f"s{n}:1"), True) for n in voters]
+        peers += [Peer(ServerUuid(f"s{n}"), Address(f"s{n}:1"), False) for n in others]
+        generation = 1 if before is None else before.generation + 1
+        record = TabletRecord(
+            TabletId("g"), T, 2, TabletState.RUNNING, 0, ServerUuid(""), 0,
+            configuration=Configuration(OpId(1, generation), tuple(peers)), generation=generation,
+        )  # fmt: skip
+        assert isinstance(self.put(CatalogBatch(tablets=(record,))), Applied)
+
+    def lead(self) -> None:
+        tablet = self.catalog.tablets[TabletId("g")]
+        word = GroupReport(
+            ReplicaRole.LEADER, OpId(1, 9), 9, ServerUuid("s1"), tablet.configuration
+        )
+        self.beat("s1", "g", self.table.schema.version, group=word)
+
+    def steps(self) -> list[str]:
+        self.lead()
+        reporters = self.liveness.reporters(self.now).of
+        found = []
+        for action in alter_actions(self.catalog, self.live, reporters):  # type: ignore[arg-type]
+            assert isinstance(action, FinishAlter), "the leader has the schema"
+            batch = draft_finish(self.catalog, action)
+            assert batch is not None
+            self.put(batch)
+            found.append("finish")
+        return found
+
+    def waiting(self) -> tuple[TabletId, ...]:
+        reporters = self.liveness.reporters(self.now).of
+        return waiting_for(self.catalog, self.table, self.live, reporters)  # type: ignore[arg-type]
+
+
+def test_another_number_of_replicas_is_done_once_every_tablet_has_it() -> None:
+    """Golden conversation: 3, 4, 5 voters and nobody else; and back to 3 before it was done."""
+    world = Resized()
+    world.put(draft_alter(world.catalog, resize(replicas(5))))
+    assert (world.table.durability, world.table.state) == (replicas(5), TableState.ALTERING)
+    assert world.table.schema.version == 1
+    for voters, others in (("123", ""), ("123", "4"), ("1234", ""), ("12345", "6")):
+        world.members(voters, others)
+        assert world.steps() == []
+        assert world.waiting() == (TabletId("g"),)
+    world.members("12345")
+    assert world.steps() == ["finish"]
+    assert (world.table.state, world.table.resizing) == (TableState.RUNNING, False)
+    world.put(draft_alter(world.catalog, resize(replicas(3), 2)))
+    world.put(draft_alter(world.catalog, resize(replicas(5), 3)))
+    assert world.table.durability == replicas(5)
+    assert world.steps() == ["finish"]
+    assert world.waiting() == ()
+
+
+def test_an_alter_of_columns_does_not_wait_for_lost_replicas() -> None:
+    """Only who asked for another number of them waits for as many."""
+    world = Resized()
+    world.members("12")
+    world.put(draft_alter(world.catalog, order()))
+    assert world.steps() == ["finish"]
+
+
+def test_the_same_number_of_replicas_again_changes_nothing() -> None:
+    """It is no error, and there is nothing to wait for."""
+    world = Resized()
+    world.put(draft_alter(world.catalog, resize(replicas(3))))
+    assert (world.table.state, world.table.resizing) == (TableState.RUNNING, False)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        (Replicas(4), "odd number"),
+        (Replicas(0), "odd number"),
+        (Replicas(9), "odd number"),
+        (segments("disk"), "Create another table"),
+    ],
+)
+def test_a_durability_that_cannot_be_is_refused(wanted: Any, text: str) -> None:
+    """Even numbers, and segments in the place of replicas; nothing changes."""
+    world = Resized()
+    with pytest.raises(InvalidArgument, match=text):
+        draft_alter(world.catalog, resize(wanted))
+    with pytest.raises(InvalidArgument, match="cannot be given replicas"):
+        draft_alter(World().catalog, resize(replicas(3)))

@@ -11,7 +11,6 @@ from stelae.coordinator.catalog import Catalog, CatalogBatch
 from stelae.coordinator.ddl import draft_replace
 from stelae.coordinator.decide import (
     Action,
-    Close,
     GiveUp,
     HandOver,
     Move,
@@ -22,6 +21,7 @@ from stelae.coordinator.decide import (
     Serve,
     decide,
 )
+from stelae.coordinator.leaving import Close
 from stelae.coordinator.liveness import Liveness, Run, Seen
 from stelae.coordinator.standing import standing_of, to_drop
 from stelae.core.durability import segments
@@ -360,7 +360,7 @@ def test_a_tablet_in_creation_for_too_long_is_to_be_replaced_elsewhere() -> None
         assert replacements(world) == []
         world.now += 0.1
         (found,) = replacements(world)
-        assert [owner.name for owner in found.owners] == ["s2"]
+        assert [owner.name for (owner,) in found.holders] == ["s2"]
         assert found.stuck == (world.tablet,)
 
 
@@ -392,7 +392,7 @@ def test_what_replaces_a_tablet_is_one_entry_with_both_records() -> None:
     world.beat("s1")
     world.beat("s2")
     (found,) = replacements(world)
-    batch = draft_replace(world.catalog, found.stuck, found.owners, random.Random(1))
+    batch = draft_replace(world.catalog, found.stuck, found.holders, random.Random(1))
     assert batch is not None
     world.put(batch)
     old = world.tablet
@@ -400,7 +400,7 @@ def test_what_replaces_a_tablet_is_one_entry_with_both_records() -> None:
     (new,) = world.catalog.tablets_of(TableId("T"))
     assert old.replaced_by == new.tablet_id
     assert (new.number, new.state, new.term, new.attempt) == (0, TabletState.CREATING, 1, 1)
-    assert draft_replace(world.catalog, found.stuck, found.owners, random.Random(1)) is None
+    assert draft_replace(world.catalog, found.stuck, found.holders, random.Random(1)) is None
     restored = Catalog()
     restored.restore(world.catalog.snapshot())
     assert restored.tablets_of(TableId("T")) == [new]

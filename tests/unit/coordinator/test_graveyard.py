@@ -42,7 +42,7 @@ def some_history() -> tuple[Catalog, dict[TableId, list[TabletId]]]:
         had[table_id] = [tablet.tablet_id for tablet in catalog.tablets_of(table_id)]
         if name == "b":
             old = catalog.tablets_of(table_id)[1]
-            batch = draft_replace(catalog, [old], [info("s2")], RNG)
+            batch = draft_replace(catalog, [old], [[info("s2")]], RNG)
             assert batch is not None
             catalog.apply(0, 1, batch.encode())
             had[table_id].append(batch.tablets[1].tablet_id)

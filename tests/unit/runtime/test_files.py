@@ -88,6 +88,30 @@ async def test_remove_syncs_the_folder_after_the_unlink(
     assert seen.calls == [("unlink", "a"), ("fsync", "data")]
 
 
+async def test_a_move_is_one_rename_and_then_both_parents_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rename is atomic; the new name is made durable before the old one is surely gone."""
+    disk = LocalDisk(tmp_path / "data")
+    await disk.replace("wals/a/log", b"1")
+    await disk.replace("kept/a/superblock", b"2")
+    seen = Recorder(monkeypatch)
+    assert await disk.move("wals/a", "kept/a/wals")
+    assert seen.calls == [("rename", "wals"), ("fsync", "a"), ("fsync", "wals")]
+
+
+async def test_a_removed_folder_is_synced_out_of_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removed folder does not come back after a crash."""
+    disk = LocalDisk(tmp_path / "data")
+    await disk.replace("f/g/a", b"1")
+    seen = Recorder(monkeypatch)
+    await disk.remove_folder("f/g")
+    assert seen.calls == [("fsync", "f")]
+    assert not (disk.root / "f" / "g").exists()
+
+
 async def test_a_replace_that_fails_leaves_the_old_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +163,23 @@ async def test_after_a_failed_sync_no_later_one_succeeds(
             await file.sync()
     with pytest.raises(OSError, match="an earlier sync failed"):
         await file.sync()
+
+
+@pytest.mark.parametrize("sync_in_thread", [False, True])
+async def test_a_sync_that_lacks_space_is_a_failed_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync_in_thread: bool
+) -> None:
+    """Pages that were not written may be gone: nobody may try it again as with a refused write."""
+    file = await LocalDisk(tmp_path / "data", sync_in_thread=sync_in_thread).open("a")
+    file.write_at(0, b"x")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fdatasync", full)
+    with pytest.raises(OSError, match="No space left") as failed:
+        await file.sync()
+    assert failed.value.errno == errno.EIO
 
 
 def test_a_directory_in_use_is_refused_by_name(tmp_path: Path) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+from collections.abc import Callable
 
 import pytest
+import uvloop
 
+from stelae.core.errors import Unavailable
 from stelae.core.ids import Address
 from stelae.runtime.direct import DirectCalls
 from stelae.runtime.handshake import Credentials
 from stelae.runtime.local import connect_locally, listen_locally
+from stelae.runtime.peers import TcpPeers
 from tests.unit.runtime.peers_world import ECHO, SECRET, UUID, Servers, Text, echo
 
 by_unix = pytest.mark.parametrize("servers", ["unix"], indirect=True)
@@ -78,3 +83,35 @@ def test_a_name_in_use_leaves_tcp() -> None:
 def test_nobody_listens_under_another_address() -> None:
     """On another machine the name does not exist, and the caller goes over TCP."""
     assert connect_locally(Address("192.0.2.1:7000")) is None
+
+
+@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_connection_that_breaks_while_it_is_made_is_closed_once(
+    make: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another thread's the second time: libuv then ends the whole process."""
+    made: list[socket.socket] = []
+    numbers: list[int] = []
+
+    def connect(address: Address) -> socket.socket | None:
+        ours, theirs = socket.socketpair()
+        theirs.close()  # as of a process that was killed with the connection in its queue
+        ours.setblocking(False)
+        made.append(ours)
+        numbers.append(ours.fileno())
+        return ours
+
+    async def call() -> None:
+        monkeypatch.setattr("stelae.runtime.peers.connect_locally", connect)
+        peers = TcpPeers(Credentials("c", SECRET), on_failure=pytest.fail)
+        with pytest.raises(Unavailable):
+            await peers.call(NOWHERE, ECHO, Text(""), timeout_s=5.0)
+        await peers.close()
+        await asyncio.sleep(0.01)
+
+    with asyncio.Runner(loop_factory=make) as runner:
+        runner.run(call())
+    assert len(made) == 1
+    assert made[0].fileno() == -1, "closing it once more closes what has its number by then"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(numbers[0])

@@ -38,6 +38,11 @@ class TabletSchemas:
             self._views.clear()
         return newer
 
+    def found(self, table: TableRecord) -> None:
+        """Begin anew with this record, whatever was known before."""
+        self.table = table
+        self._views.clear()
+
     def view(self, version: int) -> SchemaView | None:
         """How a caller with this version sees the table; None: as it is. 0: the caller does not
         say, and has the present one.

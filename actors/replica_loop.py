@@ -1,0 +1,460 @@
+"""The loop of one replica: events in, effects out, in an order that nothing may change.
+
+One loop owns the core. A turn takes what has arrived (messages, one tick, all proposals and reads),
+then carries out the `Ready`: durable first, then sent, then applied, in `ReplicaLoop._execute`;
+only a leader's own entries are written beside that. All proposals of a turn share one append, and
+all turns during one sync share the next one. A failure of the disk or of the state machine
+ends the loop's task; what else ends by that is the affair of the owner of its tasks: a master
+ends, of a tserver one tablet.
+
+Where nothing has to be durable or applied (heartbeats, their answers, ticks of a group at rest),
+a tick or a small message is dealt with where it arrives, between two turns of the loop: the same
+steps, without waking a task. So groups at rest cost little. Design §7, §8, §13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from stelae.actors.log_writer import LogWriter
+from stelae.actors.raft_host import RaftHost
+from stelae.actors.replica_flush import CopyNeeds, OwnSnapshots, ReplicaFlushes
+from stelae.actors.replica_links import ReplicaLinks
+from stelae.actors.replica_members import MemberCare
+from stelae.actors.replica_requests import Proposal, ReplicaRequests
+from stelae.actors.replica_storage import ReplicaStorage
+from stelae.actors.replica_types import ReplicaSettings, RoleChange, SnapshotStore, StateMachine
+from stelae.consensus.messages import (
+    Message,
+    RaftMessages,
+    SnapshotRequest,
+    check_message,
+)
+from stelae.consensus.raft import Raft
+from stelae.consensus.ready import Ready, Role, Tick, Unreachable
+from stelae.core.errors import InvalidArgument, NotLeader, StelaeError, TabletNotReady
+from stelae.core.ids import Address, OpId, ServerUuid, TabletId
+from stelae.core.replica_messages import DataState
+from stelae.core.replication import (
+    Configuration,
+    Entry,
+    EntryKind,
+    configuration_of,
+    first_configuration,
+)
+from stelae.core.runtime import Runtime
+from stelae.core.tasks import Tasks
+
+
+class ReplicaLoop:
+    """What `stelae.actors.replica.Replica` is made of."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        tasks: Tasks,
+        group_id: TabletId,
+        self_uuid: ServerUuid,
+        peers: Mapping[ServerUuid, Address],
+        state_machine: StateMachine,
+        settings: ReplicaSettings,
+        folder: str = "",
+        names: Mapping[ServerUuid, str] | None = None,
+        snapshots: SnapshotStore | None = None,
+        vote_floor: OpId | None = None,
+        host: RaftHost | None = None,
+    ) -> None:
+        """``peers`` are all first members with this one; ``folder`` is inside the data directory.
+
+        Without peers the replica waits until a group adds it. What is on disk goes before both.
+        ``names`` is how people call the first members. ``snapshots`` is where the snapshot lies, if
+        not in a file of its own. ``vote_floor`` is what a tombstone that was here had kept. A
+        ``host`` is shared by replicas that tick alike.
+        """
+        self.group_id = group_id
+        self.uuid = self_uuid
+        self._runtime = runtime
+        self._tasks = tasks
+        self._state_machine = state_machine
+        self._settings = settings
+        self._storage = ReplicaStorage(
+            runtime.disk,
+            folder,
+            group_id,
+            log_file_bytes=settings.log_file_bytes,
+            log_ahead_bytes=settings.log_ahead_bytes,
+            snapshots=snapshots,
+        )
+        self._writer = LogWriter(self._storage, self._on_written)
+        self.flushes = ReplicaFlushes(self._storage, settings.keep_bytes)
+        """Where hosts copy state; a copy session pins the log here."""
+        self._own_snapshots = OwnSnapshots(self._storage, settings, state_machine)
+        self.copies = CopyNeeds(runtime)
+        self._vote_floor = vote_floor
+        self._first = first_configuration(peers, names)
+        self._care = MemberCare(int(settings.abandon_member_s * 1_000_000))
+        self._host = host or RaftHost(runtime, tasks, settings.tick_s)
+        self._owns_host = host is None
+        self._links = ReplicaLinks(
+            runtime, tasks, group_id, self_uuid, peers, self._lost, self._is_absent, self._host
+        )
+        self._requests = ReplicaRequests(group_id, self_uuid, settings.queue_bytes)
+        self._core: Raft | None = None
+        self._own: list[asyncio.Task[None]] = []
+        self._watchers: list[Callable[[RoleChange], None]] = []
+        self._told: RoleChange | None = None
+        self._changed = asyncio.Event()  # replaced at each change of role
+        self._begin_events()
+
+    def _begin_events(self) -> None:
+        """What waits for the loop."""
+        self._wake = asyncio.Event()
+        self._inbox: list[Message] = []
+        self._unreachable: dict[ServerUuid, None] = {}
+        self._transfers: list[tuple[ServerUuid | None, asyncio.Future[None]]] = []
+        self._tick_due: Tick | None = None
+        self._written: OpId | None = None
+        self._in_turn = False
+        self._is_stopped = False
+
+    # ---- life ------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Read the disk, restore the state machine, and begin. Raises CorruptData, OSError."""
+        loaded = await self._storage.load(self._first)
+        if loaded.snapshot is not None:
+            self._state_machine.restore(loaded.snapshot.data)
+        self._core = Raft(
+            group_id=self.group_id,
+            uuid=self.uuid,
+            configuration=loaded.configuration,
+            term_and_vote=loaded.term_and_vote,
+            snapshot=loaded.snapshot,
+            entries=loaded.entries,
+            settings=self._settings.raft,
+            rng=self._runtime.rng,
+            vote_floor=self._vote_floor,
+        )
+        self._links.learn(self._core.configuration)
+        name = f"replica {self.group_id}"
+        self._own.append(self._tasks.spawn(self._run(), name))
+        self._own.append(self._tasks.spawn(self._write(), f"{name} writes"))
+        self._host.join(self.group_id, self)
+
+    async def stop(self) -> None:
+        """End without answering what is pending; a durable log needs no farewell."""
+        own, self._own = self._own, []
+        self._is_stopped = True
+        if own:
+            self._host.leave(self.group_id, self)
+        for task in own:
+            task.cancel()
+        await asyncio.gather(*own, return_exceptions=True)
+        await self._links.stop()
+        if self._owns_host:
+            await self._host.stop()
+        self._storage.close()
+        self._requests.close()
+        self.flushes.close()
+        for _, future in self._transfers:
+            future.cancel()
+
+    # ---- what can be seen ------------------------------------------------------------------
+
+    @property
+    def core(self) -> Raft:
+        """The protocol core; to look at, never to step. Only after `start`."""
+        assert self._core is not None, "replica not started"
+        return self._core
+
+    @property
+    def leader_address(self) -> Address | None:
+        """Where the leader listens, as far as is known here."""
+        leader = self.core.leader_uuid
+        return self._links.address(leader) if leader is not None else None
+
+    @property
+    def leader_ready(self) -> bool:
+        """True if this replica leads and has applied all that was committed before its term."""
+        core = self.core
+        return core.leader is not None and core.log.term_at(core.log.applied_index) == core.term
+
+    @property
+    def members(self) -> Configuration:
+        """The last committed configuration that is known here."""
+        return self.core.log.committed_configuration
+
+    # ---- events ----------------------------------------------------------------------------
+
+    def receive(self, envelope: RaftMessages) -> None:
+        """Queue messages for the loop; beyond the limit they are lost, which Raft allows for.
+
+        Raises InvalidArgument.
+        """
+        for message in envelope.messages:
+            self._check(message)
+        for message in envelope.messages:
+            self._queue(message, envelope.address)
+        self._wake.set()
+
+    def take_mail(self, message: Message, address: Address) -> None:
+        """Deal with a small message at once, if that needs neither the disk nor the state machine.
+
+        Raises InvalidArgument.
+        """
+        self._check(message)
+        core = self._free_core()
+        if core is None:
+            self._queue(message, address)
+            self._wake.set()
+        elif self._is_for_us(message, address):
+            role = core.role
+            self.copies.heard(message)
+            core.step(message)
+            self._go_on(core, role)
+
+    def tick(self, tick: Tick) -> None:
+        """The clock of the host has ticked. Ticks missed during a slow turn count as one."""
+        core = self._free_core()
+        if core is None:
+            self._tick_due = tick
+            self._wake.set()
+        else:
+            role = core.role
+            core.step(tick)
+            self._care_for_members(core, tick.now_us)
+            self._go_on(core, role)
+
+    def spread_commit(self) -> None:
+        """A follower waits to hear how far all is committed."""
+        leader = self.core.leader
+        if leader is not None:
+            leader.spread_commit()
+            if leader.is_stirred:
+                self._wake.set()
+
+    def _free_core(self) -> Raft | None:
+        """The core, if no turn of the loop is under way or due, so that this may be one."""
+        if self._in_turn or self._is_stopped or self._wake.is_set():
+            return None
+        return self._core
+
+    def _check(self, message: Message) -> None:
+        check_message(message)
+        if self._settings.raft.copies_by_host and isinstance(message, SnapshotRequest):
+            raise InvalidArgument(f"tablet {self.group_id} takes no snapshots in messages")
+
+    def _is_for_us(self, message: Message, address: Address) -> bool:
+        self._links.update_address(message.source, address)
+        return message.destination == self.uuid and message.group_id == self.group_id
+
+    def _queue(self, message: Message, address: Address) -> None:
+        if not self._is_for_us(message, address):
+            return
+        if len(self._inbox) < self._settings.inbox_messages_max:
+            self._inbox.append(message)
+        else:
+            self._runtime.metrics.count("raft_messages_dropped")
+
+    def _go_on(self, core: Raft, role: Role) -> None:
+        """After a step: a light turn, one in which nothing has to be durable or applied; the loop
+        takes what is more. ``role``: that before the step."""
+        if core.role is role and not core.is_stirred:
+            return
+        while core.is_stirred:
+            if not core.is_light or not (ready := core.take_ready()):
+                self._wake.set()
+                break
+            self._links.learn(core.configuration)
+            self._links.send(ready.messages)
+            self._finish(core, ready)
+        self._tell(core)
+
+    # ---- the loop --------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        core = self.core
+        self._tell(core)
+        while True:
+            self._in_turn = False
+            await self._wake.wait()
+            if self._is_stopped:
+                return
+            self._wake.clear()
+            self._in_turn = True
+            self._take_events(core)
+            while ready := core.take_ready():
+                await self._execute(core, ready)
+                if core.log.applied_index < core.log.commit_index:
+                    await asyncio.sleep(0)  # a long log: the server has others to serve
+            self.copies.tell_absent(core)
+            await self.flushes.trim(core)
+            await self._own_snapshots.after_turn(core)
+            self._tell(core)
+
+    def _take_events(self, core: Raft) -> None:
+        """Step the core by what has arrived."""
+        if self._written is not None:
+            written, self._written = self._written, None
+            core.written(written)
+        if self._inbox:
+            inbox, self._inbox = self._inbox, []
+            for message in inbox:
+                self.copies.heard(message)
+                core.step(message)
+        if self._unreachable:
+            unreachable, self._unreachable = self._unreachable, {}
+            for uuid in unreachable:
+                core.step(Unreachable(uuid))
+        if self._tick_due is not None:
+            tick, self._tick_due = self._tick_due, None
+            core.step(tick)
+            self._care_for_members(core, tick.now_us)
+        for proposal in self._requests.take_proposals():
+            self._propose(core, proposal)
+        for request in self._requests.take_reads():
+            try:
+                core.read(request)
+            except NotLeader:
+                self._requests.fail_read(request, self._not_leader())
+            except StelaeError as error:
+                self._requests.fail_read(request, error)
+        transfers, self._transfers = self._transfers, []
+        for target, future in transfers:
+            self._transfer(core, target, future)
+
+    def _propose(self, core: Raft, proposal: Proposal) -> None:
+        try:
+            if proposal.change is not None:
+                op_id = core.change_members(proposal.change, proposal.expected)
+            else:
+                op_id = core.propose(proposal.command)
+        except NotLeader:
+            self._requests.refuse(proposal, self._not_leader())
+        except StelaeError as error:
+            self._requests.refuse(proposal, error)
+        else:
+            self._requests.appended(proposal, op_id)
+
+    def _care_for_members(self, core: Raft, now_us: int) -> None:
+        change = self._care.due(core, now_us)
+        if change is None:
+            return
+        try:
+            core.change_members(change)
+        except TabletNotReady:  # too few would be reachable: looked at again with the next tick
+            self._runtime.metrics.count("member_changes_put_off", kind=change.kind.value)
+
+    def _transfer(
+        self, core: Raft, target: ServerUuid | None, future: asyncio.Future[None]
+    ) -> None:
+        if future.done():
+            return
+        try:
+            core.transfer(target)
+        except NotLeader:
+            future.set_exception(self._not_leader())
+        except StelaeError as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    async def _execute(self, core: Raft, ready: Ready) -> None:
+        """Carry out one Ready, in this order: durable, then sent, then applied.
+
+        But a leader whose term and vote are durable does not wait for its own entries
+        (`LogWriter`): nothing that it says to others depends on them.
+        """
+        self._links.learn(core.configuration)
+        leads = core.leader is not None and ready.term_and_vote is None
+        if ready.entries and leads:
+            self._writer.write(ready.entries)
+        elif ready.entries or ready.term_and_vote is not None or ready.snapshot is not None:
+            await self._writer.drained()
+            await self._storage.save(ready.term_and_vote, ready.snapshot, ready.entries)
+        self._links.send(ready.messages)
+        if ready.snapshot is not None:
+            self._state_machine.restore(ready.snapshot.data)
+            self._requests.installed(ready.snapshot.last.index)
+            self._own_snapshots.restored()
+        self._apply(core, ready.committed)
+        self._finish(core, ready, is_written=not leads)
+        if self._writer.is_full:
+            await self._writer.drained()
+
+    def _apply(self, core: Raft, committed: Sequence[Entry]) -> None:
+        for entry in committed:
+            result: object = None
+            if entry.kind is EntryKind.COMMAND:
+                result = self._state_machine.apply(entry.index, entry.term, entry.body)
+            elif entry.kind is EntryKind.CONFIGURATION:
+                result = configuration_of(entry)
+            self._requests.applied(entry.op_id, result, self._not_leader)
+            self._own_snapshots.applied(entry)
+        if committed:
+            core.applied(committed[-1].index)
+            self._requests.release_reads(committed[-1].index)
+
+    def _finish(self, core: Raft, ready: Ready, *, is_written: bool = True) -> None:
+        """All is durable, sent and applied: go on, and answer what waited for that."""
+        core.advance(ready, is_written=is_written)
+        for request in ready.failed_reads:
+            self._requests.fail_read(request, self._not_leader())
+        for read in ready.reads:
+            self._requests.read_index(read.request, read.index)
+        self._requests.release_reads(core.log.applied_index)
+        self.copies.tell(ready.copies)
+
+    async def _write(self) -> None:
+        """Run the writer. A failure of the disk ends everything here at once."""
+        try:
+            await self._writer.run()
+        finally:
+            self._is_stopped = True
+
+    def _on_written(self, op_id: OpId) -> None:
+        self._written = op_id
+        self._wake.set()
+
+    # ---- helpers ---------------------------------------------------------------------------
+
+    def _tell(self, core: Raft) -> None:
+        """Tell the watchers what is new."""
+        change = RoleChange(
+            core.role,
+            core.term,
+            core.leader_uuid,
+            self.leader_address,
+            self.leader_ready,
+            self.members.op_id,
+        )
+        if change == self._told:
+            return
+        self._told = change
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        for watcher in self._watchers:
+            watcher(change)
+
+    def _is_absent(self, uuid: ServerUuid, state: DataState) -> None:
+        self.copies.is_absent(uuid, state)
+        self._wake.set()
+
+    def _not_leader(self) -> NotLeader:
+        if self._core is None:
+            return NotLeader(self.uuid, 0, "")
+        return NotLeader(self.uuid, self._core.term, self.leader_address or "")
+
+    def _lost(self, uuid: ServerUuid) -> None:
+        core = self._free_core()
+        if core is None:
+            self._unreachable[uuid] = None
+            self._wake.set()
+        else:
+            role = core.role
+            core.step(Unreachable(uuid))
+            self._go_on(core, role)
+
+    def _now_us(self) -> int:
+        return int(self._runtime.clock.monotonic() * 1_000_000)

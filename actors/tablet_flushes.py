@@ -1,0 +1,106 @@
+"""When and how one replica of a tablet is flushed: images, then the superblock, then the log.
+
+It stands between the replica and its state machine, to see after each command whether a flush is
+due. A flush notes the state of one moment; images are built off the loop while commands go on, and
+are durable before the superblock names them, which is before the log before them goes. Flushes of a
+tablet follow each other. One that is given up (the disk is full) is begun anew after a while.
+Design §8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from stelae.actors.replica import Replica
+from stelae.actors.tablet_store import TabletStore
+from stelae.core.errors import RetryLater
+from stelae.core.ids import OpId
+from stelae.core.runtime import Runtime
+from stelae.storage.superblock import StoredFile
+from stelae.storage.tablet_state import TabletStateMachine
+
+RETRY_S = 1.0
+"""After a flush that found no room."""
+
+
+class TabletFlushes:
+    """The flushes of one tablet on one server; the `StateMachine` of its replica."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        store: TabletStore,
+        machine: TabletStateMachine,
+        segment_bytes: int,
+        on_mark: Callable[[], None],
+    ) -> None:
+        """``on_mark`` is called when rows were kept aside, to be compared."""
+        self._runtime = runtime
+        self._on_mark = on_mark
+        self._store = store
+        self._machine = machine
+        self._segment_bytes = segment_bytes
+        self._due = asyncio.Event()
+        self._flushing = asyncio.Lock()
+
+    # ---- the replica's state machine --------------------------------------------------------
+
+    def apply(self, index: int, term: int, command: bytes) -> bytes | int:
+        """Execute a command, and see whether a flush is due. Raises CorruptData."""
+        outcome = self._machine.apply(index, term, command)
+        if self._machine.flush_due(self._segment_bytes):
+            self._due.set()
+        if self._machine.marked_index == index:
+            self._on_mark()
+        return outcome
+
+    def snapshot(self) -> bytes:
+        """Never asked for."""
+        return self._machine.snapshot()
+
+    def restore(self, data: bytes) -> None:
+        """The replica says which snapshot it begins with."""
+        self._machine.restore(data)
+
+    # ---- flushes ----------------------------------------------------------------------------
+
+    async def run(self, replica: Replica) -> None:
+        """Flush whenever it is due, for ever. Raises OSError: the disk failed."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            try:
+                await self.flush(replica)
+            except RetryLater:
+                self._runtime.metrics.count("flushes_given_up")
+                await self._runtime.clock.sleep(RETRY_S)
+                self._due.set()
+
+    async def flush(self, replica: Replica) -> None:
+        """Make durable, outside of the log, everything that was applied when this began.
+
+        Raises:
+            NoSpace, TabletNotReady: given up; nothing has changed.
+            OSError: the disk failed.
+        """
+        async with self._flushing:
+            await self._flush(replica)
+
+    async def _flush(self, replica: Replica) -> None:
+        runtime, machine, log = self._runtime, self._machine, replica.core.log
+        term, index = log.term_at(log.applied_index), log.applied_index
+        if log.snapshot is not None and log.snapshot.last.index >= index:
+            return
+        assert term is not None, "what was just applied is in the log"
+        started_s = runtime.clock.monotonic()
+        flush = machine.begin_flush(OpId(term, index))
+        for slot in flush.unsealed:
+            sealed = await runtime.offload(machine.seal, flush, slot)
+            file = StoredFile(sealed.file.name, sealed.file.size_bytes, sealed.file.crc)
+            await self._store.write_summed(machine.tablet_id, file, sealed.content)
+            machine.installed(sealed)
+        await replica.flushed(replica.snapshot_at(index, machine.manifest(flush)))
+        machine.flushed(flush)
+        runtime.metrics.count("flushes")
+        runtime.metrics.observe("flush_s", runtime.clock.monotonic() - started_s)

@@ -1,0 +1,176 @@
+"""What `stelae check` judges: answers of masters, the status document, digests of replicas.
+
+Of the status document (design §12) only what is judged is named here; unknown fields are ignored.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import msgspec
+
+from stelae.core.ids import Address, ServerUuid, TabletId
+from stelae.core.member_messages import MasterInfo
+from stelae.core.messages import ReplicaRole
+from stelae.core.replica_messages import ReplicaDigest
+
+
+@dataclass(frozen=True, slots=True)
+class MasterAnswer:
+    """What came of asking who is at an address."""
+
+    address: Address
+    info: MasterInfo | None
+    error: str = ""
+    """Why there is none."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A committed configuration, as a replica reports it."""
+
+    op_id: tuple[int, int]
+    voters: tuple[ServerUuid, ...]
+    non_voters: tuple[ServerUuid, ...] = ()
+
+    @property
+    def members(self) -> tuple[tuple[ServerUuid, ...], tuple[ServerUuid, ...]]:
+        """The same of two replicas that agree."""
+        return tuple(sorted(self.voters)), tuple(sorted(self.non_voters))
+
+
+class ReplicaFacts(msgspec.Struct, frozen=True):
+    """One replica: a member by the catalog, or one that a live server reports."""
+
+    server: str
+    uuid: ServerUuid
+    member: str
+    """voter, non-voter or none, by the catalog"""
+    server_live: bool
+    role: str = ""
+    """A `ReplicaRole`; empty: no live server reports it."""
+    term: int = 0
+    last: tuple[int, int] = (0, 0)
+    problem: str = ""
+    leader: str = ""
+    configuration: Known | None = None
+    heard: bool | None = None
+    """By the leader; None: it is the leader, or there is none."""
+
+    @property
+    def takes_part(self) -> bool:
+        """It has its rows, and votes or follows."""
+        parts = (ReplicaRole.LEADER, ReplicaRole.FOLLOWER, ReplicaRole.CANDIDATE)
+        return self.server_live and self.role in parts
+
+    @property
+    def leads(self) -> bool:
+        return self.server_live and self.role == ReplicaRole.LEADER
+
+
+class TabletFacts(msgspec.Struct, frozen=True):
+    """One tablet, owned by one server or (``replicas`` given) a group."""
+
+    id: TabletId
+    table: str
+    number: int
+    state: str
+    term: int
+    leader: str
+    """The name of its owner or leader."""
+    address: str = ""
+    progress: str = ""
+    problem: str = ""
+    under_replicated: int | None = 0
+    configuration: tuple[int, int] | None = None
+    """The entry of the one in the catalog."""
+    replicas_wanted: int = 0
+    move: tuple[ServerUuid, ServerUuid] | None = None
+    replicas: tuple[ReplicaFacts, ...] | None = None
+
+
+class ServerFacts(msgspec.Struct, frozen=True):
+    kind: str
+    id: str
+    uuid: ServerUuid
+    state: str
+    address: Address = Address("")
+    replicas: int = 0
+    tablets: int | None = 0
+    retiring: bool = False
+    maintenance: bool = False
+    silent_s: float = 0.0
+
+    @property
+    def is_live(self) -> bool:
+        return self.state == "live"
+
+
+class TableFacts(msgspec.Struct, frozen=True):
+    name: str
+    durability: str
+    tablets: int
+    state: str
+
+
+class StatusFacts(msgspec.Struct, frozen=True):
+    """The status document of the leader master."""
+
+    cluster: str
+    term: int
+    servers: tuple[ServerFacts, ...]
+    tables: tuple[TableFacts, ...]
+    tablets: tuple[TabletFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DigestAnswer:
+    """What one replica said when it was asked for its digest."""
+
+    server: str
+    digest: ReplicaDigest | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TabletDigests:
+    """Of one tablet; no answers if it could not be marked."""
+
+    tablet: TabletFacts
+    answers: tuple[DigestAnswer, ...]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that is judged together."""
+
+    masters: tuple[MasterAnswer, ...]
+    status: StatusFacts | None
+    status_problem: str = ""
+    """Why there is no status."""
+    digests: tuple[TabletDigests, ...] | None = None
+    """None: they were not asked for."""
+
+
+class Severity(enum.IntEnum):
+    """How much a finding counts."""
+
+    NOTE = 0
+    """Meant to be so; the cluster is well."""
+    WARNING = 1
+    """Everything is served, but less safely than it should be, or could not be looked at."""
+    ERROR = 2
+    """Something is not served, or contradicts itself."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    section: str
+    """masters, servers, tablets or checksums"""
+    subject: str
+    """What it is about, by name."""
+    text: str
+    severity: Severity
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.text}" if self.subject else self.text

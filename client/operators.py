@@ -1,0 +1,337 @@
+"""What operators ask of a cluster: retire and maintain tablet servers, move and spread replicas.
+
+All of it is asked of the masters, who write it into their catalog and work on it whoever leads. So
+every call here may be given up and made again: it then goes on to watch what was under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+
+from stelae.client.masters import MastersClient
+from stelae.client.quarantine import QuarantineReport, ask_all, servers_to_ask
+from stelae.core.catalog_messages import (
+    GET_TABLET_LOCATIONS,
+    STATUS,
+    GetStatus,
+    GetTabletLocations,
+)
+from stelae.core.errors import InvalidArgument, RetryLater
+from stelae.core.ids import Address, ServerUuid, TabletId
+from stelae.core.records import ReplicaMove, ServerKind, TabletRecord
+from stelae.core.replica_messages import (
+    CANCEL_COPY,
+    LIST_QUARANTINE,
+    PURGE_QUARANTINE,
+    CancelCopy,
+    ListQuarantine,
+    PurgeQuarantine,
+    QuarantineList,
+)
+from stelae.core.rpc import Reply
+from stelae.core.runtime import Runtime
+from stelae.core.server_messages import (
+    MARK_SERVER,
+    MOVE_REPLICA,
+    SET_REBALANCING,
+    MarkServer,
+    MoveReplica,
+    RebalancingState,
+    ServerProgress,
+    SetRebalancing,
+)
+
+CALL_TIMEOUT_S = 30.0
+WAIT_TIMEOUT_S = 24 * 3600.0
+"""Of waiting for replicas to be copied elsewhere, which may be many and large."""
+REBALANCE_AFTER_S = 60.0
+"""Calm before each step where the operator does not say how long."""
+COPY_HOLD_S = 300.0
+"""For which a server does not begin a copy again that an operator cancelled."""
+WATCH_S = 0.5
+"""Between two looks at how far it is."""
+
+Retiring: TypeAlias = Callable[[ServerProgress], None]
+Moving: TypeAlias = "Callable[[MoveStage], None]"
+
+
+@dataclass(frozen=True, slots=True)
+class MoveStage:
+    """How far the move of one replica is."""
+
+    stage: str
+    """waits, copies, catches up, lets go, done"""
+    copied_bytes: int = 0
+    copy_bytes: int = 0
+    """0: not known, or nothing to copy."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.stage == "done"
+
+
+def stage_of(
+    tablet: TabletRecord, move: ReplicaMove, copies: Sequence[Mapping[str, Any]]
+) -> MoveStage:
+    """Where a move is, by the catalog's record and the status document's ``copies``. Pure.
+
+    Raises:
+        RetryLater: the move was given up, or the tablet is no more.
+    """
+    configuration = tablet.configuration
+    assert configuration is not None, "only groups have moves"
+    if tablet.state.is_gone:
+        raise RetryLater(f"tablet {tablet.tablet_id} is {tablet.state.value}: nothing is moved")
+    has_target = configuration.peer(move.target) is not None
+    if configuration.peer(move.source) is None and has_target:
+        return MoveStage("done")
+    if tablet.move != move:
+        raise RetryLater(f"the move of tablet {tablet.tablet_id} was given up meanwhile")
+    for copy in copies:
+        meant = (copy["tablet"], copy["uuid"]) == (tablet.tablet_id, move.target)
+        if meant and copy["state"] == "copying":
+            return MoveStage("copies", int(copy["copied_bytes"]), int(copy["bytes"]))
+    there = configuration.peer(move.target)
+    if there is None:
+        return MoveStage("waits")
+    return MoveStage("lets go" if there.voter else "catches up")
+
+
+def describe_tservers(status: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tablet servers of a status document, by name, with how many tablets each leads. Pure."""
+    leads: dict[str, int] = {}
+    for tablet in status["tablets"]:
+        for replica in tablet.get("replicas", ()):
+            if replica["role"] == "leader":
+                leads[replica["uuid"]] = leads.get(replica["uuid"], 0) + 1
+    wanted = (
+        "uuid", "state", "retiring", "maintenance", "replicas", "tablets", "address", "node",
+        "memory_bytes", "memory_limit_bytes",
+    )  # fmt: skip
+    found = [
+        {
+            "name": server["id"],
+            **{key: server[key] for key in wanted},
+            "leads": leads.get(server["uuid"], 0),
+            "owned": server["tablets"] - server["replicas"],
+        }
+        for server in status["servers"]
+        if server["kind"] == ServerKind.TSERVER.value
+    ]
+    return sorted(found, key=lambda server: (server["name"], server["uuid"]))
+
+
+def what_keeps(status: Mapping[str, Any], uuid: str) -> str:
+    """Why a server cannot get rid of its replicas, if it cannot for now; empty: it can. Pure."""
+    homes = [
+        server["uuid"]
+        for server in status["servers"]
+        if server["kind"] == ServerKind.TSERVER.value
+        and server["state"] == "live"
+        and not (server["retiring"] or server["maintenance"])
+    ]
+    held = [
+        tablet
+        for tablet in status["tablets"]
+        if any(r["uuid"] == uuid and r["member"] != "none" for r in tablet.get("replicas", ()))
+    ]
+    short = [tablet["replicas_wanted"] for tablet in held if tablet["replicas_wanted"] > len(homes)]
+    if short:
+        return (
+            f"{len(short)} of its tablets want {max(short)} servers, and {len(homes)} are live and "
+            "neither retiring nor in maintenance: add tablet servers"
+        )
+    lost = [tablet for tablet in held if not tablet["leader"]]
+    return f"{len(lost)} of its tablets have no leader" if lost else ""
+
+
+class OperatorCalls:
+    """The part of `AsyncDatabase` that is for operators."""
+
+    runtime: Runtime
+    _masters: MastersClient
+
+    async def tservers(self, *, timeout: float = CALL_TIMEOUT_S) -> list[dict[str, Any]]:
+        """The tablet servers: name, uuid, state, marks, and how much each has."""
+        return describe_tservers(await self._status(timeout))
+
+    async def retire_server(
+        self,
+        server: str,
+        *,
+        wait: bool = True,
+        cancel: bool = False,
+        progress: Retiring | None = None,
+        timeout: float = WAIT_TIMEOUT_S,
+    ) -> ServerProgress:
+        """Move everything off a tablet server (name or UUID), and give it nothing new.
+
+        Replicas are moved; tablets of tables with segments are closed and recovered elsewhere from
+        their backups, one at a time. Once it has nothing left (``replicas`` and ``tablets`` are 0)
+        it may be stopped for good. Tablets of tables with ``segments()`` cannot leave (``bound``):
+        it then returns once nothing else is left, and ``problem`` names the tables. ``cancel``
+        takes it back; what has moved stays where it is. ``progress`` is told of each look.
+
+        Raises:
+            InvalidArgument: there is no such server, or several.
+            RetryLater: the time is over, or somebody took it back meanwhile; again is fine.
+        """
+        deadline = self.runtime.clock.monotonic() + timeout
+        order = MarkServer(server, retiring=not cancel)
+        first = min(timeout, CALL_TIMEOUT_S)
+        found = await self._masters.call(MARK_SERVER, order, timeout_s=first)
+        while True:
+            if progress is not None:
+                progress(found)
+            left = found.replicas + (found.tablets - found.bound if found.is_live else 0)
+            if cancel or not wait or not left:
+                return found
+            uuid = found.mark.uuid
+            left_s = deadline - self.runtime.clock.monotonic()
+            if left_s <= 0:
+                why = found.problem
+                if found.replicas:
+                    why = what_keeps(await self._status(CALL_TIMEOUT_S), uuid) or why
+                text = f"{left} tablets are still on {found.mark.name}"
+                raise RetryLater(f"{text}: {why}" if why else f"{text}; it goes on by itself")
+            await self.runtime.clock.sleep(min(WATCH_S, left_s))
+            look = MarkServer(uuid)
+            found = await self._masters.call(MARK_SERVER, look, timeout_s=CALL_TIMEOUT_S)
+            if not found.mark.retiring:
+                raise RetryLater(f"{found.mark.name} is not to be retired any more")
+
+    async def maintain_server(
+        self, server: str, on: bool, *, timeout: float = CALL_TIMEOUT_S
+    ) -> ServerProgress:
+        """Begin or end maintenance of a tablet server (name or UUID).
+
+        While it lasts the server gets nothing new, hands its leaderships over, and may be away
+        without its replicas being made anew elsewhere. Raises `InvalidArgument`.
+        """
+        order = MarkServer(server, maintenance=on)
+        return await self._masters.call(MARK_SERVER, order, timeout_s=timeout)
+
+    async def move_replica(
+        self,
+        tablet: str,
+        source: str,
+        target: str,
+        *,
+        wait: bool = True,
+        progress: Moving | None = None,
+        timeout: float = WAIT_TIMEOUT_S,
+    ) -> TabletRecord:
+        """Move one replica of a tablet from one server to another (names or UUIDs).
+
+        The target gets a copy and a vote before the source is let go; reads and writes go on. An
+        empty ``target`` gives a move up that is under way.
+
+        Raises:
+            TabletNotFound, InvalidArgument: the text says which of the servers does not fit.
+            RetryLater: the time is over, or it was given up meanwhile; again is fine.
+        """
+        deadline = self.runtime.clock.monotonic() + timeout
+        order = MoveReplica(TabletId(tablet), source, target)
+        first = min(timeout, CALL_TIMEOUT_S)
+        record = (await self._masters.call(MOVE_REPLICA, order, timeout_s=first)).tablet
+        move = record.move
+        while wait and move is not None:
+            copies = (await self._status(CALL_TIMEOUT_S))["copies"]
+            seen = stage_of(record, move, copies)
+            if progress is not None:
+                progress(seen)
+            if seen.is_done:
+                break
+            left_s = deadline - self.runtime.clock.monotonic()
+            if left_s <= 0:
+                raise RetryLater(f"the move of {tablet} {seen.stage} still; it goes on by itself")
+            await self.runtime.clock.sleep(min(WATCH_S, left_s))
+            body = GetTabletLocations((record.tablet_id,))
+            reply = await self._masters.call(GET_TABLET_LOCATIONS, body, timeout_s=CALL_TIMEOUT_S)
+            record = reply.tablets[0].tablet
+        return record
+
+    async def cancel_copy(
+        self,
+        tablet: str,
+        server: str,
+        *,
+        hold: float = COPY_HOLD_S,
+        timeout: float = CALL_TIMEOUT_S,
+    ) -> bool:
+        """End the copy of a tablet that a server (name or UUID) receives; False: there was none.
+
+        What it wrote is removed. The server refuses to begin anew for ``hold`` seconds: after that
+        the tablet's leader has it copied again, unless it is no member any more by then. To give a
+        move up for good, give up the move (`move_replica`). Raises `InvalidArgument`.
+        """
+        if not hold >= 0:
+            raise InvalidArgument(f"hold={hold!r}: a number of seconds")
+        status = await self._status(timeout)
+        found = [each for each in servers_to_ask(status, server) if each.is_live]
+        if len(found) != 1:
+            raise InvalidArgument(f"{server!r}: {len(found)} live tservers are called so")
+        order = CancelCopy(TabletId(tablet), hold)
+        reply = await self.runtime.peers.call(
+            found[0].address, CANCEL_COPY, order, timeout_s=timeout, destination=found[0].uuid
+        )
+        return reply.body.was_running
+
+    async def rebalancing(
+        self, after: float | None = None, *, timeout: float = CALL_TIMEOUT_S
+    ) -> RebalancingState:
+        """How replicas and leaders are spread over servers, as from now on if ``after`` is given.
+
+        ``after``: so many seconds without anything to heal before each step; 0: never. It holds
+        until it is said anew, whoever leads the masters. Raises `InvalidArgument`.
+        """
+        order = SetRebalancing(after)
+        return await self._masters.call(SET_REBALANCING, order, timeout_s=timeout)
+
+    async def quarantine(
+        self, *, server: str = "", tablet: str = "", timeout: float = CALL_TIMEOUT_S
+    ) -> QuarantineReport:
+        """What deleted replicas have left on the tablet servers, all or one (name or UUID).
+
+        Servers that do not answer are in ``silent``. Raises `InvalidArgument`.
+        """
+        order = ListQuarantine(TabletId(tablet))
+
+        async def ask(address: Address, uuid: ServerUuid) -> Reply[QuarantineList]:
+            return await self.runtime.peers.call(
+                address, LIST_QUARANTINE, order, timeout_s=timeout, destination=uuid
+            )
+
+        return await ask_all(await self._status(timeout), server, ask)
+
+    async def purge_quarantine(
+        self,
+        *,
+        server: str = "",
+        tablet: str = "",
+        older_than: float = 0.0,
+        timeout: float = CALL_TIMEOUT_S,
+    ) -> QuarantineReport:
+        """Remove for good what deleted replicas have left for at least ``older_than`` seconds.
+
+        Returns what was removed; servers that do not answer are in ``silent``, and it may be
+        called again. Raises `InvalidArgument`.
+        """
+        if not older_than >= 0:
+            raise InvalidArgument(f"older_than={older_than!r}: a number of seconds")
+        order = PurgeQuarantine(TabletId(tablet), older_than)
+
+        async def ask(address: Address, uuid: ServerUuid) -> Reply[QuarantineList]:
+            return await self.runtime.peers.call(
+                address, PURGE_QUARANTINE, order, timeout_s=timeout, destination=uuid
+            )
+
+        return await ask_all(await self._status(timeout), server, ask)
+
+    async def _status(self, timeout_s: float) -> dict[str, Any]:
+        reply = await self._masters.call(STATUS, GetStatus(), timeout_s=timeout_s)
+        return msgspec.json.decode(reply.document, type=dict[str, Any])

@@ -1,0 +1,144 @@
+"""What operators' orders about servers and replicas change in the catalog. Pure.
+
+Source: seed Kudu tablet copy (RetireTabletServer, MoveReplica: built from adding and removing one
+member at a time); here they are records, so that a new leader master goes on with them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from stelae.coordinator.catalog import Catalog, CatalogBatch
+from stelae.coordinator.leaving import what_stays
+from stelae.coordinator.liveness import Liveness, run_of
+from stelae.coordinator.replica_health import is_marked
+from stelae.core.errors import InvalidArgument, TabletNotFound
+from stelae.core.ids import ServerUuid
+from stelae.core.records import Rebalancing, ReplicaMove, ServerKind, ServerMark, TabletRecord
+from stelae.core.server_messages import (
+    MarkServer,
+    MoveReplica,
+    RebalancingState,
+    ServerProgress,
+    SetRebalancing,
+)
+
+
+def find_tserver(catalog: Catalog, liveness: Liveness, name: str, now: float) -> ServerMark:
+    """What is wanted of the tserver of that name or UUID; one that lives goes before former ones.
+
+    Raises:
+        InvalidArgument: there is none, or it is not clear which.
+    """
+    found: dict[ServerUuid, tuple[bool, str]] = {
+        mark.uuid: (False, mark.name)
+        for mark in catalog.marks.values()
+        if name in (mark.name, mark.uuid)
+    }
+    for seen in liveness.newest_runs():
+        server = seen.server
+        if server.kind is ServerKind.TSERVER and name in (server.name, server.uuid):
+            found[server.uuid] = (liveness.is_live(run_of(seen), now), server.name)
+    live = [uuid for uuid, (is_live, _) in found.items() if is_live]
+    meant = live if live else list(found)
+    if len(meant) != 1:
+        known = "no tserver" if not meant else f"{len(meant)} tservers: name one by its UUID:"
+        raise InvalidArgument(f"{name!r} is {known} {', '.join(meant)}".rstrip())
+    mark = catalog.mark(meant[0])
+    return msgspec.structs.replace(mark, name=found[meant[0]][1])
+
+
+def draft_mark(
+    catalog: Catalog, liveness: Liveness, order: MarkServer, now: float
+) -> CatalogBatch | None:
+    """The server's new mark; None if it is wanted already. Raises `InvalidArgument`."""
+    mark = find_tserver(catalog, liveness, order.server, now)
+    wanted = msgspec.structs.replace(
+        mark,
+        retiring=mark.retiring if order.retiring is None else order.retiring,
+        maintenance=mark.maintenance if order.maintenance is None else order.maintenance,
+    )
+    if wanted == mark:
+        return None
+    return CatalogBatch(marks=(msgspec.structs.replace(wanted, generation=mark.generation + 1),))
+
+
+def progress_of(catalog: Catalog, liveness: Liveness, name: str, now: float) -> ServerProgress:
+    """How far a server is from having nothing left. Raises `InvalidArgument`."""
+    mark = find_tserver(catalog, liveness, name, now)
+    seen = liveness.newest(mark.uuid)
+    owned = 0 if seen is None else catalog.count_owned(mark.uuid, seen.server.incarnation)
+    is_live = seen is not None and liveness.is_live(run_of(seen), now)
+    homes = (each.server.uuid for each in liveness.live(ServerKind.TSERVER, now))
+    has_home = any(not is_marked(catalog.mark(u)) for u in homes if u != mark.uuid)
+    bound, problem = what_stays(catalog, seen, has_home)
+    replicas = catalog.count_replicas(mark.uuid)
+    return ServerProgress(mark, is_live, replicas, owned, bound, problem)
+
+
+def find_group(catalog: Catalog, order: MoveReplica) -> TabletRecord:
+    """The tablet to move a replica of. Raises `TabletNotFound`, `InvalidArgument`."""
+    tablet = catalog.tablets.get(order.tablet_id)
+    if tablet is None:
+        raise TabletNotFound(order.tablet_id)
+    if not tablet.is_group or tablet.state.is_gone:
+        raise InvalidArgument(f"tablet {order.tablet_id} has no replicas to be moved")
+    return tablet
+
+
+def draft_move(
+    catalog: Catalog, liveness: Liveness, order: MoveReplica, now: float
+) -> CatalogBatch | None:
+    """The tablet with its move, or without it; None if it is so already, or was done.
+
+    Raises:
+        TabletNotFound, InvalidArgument: the text says which of the two servers does not fit.
+    """
+    tablet = find_group(catalog, order)
+    configuration = tablet.configuration
+    assert configuration is not None, "a group has members"
+    source = find_tserver(catalog, liveness, order.source, now)
+    move: ReplicaMove | None = None
+    if order.target:
+        target = find_tserver(catalog, liveness, order.target, now)
+        move = ReplicaMove(source.uuid, target.uuid)
+        has_source = configuration.peer(source.uuid) is not None
+        has_target = configuration.peer(target.uuid) is not None
+        if move == tablet.move or (has_target and not has_source):
+            return None
+        if not has_source:
+            raise InvalidArgument(f"{source.name} has no replica of tablet {order.tablet_id}")
+        if has_target:
+            raise InvalidArgument(f"{target.name} has a replica of {order.tablet_id} already")
+        if liveness.live_server(target.uuid, now) is None:
+            raise InvalidArgument(f"{target.name} is dead")
+        if is_marked(target):
+            what = "being retired" if target.retiring else "in maintenance"
+            raise InvalidArgument(f"{target.name} is {what}: nothing new goes there")
+        if tablet.move is not None:
+            raise InvalidArgument(f"another replica of {order.tablet_id} is being moved")
+    if move == tablet.move:
+        return None
+    moved = msgspec.structs.replace(tablet, move=move, generation=tablet.generation + 1)
+    return CatalogBatch(tablets=(moved,))
+
+
+def draft_rebalancing(catalog: Catalog, order: SetRebalancing) -> CatalogBatch | None:
+    """What is wanted from now on; None if it is so already, or was only asked for.
+
+    Raises InvalidArgument.
+    """
+    after_s, known = order.after_s, catalog.rebalancing
+    if after_s is not None and not (math.isfinite(after_s) and after_s >= 0):
+        raise InvalidArgument(f"rebalancing after {after_s} s: a number of seconds, or 0 for never")
+    if after_s is None or after_s == known.after_s:
+        return None
+    return CatalogBatch(rebalancing=Rebalancing(after_s, known.generation + 1))
+
+
+def rebalancing_of(catalog: Catalog, default_s: float) -> RebalancingState:
+    """What is wanted, and how many replicas move now."""
+    moving = sum(tablet.move is not None for tablet in catalog.groups())
+    return RebalancingState(catalog.rebalance_after_s(default_s), moving)

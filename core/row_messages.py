@@ -1,0 +1,119 @@
+"""Messages of clients to tservers: writes, reads by key, and scans of one tablet.
+
+Of a table with ``segments(...)`` the tablet's owner answers all of them. Of one with
+``replicas(n)`` the leader does, and any other replica answers `NotLeader`, which names the leader
+if it is known; but a read with a ``max_staleness_s`` that is not negative any replica may answer,
+whose state is provably no older than so many seconds, or it refuses with `TooStale`. All other
+reads see everything acknowledged before them, as those of an owner always do.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from stelae.core.catalog_messages import LINEARIZABLE
+from stelae.core.ids import RequestId, TabletId
+from stelae.core.rpc import Body, Method
+
+
+class WriteOp(enum.IntEnum):
+    INSERT = 0
+    UPSERT = 1
+    UPDATE = 2
+    DELETE = 3
+
+
+class Write(Body, frozen=True):
+    """Write rows of one tablet, atomically, in order, exactly once per request id.
+
+    Few rows: ``rows``, tuples of wire values of ``columns`` (for DELETE: of the key). Many: one
+    blob, an Arrow IPC stream of one batch with those columns, and ``rows`` empty.
+    """
+
+    tablet_id: TabletId
+    schema_version: int
+    op: WriteOp
+    request: RequestId
+    rows: tuple[tuple[Any, ...], ...]
+    columns: tuple[str, ...] = ()
+    """Empty: all columns in schema order (DELETE: the key columns)."""
+    if_versions: tuple[int, ...] = ()
+    """One for each row, or none: the version that the row must have; 0: it must be absent."""
+
+
+class WriteReply(Body, frozen=True):
+    """Row i of the call has version ``first_version + i``."""
+
+    first_version: int
+    row_count: int
+
+
+class Get(Body, frozen=True):
+    """Read rows by key. ``columns`` empty: all. No keys at all: to see whether it answers."""
+
+    tablet_id: TabletId
+    keys: tuple[tuple[Any, ...], ...]
+    columns: tuple[str, ...] = ()
+    schema_version: int = 0
+    """The version that the columns are of; 0: whatever the tablet has."""
+    max_staleness_s: float = LINEARIZABLE
+
+
+class GetReply(Body, frozen=True):
+    """For each key the row's wire values and version, or None. For tables that are not plain,
+    ``rows`` is empty and the blobs are those of `GetManyReply`."""
+
+    rows: tuple[tuple[tuple[Any, ...], int] | None, ...]
+
+
+class GetMany(Body, frozen=True):
+    """Read many rows by key; the blob is an Arrow IPC stream of one batch of key columns."""
+
+    tablet_id: TabletId
+    columns: tuple[str, ...] = ()
+    schema_version: int = 0
+    """As in `Get`."""
+    max_staleness_s: float = LINEARIZABLE
+
+
+class GetManyReply(Body, frozen=True):
+    """Blobs: an Arrow IPC stream of the rows found (with ``_version``), and the int32 places of
+    their keys in the request, ascending."""
+
+    row_count: int
+
+
+class Scan(Body, frozen=True):
+    """Open a scan (``cursor`` empty) or go on with one. A scan sees one point of the tablet's log,
+    and goes on where it was opened.
+
+    ``where`` is in disjunctive form: any of the lists, all of the (column, op, value) in one, with
+    wire values.
+    """
+
+    tablet_id: TabletId
+    cursor: str = ""
+    columns: tuple[str, ...] = ()
+    where: tuple[tuple[tuple[str, str, Any], ...], ...] = ()
+    limit: int = 0
+    """0: no limit."""
+    with_versions: bool = False
+    piece: int = 0
+    """Which piece of the scan is asked for, from 0: a repeated or late call gets no other one."""
+    schema_version: int = 0
+    """As in `Get`."""
+    max_staleness_s: float = LINEARIZABLE
+
+
+class ScanReply(Body, frozen=True):
+    """The blob is an Arrow IPC stream of the next batches. ``cursor`` empty: that was all."""
+
+    cursor: str
+    row_count: int
+
+
+WRITE = Method("tserver.write", Write, WriteReply)
+GET = Method("tserver.get", Get, GetReply)
+GET_MANY = Method("tserver.get_many", GetMany, GetManyReply)
+SCAN = Method("tserver.scan", Scan, ScanReply)

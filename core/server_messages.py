@@ -1,0 +1,79 @@
+"""Messages of operators to masters about tservers and replicas: retire, maintain, move, spread.
+
+Each records what is wanted in the catalog; whoever leads then works towards it, step by step. All
+are idempotent: what is wanted already is answered with how far it is.
+"""
+
+from __future__ import annotations
+
+from stelae.core.ids import TabletId
+from stelae.core.records import ServerMark, TabletRecord
+from stelae.core.rpc import Body, Method
+
+
+class MarkServer(Body, frozen=True):
+    """Say what is wanted of a tserver, or (with neither) ask how far it is.
+
+    Raises InvalidArgument: there is no tserver, or there are several, of that name.
+    """
+
+    server: str
+    """Its name, or its UUID."""
+    retiring: bool | None = None
+    maintenance: bool | None = None
+
+
+class ServerProgress(Body, frozen=True):
+    """A server that is to be retired may be stopped for good once it has nothing left."""
+
+    mark: ServerMark
+    is_live: bool
+    replicas: int
+    """Tablets that it is a member of, by the catalog."""
+    tablets: int
+    """Tablets that it owns."""
+    bound: int = 0
+    """Of these, so many cannot leave it: their rows are nowhere else."""
+    problem: str = ""
+    """What keeps the tablets that it owns from leaving just now."""
+
+
+class MoveReplica(Body, frozen=True):
+    """Move one replica to another server; with an empty ``target``: give a move up.
+
+    Answered once it is in the catalog. The target gets a copy and becomes a voter before the source
+    is let go. Raises InvalidArgument, TabletNotFound.
+    """
+
+    tablet_id: TabletId
+    source: str
+    """Name or UUID of the server that has it."""
+    target: str
+
+
+class MoveProgress(Body, frozen=True):
+    """``tablet.move`` is None once it is done."""
+
+    tablet: TabletRecord
+
+
+class SetRebalancing(Body, frozen=True):
+    """Say how replicas and leaders are to be spread over servers, or (None) ask how they are.
+
+    Raises InvalidArgument: it is no time.
+    """
+
+    after_s: float | None = None
+    """Seconds without anything to heal before each step; 0: never."""
+
+
+class RebalancingState(Body, frozen=True):
+    after_s: float
+    """By the operators' word, else by the masters' settings."""
+    moving: int
+    """Replicas that are being moved now, whoever wanted it."""
+
+
+MARK_SERVER = Method("master.mark_server", MarkServer, ServerProgress)
+MOVE_REPLICA = Method("master.move_replica", MoveReplica, MoveProgress)
+SET_REBALANCING = Method("master.set_rebalancing", SetRebalancing, RebalancingState)

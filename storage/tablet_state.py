@@ -1,0 +1,382 @@
+"""The state machine of a replicated tablet: executes committed commands, and nothing else.
+
+Every replica executes the same commands in the same order, and ends with the same rows, versions
+and answers, whenever it flushed, was started again or copied. So nothing but commands decides: no
+clock, chance or setting of this server, and not how rows are held (head, image, which segments).
+Nothing is executed before it is committed, so nothing is ever taken back. Design §8.
+
+A **flush** puts all rows up to one log entry into images, so that the log before it can go:
+`begin_flush` closes the head and notes everything of that moment, `seal` builds the missing images
+off the loop while commands go on, `installed` holds the rows as them, `manifest` gives what the
+superblock then says, and `flushed`, once it says so, lets go of what that leaves out. Flushes of
+one tablet follow each other; one that is given up changed nothing.
+
+The table's record comes from the log too. Replicas of a new tablet may have heard of the table at
+different times, so its first leader proposes an `AlterCommand` with what the catalog says before
+anything else (`is_founded`), and writes before that are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from crc32c import crc32c
+
+from stelae.core.errors import CorruptData, InvalidArgument, Rejected, StelaeError, TabletNotReady
+from stelae.core.ids import OpId, RequestId, TabletId
+from stelae.core.messages import Write, WriteOp
+from stelae.core.records import TableRecord
+from stelae.core.schema import TableSchema
+from stelae.storage.checksum import ChecksumSource
+from stelae.storage.client_results import ClientRecord
+from stelae.storage.entry import decode_batch
+from stelae.storage.image import Image
+from stelae.storage.keys import KeyCodec
+from stelae.storage.outcomes import done, refused
+from stelae.storage.recovered import RecoveredSegment
+from stelae.storage.shapes import check_names
+from stelae.storage.tablet import TabletMemory
+from stelae.storage.tablet_commands import (
+    AlterCommand,
+    MarkCommand,
+    WriteCommand,
+    decode_command,
+)
+from stelae.storage.tablet_manifest import (
+    ImageFile,
+    Manifest,
+    decode_manifest,
+    describe_image,
+    droppable,
+    encode_manifest,
+)
+from stelae.storage.tablet_schemas import TabletSchemas
+
+_LOG_BYTES_PER_HEAD_BYTE = 4
+"""The log also grows by what leaves no rows; so much of it is worth a flush as well."""
+_HEAD_BYTES_MAX = 64 << 20
+"""Of a segment, where flushes are late: what is held in one piece must stay small enough for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Everything of the moment at which a flush began. Slots are places in `TabletMemory`."""
+
+    last: OpId
+    kept: tuple[int, ...]
+    """The segments that the manifest will name, in log order."""
+    unsealed: tuple[int, ...]
+    """Those of them that have no image yet."""
+    dropped: tuple[int, ...]
+    """Segments that nobody needs once the manifest counts."""
+    table: TableRecord | None
+    next_version: int
+    now_s: float
+    clients: tuple[ClientRecord, ...]
+    next_segment_id: int
+
+
+class SealedImage(NamedTuple):
+    """An image that was built, to be written under ``file.name``."""
+
+    slot: int
+    file: ImageFile
+    content: pa.Buffer
+
+
+class TabletStateMachine:
+    """See the module. Belongs to one event loop; what may run off it says so."""
+
+    def __init__(
+        self, tablet_id: TabletId, table: TableRecord, codec: KeyCodec | None = None
+    ) -> None:
+        """An empty tablet. ``table`` is any record of its table; ``codec`` is for tests."""
+        self.tablet_id = tablet_id
+        self.schemas = TabletSchemas(tablet_id, table)
+        self.memory = TabletMemory(table.schema, table.name, codec)
+        """To read from. Everything in it is committed."""
+        self.is_founded = False
+        """Whether the log has said what table this is of."""
+        self.now_s = 0.0
+        """The group's time, as of the last command."""
+        self.applied_index = 0
+        """Of the last command; entries that are none follow it unseen."""
+        self._log_bytes = 0  # of commands since the last flush began
+        self._next_segment_id = 1
+        self._files: dict[int, ImageFile] = {}
+        self._manifest = b""
+        self._mark: ChecksumSource | None = None
+
+    # ---- commands ---------------------------------------------------------------------------
+
+    def apply(self, index: int, term: int, command: bytes) -> bytes | int:
+        """Execute a committed command. The same on every replica.
+
+        Returns:
+            Of a write its outcome (`stelae.storage.outcomes.answer`), of an alter the version of
+            the schema in force, of a mark its index (`checksum`).
+
+        Raises:
+            CorruptData: the command is not understood here. The replica must stop.
+        """
+        assert index > self.applied_index, "each entry is executed once, in order"
+        decoded = decode_command(command)
+        body = decoded.command
+        memory = self.memory
+        self.now_s = max(self.now_s, body.stamp.now_s)
+        memory.results.forget_before(body.stamp.forget_before_s)
+        outcome: bytes | int
+        if isinstance(body, WriteCommand):
+            outcome = self._write(body, decoded.blob, index)
+        elif isinstance(body, AlterCommand):
+            outcome = self._alter(body.table)
+        else:
+            assert isinstance(body, MarkCommand)
+            outcome = index
+        self.applied_index = memory.last_index = index
+        self._log_bytes += len(command)
+        if isinstance(body, MarkCommand):
+            self._mark = self._source()
+        return outcome
+
+    def _write(self, command: WriteCommand, blob: memoryview | None, index: int) -> bytes:
+        """The outcome of a write, carried out unless it was before.
+
+        Refusals that would be given again are remembered as well: a late copy of the request must
+        not be carried out after its client was told that it was refused.
+        """
+        results = self.memory.results
+        try:
+            known = results.check(command.request)
+            if known is not None:
+                return known.result.outcome
+        except StelaeError as error:
+            return refused(error)
+        try:
+            outcome = self._carry_out(command, blob, index)
+        except Rejected as error:
+            outcome = refused(error)
+        except StelaeError as error:
+            return refused(error)
+        results.record(command.request, outcome, index, self.now_s)
+        return outcome
+
+    def _carry_out(self, command: WriteCommand, blob: memoryview | None, index: int) -> bytes:
+        if not self.is_founded:
+            raise TabletNotReady(self.tablet_id, "to hear what table it is of")
+        view = self.schemas.view(command.schema_version)
+        rows: Any = command.rows
+        columns: Sequence[str] = command.columns
+        if blob is not None:
+            asked = self.schemas.present if view is None else view.asked
+            rows = _batch_of(blob, command.op, asked, self.memory.table)
+        if view is not None:
+            rows, columns = view.write(command.op, rows, columns)
+        if not self.memory.has_head or self.memory.head_bytes >= _HEAD_BYTES_MAX:
+            self.memory.new_head(self._next_segment_id)
+            self._next_segment_id += 1
+        executed = self.memory.execute(
+            command.op, rows, command.if_versions or None, index, columns
+        )
+        return done(executed.first_version, executed.row_count)
+
+    def _alter(self, table: TableRecord) -> int:
+        """Take over a newer record; the first one whatever was known here before."""
+        if not self.is_founded:
+            self.is_founded = True
+            self.schemas.found(table)
+            changed = table.schema != self.memory.schema
+        else:
+            changed = self.schemas.adopt(table)
+        self.memory.rename(self.schemas.table.name)
+        if changed:
+            self.memory.use_schema(self.schemas.present)
+        return self.schemas.present.version
+
+    # ---- what a leader asks before it proposes ------------------------------------------------
+
+    def known(self, request: RequestId) -> bytes | None:
+        """The outcome of an earlier copy of the request, if one was executed. It stays for good:
+        whoever has it may answer with it."""
+        found = self.memory.results.find(request)
+        return None if found is None else found.result.outcome
+
+    def check_write(self, write: Write, rows: Any) -> None:
+        """Refuse at once what could only be refused later, and would be logged for nothing.
+
+        ``rows``: the call's tuples, or its batch, which has been checked.
+
+        Raises:
+            InvalidArgument, ColumnNotFound, TooLarge: the call cannot be carried out.
+            SchemaChanged, TabletNotReady: it was made with a schema that is not known here.
+        """
+        conditions = len(write.if_versions)
+        if conditions not in (0, len(rows)):
+            raise InvalidArgument(f"{conditions} if_versions for {len(rows)} rows")
+        view = self.schemas.view(write.schema_version)
+        if isinstance(rows, pa.RecordBatch):
+            return
+        if view is None:
+            self.memory.check_rows(write.op, rows, write.columns)
+        elif rows:
+            view.write(write.op, rows, write.columns)
+
+    # ---- flush --------------------------------------------------------------------------------
+
+    def flush_due(self, segment_bytes: int) -> bool:
+        """Whether the head has grown to ``segment_bytes``, or the log to several times that."""
+        grown = self.memory.head_bytes >= segment_bytes
+        return grown or self._log_bytes >= _LOG_BYTES_PER_HEAD_BYTE * segment_bytes
+
+    def begin_flush(self, last: OpId) -> Flush:
+        """Close the head and note the state, which is that after entry ``last``.
+
+        ``last`` is the last entry that the replica applied, be it a command or not.
+        """
+        memory = self.memory
+        assert last.index >= self.applied_index, "commands after the entry were executed"
+        if memory.head_row_count:
+            memory.close_head()
+        self._log_bytes = 0
+        closed = [segment for segment in memory.statistics() if segment.closed]
+        gone = droppable(closed)
+        kept = tuple([s.slot for s, drop in zip(closed, gone, strict=True) if not drop])
+        return Flush(
+            last,
+            kept,
+            tuple([slot for slot in kept if slot not in self._files]),
+            tuple([s.slot for s, drop in zip(closed, gone, strict=True) if drop]),
+            self.schemas.table if self.is_founded else None,
+            memory.next_version,
+            self.now_s,
+            memory.results.records(),
+            self._next_segment_id,
+        )
+
+    def seal(self, flush: Flush, slot: int) -> SealedImage:
+        """Build the image of one of ``flush.unsealed``; changes nothing, may run off the loop.
+
+        Its content depends on where this replica's heads began: images are not compared.
+        """
+        memory = self.memory
+        content = memory.seal(slot, self.schemas.table.table_id, self.tablet_id, flush.last.term)
+        where = f"the image in slot {slot}"
+        meta = Image.open(content, where, check_rows=False).meta
+        return SealedImage(slot, describe_image(meta.segment_id, content, meta.row_count), content)
+
+    def installed(self, sealed: SealedImage) -> None:
+        """Hold a segment as its image, which is on disk."""
+        image = Image.open(sealed.content, f"image {sealed.file.name}", check_rows=False)
+        self.memory.install_sealed(sealed.slot, image)
+        self._files[sealed.slot] = sealed.file
+
+    def manifest(self, flush: Flush) -> bytes:
+        """What the superblock is to say, once all of ``flush.unsealed`` are installed."""
+        assert all(slot in self._files for slot in flush.kept), "an image is missing"
+        return encode_manifest(
+            Manifest(
+                self.tablet_id,
+                flush.last,
+                flush.table,
+                flush.next_version,
+                flush.now_s,
+                flush.clients,
+                flush.next_segment_id,
+                tuple([self._files[slot] for slot in flush.kept]),
+            )
+        )
+
+    def flushed(self, flush: Flush) -> None:
+        """The manifest counts: forget the segments that it leaves out."""
+        for slot in flush.dropped:
+            self.memory.drop(slot)
+            self._files.pop(slot, None)
+
+    # ---- start --------------------------------------------------------------------------------
+
+    def load(self, data: bytes, images: Sequence[Image]) -> None:
+        """Become what a manifest says. The entries after ``last`` are executed next.
+
+        ``images``: those that it names, in its order, each by `open_image`. May run off the loop
+        while nobody else uses this.
+
+        Raises:
+            CorruptData: manifest and images do not fit each other.
+        """
+        where = f"the manifest of tablet {self.tablet_id}"
+        manifest = decode_manifest(where, self.tablet_id, data)
+        named = [file.segment_id for file in manifest.images]
+        found = [image.meta.segment_id for image in images]
+        if named != found:
+            raise CorruptData(where, 0, f"it names images {named}; there are {found}")
+        memory = self.memory
+        self.is_founded = manifest.table is not None
+        if manifest.table is not None:
+            self.schemas.found(manifest.table)
+            memory.rename(manifest.table.name)
+            memory.use_schema(manifest.table.schema)
+        memory.adopt([RecoveredSegment.from_image(image) for image in images], None, 0.0)
+        memory.results.load(manifest.clients)
+        memory.next_version = manifest.next_version
+        memory.last_index = self.applied_index = manifest.last.index
+        self.now_s = manifest.now_s
+        self._log_bytes = 0
+        self._next_segment_id = manifest.next_segment_id
+        self._files = dict(enumerate(manifest.images))
+        self._manifest = data
+        self._mark = None
+
+    def restore(self, data: bytes) -> None:
+        """The replica says which snapshot it begins with: it is the one that was loaded."""
+        assert data == self._manifest, "images are loaded before the replica is started"
+
+    def snapshot(self) -> bytes:
+        """Never asked for: snapshots are the manifests of flushes, which the host makes."""
+        raise AssertionError("a replicated tablet is flushed by its host")
+
+    # ---- comparing replicas -------------------------------------------------------------------
+
+    def checksum(self, at: int) -> ChecksumSource | None:
+        """The rows after entry ``at``, to be summed up off the loop: of the newest mark, or of the
+        last command. None: not (or no longer) to be had here."""
+        if self._mark is not None and self._mark.index == at:
+            return self._mark
+        return self._source() if at == self.applied_index else None
+
+    @property
+    def marked_index(self) -> int:
+        """Of the mark whose rows are kept; 0: none are."""
+        return 0 if self._mark is None else self._mark.index
+
+    def unmark(self) -> None:
+        """Let go of the mark's rows, which otherwise stay in memory until the next one."""
+        self._mark = None
+
+    def _source(self) -> ChecksumSource:
+        memory, table = self.memory, self.schemas.table
+        record = table if self.is_founded else None
+        rest = (memory.next_version, self.now_s, memory.results.records(), record)
+        crc = crc32c(msgspec.msgpack.encode(rest))
+        return ChecksumSource(self.applied_index, memory.schema, memory.scan_snapshot(), crc)
+
+
+def _batch_of(blob: memoryview, op: WriteOp, asked: TableSchema, table: str) -> pa.RecordBatch:
+    """The batch of a bulk write, in columns of the schema that it was made with.
+
+    The leader has checked its content before it proposed the command; only what execution relies
+    on is looked at again.
+    """
+    try:
+        batch = decode_batch(blob, "a command")
+    except CorruptData as error:
+        raise InvalidArgument(str(error)) from error
+    names = batch.schema.names
+    check_names(asked, table, names, partial=op in (WriteOp.UPDATE, WriteOp.DELETE))
+    wanted = pa.schema([asked.arrow.field(name) for name in names])
+    if not batch.schema.equals(wanted):
+        raise InvalidArgument(f"columns {batch.schema} are not those of the table, {wanted}")
+    return batch

@@ -1,0 +1,23 @@
+"""The durabilities over which the tests of tables run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stelae.core.durability import Durability, Segments, replicas, segments
+
+ALL: tuple[Durability, ...] = (
+    segments(),
+    segments("ram"),
+    segments("disk", "disk"),
+    replicas(1),
+    replicas(3),
+)
+ONE_OF_EACH_KIND: tuple[Durability, ...] = (segments("ram", "ram"), replicas(3))
+
+
+def as_json(durability: Durability) -> dict[str, Any]:
+    """As HTTP has it."""
+    if isinstance(durability, Segments):
+        return {"segments": list(durability.media)}
+    return {"replicas": durability.count}

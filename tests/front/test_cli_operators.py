@@ -1,0 +1,185 @@
+"""What operators type, against real servers over TCP in this process, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cluster_fixture import CLUSTER, SECRET, LocalCluster, local_cluster
+
+from stelae import cli, cli_check, cli_quarantine, cli_servers
+from stelae.aio import Loop
+from stelae.api import Database
+from stelae.client.database import AsyncDatabase
+from stelae.core.durability import replicas, segments
+from stelae.core.errors import InvalidArgument
+from stelae.core.messages import WriteOp
+from stelae.recovery.spark_link import ClusterLink
+from stelae.runtime.client import client_runtime
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+
+
+def database_of(cluster: LocalCluster) -> Database:
+    """A blocking client, on a loop of its own."""
+    loop = Loop()
+
+    async def connect() -> AsyncDatabase:
+        runtime = client_runtime(CLUSTER, SECRET)
+        return AsyncDatabase(runtime, cluster.master_addresses, cluster.settings)
+
+    database = Database(loop, loop.run(connect()), CLUSTER)
+    database.link = ClusterLink(CLUSTER, cluster.master_addresses, SECRET, cluster.settings)
+    return database
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """The exit code and standard output of a command, in this process."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(list(arguments))
+    code = ended.value.code
+    return code if isinstance(code, int) else 0, capsys.readouterr().out
+
+
+def story(capsys: pytest.CaptureFixture[str]) -> None:
+    """A healthy cluster, as operators see it."""
+
+    def document(*arguments: str) -> Any:
+        code, out = run(capsys, *arguments, "--json")
+        assert code == 0, out
+        return json.loads(out)
+
+    code, out = run(capsys, "check", "--wait", "10", "--checksums")
+    assert (code, "all is well" in out) == (0, True), out
+    assert "checksums: 0 of 0 tablets with replicas are equal" in out
+    checked = document("check", "--table", "t")
+    assert [(t["name"], t["healthy"]) for t in checked["tables"]] == [("t", 1)]
+    assert [m["state"] for m in checked["masters"]] == ["voter"]
+    assert run(capsys, "check", "--table", "nowhere")[0] == 1
+
+    assert document("server", "maintenance", "tserver-1", "on")["maintenance"] is True
+    listed = document("server", "list")["servers"]
+    assert [(s["name"], s["maintenance"]) for s in listed] == [
+        ("tserver-0", False),
+        ("tserver-1", True),
+    ]
+    code, out = run(capsys, "check")
+    assert (code, "tserver-1: is in maintenance" in out) == (0, True), out
+    assert document("server", "maintenance", "tserver-1", "off")["maintenance"] is False
+    assert sum(server["owned"] for server in listed) == 1
+    owner = next(server["name"] for server in listed if server["owned"])
+    code, out = run(capsys, "server", "retire", owner)
+    assert (code, "has nothing left: it may be stopped" in out) == (0, True), out
+    listed = document("server", "list")["servers"]
+    assert next(s["name"] for s in listed if s["owned"]) != owner
+    assert document("server", "retire", owner, "--cancel")["retiring"] is False
+    assert run(capsys, "server", "retire", "nobody")[0] == 2
+    assert run(capsys, "tablet", "move", "t", "a")[0] == 2
+    assert run(capsys, "tablet", "move", "0" * 32, "a", "b")[0] == 1
+
+    assert document("rebalance", "on")["after_s"] == 60.0
+    assert document("rebalance", "status")["on"] is True
+    assert "rebalancing is off; 0 replicas" in run(capsys, "rebalance", "off")[1]
+
+
+async def test_operators_look_at_a_cluster_and_mark_its_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command answers for people and, with --json, for programs; exit codes say the rest."""
+    async with local_cluster(tmp_path) as cluster:
+        await cluster.database.create_table("t", SCHEMA, key="id", durability=segments("disk"))
+        for module in (cli_check, cli_servers):
+            monkeypatch.setattr(module, "open_cluster", lambda _: database_of(cluster))
+        await asyncio.to_thread(story, capsys)
+
+
+async def test_replicas_are_compared_and_what_deleted_ones_leave_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Equal replicas are exit code 0; the quarantine is listed, and purged by those who say yes."""
+    async with local_cluster(tmp_path) as cluster:
+        for module in (cli_check, cli_quarantine):
+            monkeypatch.setattr(module, "open_cluster", lambda _: database_of(cluster))
+        table = await cluster.database.create_table("r", SCHEMA, key="id", durability=replicas(1))
+        await table.insert([{"id": n} for n in range(10)])
+        code, out = await asyncio.to_thread(run, capsys, "check", "--checksums", "--wait", "10")
+        assert code == 0, out
+        assert "checksums: 1 of 1 tablets with replicas are equal" in out
+        await cluster.database.delete_table("r")
+        listed = {"entries": []}
+        while not listed["entries"]:
+            _, out = await asyncio.to_thread(run, capsys, "tablet", "quarantine", "list", "--json")
+            listed = json.loads(out)
+        (entry,) = listed["entries"]
+        assert (entry["table"], listed["silent"]) == ("r", {})
+        assert entry["bytes"] == listed["bytes"] > 0
+        code, out = await asyncio.to_thread(run, capsys, "tablet", "quarantine", "list")
+        assert (code, "1 deleted replicas" in out) == (0, True), out
+
+        purge = ("tablet", "quarantine", "purge")
+        assert (await asyncio.to_thread(run, capsys, *purge, "--json"))[0] == 2
+        assert (await asyncio.to_thread(run, capsys, *purge, "--older-than", "x"))[0] == 2
+        code, out = await asyncio.to_thread(run, capsys, *purge, "--older-than", "1d")
+        assert (code, "nothing to remove" in out) == (0, True), out
+        code, out = await asyncio.to_thread(run, capsys, *purge, "--server", "nobody", "--yes")
+        assert code == 2
+        code, out = await asyncio.to_thread(run, capsys, *purge, "--yes", "--json")
+        assert (code, json.loads(out)["entries"][0]["folder"]) == (0, entry["folder"])
+        _, out = await asyncio.to_thread(run, capsys, "tablet", "quarantine", "list", "--json")
+        assert json.loads(out)["entries"] == []
+
+
+async def test_a_replica_with_other_rows_is_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The check says which tablet, and which server has what."""
+    async with local_cluster(tmp_path, tservers=3) as cluster:
+        monkeypatch.setattr(cli_check, "open_cluster", lambda _: database_of(cluster))
+        table = await cluster.database.create_table("r", SCHEMA, key="id", durability=replicas(3))
+        await table.insert([{"id": n} for n in range(10)])
+        (located,) = await cluster.database.locate_table("r")
+        replica = cluster.tservers[0].replicas.serving(located.tablet.tablet_id)
+        code, out = await asyncio.to_thread(run, capsys, "check", "--checksums", "--wait", "20")
+        assert code == 0, out
+        machine = replica.machine
+        machine.memory.execute(WriteOp.UPSERT, ((77,),), None, machine.applied_index)
+        code, out = await asyncio.to_thread(run, capsys, "check", "--checksums", "--wait", "20")
+        assert code == 1
+        assert "replicas differ" in out
+        assert "tserver-0: 11 rows" in out
+
+
+async def test_a_dead_server_is_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is not well is named, in red for people and in findings for programs."""
+    async with local_cluster(tmp_path) as cluster:
+        monkeypatch.setattr(cli_check, "open_cluster", lambda _: database_of(cluster))
+        await cluster.backups[0].stop()
+        for _ in range(400):
+            status = await cluster.database.status()
+            if any(server["state"] == "dead" for server in status["servers"]):
+                break
+            await asyncio.sleep(0.02)
+        code, out = await asyncio.to_thread(run, capsys, "check", "--json")
+        assert code == 1
+        problems = [f for f in json.loads(out)["findings"] if f["severity"] == "warning"]
+        assert [f["subject"] for f in problems] == ["backup-0"]
+
+
+def test_operators_calls_do_not_go_over_http() -> None:
+    """They say so, rather than fail in some other way."""
+    loop = Loop()
+    database = Database(loop, None, "x")  # type: ignore[arg-type]
+    for call in (database.tservers, database.check, database.rebalancing):
+        with pytest.raises(InvalidArgument, match="not over HTTP"):
+            call()
+    loop.close()

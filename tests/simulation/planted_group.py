@@ -1,0 +1,60 @@
+"""Bugs for the scenario of a replicated tablet, which it has to find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from stelae.actors.freshness import Freshness
+from stelae.actors.replica_storage import ReplicaStorage
+from stelae.actors.replicated_tablet import ReplicatedTablet
+from stelae.storage.tablet_state import TabletStateMachine
+
+
+async def _unasked(self: ReplicatedTablet, max_staleness_s: float, timeout_s: float) -> None:
+    return None
+
+
+def _always_fresh(self: Freshness) -> float:
+    return 0.0
+
+
+def _forgets(self: TabletStateMachine, flush: Any) -> bytes:
+    return _manifest(self, replace(flush, clients=()))
+
+
+def _own_clock(self: TabletStateMachine, index: int, term: int, command: bytes) -> Any:
+    """Something of this server decides: how often it was started."""
+    if not self.memory.has_head and index % 7 == 0:
+        self.memory.next_version += 1
+    return _apply(self, index, term, command)
+
+
+async def _trims_too_much(self: ReplicaStorage, keep_from: int) -> None:
+    while len(self._files) > 1:
+        await self._remove(self._files.pop(0))
+
+
+_manifest, _apply = TabletStateMachine.manifest, TabletStateMachine.apply
+
+BUGS: dict[str, tuple[Any, str, Any]] = {
+    "any replica reads": (ReplicatedTablet, "_may_read", _unasked),
+    "followers take themselves to be fresh": (Freshness, "staleness_s", _always_fresh),
+    "flushes forget who wrote": (TabletStateMachine, "manifest", _forgets),
+    "a flush decides a version": (TabletStateMachine, "apply", _own_clock),
+    "the log is cut beyond the flush": (ReplicaStorage, "trim", _trims_too_much),
+}
+
+
+@contextmanager
+def planted(bug: str) -> Iterator[None]:
+    """With this bug in all servers; "" is none."""
+    if not bug:
+        yield
+        return
+    owner, name, broken = BUGS[bug]
+    with patch.object(owner, name, broken):
+        yield

@@ -1,0 +1,105 @@
+"""Much at once, too much, and too late; the same for every durability."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pyarrow as pa
+import pytest
+
+from stelae.api import Table
+from stelae.core.errors import DeadlineExpired, OutcomeUnknown, TooLarge
+from stelae.core.partition import hash_partition
+from tests.tables.conftest import SCHEMA, Make
+
+MIB = 1 << 20
+
+
+def wide(first: int, count: int, row_bytes: int) -> pa.Table:
+    """Rows of about so many bytes each."""
+    texts = [f"{n:09d}" + "x" * (row_bytes - 9) for n in range(first, first + count)]
+    columns = {"id": range(first, first + count), "name": texts}
+    return pa.table(columns, schema=SCHEMA.remove(2))
+
+
+def holds(table: Table, rows: pa.Table) -> bool:
+    """Whether these are all rows of the table, but for what they do not say."""
+    found = table.scan(columns=["id", "name"]).sort_by("id")
+    return bool(found.equals(rows))
+
+
+def test_one_call_may_be_larger_than_segments_and_log_files(make: Make) -> None:
+    """Here 10 MiB for one tablet, whose segments have 1 MiB; it is there whole, and can be changed
+    row by row."""
+    table = make()
+    rows = wide(0, 20, MIB // 2)
+    versions = table.upsert(rows, timeout=60)
+    assert table.count() == 20
+    assert table.get(19) == {**rows.slice(19).to_pylist()[0], "reading": None}
+    assert holds(table, rows)
+    table.update({"id": 3, "reading": 1.0}, if_version=int(versions[3]))
+    table.delete(4)
+    assert table.get_many(range(6)).num_rows == 5
+
+
+def test_large_calls_side_by_side_all_come_through(make: Make) -> None:
+    """None of them is given up because others are on their way."""
+    table = make()
+    failed: list[BaseException] = []
+
+    def write(first: int) -> None:
+        try:
+            table.upsert(wide(first, 10, MIB // 2), timeout=60)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(n * 100,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert table.count() == 40
+
+
+def test_what_is_too_large_is_refused_by_name(table: Table) -> None:
+    """A row of more than 1 MiB, as dict and in Arrow; a call of more than 64 MiB."""
+    for rows in (
+        {"id": 1, "name": "x" * (MIB + 1)},
+        wide(0, 1, MIB + 1),
+        pa.concat_tables([wide(0, 200, 100), wide(200, 1, MIB + 1)]),
+        wide(0, 140, MIB // 2),
+    ):
+        with pytest.raises(TooLarge):
+            table.upsert(rows, timeout=60)
+    assert table.count() == 0
+
+
+def test_a_load_of_any_size_is_cut_into_calls(make: Make) -> None:
+    """`load` and `load_batches`: all rows, tablet by tablet."""
+    table = make(partition=hash_partition("id", 3))
+    rows = wide(0, 6000, 1000)
+    assert table.load(rows.slice(0, 2000), batch_bytes=MIB) == 2000
+    parts = [part.num_rows for part in table.load_batches(rows.slice(2000), batch_bytes=MIB)]
+    assert sum(parts) == 4000
+    assert len(parts) >= 4
+    assert holds(table, rows)
+
+
+def test_a_call_that_comes_too_late_says_so_in_time(table: Table) -> None:
+    """By its deadline, and whether it may have been begun; the least deadline over HTTP is 1 ms."""
+    table.upsert({"id": 1})
+    in_time = 0
+    for number in range(2, 22):
+        began = time.monotonic()
+        try:
+            table.upsert({"id": number}, timeout=1e-9)
+        except (DeadlineExpired, OutcomeUnknown):
+            pass
+        else:
+            in_time += 1
+            assert table.get(number) is not None
+        assert time.monotonic() - began < 5.0
+    assert in_time < 20
+    assert table.get(1) is not None

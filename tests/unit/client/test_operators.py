@@ -1,0 +1,140 @@
+"""What operators are told: how far a move is, what keeps a retirement, what servers have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from stelae.cli_servers import retired
+from stelae.client.operators import MoveStage, describe_tservers, stage_of, what_keeps
+from stelae.core.errors import RetryLater
+from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
+from stelae.core.records import ReplicaMove, ServerMark, TabletRecord, TabletState
+from stelae.core.replication import Configuration, Peer
+from stelae.core.server_messages import ServerProgress
+
+MOVE = ReplicaMove(ServerUuid("c"), ServerUuid("d"))
+COPY = {"tablet": "t0", "uuid": "d", "state": "copying", "copied_bytes": 3, "bytes": 9}
+
+
+def tablet(peers: str, move: ReplicaMove | None = MOVE, **changes: Any) -> TabletRecord:
+    """A tablet with these members: voters in capitals."""
+    members = tuple(
+        Peer(ServerUuid(p.lower()), Address(f"{p.lower()}:1"), p.isupper(), p.lower())
+        for p in peers
+    )
+    record = TabletRecord(
+        TabletId("t0"), TableId("t"), 0, TabletState.RUNNING, 0, ServerUuid(""), 0,
+        configuration=Configuration(OpId(1, 4), members), move=move,
+    )  # fmt: skip
+    return msgspec.structs.replace(record, **changes)
+
+
+@pytest.mark.parametrize(
+    ("record", "copies", "stage"),
+    [
+        (tablet("ABC"), [], MoveStage("waits")),
+        (tablet("ABC"), [{**COPY, "uuid": "e"}, {**COPY, "tablet": "t1"}], MoveStage("waits")),
+        (tablet("ABCd"), [COPY], MoveStage("copies", 3, 9)),
+        (tablet("ABCd"), [], MoveStage("catches up")),
+        (tablet("ABCd"), [{**COPY, "state": "throttled"}], MoveStage("catches up")),
+        (tablet("ABCD"), [], MoveStage("lets go")),
+        (tablet("ABD"), [], MoveStage("done")),
+        (tablet("ABD", None), [], MoveStage("done")),
+    ],
+)
+def test_a_move_is_followed_from_the_records_alone(
+    record: TabletRecord, copies: list[dict[str, Any]], stage: MoveStage
+) -> None:
+    """Whoever looks sees the same, also after an interruption; done is when the source is gone."""
+    assert stage_of(record, MOVE, copies) == stage
+    assert stage.is_done == (stage.stage == "done")
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (tablet("ABC", None), "given up"),
+        (tablet("ABC", ReplicaMove(ServerUuid("a"), ServerUuid("d"))), "given up"),
+        (tablet("ABE", None), "given up"),
+        (tablet("ABC", state=TabletState.DELETED), "is deleted"),
+    ],
+)
+def test_a_move_that_nobody_works_on_any_more_is_not_waited_for(
+    record: TabletRecord, text: str
+) -> None:
+    """Given up by another operator, overtaken by another move, or of a deleted table."""
+    with pytest.raises(RetryLater, match=text):
+        stage_of(record, MOVE, [])
+
+
+def status(*, marked: str = "", dead: str = "", leader: str = "a", wanted: int = 3) -> Any:
+    """A status document of servers a to d and one tablet on a, b, c, and one with segments on a."""
+    servers = [
+        {
+            "kind": "tserver", "id": f"tserver-{name}", "uuid": name, "node": "n",
+            "state": "dead" if name in dead else "live", "address": f"{name}:1",
+            "retiring": name in marked, "maintenance": False, "memory_bytes": 1,
+            "memory_limit_bytes": 2, "replicas": int(name != "d"), "tablets": 2 - (name != "a"),
+        }
+        for name in "abcd"
+    ]  # fmt: skip
+    replicas = [
+        {"uuid": name, "member": "voter", "role": "leader" if name == leader else "follower"}
+        for name in "abc"
+    ]
+    group = {"leader": leader, "replicas_wanted": wanted, "replicas": replicas}
+    backup = {"kind": "backup", "id": "backup-1", "uuid": "x", "state": "live"}
+    return {"servers": [backup, *reversed(servers)], "tablets": [{"leader": "tserver-a"}, group]}
+
+
+@pytest.mark.parametrize(
+    ("document", "uuid", "text"),
+    [
+        (status(marked="a"), "a", ""),
+        (status(marked="ab"), "a", "1 of its tablets want 3 servers, and 2 are live"),
+        (status(marked="a", dead="d"), "a", "1 of its tablets want 3 servers, and 2 are live"),
+        (status(marked="ab", dead="cd"), "d", ""),
+        (status(marked="a", leader=""), "a", "1 of its tablets have no leader"),
+        (status(marked="ab", wanted=1), "a", ""),
+    ],
+)
+def test_what_keeps_a_retirement_is_told(document: Any, uuid: str, text: str) -> None:
+    """Too few other servers, or a group without a leader; otherwise it only takes its time."""
+    assert what_keeps(document, uuid).startswith(text)
+    assert bool(what_keeps(document, uuid)) == bool(text)
+
+
+def test_tablet_servers_are_listed_with_what_they_have() -> None:
+    """Sorted by name, without backups; leaders are counted, and tablets that are not replicas."""
+    found = describe_tservers(status(marked="b", dead="c"))
+    shown = [(s["name"], s["state"], s["retiring"], s["replicas"], s["leads"]) for s in found]
+    assert shown == [
+        ("tserver-a", "live", False, 1, 1),
+        ("tserver-b", "live", True, 1, 0),
+        ("tserver-c", "dead", False, 1, 0),
+        ("tserver-d", "live", False, 0, 0),
+    ]
+    assert [server["owned"] for server in found] == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("retiring", "is_live", "replicas", "tablets", "bound", "text"),
+    [
+        (True, True, 2, 0, 0, "is being retired: 2 tablets are left; why"),
+        (True, True, 1, 3, 1, "is being retired: 4 tablets are left"),
+        (True, True, 0, 3, 3, "cannot be stopped yet: 3 tablets are left; why"),
+        (True, True, 0, 0, 0, "may be stopped for good"),
+        (True, False, 0, 3, 0, "may be stopped for good"),
+        (False, True, 2, 3, 0, "not to be retired any more"),
+    ],
+)
+def test_a_retirement_ends_in_a_sentence(
+    retiring: bool, is_live: bool, replicas: int, tablets: int, bound: int, text: str
+) -> None:
+    """It says whether the server may be stopped, and what happens then."""
+    mark = ServerMark(ServerUuid("a"), "tserver-a", retiring=retiring)
+    found = ServerProgress(mark, is_live, replicas, tablets, bound, "why")
+    assert text in retired(found)

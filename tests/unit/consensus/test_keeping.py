@@ -1,0 +1,161 @@
+"""What a leader keeps for others and whom it promotes, where hosts copy state."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from stelae.actors.replica_members import MemberCare
+from stelae.consensus.membership import ChangeKind, MemberChange
+from stelae.consensus.messages import AppendRequest, AppendResponse, VoteRequest, VoteResponse
+from stelae.consensus.progress import ProgressState
+from stelae.consensus.raft import Raft
+from stelae.consensus.ready import Ready, Tick
+from stelae.consensus.settings import RaftSettings
+from stelae.core.ids import Address, OpId, ServerUuid, TabletId
+from stelae.core.replication import Entry, EntryKind, Snapshot, TermAndVote, first_configuration
+
+GROUP = TabletId("group")
+N1, N2, N3, N4 = (ServerUuid(f"n{number}") for number in range(1, 5))
+FIRST = first_configuration({uuid: Address(f"{uuid}:1") for uuid in (N1, N2, N3)})
+ENTRIES = 20
+BODY = b"0123456789"
+
+
+class Group:
+    """A leader of 20 entries of 10 bytes in term 1 and a no-op of term 2; the others are played."""
+
+    def __init__(self, **settings: int) -> None:
+        self.now_us = 0
+        self.core = Raft(
+            group_id=GROUP,
+            uuid=N1,
+            configuration=FIRST,
+            term_and_vote=TermAndVote(1, None),
+            snapshot=None,
+            entries=[Entry(1, i, EntryKind.COMMAND, BODY) for i in range(1, ENTRIES + 1)],
+            settings=RaftSettings(copies_by_host=True, **settings),
+            rng=random.Random(0),
+        )
+        asked: list[VoteRequest] = []
+        while not asked:
+            asked = [m for m in self.turn().messages if isinstance(m, VoteRequest)]
+        for pre in (True, False):
+            self.core.step(VoteResponse(GROUP, N2, N1, 2, pre, True))
+            self.turn(ticks=0)
+        assert self.core.leader is not None
+
+    def turn(self, ticks: int = 1) -> Ready:
+        """Some ticks, and all that is ready is done; the first of it."""
+        for _ in range(ticks):
+            self.now_us += 1000
+            self.core.step(Tick(self.now_us))
+        first = ready = self.core.take_ready()
+        while ready:
+            self.core.advance(ready)
+            ready = self.core.take_ready()
+        return first
+
+    def accept(self, uuid: ServerUuid, index: int, round_number: int = 1) -> None:
+        hint = OpId(2 if index > ENTRIES else 1, index)
+        self.core.step(AppendResponse(GROUP, uuid, N1, 2, True, index, hint, round_number))
+        self.turn(ticks=0)
+
+    def refuse(self, uuid: ServerUuid, index: int, hint: OpId, round_number: int) -> None:
+        self.core.step(AppendResponse(GROUP, uuid, N1, 2, False, index, hint, round_number))
+        self.turn(ticks=0)
+
+    def flush(self, index: int, keep_bytes: int) -> None:
+        snapshot = Snapshot(OpId(1, index), FIRST, b"")
+        self.core.compact(snapshot, index + 1 - self.core.keep_from(index, keep_bytes))
+
+
+def test_a_leader_keeps_what_members_lack_within_the_limit_in_bytes() -> None:
+    """No more than the newest ``keep_bytes``, and nothing that all have."""
+    group = Group()
+    group.accept(N2, 21)
+    group.accept(N3, 5)
+    assert group.core.keep_from(18, 1000) == 6
+    assert group.core.keep_from(18, 100) == 11
+    assert group.core.keep_from(8, 0) == 9  # what is not flushed is kept in any case
+    group.accept(N3, 21)
+    assert group.core.keep_from(18, 1000) == 19
+
+
+def test_a_follower_keeps_what_its_leader_says_that_others_need() -> None:
+    """So that it can bring them up itself when it leads."""
+    core = Group().core
+    entry = Entry(3, 22, EntryKind.NO_OP, b"")
+    core.step(AppendRequest(GROUP, N2, N1, 3, OpId(2, 21), (entry,), 21, 1, 12))
+    core.advance(core.take_ready())
+    assert core.keep_from(18, 1000) == 12
+    assert core.keep_from(18, 30) == 18
+
+
+def test_a_member_within_the_limit_is_streamed_to_and_one_beyond_it_needs_a_copy() -> None:
+    """Of two that stay behind, the flush leaves only the farther one without its entries."""
+    for match, state in ((12, ProgressState.REPLICATE), (5, ProgressState.COPY)):
+        group = Group()
+        group.accept(N2, 21)
+        group.accept(N3, match)
+        group.flush(18, 90)
+        assert group.core.leader is not None
+        progress = group.core.leader.progress[N3]
+        progress.unreachable()
+        ready = group.turn(ticks=2)
+        named = ready.copies == (N3,)
+        assert named == (state is ProgressState.COPY)
+        assert (progress.state is ProgressState.COPY) == named
+
+
+def test_a_follower_that_lost_what_it_had_is_believed() -> None:
+    """A refusal of what was sent after it had acknowledged more; an older one is a straggler."""
+    group = Group()
+    group.accept(N2, 21)
+    group.accept(N3, 21)
+    assert group.core.leader is not None
+    progress = group.core.leader.progress[N3]
+    group.refuse(N3, 20, OpId(1, 4), round_number=1)
+    assert progress.match_index == 21
+    group.turn(ticks=2)
+    group.refuse(N3, 21, OpId(1, 4), round_number=2)
+    assert progress.match_index == 0
+    assert progress.next_index == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "match", "caught_up"),
+    [
+        ({}, 1, True),
+        ({"batch_entries_max": 5}, 15, False),
+        ({"batch_entries_max": 5}, 16, True),
+        ({"batch_bytes_max": 30}, 17, True),
+        ({"batch_bytes_max": 30}, 16, False),
+    ],
+)
+def test_one_has_caught_up_who_lacks_at_most_one_batch(
+    settings: dict[str, int], match: int, caught_up: bool
+) -> None:
+    """A batch is limited by entries and by bytes, whichever comes first."""
+    group = Group(**settings)
+    group.accept(N2, 21)
+    group.accept(N3, match)
+    assert group.core.log.commit_index == 21
+    assert group.core.status().peers[N3].has_caught_up == caught_up
+
+
+def test_a_non_voter_is_not_let_go_while_its_copy_grows() -> None:
+    """A large tablet takes longer to copy than a leader waits for a member without progress."""
+    group = Group()
+    group.accept(N2, 21)
+    group.core.change_members(MemberChange(ChangeKind.ADD, N4, Address("n4:1")))
+    group.turn(ticks=0)
+    group.accept(N2, 22)
+    care = MemberCare(abandon_member_us=1000)
+    assert care.due(group.core, 0) is None
+    for size_bytes in range(1, 5):
+        care.copy_advanced(N4, size_bytes)
+        assert care.due(group.core, 900 * size_bytes) is None
+    change = care.due(group.core, 900 * 4 + 1000)
+    assert change == MemberChange(ChangeKind.REMOVE, N4)
