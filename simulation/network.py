@@ -3,7 +3,8 @@
 Per call: the request is lost; the reply is lost after execution; the request runs late, twice or
 out of order; the target restarts in between; nobody listens; the link is clogged or cut, in one
 direction or both. Messages are encoded with msgspec and their blobs copied, so that no object is
-shared between processes. A caller learns ``Unavailable`` only where its request surely did not run.
+shared between processes. A caller learns ``Unavailable`` only where its request surely did not run,
+and is told of a refusal only where no other copy of its request may run yet, or may have run.
 
 Callbacks of the network run in the world's context: what is on the wire survives its sender.
 """
@@ -60,6 +61,26 @@ class _Request:
     answer: asyncio.Future[_Answer | StelaeError]
     target: SimPeers | None = None
     surely_not_sent: bool = False
+    copies: int = 1
+    """On the wire, or being served."""
+    is_unknown: bool = False
+    """A copy ended, and nothing is known of what it did."""
+
+    def is_told(self, error: StelaeError | None) -> bool:
+        """A copy ends with this answer: whether the caller may have it. A refusal says that nothing
+        was done, and nothing will be."""
+        self.copies -= 1
+        if error is None:
+            return True
+        if isinstance(error, OutcomeUnknown):
+            self.is_unknown = True
+            return True
+        return self.copies == 0 and not self.is_unknown
+
+    def copy_vanished(self) -> None:
+        """A copy ends without an answer."""
+        self.copies -= 1
+        self.is_unknown = True
 
 
 @dataclass(slots=True, frozen=True)
@@ -233,10 +254,13 @@ class Network:
             request.surely_not_sent = self._rng.random() < 0.3
             self.note(sender, f"request {request.number} {request.method} to {receiver} is cut off")
         elif self._lost(self._options.duplicate_rate):
-            self._transmit(sender, receiver, size, lambda: self._arrive(request, target))
+            request.copies += self._transmit(
+                sender, receiver, size, lambda: self._arrive(request, target)
+            )
 
     def _arrive(self, request: _Request, target: SimPeers) -> None:
         if not target.process.alive or target.closed:
+            request.copy_vanished()
             if self._rng.random() < 0.9:
                 self._break(request)
             return
@@ -413,17 +437,22 @@ class SimPeers:
 
     async def serve(self, request: _Request) -> None:
         """Run the handler of a request that arrived, and answer it."""
+        refusal: StelaeError | None = None
         try:
             answer = await self._handle(request)
         except StelaeError as error:
+            refusal = error
             answer = _Answer(b"", (), encode_error(error))
         except asyncio.CancelledError:
-            return  # the server is stopping; the caller's connection breaks
+            request.copy_vanished()  # the server is stopping; the caller's connection breaks
+            return
         except Exception as error:
+            request.copy_vanished()
             error.add_note(f"in {self.name}'s handler of {request.method}")
             self._network.on_handler_error(self.process, error)
             return
-        self._network.reply(request, self, answer)
+        if request.is_told(refusal):
+            self._network.reply(request, self, answer)
 
     async def _handle(self, request: _Request) -> _Answer:
         if request.destination is not None and request.destination != self._server_uuid:

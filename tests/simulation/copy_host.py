@@ -179,6 +179,9 @@ class CopyHostServer:
             DROP: self.drop,
         }
         loaded = await self.store.load_all()
+        for error in loaded.failed.values():
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__  # its disk failed under it: this life ends
         assert not loaded.failed, loaded.failed
         await self.runtime.peers.listen(self.uuid, handlers)
         peers = [Peer(uuid_of(name), self.world.address(name)) for name in FOUNDERS]

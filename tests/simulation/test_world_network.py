@@ -186,6 +186,36 @@ def test_requests_are_duplicated_and_reordered():
     with_echo(body, Options(duplicate_rate=0.3, slow_message_rate=0.2))
 
 
+def test_a_refusal_is_told_only_when_no_other_copy_can_be_done():
+    """ "Surely not done" is said of the request, not of one copy of it."""
+
+    async def body(world, client, executed):
+        refused: dict[str, bool] = {}
+
+        async def refuse_first(self: Echo, call: Call[Text]) -> Reply[Text]:
+            if refused.setdefault(call.body.text, True):
+                refused[call.body.text] = False
+                raise TableNotFound(call.body.text)
+            self.executed[call.body.text] += 1
+            return Reply(call.body)
+
+        await world.server("s").runtime.peers.listen(
+            ServerUuid("uuid-1"), {ECHO: lambda call: refuse_first(world.server("s"), call)}
+        )
+        told: Counter[str] = Counter()
+        for number in range(60):
+            try:
+                await echo(client, str(number))
+            except TableNotFound:
+                told[str(number)] += 1
+        await asyncio.sleep(2.0)
+        assert executed
+        assert told
+        assert not executed.keys() & told.keys()
+
+    with_echo(body, Options(duplicate_rate=0.3, slow_message_rate=0.2))
+
+
 def test_a_late_request_is_executed_after_its_caller_gave_up():
     """Execution may come after OutcomeUnknown."""
 
