@@ -47,7 +47,7 @@ class TimelineConfiguration(msgspec.Struct, frozen=True):
         return all(has_majority(members, agreeing) for members in self.member_sets)
 
     def agreed_lsn(self, lsns: Mapping[SafekeeperId, int]) -> int:
-        """The highest LSN that a majority of each member set has reached; 0 for who is not named."""
+        """The highest LSN that a majority of each member set has reached; 0 of who is not named."""
         return min(majority_lsn(members, lsns) for members in self.member_sets)
 
 
