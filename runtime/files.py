@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TypeVar
 from stelae.core.errors import AlreadyRunning
 from stelae.core.rpc import Blob
 from stelae.runtime.frames import byte_view
+from stelae.runtime.sync_pace import SyncPace
 
 T = TypeVar("T")
 
@@ -31,11 +33,13 @@ _BUFFERS_PER_WRITE = 512  # below the kernel's IOV_MAX of 1024
 class LocalFile:
     """See `stelae.core.runtime.File`. Made by `LocalDisk.open`."""
 
-    def __init__(self, descriptor: int, path: str, *, sync_in_thread: bool) -> None:
+    def __init__(self, descriptor: int, path: str, *, pace: SyncPace | None) -> None:
+        """``pace``: when to sync in a thread; without one never."""
         self._descriptor = descriptor
         self._path = path
         self._size = os.fstat(descriptor).st_size
-        self._sync_in_thread = sync_in_thread
+        self._pace = pace
+        self._unsynced_bytes = 0
         self._sync_failed: OSError | None = None
 
     @property
@@ -46,6 +50,7 @@ class LocalFile:
         assert offset >= 0, f"{self._path}: offset {offset}"
         if len(buffers) == 1 and type(buffers[0]) is bytes:
             written = os.pwrite(self._descriptor, buffers[0], offset)  # all, in nearly every case
+            self._unsynced_bytes += written
             self._size = max(self._size, offset + written)
             if written == len(buffers[0]):
                 return
@@ -55,6 +60,7 @@ class LocalFile:
             written = os.pwritev(self._descriptor, views[:_BUFFERS_PER_WRITE], offset)
             if written == 0:
                 raise OSError(errno.EIO, "the kernel wrote nothing", self._path)
+            self._unsynced_bytes += written
             offset += written
             self._size = max(self._size, offset)
             views = _after(views, written)
@@ -79,12 +85,18 @@ class LocalFile:
     async def sync(self) -> None:
         if self._sync_failed is not None:
             raise OSError(errno.EIO, f"an earlier sync failed: {self._sync_failed}", self._path)
-        if self._sync_in_thread:
-            await _in_thread(self._sync_now)
+        pace = self._pace
+        size_bytes, self._unsynced_bytes = self._unsynced_bytes, 0
+        if pace is None or pace.is_quick(size_bytes):
+            taken_s = self._sync_now()
         else:
-            self._sync_now()
+            taken_s = await _in_thread(self._sync_now)
+        if pace is not None:
+            pace.measured(taken_s, size_bytes)
 
-    def _sync_now(self) -> None:
+    def _sync_now(self) -> float:
+        """Returns how long it took."""
+        start = time.perf_counter()
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
@@ -93,6 +105,7 @@ class LocalFile:
             # so this is no failure after which it could be tried again.
             text = f"the sync failed: {error.strerror}"
             raise OSError(errno.EIO, text, self._path) from error
+        return time.perf_counter() - start
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)
@@ -126,8 +139,8 @@ def _after(views: list[memoryview], written: int) -> list[memoryview]:
 class LocalDisk:
     """See `stelae.core.runtime.Disk`. Takes the lock of ``root``, which it makes if absent.
 
-    Files left over from a `replace` that a crash interrupted are removed. ``sync_in_thread``: syncs
-    leave the loop free, but cost 100–200 µs more each.
+    Files left over from a `replace` that a crash interrupted are removed. ``sync_in_thread``: work
+    on the disk leaves the loop free, but for syncs that are quick (`stelae.runtime.sync_pace`).
 
     Raises:
         AlreadyRunning: another process uses ``root``.
@@ -136,6 +149,8 @@ class LocalDisk:
     def __init__(self, root: str | os.PathLike[str], *, sync_in_thread: bool = False) -> None:
         self._root = Path(root).absolute()
         self._sync_in_thread = sync_in_thread
+        self._pace: SyncPace | None = None
+        """Of the file opened last."""
         _make_folders(self._root)
         self._lock = _take_lock(self._root)
         for leftover in sorted(self._root.rglob(f"*{TEMPORARY_SUFFIX}")):
@@ -153,7 +168,9 @@ class LocalDisk:
         except FileNotFoundError:
             await self._run(lambda: _create(full))
             descriptor = os.open(full, flags)
-        return LocalFile(descriptor, str(full), sync_in_thread=self._sync_in_thread)
+        if self._sync_in_thread:
+            self._pace = SyncPace(like=self._pace)
+        return LocalFile(descriptor, str(full), pace=self._pace)
 
     async def read(self, path: str) -> bytes:
         return await self._run(self._full(path).read_bytes)
