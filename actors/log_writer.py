@@ -40,6 +40,11 @@ class LogWriter:
         """Whether to wait, with `drained`, before more is written."""
         return self._waiting_bytes > AHEAD_BYTES_MAX
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything is durable."""
+        return self._idle.is_set()
+
     def write(self, entries: Sequence[Entry]) -> None:
         """Write entries that follow those given before."""
         self._waiting.extend(entries)

@@ -17,6 +17,7 @@ from stelae.consensus.messages import (
     READ_INDEX,
     MailTaken,
     Message,
+    RaftAnswers,
     RaftMail,
     RaftMessages,
     ReadIndex,
@@ -26,7 +27,7 @@ from stelae.consensus.messages import (
 from stelae.core.errors import InvalidArgument, StelaeError, TabletNotHere, TabletTombstoned
 from stelae.core.ids import Address, TabletId
 from stelae.core.replica_messages import DataState
-from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply, prompt
+from stelae.core.rpc import Call, Handlers, Reply, prompt
 
 NO_TOMBSTONES: Mapping[TabletId, Tombstone] = {}
 
@@ -34,7 +35,7 @@ NO_TOMBSTONES: Mapping[TabletId, Tombstone] = {}
 class Member(Protocol):
     """Of a `stelae.actors.replica.Replica`, what is needed here."""
 
-    def receive(self, envelope: RaftMessages) -> None: ...
+    def receive(self, envelope: RaftMessages) -> tuple[Message, ...]: ...
 
     def take_mail(self, message: Message, address: Address) -> None: ...
 
@@ -79,21 +80,22 @@ class _Answers:
             READ_INDEX: self._read_index,
         }
 
-    async def _deliver(self, envelope: RaftMessages) -> None:
-        group_id = envelope.group_id
-        await self._settled(group_id)
-        replica = self._replicas.get(group_id)
-        tombstone = self._tombstones.get(group_id)
-        if replica is not None:
-            replica.receive(envelope)
-        elif tombstone is not None:
-            await tombstone.receive(envelope)
-        else:
+    async def _find(self, group_id: TabletId) -> Member | Tombstone:
+        """Who takes messages for that group, once that is known. Raises TabletNotHere."""
+        if group_id not in self._replicas:
+            await self._settled(group_id)
+        found = self._replicas.get(group_id) or self._tombstones.get(group_id)
+        if found is None:
             raise TabletNotHere(group_id, "this server")
+        return found
 
-    async def _receive(self, call: Call[RaftMessages]) -> Reply[Empty]:
-        await self._deliver(call.body)
-        return EMPTY
+    @prompt
+    async def _receive(self, call: Call[RaftMessages]) -> Reply[RaftAnswers]:
+        found = await self._find(call.body.group_id)
+        if not isinstance(found, Tombstone):
+            return Reply(RaftAnswers(found.receive(call.body)))
+        await found.receive(call.body)
+        return Reply(RaftAnswers())
 
     @prompt
     async def _take_mail(self, call: Call[RaftMail]) -> Reply[MailTaken]:
@@ -111,7 +113,12 @@ class _Answers:
                 undelivered.append(Undelivered(message.group_id, None))
         for group_id, messages in others.items():
             try:
-                await self._deliver(RaftMessages(group_id, address, tuple(messages)))
+                found = await self._find(group_id)
+                if isinstance(found, Tombstone):
+                    await found.receive(RaftMessages(group_id, address, tuple(messages)))
+                    continue
+                for message in messages:
+                    found.take_mail(message, address)
             except StelaeError as error:
                 undelivered.append(Undelivered(group_id, _state_of(error)))
         return Reply(MailTaken(tuple(undelivered)))

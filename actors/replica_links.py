@@ -1,8 +1,10 @@
 """How one replica's messages reach the others: bounded, one-way, and never waited for.
 
-What is small goes with the mail of all replicas of this server (`stelae.actors.raft_host`). For
-entries and snapshots there is, per peer, a bounded outbox and a few calls at a time. What does not
-fit, and what fails, is lost, which Raft allows for. The core is told of peers that cannot be
+What carries no entries goes with the mail of all replicas of this server
+(`stelae.actors.raft_host`). A few entries are posted to their peer in the turn in which they arose,
+and what it has to say by then comes back with the reply: no task, timer or message more than that.
+For more entries and for snapshots there is, per peer, a bounded outbox and a few calls at a time.
+What does not fit, and what fails, is lost, which Raft allows for. The core is told of peers that cannot be
 reached, and paces itself by heartbeats (KUDU-821), so that no failure makes a tight loop. Design §4
 (two ways between actors).
 """
@@ -18,14 +20,16 @@ from stelae.consensus.messages import (
     RAFT_MESSAGE,
     AppendRequest,
     Message,
+    RaftAnswers,
     RaftMessages,
     SnapshotRequest,
     is_small,
 )
-from stelae.core.errors import StelaeError, TabletNotHere, TabletTombstoned
+from stelae.core.errors import InvalidArgument, StelaeError, TabletNotHere, TabletTombstoned
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.replica_messages import DataState
 from stelae.core.replication import Configuration
+from stelae.core.rpc import Reply
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 
@@ -34,6 +38,8 @@ SLOWEST_BYTES_PER_S = 4 << 20  # a large entry has so much more time, or it woul
 CALLS_MAX = 8  # at a time, per peer: one lost answer must not silence the link
 OUTBOX_MAX = 256  # messages per peer
 BATCH_BYTES = 4 << 20  # of entries and snapshot chunks in one call, unless one is larger
+POST_BYTES = 32 << 10  # of entries that are posted at once: they go in one frame
+POSTS_MAX = 32  # unanswered ones, per peer
 
 
 class _Link:
@@ -43,6 +49,7 @@ class _Link:
         self.address = address
         self.outbox: deque[Message] = deque(maxlen=OUTBOX_MAX)
         self.calls: dict[asyncio.Task[None], None] = {}
+        self.posts = 0
 
 
 def _take_batch(outbox: deque[Message]) -> tuple[Message, ...]:
@@ -79,10 +86,12 @@ class ReplicaLinks:
         lost: Callable[[ServerUuid], None],
         absent: Callable[[ServerUuid, DataState], None],
         host: RaftHost | None = None,
+        take: Callable[[Message, Address], None] | None = None,
     ) -> None:
         """``absent`` is told of servers that answer, and have no such tablet, or its tombstone.
 
-        Without a ``host`` every message goes by itself.
+        Without a ``host`` every message goes by itself. ``take`` is given what comes with replies;
+        it may raise InvalidArgument.
         """
         self._runtime = runtime
         self._tasks = tasks
@@ -91,6 +100,7 @@ class ReplicaLinks:
         self._lost = lost
         self._absent = absent
         self._host = host
+        self._take = take
         self._stopped = False
         self._links = {uuid: _Link(address) for uuid, address in sorted(addresses.items())}
         self._learned: Configuration | None = None
@@ -129,11 +139,33 @@ class ReplicaLinks:
                 continue
             if self._host is not None and is_small(message):
                 self._host.post(message.destination, link.address, message, self)
-            else:
+            elif not self._post(message.destination, link, message):
                 link.outbox.append(message)
                 touched[message.destination] = None
         for uuid in touched:
             self._flush(uuid)
+
+    def _post(self, uuid: ServerUuid, link: _Link, message: Message) -> bool:
+        """Send it now, if it is small, and nothing of this link has to go before it."""
+        if link.outbox or link.calls or link.posts >= POSTS_MAX:
+            return False
+        if _content_bytes(message) > POST_BYTES:
+            return False
+
+        def ended(outcome: Reply[RaftAnswers] | StelaeError) -> None:
+            link.posts -= 1
+            if isinstance(outcome, StelaeError):
+                self._failed(uuid, 1, outcome)
+            else:
+                self._answered(link, outcome.body)
+
+        peers = self._runtime.peers
+        body = RaftMessages(self._group_id, peers.address, (message,))
+        sent = peers.post(
+            link.address, RAFT_MESSAGE, body, ended, timeout_s=CALL_TIMEOUT_S, destination=uuid
+        )
+        link.posts += sent
+        return sent
 
     async def stop(self) -> None:
         """Cancel the calls under way."""
@@ -159,22 +191,37 @@ class ReplicaLinks:
     async def _deliver(self, uuid: ServerUuid, batch: tuple[Message, ...]) -> None:
         peers = self._runtime.peers
         envelope = RaftMessages(self._group_id, peers.address, batch)
+        link = self._links[uuid]
         try:
-            await peers.call(
-                self._links[uuid].address,
+            reply = await peers.call(
+                link.address,
                 RAFT_MESSAGE,
                 envelope,
                 timeout_s=_timeout_s(batch),
                 destination=uuid,
             )
         except StelaeError as error:
-            self._runtime.metrics.count("raft_messages_lost", len(batch), peer=uuid)
-            state: DataState | None = None
-            if isinstance(error, TabletNotHere):
-                state = DataState.ABSENT
-            elif isinstance(error, TabletTombstoned):
-                state = DataState.DELETED
-            self.undelivered(uuid, state)
+            self._failed(uuid, len(batch), error)
+        else:
+            self._answered(link, reply.body)
+
+    def _answered(self, link: _Link, answers: RaftAnswers) -> None:
+        if self._take is None or self._stopped:
+            return
+        for message in answers.messages:
+            try:
+                self._take(message, link.address)
+            except InvalidArgument:
+                self._runtime.metrics.count("raft_answers_refused", peer=message.source)
+
+    def _failed(self, uuid: ServerUuid, count: int, error: StelaeError) -> None:
+        self._runtime.metrics.count("raft_messages_lost", count, peer=uuid)
+        state: DataState | None = None
+        if isinstance(error, TabletNotHere):
+            state = DataState.ABSENT
+        elif isinstance(error, TabletTombstoned):
+            state = DataState.DELETED
+        self.undelivered(uuid, state)
 
     def undelivered(self, uuid: ServerUuid, state: DataState | None) -> None:
         """Messages to ``uuid`` did not arrive; ``state``: what it has of the tablet, if that is

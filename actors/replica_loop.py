@@ -97,7 +97,15 @@ class ReplicaLoop:
         self._host = host or RaftHost(runtime, tasks, settings.tick_s)
         self._owns_host = host is None
         self._links = ReplicaLinks(
-            runtime, tasks, group_id, self_uuid, peers, self._lost, self._is_absent, self._host
+            runtime,
+            tasks,
+            group_id,
+            self_uuid,
+            peers,
+            self._lost,
+            self._is_absent,
+            self._host,
+            self.take_mail,
         )
         self._requests = ReplicaRequests(group_id, self_uuid, settings.queue_bytes)
         self._core: Raft | None = None
@@ -115,6 +123,11 @@ class ReplicaLoop:
         self._transfers: list[tuple[ServerUuid | None, asyncio.Future[None]]] = []
         self._tick_due: Tick | None = None
         self._written: OpId | None = None
+        self._begun: Ready | None = None
+        """A follower's, taken where its messages arrived."""
+        self._is_sent = False
+        """Whether that is durable and sent, and only has to be applied."""
+        self._failure: OSError | None = None
         self._in_turn = False
         self._is_stopped = False
 
@@ -187,16 +200,48 @@ class ReplicaLoop:
 
     # ---- events ----------------------------------------------------------------------------
 
-    def receive(self, envelope: RaftMessages) -> None:
-        """Queue messages for the loop; beyond the limit they are lost, which Raft allows for.
+    def receive(self, envelope: RaftMessages) -> tuple[Message, ...]:
+        """Take messages; beyond the limit they are lost, which Raft allows for.
 
-        Raises InvalidArgument.
+        Returns what a follower answers, if it could make durable at once what that needs.
+        Otherwise the loop sends it. Raises InvalidArgument.
         """
         for message in envelope.messages:
             self._check(message)
+        core = self._free_core()
+        if core is not None and envelope.messages and self._writer.is_idle:
+            return self._receive_now(core, envelope)
         for message in envelope.messages:
             self._queue(message, envelope.address)
         self._wake.set()
+        return ()
+
+    def _receive_now(self, core: Raft, envelope: RaftMessages) -> tuple[Message, ...]:
+        """Step the core; a plain follower's turn is begun, as far as it goes without a wait."""
+        role = core.role
+        for message in envelope.messages:
+            if self._is_for_us(message, envelope.address):
+                self.copies.heard(message)
+                core.step(message)
+        if not core.follows_plainly:
+            self._go_on(core, role)
+            return ()
+        ready = core.take_ready()
+        if not ready:
+            return ()
+        self._links.learn(core.configuration)
+        self._begun, self._is_sent = ready, False
+        self._wake.set()
+        try:
+            if ready.entries and not self._storage.save_at_once(ready.entries):
+                return ()
+        except OSError as error:  # ends the loop, and nothing is answered any more
+            self._failure, self._is_stopped = error, True
+            return ()
+        self._is_sent = True
+        source = envelope.messages[0].source
+        self._links.send([m for m in ready.messages if m.destination != source])
+        return tuple([m for m in ready.messages if m.destination == source])
 
     def take_mail(self, message: Message, address: Address) -> None:
         """Deal with a small message at once, if that needs neither the disk nor the state machine.
@@ -279,10 +324,13 @@ class ReplicaLoop:
         while True:
             self._in_turn = False
             await self._wake.wait()
+            if self._failure is not None:
+                raise self._failure
             if self._is_stopped:
                 return
             self._wake.clear()
             self._in_turn = True
+            await self._end_begun(core)
             self._take_events(core)
             while ready := core.take_ready():
                 await self._execute(core, ready)
@@ -292,6 +340,17 @@ class ReplicaLoop:
             await self.flushes.trim(core)
             await self._own_snapshots.after_turn(core)
             self._tell(core)
+
+    async def _end_begun(self, core: Raft) -> None:
+        """Do the rest of what was begun where messages arrived."""
+        ready, self._begun = self._begun, None
+        if ready is None:
+            return
+        if self._is_sent:
+            self._apply(core, ready.committed)
+            self._finish(core, ready)
+        else:
+            await self._execute(core, ready)
 
     def _take_events(self, core: Raft) -> None:
         """Step the core by what has arrived."""
@@ -368,12 +427,12 @@ class ReplicaLoop:
         """
         self._links.learn(core.configuration)
         leads = core.leader is not None and ready.term_and_vote is None
-        if ready.entries and leads:
-            self._writer.write(ready.entries)
-        elif ready.entries or ready.term_and_vote is not None or ready.snapshot is not None:
+        if not leads and (ready.entries or ready.term_and_vote is not None or ready.snapshot):
             await self._writer.drained()
             await self._storage.save(ready.term_and_vote, ready.snapshot, ready.entries)
         self._links.send(ready.messages)
+        if leads and ready.entries:  # after the messages: it may hold up the loop for a sync
+            self._writer.write(ready.entries)
         if ready.snapshot is not None:
             self._state_machine.restore(ready.snapshot.data)
             self._requests.installed(ready.snapshot.last.index)

@@ -136,6 +136,8 @@ class ReplicaStorage:
         self._log_ahead_bytes = log_ahead_bytes
         self._files: list[_LogFile] = []
         self._durable_index = 0
+        self._written: Sequence[Entry] | None = None
+        """At the end of the newest file, and not durable yet."""
         self._configuration: Configuration | None = None
         self._term_and_vote = TermAndVote(0, None)
 
@@ -224,6 +226,21 @@ class ReplicaStorage:
                 await self._cut(entries[0].index)
             await self._append(entries)
 
+    def save_at_once(self, entries: Sequence[Entry]) -> bool:
+        """What `save` does with entries that follow the log, where the disk is quick. If false, they
+        are not durable, and `save` of the same must follow, before anything else. Raises OSError.
+        """
+        newest = self._files[-1] if self._files else None
+        if newest is None or newest.end >= self._log_file_bytes:
+            return False
+        if entries[0].index <= self._durable_index:
+            return False
+        self._write(newest, entries)
+        if not newest.file.sync_at_once():
+            return False
+        self._written, self._durable_index = None, entries[-1].index
+        return True
+
     async def save_snapshot(self, snapshot: Snapshot) -> None:
         """Make an own snapshot durable. Raises OSError."""
         await self._snapshots.replace(snapshot)
@@ -266,15 +283,23 @@ class ReplicaStorage:
         self._durable_index = index - 1
 
     async def _append(self, entries: Sequence[Entry]) -> None:
+        if self._written is None:
+            if not self._files or self._files[-1].end >= self._log_file_bytes:
+                await self._begin_file(entries[0].index)
+            self._write(self._files[-1], entries)
+        assert self._written is entries, "other entries were begun to be written"
+        await self._files[-1].file.sync()
+        self._written, self._durable_index = None, entries[-1].index
+
+    def _write(self, newest: _LogFile, entries: Sequence[Entry]) -> None:
+        """Write at the end of the newest file, which may be new. Nothing is durable yet."""
         assert entries[0].index == self._durable_index + 1, "gap in the log"
         buffers: list[bytes] = []
-        if not self._files or self._files[-1].end >= self._log_file_bytes:
-            await self._begin_file(entries[0].index)
+        start = offset = newest.end
+        if not newest.offsets:
+            assert start == 0, "a file of the same name was there"
             buffers.append(encode_file_header(self._group_id, entries[0].index))
-        newest = self._files[-1]
-        start = newest.end
-        assert start == 0 or newest.offsets, "a file of the same name was there"
-        offset = start + sum(len(buffer) for buffer in buffers)
+            offset = len(buffers[0])
         for entry in entries:
             record = encode_record(entry, self._durable_index)
             newest.offsets.append(offset)
@@ -283,8 +308,7 @@ class ReplicaStorage:
         self._reserve(newest, offset)
         newest.file.write_at(start, *buffers)
         newest.end = offset
-        await newest.file.sync()
-        self._durable_index = entries[-1].index
+        self._written = entries
 
     def _reserve(self, newest: _LogFile, end: int) -> None:
         """Make room ahead in a file that grows: a sync then need not write where the file ends too,

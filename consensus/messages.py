@@ -1,6 +1,7 @@
 """What replicas of one group say to each other, and the remote methods that carry it.
 
-All messages are one-way: an answer is a message of its own. The core tolerates loss, duplication
+All messages are one-way: an answer is a message of its own, though it may travel back with the
+reply to the call that brought the question (`RaftAnswers`). The core tolerates loss, duplication
 and reordering, so the transport promises nothing. Every message names group, source, destination
 and the sender's term (for a pre-vote: the term asked for). Raft §5, §7; pre-vote: Raft thesis §9.6.
 """
@@ -15,7 +16,7 @@ from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.replica_messages import DataState
 from stelae.core.replication import Configuration, Entry, EntryKind, configuration_of
-from stelae.core.rpc import Empty, Method
+from stelae.core.rpc import Method
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
@@ -154,9 +155,15 @@ class ReadIndex(msgspec.Struct, frozen=True, array_like=True):
     index: int
 
 
+class RaftAnswers(msgspec.Struct, frozen=True, array_like=True):
+    """What the receiver of messages has for their sender at once; the rest comes by itself."""
+
+    messages: tuple[Message, ...] = ()
+
+
 READ_INDEX: Method[ReadIndexOf, ReadIndex] = Method("raft.read_index", ReadIndexOf, ReadIndex)
 """The leader answers, after a read barrier. Raises NotLeader, Overloaded, DeadlineExpired."""
-RAFT_MESSAGE: Method[RaftMessages, Empty] = Method("raft.message", RaftMessages, Empty)
+RAFT_MESSAGE: Method[RaftMessages, RaftAnswers] = Method("raft.message", RaftMessages, RaftAnswers)
 RAFT_MAIL: Method[RaftMail, MailTaken] = Method("raft.mail", RaftMail, MailTaken)
 
 

@@ -195,6 +195,18 @@ class Raft:
         )
 
     @property
+    def follows_plainly(self) -> bool:
+        """Whether a `Ready` taken now would be that of a follower with nothing but entries to be
+        made durable."""
+        durable = self._durable_term_and_vote
+        return (
+            self.leader is None
+            and self._installed is None
+            and self.term == durable.term
+            and self.voted_for == durable.voted_for
+        )
+
+    @property
     def is_stirred(self) -> bool:
         """Whether there may be something to do since the last `advance`; false: there is not."""
         if self._messages or self._failed_reads or not self.is_light:

@@ -127,6 +127,11 @@ class File(Protocol):
         """Make every write so far durable. After an OSError here the server must stop."""
         ...
 
+    def sync_at_once(self) -> bool:
+        """Do the same without a wait, if it is likely to be quick; false, and nothing is done, if
+        not."""
+        ...
+
     def truncate(self, size: int) -> None: ...
 
     def preallocate(self, size: int) -> None:

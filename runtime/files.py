@@ -83,19 +83,26 @@ class LocalFile:
         return _fill(self._descriptor, offset, buffer)
 
     async def sync(self) -> None:
-        if self._sync_failed is not None:
-            raise OSError(errno.EIO, f"an earlier sync failed: {self._sync_failed}", self._path)
-        pace = self._pace
-        size_bytes, self._unsynced_bytes = self._unsynced_bytes, 0
-        if pace is None or pace.is_quick(size_bytes):
-            taken_s = self._sync_now()
-        else:
+        if not self.sync_at_once():
+            size_bytes, self._unsynced_bytes = self._unsynced_bytes, 0
             taken_s = await _in_thread(self._sync_now)
+            if self._pace is not None:
+                self._pace.measured(taken_s, size_bytes)
+
+    def sync_at_once(self) -> bool:
+        pace = self._pace
+        if pace is not None and not pace.is_quick(self._unsynced_bytes):
+            return False
+        size_bytes, self._unsynced_bytes = self._unsynced_bytes, 0
+        taken_s = self._sync_now()
         if pace is not None:
             pace.measured(taken_s, size_bytes)
+        return True
 
     def _sync_now(self) -> float:
         """Returns how long it took."""
+        if self._sync_failed is not None:
+            raise OSError(errno.EIO, f"an earlier sync failed: {self._sync_failed}", self._path)
         start = time.perf_counter()
         try:
             os.fdatasync(self._descriptor)

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 QUICK_SYNC_S = 0.0005
 """What a loop may be held up for."""
-_SLOW_SYNC_S = 8 * QUICK_SYNC_S
-"""One of these is enough; less may have been a wait for a processor."""
+_SLOW_MEAN_S = 4 * QUICK_SYNC_S
+"""Of those on the loop; part of it may be a wait for a processor, which a thread waits for too."""
 SMALL_BYTES = 256 * 1024
 """Written since the last sync. More takes longer than what was measured tells."""
 _WEIGHT = 0.125
@@ -29,10 +29,10 @@ class SyncPace:
     """Of one file. ``like``: that of another file of the same disk, to begin with."""
 
     def __init__(self, like: SyncPace | None = None) -> None:
-        self._is_quick = like is not None and like._is_quick
-        self._mean_s = 0.0 if like is None else like._mean_s
+        self._is_quick: bool = like is not None and like._is_quick
+        self._mean_s: float = 0.0 if like is None else like._mean_s
         """Of those on the loop, the newest weighing most."""
-        self._asked = _QUICK_MIN if like is None else like._asked
+        self._asked: int = _QUICK_MIN if like is None else like._asked
         self._seen = 0.0
         """Quick ones in the thread; or all on the loop since that was begun or forgiven."""
 
@@ -56,7 +56,7 @@ class SyncPace:
     def _measured_on_loop(self, taken_s: float) -> None:
         self._mean_s += _WEIGHT * (taken_s - self._mean_s)
         self._seen += 1
-        if taken_s > _SLOW_SYNC_S or self._mean_s > QUICK_SYNC_S:
+        if self._mean_s > _SLOW_MEAN_S:
             self._is_quick, self._seen = False, 0.0
             self._asked = min(2 * self._asked, _QUICK_MAX)
         elif self._seen >= _FORGIVEN_AFTER:

@@ -25,6 +25,7 @@ from stelae.simulation.process import Process
 SECTOR_BYTES = 512
 
 
+SLOW_SYNC_PROBABILITY = 0.5
 ROOM_BYTES = 1 << 40
 """What a disk says that it has left while it is not full."""
 
@@ -250,6 +251,15 @@ class SimDisk:
         self._note(f"disk fails the sync of {path}")
         raise InjectedDiskError(errno.EIO, f"Input/output error: {path}")
 
+    def sync_at_once(self, content: _Content) -> bool:
+        """Now and then a disk is quick; whatever is to befall a sync befalls one that takes time."""
+        if self.slowness > 1.0 or self.fail_next_sync or self.on_sync is not None:
+            return False
+        if self._rng.random() < SLOW_SYNC_PROBABILITY:
+            return False
+        content.sync_to(content.synced + len(content.pending))
+        return True
+
     async def pause(self, least_s: float, mean_s: float) -> None:
         await asyncio.sleep(self.latency(least_s, mean_s))
 
@@ -330,6 +340,10 @@ class SimFile:
         self._check()
         await self._disk.sync(self._content, self._path)
         self._process.check()
+
+    def sync_at_once(self) -> bool:
+        self._check()
+        return self._disk.sync_at_once(self._content)
 
     def truncate(self, size: int) -> None:
         self._check()

@@ -157,6 +157,9 @@ class UnsyncedFile:
     async def sync(self) -> None:
         return None
 
+    def sync_at_once(self) -> bool:
+        return True
+
 
 def plant(replica: Replica, bug: str) -> None:
     """Break the shell."""

@@ -129,6 +129,9 @@ class SteppedFile:
     async def sync(self) -> None:
         await self._disk.step(self._file.sync)
 
+    def sync_at_once(self) -> bool:
+        return False
+
 
 class SteppedDisk:
     """The disk of one life, which ends at step ``crash_at``."""
