@@ -247,7 +247,7 @@ WAL_SWITCH: Method[SwitchConfiguration, SwitchReply] = Method(
     "wal.switch", SwitchConfiguration, SwitchReply
 )
 WAL_BUMP_TERM: Method[BumpTerm, SwitchReply] = Method("wal.bump_term", BumpTerm, SwitchReply)
-"""Raises ConfigurationMismatch: the safekeeper has another generation."""
+"""Raises StaleTerm: the safekeeper has a higher generation."""
 WAL_EXCLUDE: Method[Exclude, ExcludeReply] = Method("wal.exclude", Exclude, ExcludeReply)
 WAL_STATUS: Method[TimelineStatusOf, TimelineStatus] = Method(
     "wal.status", TimelineStatusOf, TimelineStatus
@@ -284,9 +284,9 @@ def _check_header(message: ToAcceptor | ToProposer) -> None:
     opens = isinstance(message, ProposerGreeting | AcceptorGreeting)
     if opens != (message.sequence == 0) and not isinstance(message, Refusal):
         raise InvalidArgument(f"{kind} with sequence {message.sequence}")
-    if not isinstance(message, ProposerGreeting | AcceptorGreeting | Refusal):
-        if min(message.term, message.generation) < 1:
-            raise InvalidArgument(f"{kind} of no term or generation")
+    names_both = not isinstance(message, ProposerGreeting | AcceptorGreeting | Refusal)
+    if names_both and min(message.term, message.generation) < 1:
+        raise InvalidArgument(f"{kind} of no term or generation")
 
 
 def _check_greeting(message: ProposerGreeting | AcceptorGreeting | Refusal) -> None:

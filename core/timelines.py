@@ -100,6 +100,14 @@ class AcceptorState(msgspec.Struct, frozen=True, array_like=True):
     commit."""
 
 
+class LogExtent(msgspec.Struct, frozen=True, array_like=True):
+    """What was read back of a timeline's log: entries after ``base_lsn``, and who wrote them."""
+
+    base_lsn: int = 0
+    last_lsn: int = 0
+    history: TermHistory = ()
+
+
 class SwitchReply(msgspec.Struct, frozen=True):
     """A safekeeper's answer to a configuration: all of it taken at one point, after the switch to
     the higher of both is durable (the seed's ConfigurationSwitchResponse)."""
