@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import assert_never
 
-from stelae.consensus.wal_history import last_common_lsn
+from stelae.consensus.wal_campaign import TakeOverKind, take_over
 from stelae.consensus.wal_leader import Sender, WalLeader
 from stelae.consensus.wal_link import Link, LinkState
 from stelae.consensus.wal_log import ProposerLog
@@ -46,7 +46,6 @@ from stelae.core.ids import OpId, TabletId
 from stelae.core.replication import Entry, EntryKind
 from stelae.core.timelines import (
     NO_GENERATION,
-    LogPosition,
     ProposerId,
     SafekeeperId,
     TimelineConfiguration,
@@ -89,7 +88,6 @@ class WalProposer:
         self._votes: dict[SafekeeperId, WalVoteResponse] = {}
         self._greeted: set[SafekeeperId] = set()
         self._donor: SafekeeperId | None = None
-        self._donor_last_lsn = 0
         self._recovery_fetch: int | None = None
         self._sessions = 0
         self._fetches = 0
@@ -284,45 +282,35 @@ class WalProposer:
         self._take_over(donor, self._votes[donor])
 
     def _take_over(self, donor: SafekeeperId, vote: WalVoteResponse) -> None:
-        """Elected. Our log counts like any: if it is no shorter than the longest of our voters,
-        it has all that may be committed (Raft §5.4.1). Else go on from the donor's."""
-        log = self.log
-        if log.history is None:
-            log.found(vote.history)
-        history = log.history
-        assert history is not None
-        common = last_common_lsn(vote.history, vote.flush_lsn, history, log.last.index)
-        base_term = term_at(vote.history, log.base.index)
-        if common is None or base_term != log.base.term or vote.flush_lsn < log.base.index:
-            self._lose(f"{vote.history} of safekeeper {donor}, but {history} up to {log.last}")
-            return
-        self._donor, self._donor_last_lsn = donor, vote.flush_lsn
-        if LogPosition(log.last.term, log.last.index) >= vote.position:
-            self._lead()
-            return
-        if common < max(log.commit_lsn, log.base.index):
-            self._lose(f"{log.commit_lsn} is committed, but safekeeper {donor} parts at {common}")
-            return
-        if vote.horizon_lsn > common:
-            self._finish(EndReason.TRIMMED)
-            return
-        if common < log.last.index:
-            log.cut(common)
-            before = common if self._rewound_to is None else self._rewound_to
-            self._rewound_to = min(common, before)
-        self.phase = Phase.RECOVERING
-        self._fetch_tail()
-
-    def _lose(self, why: str) -> None:
-        self._alarms.append(f"timeline {self.timeline_id}, term {self.term}: {why}")
-        self._finish(EndReason.DIVERGED)
+        """Elected: go on with the longest log."""
+        plan = take_over(self.log, vote)
+        match plan.kind:
+            case TakeOverKind.KEEP:
+                self._lead()
+            case TakeOverKind.FETCH:
+                if plan.common_lsn < self.log.last.index:
+                    self.log.cut(plan.common_lsn)
+                    before = self._rewound_to
+                    cut = plan.common_lsn if before is None else min(before, plan.common_lsn)
+                    self._rewound_to = cut
+                self._donor = donor
+                self.phase = Phase.RECOVERING
+                self._fetch_tail()
+            case TakeOverKind.TRIMMED:
+                self._finish(EndReason.TRIMMED)
+            case TakeOverKind.DIVERGED:
+                why = f"safekeeper {donor} voted with {plan.why}"
+                self._alarms.append(f"timeline {self.timeline_id}, term {self.term}: {why}")
+                self._finish(EndReason.DIVERGED)
+            case _:
+                assert_never(plan.kind)
 
     def _fetch_tail(self) -> None:
         assert self._donor is not None
         assert self.configuration is not None
         self._fetches += 1
         self._recovery_fetch = self._fetches
-        extent = (self.log.last.index + 1, self._donor_last_lsn)
+        extent = (self.log.last.index + 1, self._votes[self._donor].flush_lsn)
         who = (self._donor, self.term, self.configuration.generation)
         limit = self._settings.fetch_bytes_max
         self._wanted.append(Fetch(self._fetches, *who, *extent, limit))
@@ -343,12 +331,12 @@ class WalProposer:
             for position, entry in enumerate(reply.entries)
         )
         last_lsn = self.log.last.index + len(reply.entries)
-        if not reply.entries or not is_expected or last_lsn > self._donor_last_lsn:
+        if not reply.entries or not is_expected or last_lsn > vote.flush_lsn:
             self._alarms.append(f"safekeeper {self._donor} does not send what it voted with")
             self._restart()
             return
         self.log.extend(reply.entries)
-        if self.log.last.index < self._donor_last_lsn:
+        if self.log.last.index < vote.flush_lsn:
             self._fetch_tail()
         else:
             self._lead()
@@ -480,9 +468,10 @@ class WalProposer:
         if self._heard_higher(refusal.configuration, refusal.term):
             return
         match refusal.reason:
-            case RefusalReason.TERM if self.phase is not Phase.GREETING:
-                self._depose(refusal.term)
-            case RefusalReason.GENERATION | RefusalReason.SESSION | RefusalReason.TERM:
+            case RefusalReason.TERM:  # our own one, in which that vote went to another
+                if self.phase is Phase.VOTING:
+                    self._depose(refusal.term)
+            case RefusalReason.GENERATION | RefusalReason.SESSION:
                 link.reset()
             case RefusalReason.NOT_MEMBER:
                 link.reset(self._settings.silence_ticks)
