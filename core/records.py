@@ -18,6 +18,7 @@ class ServerKind(enum.StrEnum):
     MASTER = "master"
     TSERVER = "tserver"
     BACKUP = "backup"
+    CAS_STORE = "cas_store"
 
 
 class ServerState(enum.StrEnum):
