@@ -220,18 +220,6 @@ NeverCommitsAfterFinish == \A p \in Proposers : ~(Finished(prop[p].conf) /\ Comm
 NeverRaces ==
     Cardinality({m \in Migrators : HasMajority(mig[m].conf.new_sk_set, mig[m].confirmed)}) <= 1
 
-(* ---- An idle timeline: no proposer writes, nobody aborts, migrators do  *)
-(* not die for ever.  Then a change that was started is finished, because   *)
-(* it is pulled from the best of those that answered.                      *)
-
-PullBest(m, a) ==
-    \E donor \in mig[m].heard :
-        /\ Collected(m)
-        /\ AtLeast(Position(acc[donor]), mig[m].position)
-        /\ Pull(a, donor, mig[m].conf)
-
-NextIdle ==
-    \/ \E set \in TargetSets : StartChange(set)
-    \/ \E m \in Migrators : NextMigrator(m) \/ \E a \in Acceptors : PullBest(m, a)
-    \/ \E a \in Acceptors : \E conf \in stored : SwitchConf(a, conf) \/ Exclude(a, conf)
+(* Migrators are alike, too. *)
+MigrationSymmetry == Symmetry \cup Permutations(Migrators)
 =============================================================================

@@ -16,6 +16,9 @@ EXTENDS Timeline
 
 CONSTANTS Acceptors, Proposers, InitialSet, MaxTerm, MaxLsn
 
+(* Acceptors that a model treats alike: TLC need not tell them apart. *)
+CONSTANT Alike
+
 VARIABLES
     acc,        \* acceptor -> what it has on disk
     prop,       \* proposer -> what it has in memory
@@ -215,5 +218,5 @@ NeverDiverges ==
     \A a, b \in Acceptors : \A lsn \in 1..Min(Len(acc[a].log), Len(acc[b].log)) :
         acc[a].log[lsn] = acc[b].log[lsn]
 
-Symmetry == Permutations(Proposers) \cup Permutations(InitialSet)
+Symmetry == Permutations(Proposers) \cup Permutations(Alike)
 =============================================================================
