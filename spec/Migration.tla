@@ -76,9 +76,7 @@ Pull(a, donor, conf) ==
     /\ donor \in conf.sk_set
     /\ acc[a].conf.generation < conf.generation
     /\ acc[donor].conf.generation <= conf.generation
-    /\ acc' = [acc EXCEPT ![a] = Copy(conf, acc[donor].term,
-                                      Cut(acc[donor].history, Len(acc[donor].log)),
-                                      acc[donor].log)]
+    /\ acc' = [acc EXCEPT ![a] = Copy(conf, acc[donor].term, acc[donor].log)]
     /\ UNCHANGED <<prop, committed, won, current, stored, mig>>
 
 (* Removal under a generation; a tombstone with this generation stays.     *)
@@ -107,7 +105,7 @@ Collect(m, a) ==
                   THEN [acc EXCEPT ![a].conf = work.conf] ELSE acc
         /\ mig' = [mig EXCEPT ![m] =
                     [work EXCEPT !.heard = @ \cup {a},
-                                 !.position = HigherPosition(@, Position(acc[a])),
+                                 !.position = HigherPosition(@, Position(acc[a].log)),
                                  !.term = Max(@, acc[a].term)]]
         /\ UNCHANGED <<prop, committed, won, current, stored>>
 
@@ -130,7 +128,7 @@ Confirm(m, a) ==
     /\ ~HasMajority(mig[m].conf.new_sk_set, mig[m].confirmed)
     /\ Exists(a)
     /\ acc[a].conf.generation <= mig[m].conf.generation
-    /\ Required("new_caught_up") => AtLeast(Position(acc[a]), mig[m].position)
+    /\ Required("new_caught_up") => AtLeast(Position(acc[a].log), mig[m].position)
     /\ Required("new_term_bumped") => acc[a].term >= mig[m].term
     /\ acc' = IF Required("new_joined")
               THEN [acc EXCEPT ![a].conf = mig[m].conf] ELSE acc
@@ -173,8 +171,8 @@ Spec == Init /\ [][Next]_vars
 (* ---- What must hold ---- *)
 
 LogSafety ==
-    CommittedOnce /\ CommittedHeldBy(current.sk_set) /\ LogMatching /\ HistoryMatchesLog
-                  /\ OneStartPerTerm
+    CommittedOnce /\ CommittedHeldBy(current.sk_set) /\ LogMatching /\ LogIsMonotonic
+                  /\ DivergenceIsFound
 
 (* Each configuration follows from the one before: the old set stays, or   *)
 (* the new one of a joint configuration takes its place.                   *)
@@ -210,7 +208,7 @@ Finished(conf) == conf.generation > 1 /\ ~IsJoint(conf) /\ conf.sk_set # Initial
 
 NeverFinishes == ~Finished(current)
 
-Commits(p) == prop[p].state = "leader" /\ CommitLsn(prop[p]) > TermStart(prop[p])
+Commits(p) == prop[p].state = "leader" /\ CommitLsn(prop[p]) > 0
 
 NeverCommitsInJoint == \A p \in Proposers : ~(IsJoint(prop[p].conf) /\ Commits(p))
 

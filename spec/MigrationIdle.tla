@@ -16,8 +16,8 @@ Entry == [lsn |-> 1, term |-> 1]
 InitIdle ==
     /\ acc = [a \in Acceptors |->
                 IF a \notin InitialSet THEN Absent(NoConf)
-                ELSE IF a \in Lagging THEN Copy(FirstConf, 0, FirstHistory, <<>>)
-                ELSE Copy(FirstConf, 1, Append(FirstHistory, [term |-> 1, start |-> 0]), <<1>>)]
+                ELSE IF a \in Lagging THEN Copy(FirstConf, 0, <<>>)
+                ELSE Copy(FirstConf, 1, <<1>>)]
     /\ prop = [p \in Proposers |-> Proposer("down", NoConf, 0)]
     /\ committed = {Entry}
     /\ won = [t \in Terms |-> 1]
@@ -29,7 +29,7 @@ PullBest(m, a) ==
     \E donor \in mig[m].heard :
         /\ Collected(m)
         /\ Exists(donor)
-        /\ AtLeast(Position(acc[donor]), mig[m].position)
+        /\ AtLeast(Position(acc[donor].log), mig[m].position)
         /\ Pull(a, donor, mig[m].conf)
 
 Migrate(m) ==

@@ -31,24 +31,23 @@ protocolVars == <<acc, prop, committed, won>>
 
 Terms == 1..MaxTerm
 
-Copy(conf, term, history, log) ==
-    [conf |-> conf, term |-> term, history |-> history, log |-> log]
+Copy(conf, term, log) == [here |-> TRUE, conf |-> conf, term |-> term, log |-> log]
 
 (* No timeline here.  What remains of a deleted one is the generation of   *)
 (* its deletion, durably.                                                  *)
-Absent(conf) == Copy(conf, 0, <<>>, <<>>)
+Absent(conf) == [here |-> FALSE, conf |-> conf, term |-> 0, log |-> <<>>]
 
-Exists(a) == acc[a].history # <<>>
+Exists(a) == acc[a].here
 
 Proposer(state, conf, term) ==
     [state |-> state, conf |-> conf, term |-> term,
-     votes |-> <<>>, history |-> <<>>, log |-> <<>>, acked |-> <<>>]
+     votes |-> <<>>, log |-> <<>>, acked |-> <<>>]
 
 FirstConf == Single(1, InitialSet)
 
 InitProtocol ==
     /\ acc = [a \in Acceptors |-> IF a \in InitialSet
-                                  THEN Copy(FirstConf, 0, FirstHistory, <<>>)
+                                  THEN Copy(FirstConf, 0, <<>>)
                                   ELSE Absent(NoConf)]
     /\ prop = [p \in Proposers |-> Proposer("down", NoConf, 0)]
     /\ committed = {}
@@ -77,8 +76,7 @@ Vote(p, a) ==
     /\ Serves(a, p)
     /\ acc[a].term < prop[p].term
     /\ acc' = [acc EXCEPT ![a].term = prop[p].term]
-    /\ LET vote == [history |-> Cut(acc[a].history, Len(acc[a].log)), log |-> acc[a].log]
-       IN  prop' = [prop EXCEPT ![p].votes = (a :> vote) @@ @]
+    /\ prop' = [prop EXCEPT ![p].votes = (a :> acc[a].log) @@ @]
     /\ UNCHANGED <<committed, won>>
 
 (* The leader goes on from the highest log among the votes that it counts. *)
@@ -86,26 +84,22 @@ BecomeLeader(p, voters) ==
     /\ prop[p].state = "campaign"
     /\ voters \subseteq DOMAIN prop[p].votes
     /\ Agreed(prop[p].conf, voters)
-    /\ LET given  == {prop[p].votes[a] : a \in voters}
-           best   == CHOOSE vote \in given :
-                        \A other \in given : AtLeast(Position(vote), Position(other))
-           begins == [term |-> prop[p].term, start |-> Len(best.log)]
-       IN  prop' = [prop EXCEPT ![p].state = "leader",
-                                ![p].votes = <<>>,
-                                ![p].history = Append(best.history, begins),
-                                ![p].log = best.log]
+    /\ LET logs == {prop[p].votes[a] : a \in voters}
+           best == CHOOSE log \in logs :
+                        \A other \in logs : AtLeast(Position(log), Position(other))
+       IN  prop' = [prop EXCEPT ![p].state = "leader", ![p].votes = <<>>, ![p].log = best]
     /\ won' = [won EXCEPT ![prop[p].term] = Min(@ + 1, 2)]
     /\ UNCHANGED <<acc, committed>>
 
 (* ---- Replication ---- *)
 
-TermStart(leader) == leader.history[Len(leader.history)].start
-
-(* The highest LSN that a majority of each set has acknowledged.  It counts *)
-(* from the start of the leader's term on, no earlier.                      *)
+(* The highest LSN that a majority of each set has acknowledged, if its     *)
+(* entry is of the leader's own term: only such an entry commits, and all   *)
+(* before it (Raft, section 5.4.2).                                         *)
 CommitLsn(leader) ==
     LET Reached(lsn) == {a \in DOMAIN leader.acked : leader.acked[a] >= lsn}
-        agreed == {lsn \in TermStart(leader)..Len(leader.log) : Agreed(leader.conf, Reached(lsn))}
+        agreed == {lsn \in 1..Len(leader.log) :
+                    leader.log[lsn] = leader.term /\ Agreed(leader.conf, Reached(lsn))}
     IN  IF agreed = {} THEN 0 ELSE CHOOSE lsn \in agreed : \A less \in agreed : less <= lsn
 
 CommitEntries(leader) ==
@@ -117,15 +111,13 @@ Acknowledge(p, a, end) ==
     IN  /\ prop' = [prop EXCEPT ![p] = leader]
         /\ CommitEntries(leader)
 
-(* The acceptor hears of the leader, cuts its log where it diverges, and    *)
-(* adopts the leader's history.                                             *)
+(* The acceptor hears of the leader and cuts its log where it diverges.     *)
 Elected(p, a) ==
     /\ prop[p].state = "leader"
     /\ Serves(a, p)
     /\ acc[a].term <= prop[p].term
-    /\ LET end == Divergence(prop[p], acc[a])
+    /\ LET end == Divergence(prop[p].log, acc[a].log)
        IN  /\ acc' = [acc EXCEPT ![a].term = prop[p].term,
-                                 ![a].history = prop[p].history,
                                  ![a].log = SubSeq(@, 1, end)]
            /\ Acknowledge(p, a, end)
     /\ UNCHANGED won
@@ -136,14 +128,15 @@ NewEntry(p) ==
     /\ prop' = [prop EXCEPT ![p].log = Append(@, prop[p].term)]
     /\ UNCHANGED <<acc, committed, won>>
 
-(* Without gap or overlap, after Elected of the same leader. *)
+(* After Elected of the same leader, and on top of the entry that the       *)
+(* leader has there: without gap or overlap.                                *)
 AppendEntry(p, a) ==
     /\ prop[p].state = "leader"
     /\ Serves(a, p)
     /\ acc[a].term = prop[p].term
-    /\ acc[a].history = prop[p].history
     /\ a \in DOMAIN prop[p].acked
     /\ Len(acc[a].log) < Len(prop[p].log)
+    /\ LastLogTerm(acc[a].log) = LastLogTerm(SubSeq(prop[p].log, 1, Len(acc[a].log)))
     /\ LET lsn == Len(acc[a].log) + 1
        IN  /\ acc' = [acc EXCEPT ![a].log = Append(@, prop[p].log[lsn])]
            /\ Acknowledge(p, a, lsn)
@@ -165,7 +158,7 @@ TypeOk ==
         /\ acc[a].term \in 0..MaxTerm
         /\ Len(acc[a].log) <= MaxLsn
         /\ Members(acc[a].conf) \subseteq Acceptors
-        /\ Exists(a) => acc[a].history[1] = FirstHistory[1]
+        /\ ~Exists(a) => acc[a] = Absent(acc[a].conf)
     /\ \A p \in Proposers :
         /\ prop[p].state \in {"down", "campaign", "leader"}
         /\ prop[p].term \in 0..MaxTerm
@@ -192,22 +185,21 @@ LogMatching ==
         acc[a].log[lsn] = acc[b].log[lsn] =>
             SubSeq(acc[a].log, 1, lsn) = SubSeq(acc[b].log, 1, lsn)
 
-(* A history tells the truth about its log, and terms never fall along it. *)
-HistoryMatchesLog ==
+(* Terms never fall along a log, and never pass the term of who keeps it. *)
+LogIsMonotonic ==
     \A a \in Acceptors : \A lsn \in 1..Len(acc[a].log) :
-        /\ acc[a].log[lsn] = TermAt(acc[a].history, lsn)
+        /\ acc[a].log[lsn] <= acc[a].term
         /\ lsn > 1 => acc[a].log[lsn - 1] <= acc[a].log[lsn]
 
-(* All copies name the same start for a term. *)
-OneStartPerTerm ==
-    \A a, b \in Acceptors :
-        \A i \in 1..Len(acc[a].history), j \in 1..Len(acc[b].history) :
-            acc[a].history[i].term = acc[b].history[j].term =>
-                acc[a].history[i].start = acc[b].history[j].start
+(* Histories tell where logs part. *)
+DivergenceIsFound ==
+    \A p \in Proposers : \A a \in Acceptors :
+        (prop[p].state = "leader" /\ acc[a].term <= prop[p].term) =>
+            Divergence(prop[p].log, acc[a].log) = CommonLength(prop[p].log, acc[a].log)
 
 StaticLogSafety ==
-    CommittedOnce /\ CommittedHeldBy(InitialSet) /\ LogMatching /\ HistoryMatchesLog
-                  /\ OneStartPerTerm
+    CommittedOnce /\ CommittedHeldBy(InitialSet) /\ LogMatching /\ LogIsMonotonic
+                  /\ DivergenceIsFound
 
 (* ---- What must be reachable, stated as its contrary ---- *)
 

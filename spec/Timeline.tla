@@ -5,9 +5,7 @@
 (*                                                                         *)
 (* A log is a sequence of terms: an entry is named by (term, LSN), and so  *)
 (* its content does not matter as long as a term has one leader.           *)
-(* A history lists where each term starts: entries after `start`, up to    *)
-(* the next start, are of that term.  A history may run ahead of its log;  *)
-(* whoever reads it cuts it to the log's end first.                        *)
+(* A log's history lists the first LSN of each of its terms.               *)
 (***************************************************************************)
 EXTENDS Integers, Sequences, FiniteSets, TLC
 
@@ -35,39 +33,45 @@ Agreed(conf, agreeing) ==
 
 (* ---- Logs and histories ---- *)
 
-FirstHistory == <<[term |-> 0, start |-> 0]>>
+LastLogTerm(log) == IF log = <<>> THEN 0 ELSE log[Len(log)]
 
-Cut(history, end) == SelectSeq(history, LAMBDA one : one.start <= end)
-
-LastLogTerm(history, end) == LET cut == Cut(history, end) IN cut[Len(cut)].term
-
-Position(copy) == <<LastLogTerm(copy.history, Len(copy.log)), Len(copy.log)>>
+Position(log) == <<LastLogTerm(log), Len(log)>>
 
 AtLeast(one, other) == one[1] > other[1] \/ (one[1] = other[1] /\ one[2] >= other[2])
 
 HigherPosition(one, other) == IF AtLeast(one, other) THEN one ELSE other
 
-(* The term that the history says entry `lsn` has. *)
-TermAt(history, lsn) ==
-    LET before == SelectSeq(history, LAMBDA one : one.start < lsn)
-    IN  before[Len(before)].term
+(* The LSNs at which a log's terms start, in order. *)
+Starts(log) == {lsn \in 1..Len(log) : lsn = 1 \/ log[lsn - 1] # log[lsn]}
+
+History(log) ==
+    [i \in 1..Cardinality(Starts(log)) |->
+        LET start == CHOOSE lsn \in Starts(log) :
+                        Cardinality({less \in Starts(log) : less <= lsn}) = i
+        IN  [term |-> log[start], start |-> start]]
 
 (* How many terms two histories share, counted from their beginnings. *)
 SharedTerms(one, other) ==
-    LET Same(count) == \A i \in 1..count : one[i].term = other[i].term
+    LET Same(count) == \A i \in 1..count : one[i] = other[i]
         counts == {count \in 0..Min(Len(one), Len(other)) : Same(count)}
     IN  CHOOSE count \in counts : \A less \in counts : less <= count
 
-(* Where the i-th term of a history ends, for a log that ends at `end`. *)
-TermEnd(history, i, end) == IF i = Len(history) THEN end ELSE Min(history[i + 1].start, end)
+(* The last LSN of the i-th term of a history, for a log that ends at `end`. *)
+TermEnd(history, i, end) == IF i = Len(history) THEN end ELSE history[i + 1].start - 1
 
-(* The LSN up to which a copy agrees with its leader; the copy is cut there. *)
-Divergence(leader, copy) ==
-    LET end     == Len(copy.log)
-        history == Cut(copy.history, end)
-        shared  == SharedTerms(leader.history, history)
-    IN  IF shared = Len(leader.history)
-        THEN end
-        ELSE Min(TermEnd(leader.history, shared, Len(leader.log)),
-                 TermEnd(history, shared, end))
+(* The LSN up to which a copy agrees with its leader's log, found from the  *)
+(* histories alone; the copy is cut there.                                   *)
+Divergence(leaderLog, log) ==
+    LET ours   == History(leaderLog)
+        theirs == History(log)
+        shared == SharedTerms(ours, theirs)
+    IN  IF shared = 0
+        THEN 0
+        ELSE Min(TermEnd(ours, shared, Len(leaderLog)), TermEnd(theirs, shared, Len(log)))
+
+(* What Divergence is to find: the length of the common beginning. *)
+CommonLength(one, other) ==
+    LET Same(count) == SubSeq(one, 1, count) = SubSeq(other, 1, count)
+        counts == {count \in 0..Min(Len(one), Len(other)) : Same(count)}
+    IN  CHOOSE count \in counts : \A less \in counts : less <= count
 =============================================================================
