@@ -145,9 +145,7 @@ def decode_records(
     while offset < len(data) and expected != stop_index:
         record = _read_record(where, data, offset)
         if record is None:
-            _require_torn(
-                where, data, offset, expected, newest=newest, durable_index=durable_index
-            )
+            _require_torn(where, data, offset, expected, newest=newest, durable_index=durable_index)
             return DecodedFile(tuple(entries), tuple(offsets), offset, True)
         entry = record.entry
         if entry.index != expected or entry.term < term:
