@@ -8,8 +8,7 @@ of its replica, and whether the tablet's leader hears that replica. In this orde
   is back as another server: then its disk is gone;
 - it says again and again for so long that its disk is full: failed. Before that it is waited for,
   as if it were away: it begins again by itself, once there is room;
-- it says again and again that it tries to come back: waited for likewise, for `RETURN_GRACE_S`. What
-  ails it may pass in a moment, but nobody knows, and it takes no part meanwhile;
+- it says again and again that it tries to come back: waited for likewise, for `RETURN_GRACE_S`;
 - it runs, and its leader does not hear it for so long: failed, as they cannot reach each other;
 - anything else that is not well is waited for: its server lives, and it is being opened, or copied,
   or waits to be. But not for ever: after `STUCK_FACTOR` times as long without progress it has
