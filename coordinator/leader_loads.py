@@ -98,13 +98,13 @@ class LeadersLoad:
         """The leadership to hand over, and to whom."""
         for source in self.hot():
             found = [
-                (after, tablet.tablet_id, target)
+                (after, self.load[target], tablet.tablet_id, target)
                 for tablet in self._led(source, stay)
                 for target in tablet.members
                 if (after := self._after(tablet, target)) is not None
             ]
             if found:
-                return min(found)[1:]
+                return min(found)[2:]
         return None
 
     def next_move(
