@@ -23,6 +23,7 @@ from stelae.actors.load_rate import size_of, weight_of
 from stelae.actors.master_list import MasterList
 from stelae.actors.membership import Membership
 from stelae.actors.quarantine import Quarantine
+from stelae.actors.replica import Replica
 from stelae.actors.replica_digests import ReplicaDigests
 from stelae.actors.replica_orders import ReplicaOrders
 from stelae.actors.replicated_tablet import ReplicatedTablet
@@ -148,7 +149,11 @@ class TabletServer:
     async def hand_over(self, timeout_s: float) -> int:
         """Before a planned `stop`: let others lead what is led here. Returns how many tablets have
         no other leader yet."""
-        return len(await hand_over(self._runtime, self.replicas, timeout_s))
+
+        def running() -> list[Replica]:
+            return [tablet.replica for tablet in self.replicas.running()]
+
+        return len(await hand_over(self._runtime, running, timeout_s))
 
     async def stop(self) -> None:
         """Stop serving; rows in memory are given up, as after a crash."""

@@ -83,6 +83,9 @@ CASES: list[tuple[str, Layout, str]] = [
     ("where no voter is cooler, a replica goes first, a follower's",
      layout("t:abc600", "t:bca600", "t:cab600", "t:abc600", "t:bca600", "t:dab", "u:dbc", "v:d",
             "w:d", "x:d", servers="abcd"), "0:b>d"),
+    ("but not where counts would be made uneven",
+     layout("t:ab300", "t:ab300", "t:ba300", "t:ba300", "t:cd", "t:cd", "t:dc", "t:dc",
+            servers="abcd"), ""),
 ]  # fmt: skip
 
 
