@@ -19,6 +19,7 @@ from collections.abc import Mapping
 
 from stelae.actors.coordinator import Coordinator
 from stelae.actors.freshness import Freshness
+from stelae.actors.hand_over import hand_over
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_clients import ClientRequests
 from stelae.actors.master_group import MasterGroup
@@ -139,6 +140,11 @@ class Master:
         self._engine = policy
         if self.coordinator is not None:
             self.coordinator.use_engine(policy)
+
+    async def hand_over(self, timeout_s: float) -> int:
+        """Before a planned `stop`: let another master lead, if this one does. Returns 1 if no other
+        leads yet, else 0."""
+        return len(await hand_over(self._runtime, self._replicas.values, timeout_s))
 
     async def stop(self) -> None:
         """Stop; a durable log needs no farewell."""

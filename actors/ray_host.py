@@ -139,8 +139,8 @@ class ServerHost:
         self._server.use_engine(policy)  # type: ignore[union-attr]
 
     async def hand_over(self, timeout_s: float) -> int:
-        """Of a tserver that is to end while others go on: let these lead what it leads. Returns how
-        many of its tablets have no other leader yet."""
+        """Of a tserver or master that is to end while others go on: let these lead what it leads.
+        Returns how many groups have no other leader yet. May be asked again at any time."""
         await self._started.wait()
         left: int = await self._server.hand_over(timeout_s)  # type: ignore[union-attr]
         return left

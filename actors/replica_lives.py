@@ -4,7 +4,8 @@ What a server has of a tablet with ``replicas(n)`` is what its superblock says
 (`stelae.actors.tablet_store`): a ready one runs as a `ReplicatedTablet`, a deleted or copied one as
 a `Tombstone` that votes. A replica that cannot go on (its files are damaged, or a write to them
 failed) is stopped at once, is reported FAILED, and concerns nobody else on this server; if merely
-the disk was full, it is begun again from what is on the disk. Changes of one tablet follow each
+the disk was full, or something else that passes was in the way, it is begun again from what is on
+the disk. Changes of one tablet follow each
 other (`ReplicaLives.lock`). Design §8.
 """
 
@@ -44,6 +45,10 @@ FULL_DISK_RETRY_S = 2.0
 """After which a replica that found the disk full is begun again; after twice as long each time it
 does so again soon, as it reads all its images."""
 FULL_DISK_RETRY_MAX_S = 30.0
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+PASSING = (errno.EMFILE, errno.ENFILE)
+"""Nothing was written, and nothing is known to be wrong with the disk. A failed sync is no such
+thing: what was to be written may look as if it were there."""
 
 
 def files_of(snapshot: Snapshot) -> list[StoredFile]:
@@ -62,7 +67,9 @@ class Gone:
     configuration: Configuration | None = None
     """The newest that was in its log, committed or not."""
     retry_s: float = 0.0
-    """The disk was full: it begins again after so long. 0: it does not by itself."""
+    """It begins again after so long. 0: it does not by itself."""
+    no_room: bool = False
+    """It failed as the disk was full."""
 
     @classmethod
     def of(cls, tablet: ReplicatedTablet, problem: str = "") -> Gone:
@@ -117,7 +124,7 @@ class ReplicaLives:
         self._stopped: dict[TabletId, Gone] = {}
         """By `stop_for_copy`."""
         self._full: dict[TabletId, tuple[float, float]] = {}
-        """When a tablet last found the disk full, and how long it then waited."""
+        """When a tablet last failed by what passes, and how long it then waited."""
         self._watches: dict[TabletId, asyncio.Task[None]] = {}
         self._openings = asyncio.Semaphore(OPENINGS_MAX)
         self._locks: weakref.WeakValueDictionary[TabletId, asyncio.Lock]
@@ -318,8 +325,9 @@ class ReplicaLives:
 
     def _note_failed(self, tablet_id: TabletId, gone: Gone, error: Exception | None = None) -> None:
         """``error``: what it met while nothing else was being done to it."""
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            gone = replace(gone, retry_s=self._pause_when_full(tablet_id))
+        if isinstance(error, OSError) and error.errno in (*NO_ROOM, *PASSING):
+            pause_s, no_room = self._pause_when_full(tablet_id), error.errno in NO_ROOM
+            gone = replace(gone, retry_s=pause_s, no_room=no_room)
             self._tasks.spawn(self._begin_again(tablet_id, gone), f"begin {tablet_id} again")
         self._failed[tablet_id] = gone
         self._runtime.metrics.count("tablet_replicas_failed")

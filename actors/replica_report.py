@@ -20,7 +20,9 @@ from stelae.storage.tablet_state import TabletStateMachine
 NOBODY = ServerUuid("")
 
 
-def report_of(replica: Replica, machine: TabletStateMachine) -> TabletReport:
+def report_of(
+    replica: Replica, machine: TabletStateMachine, load_per_s: float = 0.0
+) -> TabletReport:
     """Of a replica that takes part."""
     status, memory = replica.status(), machine.memory
     committed = replica.members
@@ -45,6 +47,7 @@ def report_of(replica: Replica, machine: TabletStateMachine) -> TabletReport:
         schema_version=machine.schemas.present.version if machine.is_founded else 0,
         renames=machine.schemas.table.renames if machine.is_founded else 0,
         group=group,
+        load_per_s=load_per_s,
     )
 
 
@@ -57,11 +60,12 @@ class ReplicaReports:
         self._made_of: tuple[object, ...] = ()
         self._last: TabletReport | None = None
 
-    def report(self) -> TabletReport:
+    def report(self, load_per_s: float) -> TabletReport:
         """As it is now; the very same one as before, if nothing has changed."""
-        made_of = self._state()
+        made_of = (load_per_s, *self._state())
         if self._last is None or made_of != self._made_of:
-            self._last, self._made_of = report_of(self._replica, self._machine), made_of
+            self._last = report_of(self._replica, self._machine, load_per_s)
+            self._made_of = made_of
         return self._last
 
     def _state(self) -> tuple[object, ...]:
@@ -102,12 +106,13 @@ def report_without_rows(
     problem: str = "",
     copied: tuple[int, int] = (0, 0),
     no_room: bool = False,
+    tries_again: bool = False,
     source: ServerUuid = NOBODY,
 ) -> TabletReport:
     """Of one that is being opened or copied, of a tombstone, or of one that failed.
 
     ``copied``: bytes that are here, and bytes in all; ``source``: from whom. ``no_room``: it failed
-    as the disk is full, and tries again.
+    as the disk is full, and begins again; ``tries_again``: likewise, for something that may pass.
     """
     failed = role is ReplicaRole.FAILED
     return TabletReport(
@@ -122,5 +127,6 @@ def report_without_rows(
             copy_bytes=copied[1],
             no_room=no_room,
             copy_source=source,
+            tries_again=tries_again,
         ),
     )

@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 import pyarrow as pa
 
 from stelae.actors.freshness import Freshness
+from stelae.actors.load_rate import LoadRate
 from stelae.actors.raft_host import RaftHost
 from stelae.actors.replica import Replica, ReplicaSettings, RoleChange
 from stelae.actors.replica_report import ReplicaReports
@@ -156,6 +157,7 @@ class ReplicatedTablet(TabletReads):
             snapshots=store.snapshots(self.tablet_id),
             host=host,
         )
+        self._load = LoadRate()
         self._reports = ReplicaReports(self.replica, self._machine)
         self.replica.on_role_change(self._on_role_change)
         self.replica.on_copy_needed(on_copy_needed)
@@ -282,7 +284,14 @@ class ReplicatedTablet(TabletReads):
 
     def report(self) -> TabletReport:
         """For heartbeats."""
-        return self._reports.report()
+        return self._reports.report(self._load_per_s())
+
+    def _load_per_s(self) -> float:
+        """Of a leader; the others do what it does, and need no rate of their own."""
+        if self.replica.is_leader:
+            return self._load.look(self.calls, self._runtime.clock.monotonic())
+        self._load.stop()
+        return 0.0
 
     # ---- leading ----------------------------------------------------------------------------
 

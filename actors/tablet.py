@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from stelae.actors.load_rate import LoadRate
 from stelae.actors.membership import Membership
 from stelae.actors.merge_offer import MergeOffer
 from stelae.actors.replica_census import ReplicaCensus
@@ -98,6 +99,7 @@ class Tablet(TabletReads):
         self._slots: dict[int, int] = {}
         self._objects: dict[int, ObjectHandle] = {}
         self._first_head = 0
+        self._load = LoadRate()
         self._log = SegmentLog(
             runtime,
             settings,
@@ -188,6 +190,9 @@ class Tablet(TabletReads):
             self._first_head,
             self._schema.version,
             self._table.renames,
+            load_per_s=self._load.look(self.calls, self._runtime.clock.monotonic())
+            if self.progress is TabletProgress.SERVING
+            else 0.0,
         )
 
     @property

@@ -35,6 +35,8 @@ class TabletReads(ABC):
     _runtime: Runtime
     _schemas: TabletSchemas
     _memory: TabletMemory
+    calls: int = 0
+    """Answered so far, by their weight (`stelae.actors.load_rate`)."""
 
     @abstractmethod
     async def _committed(self, index: int, timeout_s: float) -> None:

@@ -75,7 +75,8 @@ class TabletReplicas(ReplicaLives):
                 term=gone.term,
                 last=gone.last,
                 problem=gone.problem,
-                no_room=gone.retry_s > 0,
+                no_room=gone.retry_s > 0 and gone.no_room,
+                tries_again=gone.retry_s > 0 and not gone.no_room,
             )
         for tablet_id, superblock in self.store.superblocks.items():
             if tablet_id in found or superblock.forever:

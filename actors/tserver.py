@@ -19,9 +19,11 @@ from typing import Any
 from stelae.actors.hand_over import hand_over
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.lease import Lease
+from stelae.actors.load_rate import size_of, weight_of
 from stelae.actors.master_list import MasterList
 from stelae.actors.membership import Membership
 from stelae.actors.quarantine import Quarantine
+from stelae.actors.replica import Replica
 from stelae.actors.replica_digests import ReplicaDigests
 from stelae.actors.replica_orders import ReplicaOrders
 from stelae.actors.replicated_tablet import ReplicatedTablet
@@ -147,7 +149,11 @@ class TabletServer:
     async def hand_over(self, timeout_s: float) -> int:
         """Before a planned `stop`: let others lead what is led here. Returns how many tablets have
         no other leader yet."""
-        return len(await hand_over(self._runtime, self.replicas, timeout_s))
+
+        def running() -> list[Replica]:
+            return [tablet.replica for tablet in self.replicas.running()]
+
+        return len(await hand_over(self._runtime, running, timeout_s))
 
     async def stop(self) -> None:
         """Stop serving; rows in memory are given up, as after a crash."""
@@ -381,8 +387,11 @@ class TabletServer:
         if call.blobs:
             tablet = self._serving(call.body.tablet_id)  # reading took its time
         refusal = None if call.body.op is WriteOp.DELETE else self._out_of_memory(tablet)
-        self._memory_bytes += sum([blob.nbytes for blob in call.blobs])
-        return Reply(await tablet.write(call, rows, refusal))
+        size_bytes = sum([blob.nbytes for blob in call.blobs])
+        self._memory_bytes += size_bytes
+        reply = Reply(await tablet.write(call, rows, refusal))
+        tablet.calls += weight_of(size_bytes)
+        return reply
 
     def _out_of_memory(self, tablet: Tablet | ReplicatedTablet) -> OutOfMemory | None:
         """Why no more rows are taken: there is no memory for them here, or at a follower."""
@@ -392,12 +401,20 @@ class TabletServer:
 
     @prompt
     async def _on_get(self, call: Call[Get]) -> Reply[Any]:
-        return await self._serving(call.body.tablet_id).get(call)
+        tablet = self._serving(call.body.tablet_id)
+        reply = await tablet.get(call)
+        tablet.calls += 1
+        return reply
 
     @prompt
     async def _on_get_many(self, call: Call[GetMany]) -> Reply[Any]:
-        return await self._serving(call.body.tablet_id).get_many(call)
+        tablet = self._serving(call.body.tablet_id)
+        reply = await tablet.get_many(call)
+        tablet.calls += weight_of(size_of(reply.blobs[0]))
+        return reply
 
     async def _on_scan(self, call: Call[Scan]) -> Reply[Any]:
         tablet = self._serving(call.body.tablet_id)
-        return await self._scans.next(tablet, call.body, call.timeout_s)
+        reply = await self._scans.next(tablet, call.body, call.timeout_s)
+        tablet.calls += weight_of(size_of(reply.blobs[0]))
+        return reply

@@ -36,7 +36,6 @@ from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.groups import Group, Replica, group_of, is_at_rest
 from stelae.coordinator.healing import Add, Evict, HandOn, Health, Member, next_step
 from stelae.coordinator.liveness import Liveness
-from stelae.coordinator.rebalance import Placed, next_move, next_transfer
 from stelae.coordinator.replacements import (
     Additions,
     CopyLimits,
@@ -46,10 +45,12 @@ from stelae.coordinator.replacements import (
     move_left,
 )
 from stelae.coordinator.replica_health import Judge, Unwell, is_marked
+from stelae.coordinator.spreading import layout_of
+from stelae.coordinator.spreading import next_step as spread
 from stelae.core.durability import Replicas
 from stelae.core.ids import OpId, ServerUuid, TabletId
 from stelae.core.messages import ReplicaRole
-from stelae.core.records import ServerInfo, TabletRecord, TabletState
+from stelae.core.records import ReplicaMove, ServerInfo, TabletRecord, TabletState
 from stelae.core.replica_messages import (
     ChangeKind,
     ChangeReplicas,
@@ -325,39 +326,21 @@ class GroupRound:
 
     def _spread(self, *, is_calm: bool) -> None:
         """Begin one move, or hand one leadership on, if nothing else has been to do for long."""
-        memory, now = self._unwell, self._now
-        if not self._rebalance_after_s or not is_calm:
-            memory.calm_since = None
+        calm, now = self._unwell.calm, self._now
+        if not calm.is_over(now, self._rebalance_after_s, is_calm=is_calm):
             return
-        if memory.calm_since is None:
-            memory.calm_since = now
-        if now < memory.calm_since + self._rebalance_after_s:
+        layout = layout_of(self._catalog, self._liveness, now, self._loads())
+        step = None if layout is None else spread(layout, calm.cooling, now)
+        if layout is None or step is None:
             return
-        memory.calm_since = now
-        nodes = {load.server.uuid: load.server.process.node for load in self._loads()}
-        leaders: dict[TabletId, ServerInfo] = {}
-        tablets: list[Placed] = []
-        for tablet in self._catalog.groups():
-            group = group_of(tablet, self._reporters.of.get(tablet.tablet_id, ()))
-            if group.leader is None:
-                return
-            leader = leaders[tablet.tablet_id] = group.leader.seen.server
-            voters, size_bytes = group.configuration.voters, group.leader.report.memory_bytes
-            tablets.append(
-                Placed(tablet.tablet_id, tablet.table_id, voters, leader.uuid, size_bytes)
-            )
-        rooms = {load.server.uuid: load.memory_limit_bytes for load in self._loads()}
-        move = next_move(tablets, nodes, rooms)
-        if move is not None:
-            old = self._catalog.tablets[move[0]]
-            self._updates.append(
-                msgspec.structs.replace(old, move=move[1], generation=old.generation + 1)
-            )
-            return
-        transfer = next_transfer(tablets, nodes)
-        if transfer is not None:
-            order = TransferLeadership(transfer[0], transfer[1])
-            self._orders.append(Transfer(leaders[transfer[0]], order))
+        tablet_id, what = step
+        if isinstance(what, ReplicaMove):
+            old = self._catalog.tablets[tablet_id]
+            moved = msgspec.structs.replace(old, move=what, generation=old.generation + 1)
+            self._updates.append(moved)
+        else:
+            order = TransferLeadership(tablet_id, what)
+            self._orders.append(Transfer(layout.leaders[tablet_id].seen.server, order))
 
     def _add(self, group: Group, leader: Replica, server: ServerInfo) -> None:
         order = ChangeReplicas(

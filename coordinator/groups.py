@@ -37,6 +37,16 @@ class Replica:
         """It has stopped because its disk is full, and will begin again by itself."""
         return self.group.role is ReplicaRole.FAILED and self.group.no_room
 
+    @property
+    def tries_again(self) -> bool:
+        """It has failed, and its server begins it again by itself."""
+        return self.group.role is ReplicaRole.FAILED and self.group.tries_again
+
+    @property
+    def comes_back(self) -> bool:
+        """Nothing that it said makes it impossible."""
+        return self.is_full or self.tries_again
+
 
 @dataclass(frozen=True, slots=True)
 class Group:

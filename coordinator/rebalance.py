@@ -39,6 +39,8 @@ class Placed:
     leader: ServerUuid
     size_bytes: int = 0
     """Of each of its replicas."""
+    load_per_s: float = 0.0
+    """Of its leader; below 0: not known."""
 
 
 def next_move(
@@ -52,8 +54,8 @@ def next_move(
     that is not known of all (or 0), they count as alike. No move puts two replicas of a tablet on
     one node that were not there before. Followers move before leaders.
     """
-    by_table, total = _counts(tablets, nodes, lambda tablet: tablet.members)
-    sizes = _Sizes(tablets, nodes, rooms or {}, lambda tablet: tablet.members)
+    by_table, total = count_each(tablets, nodes, lambda tablet: tablet.members)
+    sizes = Sizes(tablets, nodes, rooms or {}, lambda tablet: tablet.members)
     best: tuple[tuple[int, int, float, bool], TabletId, ReplicaMove] | None = None
     for tablet in tablets:
         of_table = by_table[tablet.table_id]
@@ -64,7 +66,7 @@ def next_move(
                 gain = (of_table[source] - of_table[target], total[source] - total[target])
                 if gain[0] < 2 and (gain[0] != 1 or gain[1] < 2):
                     continue
-                if not _may_move(tablet, source, target, nodes):
+                if not may_move(tablet, source, target, nodes):
                     continue
                 evens = sizes.gain(source, target, tablet.size_bytes)
                 rank = (*gain, evens, source != tablet.leader)
@@ -75,7 +77,7 @@ def next_move(
     return _next_by_size(tablets, nodes, by_table, total, sizes)
 
 
-class _Sizes:
+class Sizes:
     """How much each server has, and what is gained by giving some of it to another."""
 
     def __init__(
@@ -126,7 +128,7 @@ def _next_by_size(
     nodes: Mapping[ServerUuid, str],
     by_table: Mapping[TableId, Mapping[ServerUuid, int]],
     total: Mapping[ServerUuid, int],
-    sizes: _Sizes,
+    sizes: Sizes,
 ) -> tuple[TabletId, ReplicaMove] | None:
     """The best move for sizes alone, where counts are even and shall stay so."""
     servers = sizes.by_fill()
@@ -159,12 +161,12 @@ def _exchanges(
     """
     coming: dict[TableId, list[int]] = {}
     for tablet in tablets:
-        if target in tablet.members and _may_move(tablet, target, source, nodes):
+        if target in tablet.members and may_move(tablet, target, source, nodes):
             coming.setdefault(tablet.table_id, []).append(tablet.size_bytes)
     for found in coming.values():
         found.sort()
     for tablet in tablets:
-        if source not in tablet.members or not _may_move(tablet, source, target, nodes):
+        if source not in tablet.members or not may_move(tablet, source, target, nodes):
             continue
         of_table = by_table[tablet.table_id]
         if of_table[source] > of_table[target] and total[source] > total[target]:
@@ -176,7 +178,7 @@ def _exchanges(
             yield tablet, back_bytes
 
 
-def _may_move(
+def may_move(
     tablet: Placed, source: ServerUuid, target: ServerUuid, nodes: Mapping[ServerUuid, str]
 ) -> bool:
     if target in tablet.members:
@@ -185,15 +187,24 @@ def _may_move(
     return nodes[target] not in others or nodes[source] in others
 
 
+def _anybody(tablet: Placed, target: ServerUuid) -> bool:
+    del tablet, target
+    return True
+
+
 def next_transfer(
-    tablets: Sequence[Placed], nodes: Mapping[ServerUuid, str]
+    tablets: Sequence[Placed],
+    nodes: Mapping[ServerUuid, str],
+    *,
+    may_take: Callable[[Placed, ServerUuid], bool] = _anybody,
 ) -> tuple[TabletId, ServerUuid] | None:
     """The best leadership to hand over, and to whom; None if leaders are spread evenly.
 
     Of those that are equally good the one after which the sizes of what is led are most even.
+    ``may_take``: whether a server may come to lead a tablet.
     """
-    by_table, total = _counts(tablets, nodes, lambda tablet: (tablet.leader,))
-    sizes = _Sizes(tablets, nodes, {}, lambda tablet: (tablet.leader,))
+    by_table, total = count_each(tablets, nodes, lambda tablet: (tablet.leader,))
+    sizes = Sizes(tablets, nodes, {}, lambda tablet: (tablet.leader,))
     best: tuple[tuple[int, int, float], TabletId, ServerUuid] | None = None
     for tablet in tablets:
         of_table = by_table[tablet.table_id]
@@ -204,13 +215,15 @@ def next_transfer(
             gain = (of_table[source] - of_table[target], total[source] - total[target])
             if gain[0] < 2 and (gain[0] != 1 or gain[1] < 2):
                 continue
+            if not may_take(tablet, target):
+                continue
             rank = (*gain, sizes.gain(source, target, tablet.size_bytes))
             if best is None or rank > best[0]:
                 best = (rank, tablet.tablet_id, target)
     return None if best is None else best[1:]
 
 
-def _counts(
+def count_each(
     tablets: Sequence[Placed],
     nodes: Mapping[ServerUuid, str],
     held: Callable[[Placed], Sequence[ServerUuid]],

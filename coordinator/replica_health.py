@@ -8,6 +8,7 @@ of its replica, and whether the tablet's leader hears that replica. In this orde
   is back as another server: then its disk is gone;
 - it says again and again for so long that its disk is full: failed. Before that it is waited for,
   as if it were away: it begins again by itself, once there is room;
+- it says again and again that it tries to come back: waited for likewise, for `RETURN_GRACE_S`;
 - it runs, and its leader does not hear it for so long: failed, as they cannot reach each other;
 - anything else that is not well is waited for: its server lives, and it is being opened, or copied,
   or waits to be. But not for ever: after `STUCK_FACTOR` times as long without progress it has
@@ -22,17 +23,22 @@ Source: seed Kudu tablet copy (unresponsive followers are replaced); design §8.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from stelae.coordinator.groups import TAKES_PART, Group, Replica
 from stelae.coordinator.healing import Health, Member
 from stelae.coordinator.liveness import Liveness
+from stelae.coordinator.spreading import Calm
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages import ReplicaRole, TabletProgress
 from stelae.core.records import ServerKind, ServerMark
 from stelae.core.settings import STUCK_FACTOR
 
+RETURN_GRACE_S = 10.0
+"""For which a replica that failed, and that its server begins again, is not replaced: a copy of all
+its rows costs more than to wait for so long."""
 BEGINNINGS_MAX = 3
 """Copies of one member that may begin anew, each with the whole time, before only more counts."""
 
@@ -51,6 +57,13 @@ class _Doubt:
     beginnings: int = 0
 
 
+class Plea(enum.Enum):
+    """Why a replica that has failed should be waited for, by its own word."""
+
+    NO_ROOM = "no room"
+    TRIES_AGAIN = "tries again"
+
+
 class Unwell:
     """Replicas on live servers that are in doubt, and since when they have made no progress.
 
@@ -60,9 +73,8 @@ class Unwell:
     def __init__(self) -> None:
         self._doubts: dict[tuple[TabletId, ServerUuid], _Doubt] = {}
         self._asked: dict[tuple[TabletId, ServerUuid], _Doubt] = {}
-        self._full: dict[tuple[TabletId, ServerUuid], tuple[float, float]] = {}
-        self.calm_since: float | None = None
-        """Since when every tablet is at rest, or the last one was moved to make things even."""
+        self._said: dict[tuple[TabletId, ServerUuid, Plea], tuple[float, float]] = {}
+        self.calm = Calm()
 
     def for_s(
         self,
@@ -98,27 +110,34 @@ class Unwell:
         doubt.most_bytes = max(doubt.most_bytes, copied_bytes)
         return now - doubt.since
 
-    def full_for_s(
-        self, tablet: TabletId, uuid: ServerUuid, *, is_full: bool, now: float, forget_s: float
+    def pleads_for_s(
+        self,
+        tablet: TabletId,
+        uuid: ServerUuid,
+        plea: Plea,
+        *,
+        is_said: bool,
+        now: float,
+        forget_s: float,
     ) -> float:
-        """For how long a replica has said again and again that its disk is full.
+        """For how long a replica has said again and again why it should be waited for.
 
-        It begins anew every few seconds, and seems well until the next write: only ``forget_s``
+        It begins anew every few seconds, and seems well until it fails again: only ``forget_s``
         without such a word is an end of it.
         """
-        key = (tablet, uuid)
-        known = self._full.get(key)
+        key = (tablet, uuid, plea)
+        known = self._said.get(key)
         if known is not None and now > known[1] + forget_s:
             known = None
-            del self._full[key]
-        if is_full:
-            known = self._full[key] = (known[0] if known is not None else now, now)
+            del self._said[key]
+        if is_said:
+            known = self._said[key] = (known[0] if known is not None else now, now)
         return known[1] - known[0] if known is not None else 0.0
 
     def end_of_look(self, now: float, forget_s: float) -> None:
         """Whoever was not asked about since the last end is well, or gone."""
         self._doubts, self._asked = self._asked, {}
-        self._full = {key: said for key, said in self._full.items() if now <= said[1] + forget_s}
+        self._said = {key: said for key, said in self._said.items() if now <= said[1] + forget_s}
 
 
 def is_marked(mark: ServerMark) -> bool:
@@ -159,18 +178,14 @@ class Judge:
         if uuid == leader.seen.server.uuid:
             return Health.HEALTHY
         own = group.replicas.get(uuid)
-        is_full = own is not None and own.is_full
-        if own is not None and own.group.role is ReplicaRole.FAILED and not is_full:
+        if own is not None and own.group.role is ReplicaRole.FAILED and not own.comes_back:
             return Health.BROKEN
         seen = self.liveness.live_server(uuid, self.now)
         if seen is None:
             return self._of_silent(uuid)
-        tablet_id, limit_s = group.tablet.tablet_id, self.dead_after_s
-        full_s = self.unwell.full_for_s(
-            tablet_id, uuid, is_full=is_full, now=self.now, forget_s=limit_s
-        )
-        if full_s >= limit_s:
+        if self._pleads_too_long(group, own, uuid):
             return Health.FAILED
+        tablet_id, limit_s = group.tablet.tablet_id, self.dead_after_s
         peer = next((peer for peer in leader.group.peers if peer.uuid == uuid), None)
         has_rows = own is not None and own.group.role in TAKES_PART
         if peer is not None and peer.is_heard and (has_rows or not seen.picture.is_exact):
@@ -186,6 +201,28 @@ class Judge:
         )
         is_too_long = doubt_s >= (limit_s if runs else STUCK_FACTOR * limit_s)
         return Health.FAILED if is_too_long else Health.UNKNOWN
+
+    def _pleads_too_long(self, group: Group, own: Replica | None, uuid: ServerUuid) -> bool:
+        """Whether it should have come back by now, by all that it has said itself."""
+        grace_s = min(RETURN_GRACE_S, self.dead_after_s)
+        pleas = (
+            (Plea.NO_ROOM, own is not None and own.is_full, self.dead_after_s),
+            (Plea.TRIES_AGAIN, own is not None and own.tries_again, grace_s),
+        )
+        waited = [
+            limit_s
+            for plea, is_said, limit_s in pleas
+            if self.unwell.pleads_for_s(
+                group.tablet.tablet_id,
+                uuid,
+                plea,
+                is_said=is_said,
+                now=self.now,
+                forget_s=self.dead_after_s,
+            )
+            >= limit_s
+        ]
+        return bool(waited)
 
     def _of_silent(self, uuid: ServerUuid) -> Health:
         """Of a member whose server is not live."""

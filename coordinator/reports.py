@@ -26,7 +26,10 @@ from stelae.core.ids import TabletId
 from stelae.core.messages import FULL, NO_REPORT, Heartbeat, HeartbeatReply, TabletReport
 
 V = TypeVar("V")
-_GROWTH = ("row_count", "memory_bytes", "segment_count", "under_replicated", "phases", "group")
+_GROWTH = (
+    "row_count", "memory_bytes", "segment_count", "under_replicated", "phases", "group",
+    "load_per_s",
+)  # fmt: skip
 _essence = attrgetter(*(n for n in TabletReport.__struct_fields__ if n not in _GROWTH))
 MAX_VANISHED = 10_000
 """Of so many tablets, the last ones, it is known when they vanished."""
@@ -47,7 +50,7 @@ def log_fingerprint(tablet_id: TabletId, held: None) -> int:
 
 
 def is_news(known: TabletReport | None, report: TabletReport) -> bool:
-    """Whether a report says more than that a tablet, or its log, has grown."""
+    """Whether a report says more than that a tablet, or its log, has grown, or is busy."""
     if known is None:
         return True
     if known == report:
@@ -61,7 +64,7 @@ def _group(report: TabletReport) -> tuple[object, ...]:
     if group is None:
         return ()
     peers = tuple((peer.uuid, peer.is_heard) for peer in group.peers)
-    role = (group.role, group.no_room)
+    role = (group.role, group.no_room, group.tries_again)
     return (role, group.leader, group.configuration, group.is_changing, peers)
 
 

@@ -140,6 +140,13 @@ def _reported(inputs: StatusInputs, tablet: TabletRecord, field: str) -> int | N
     return 0 if report is None or is_old else int(getattr(report, field))
 
 
+def _load_per_s(inputs: StatusInputs, report: TabletReport | None) -> float | None:
+    """Calls a second of late; None where it is not known (yet)."""
+    if not inputs.is_leader or report is None or report.load_per_s < 0:
+        return None
+    return report.load_per_s
+
+
 def _report_of(inputs: StatusInputs, tablet: TabletRecord) -> TabletReport | None:
     """What its owner, or its leader, says of a tablet."""
     if tablet.is_group:
@@ -166,6 +173,7 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
         "memory_bytes": _reported(inputs, tablet, "memory_bytes"),
         "segments": _reported(inputs, tablet, "segment_count"),
         "under_replicated": _reported(inputs, tablet, "under_replicated"),
+        "load_per_s": _load_per_s(inputs, report),
         "problem": inputs.problems.get(tablet.tablet_id, "") or (report.problem if report else ""),
     }
     if isinstance(table.durability, Replicas):

@@ -104,6 +104,12 @@ class GroupReport(Body, frozen=True):
     """While COPYING: from whom."""
     copies_wanted: tuple[CopyWanted, ...] = ()
     """Of a leader."""
+    tries_again: bool = False
+    """While FAILED: what failed may work in a moment; its server begins it again by itself."""
+
+
+LOAD_UNKNOWN = -1.0
+"""``load_per_s`` of a tablet that is served, or led, for too short a time to say."""
 
 
 class TabletReport(Body, frozen=True):
@@ -126,6 +132,9 @@ class TabletReport(Body, frozen=True):
     """The same, of changes of the table's name."""
     group: GroupReport | None = None
     """Of a tablet with ``replicas(n)``; ``term`` is its Raft term then."""
+    load_per_s: float = 0.0
+    """Calls a second of late (`stelae.actors.load_rate`), by its owner or leader; or
+    `LOAD_UNKNOWN`."""
 
 
 FULL = 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -98,7 +99,8 @@ class SimDisk:
         self._named: dict[str, _Content] = {}
         self._unnamed: list[_Names] = []
         self.full = False
-        """While set, whatever needs space fails with ENOSPC."""
+        """While set, whatever needs space fails, with `refusal`."""
+        self.refusal = errno.ENOSPC
         self.capacity_bytes: int | None = None
         """Of all files together; what needs more fails with ENOSPC. None: there is room for all."""
         self.slowness = 1.0
@@ -209,7 +211,7 @@ class SimDisk:
             full = sum(others) + end > self.capacity_bytes
         if full:
             self._note("disk is full")
-            raise InjectedDiskError(errno.ENOSPC, "No space left on device")
+            raise InjectedDiskError(self.refusal, os.strerror(self.refusal))
 
     def find(self, path: str) -> _Content | None:
         return self._files.get(path)

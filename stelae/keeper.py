@@ -144,10 +144,15 @@ def _entered(database: LaunchedDatabase) -> Up:
 
 @contextlib.contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends what runs inside as Ctrl-C does: in order."""
+    """SIGTERM ends what runs inside as Ctrl-C does: in order. A second one changes nothing: it
+    would end the cleaning up that the first one has begun."""
+    is_ending = False
 
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        nonlocal is_ending
+        if not is_ending:
+            is_ending = True
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:

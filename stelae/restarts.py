@@ -1,8 +1,8 @@
-"""Planned restarts of tablet servers on Ray: leaderships first, then the process, then back again.
+"""Planned restarts of tablet servers and masters on Ray: leaderships first, then the process.
 
 So that a cluster can be restarted server by server while it serves. Ray starts the actor anew; what
 is waited for afterwards is that the server lives in a new run, and takes part with all its replicas
-again: only then may the next one go. Design §8.
+again (of a master: in the catalog's group): only then may the next one go. Design §7, §8.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 HAND_OVER_S = 5.0
 """For all leaderships together, at most."""
 POLL_S = 0.2
+RESTARTED = (ServerKind.TSERVER.value, ServerKind.MASTER.value)
 TAKES_PART = ("leader", "follower")
 
 
@@ -34,9 +35,9 @@ def restart_server(
     progress: Callable[[str], None] = lambda text: None,
     timeout: float,
 ) -> None:
-    """End one tserver's process in order, and wait until it is back; see `Database`."""
+    """End one server's process in order, and wait until it is back; see `Database`."""
     deadline = time.monotonic() + timeout
-    found = _find(database.status(timeout=timeout), server)
+    found = find_server(database.status(timeout=timeout), server)
     if not ray.is_initialized():
         ray_session.join_ray(database.ray_address)
     actor = cluster_actors(database.cluster).get(found["id"])
@@ -44,7 +45,7 @@ def restart_server(
         raise InvalidArgument(f"{found['id']} does not run in this Ray")
     progress(f"{found['id']} hands its leaderships over")
     left: int = ray.get(actor.hand_over.remote(HAND_OVER_S), timeout=2 * HAND_OVER_S)
-    note = f", and {left} of its tablets wait for an election" if left else ""
+    note = f", and {left} of the groups that it led wait for an election" if left else ""
     progress(f"{found['id']} starts anew{note}")
     ray.kill(actor, no_restart=False)
     missing = "it does not answer"
@@ -60,14 +61,14 @@ def restart_server(
     raise RetryLater(f"{found['id']} is not back after {timeout:g} s: {missing}")
 
 
-def _find(status: Mapping[str, Any], server: str) -> Mapping[str, Any]:
-    """The live tserver of that name or UUID. Raises `InvalidArgument`."""
+def find_server(status: Mapping[str, Any], server: str) -> Mapping[str, Any]:
+    """The live tserver or master of that name or UUID. Raises `InvalidArgument`."""
     for each in status["servers"]:
-        is_live = each["kind"] == ServerKind.TSERVER.value and each["state"] == "live"
+        is_live = each["kind"] in RESTARTED and each["state"] == "live"
         if is_live and server in (each["id"], each["uuid"]):
             found: Mapping[str, Any] = each
             return found
-    raise InvalidArgument(f"{server!r} is no tserver that lives")
+    raise InvalidArgument(f"{server!r} is no tserver or master that lives")
 
 
 def what_is_missing(status: Mapping[str, Any], uuid: str, incarnation: int) -> str:

@@ -1,4 +1,4 @@
-"""A planned stop of a tserver: what a client sees of it, with a hand-over before it and without."""
+"""A planned stop of a tserver or a master: what clients see of it, with a hand-over and without."""
 
 from __future__ import annotations
 
@@ -102,6 +102,102 @@ def test_a_hand_over_that_cannot_be_ends_in_time() -> None:
                 world.crash(name, restart=False)
         began = world.loop.time()
         assert await world.server(leader).hand_over(0.4) == 1
+        assert world.loop.time() - began < 1.0
+
+    world = World(4, Options())
+    world.run(story(world), limit_s=100.0)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_hand_over_that_is_asked_for_twice_or_given_up_harms_nothing(seed: int) -> None:
+    """Whoever stops a server may be impatient: a second request while the first is under way, the
+    end of the first, and a third after all: each ends in time, with nothing left."""
+
+    async def story(world: World) -> None:
+        cluster = SimCluster(world)
+        await cluster.start()
+        database = cluster.database("client")
+        table = await database.create_table(
+            "t",
+            SCHEMA,
+            key=["id"],
+            partition=hash_partition("id", buckets=TABLETS),
+            durability=replicas(3),
+            timeout=30.0,
+        )
+        await asyncio.sleep(1.0)
+        led = {
+            name: sum(t.replica.is_leader for t in world.server(name).replicas.running())
+            for name in cluster.tservers
+        }
+        victim = world.server(max(led, key=lambda name: led[name]))
+        began = world.loop.time()
+        first = asyncio.create_task(victim.hand_over(5.0))
+        second = asyncio.create_task(victim.hand_over(5.0))
+        await asyncio.sleep(0)
+        first.cancel()
+        third = asyncio.create_task(victim.hand_over(5.0))
+        assert await second == await third == 0
+        assert await victim.hand_over(5.0) == 0
+        assert world.loop.time() - began < 1.0
+        assert not any(t.replica.is_leader for t in victim.replicas.running())
+        await table.upsert({"id": 1, "text": "x"}, timeout=5.0)
+
+    world = World(seed, Options())
+    world.run(story(world), limit_s=100.0)
+
+
+async def masters_pause(world: World, *, planned: bool) -> float:
+    """From the stop of the leader master to the first answer that only a leader gives."""
+    cluster = SimCluster(world)
+    await cluster.start()
+    await world.wait_until(lambda: cluster.leader() is not None, 30, "a leader")
+    database = cluster.database("client")
+    await database.create_table("t", SCHEMA, key=["id"], durability=replicas(3), timeout=30.0)
+    name = cluster.leader()
+    assert name is not None
+    began = world.loop.time()
+    if planned:
+        twice = [asyncio.create_task(world.server(name).hand_over(5.0)) for _ in range(2)]
+        assert [await each for each in twice] == [0, 0]
+        assert not world.server(name).is_leader
+        await world.stop(name)
+    else:
+        world.crash(name, restart=False)
+    await database.create_table("u", SCHEMA, key=["id"], durability=replicas(3), timeout=30.0)
+    assert cluster.leader() not in (None, name)
+    return world.loop.time() - began
+
+
+@pytest.mark.parametrize("seed", [1, 3, 4])
+def test_the_planned_stop_of_the_leader_master_is_hardly_noticed(seed: int) -> None:
+    """Another leads at once; after a crash the others wait for a whole election timeout."""
+    seen: dict[bool, float] = {}
+    for planned in (True, False):
+        world = World(seed, Options())
+
+        async def story(world: World, planned: bool = planned) -> None:
+            seen[planned] = await masters_pause(world, planned=planned)
+
+        world.run(story(world), limit_s=100.0)
+    settings = SimCluster(World(1, Options())).settings
+    election_s = settings.raft_election_ticks * settings.raft_tick_s
+    assert seen[False] - seen[True] > election_s / 2, seen
+
+
+def test_a_master_that_is_alone_says_that_nobody_takes_over() -> None:
+    """The others are dead: it is stopped all the same, in time."""
+
+    async def story(world: World) -> None:
+        cluster = SimCluster(world)
+        await cluster.start()
+        await world.wait_until(lambda: cluster.leader() is not None, 30, "a leader")
+        name = cluster.leader()
+        for other in cluster.masters:
+            if other != name:
+                world.crash(other, restart=False)
+        began = world.loop.time()
+        assert await world.server(name).hand_over(0.4) == 1
         assert world.loop.time() - began < 1.0
 
     world = World(4, Options())

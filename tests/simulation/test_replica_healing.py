@@ -7,12 +7,14 @@ masters see to it that there are as many replicas as there should be, on a spare
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
 from stelae.client.table import AsyncTable
+from stelae.coordinator.replica_health import RETURN_GRACE_S
 from stelae.core.durability import replicas
 from stelae.core.errors import OutcomeUnknown, RetryLater
 from stelae.core.ids import ServerUuid, TabletId
@@ -110,12 +112,19 @@ class Healed:
 Story = Callable[[Healed], Coroutine[Any, Any, None]]
 
 
-def play(story: Story, *, tservers: int = 3, seed: int = 1, **options: Any) -> None:
+def play(
+    story: Story,
+    *,
+    tservers: int = 3,
+    seed: int = 1,
+    dead_after_s: float = DEAD_AFTER_S,
+    **options: Any,
+) -> None:
     """Tell a story of a cluster with one tablet of three replicas."""
     world = World(seed, Options(servers=Servers(tservers=tservers), **options))
 
     async def told() -> None:
-        cluster = SimCluster(world, replica_dead_after_s=DEAD_AFTER_S, segment_bytes=2000)
+        cluster = SimCluster(world, replica_dead_after_s=dead_after_s, segment_bytes=2000)
         await cluster.start()
         database = cluster.database("client")
         table = await database.create_table(
@@ -397,3 +406,47 @@ def test_a_disk_that_stays_full_is_left_for_another() -> None:
         await healed.check()
 
     play(story, tservers=4)
+
+
+def test_a_replica_that_fails_for_a_moment_is_waited_for_and_one_in_vain_is_replaced() -> None:
+    """Too many open files: its server says that it tries again. Back within the grace it costs no
+    copy; else another server gets it, long before a server would be given up."""
+
+    def story(lasts_s: float) -> Story:
+        async def told(healed: Healed) -> None:
+            world, members = healed.world, healed.members()
+            victim = healed.followers()[0]
+            failed = healed.uuid(victim)
+            disk = world.nodes[victim].disk
+            disk.full, disk.refusal = True, errno.EMFILE
+            writing = asyncio.create_task(healed.write(20))
+            await healed.until(lambda: healed.role(victim) is ReplicaRole.FAILED, "it failed")
+            began = world.loop.time()
+            await writing
+            found = healed.report(victim)
+            assert found is not None
+            assert found.group is not None
+            assert (found.group.tries_again, found.group.no_room) == (True, False)
+            if lasts_s < RETURN_GRACE_S:
+                await asyncio.sleep(lasts_s)
+                assert healed.members() == members
+                disk.full = False
+                await healed.until(healed.is_whole, "it is back")
+                assert healed.members() == members
+                assert not any(m.counts.get("copies_received") for m in world.metrics.values())
+            else:
+
+                async def write_on() -> None:
+                    while healed.members() == members:
+                        await healed.write()
+                        await asyncio.sleep(0.1)
+
+                await asyncio.wait_for(write_on(), 2 * RETURN_GRACE_S)
+                assert world.loop.time() - began >= RETURN_GRACE_S - 1.0
+                await healed.until(lambda: healed.is_whole(without=[failed]), "it is replaced")
+            await healed.check()
+
+        return told
+
+    play(story(5.0), tservers=4, dead_after_s=60.0)
+    play(story(1000.0), tservers=4, dead_after_s=60.0)

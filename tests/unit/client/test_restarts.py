@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from stelae.restarts import what_is_missing
+from stelae.core.errors import InvalidArgument
+from stelae.restarts import find_server, what_is_missing
 
 
 def replica(role: str = "follower", **changes: Any) -> dict[str, Any]:
@@ -45,3 +46,17 @@ def test_a_server_is_back_when_it_takes_part_with_all_its_replicas(
     found = what_is_missing(document, "u1", 2)
     assert missing in found
     assert bool(found) == bool(missing)
+
+
+def test_tservers_and_masters_are_restarted_and_nobody_else() -> None:
+    """By name or UUID, if they live: a backup is restarted by whoever runs it."""
+    kinds = {"t": "tserver", "m": "master", "b": "backup", "d": "tserver"}
+    servers = [
+        {"kind": kind, "id": name, "uuid": f"u-{name}", "state": "dead" if name == "d" else "live"}
+        for name, kind in kinds.items()
+    ]
+    assert find_server({"servers": servers}, "t")["uuid"] == "u-t"
+    assert find_server({"servers": servers}, "u-m")["id"] == "m"
+    for wrong in ("b", "d", "nobody"):
+        with pytest.raises(InvalidArgument, match="no tserver or master that lives"):
+            find_server({"servers": servers}, wrong)

@@ -10,7 +10,13 @@ import pytest
 from stelae.coordinator.decide import Pacing
 from stelae.coordinator.groups import group_of
 from stelae.coordinator.healing import Health
-from stelae.coordinator.replica_health import BEGINNINGS_MAX, Judge, Unwell
+from stelae.coordinator.replica_health import (
+    BEGINNINGS_MAX,
+    RETURN_GRACE_S,
+    Judge,
+    Plea,
+    Unwell,
+)
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages import PeerHealth, ReplicaRole, TabletProgress
 from stelae.core.records import ServerMark, TabletRecord
@@ -65,6 +71,9 @@ CASES: list[tuple[str, R | None, dict[str, Any], bool, float, Health]] = [
     ("a full disk is waited for", R.FAILED, {"no_room": True}, UNHEARD, 1, Health.UNKNOWN),
     ("as long as for a server", R.FAILED, {"no_room": True}, UNHEARD, DEAD_S - 1, Health.UNKNOWN),
     ("and no longer", R.FAILED, {"no_room": True}, UNHEARD, DEAD_S + 1, Health.FAILED),
+    ("it tries again", R.FAILED, {"tries_again": True}, UNHEARD, 1, Health.UNKNOWN),
+    ("for a grace", R.FAILED, {"tries_again": True}, UNHEARD, RETURN_GRACE_S - 1, Health.UNKNOWN),
+    ("in vain", R.FAILED, {"tries_again": True}, UNHEARD, RETURN_GRACE_S + 1, Health.FAILED),
 ]  # fmt: skip
 
 
@@ -207,7 +216,9 @@ def test_a_replica_that_is_full_again_and_again_counts_as_full_all_the_time() ->
 
     def full_s(now: float, *, is_full: bool) -> float:
         unwell.end_of_look(now, DEAD_S)
-        return unwell.full_for_s(tablet, C, is_full=is_full, now=now, forget_s=DEAD_S)
+        return unwell.pleads_for_s(
+            tablet, C, Plea.NO_ROOM, is_said=is_full, now=now, forget_s=DEAD_S
+        )
 
     assert full_s(0.0, is_full=True) == 0.0
     assert full_s(2.0, is_full=False) == 0.0
@@ -217,6 +228,31 @@ def test_a_replica_that_is_full_again_and_again_counts_as_full_all_the_time() ->
     assert full_s(60.0, is_full=False) == 34.5, "still: it has not been quiet for long enough"
     assert full_s(65.0, is_full=False) == 0.0
     assert full_s(66.0, is_full=True) == 0.0
+
+
+def test_a_replica_that_tries_again_is_not_replaced_before_its_grace_is_over() -> None:
+    """One that says that it will not come back is, at once; one that comes and goes is as well,
+    counted from the first time."""
+    world = World("a", "b", "c", "d")
+    tablet = grown(world)
+    world.says("c", tablet, R.FAILED, tries_again=True)
+    hears(world, tablet, heard=False)
+    for _ in range(int(RETURN_GRACE_S) - 1):
+        world.wait(1)
+        assert changes(world.decide()) == []
+    world.says("c", tablet, R.FOLLOWER, leader=ServerUuid("a"))
+    hears(world, tablet, heard=True)
+    world.wait(1)
+    assert changes(world.decide()) == [], "it is back"
+    world.says("c", tablet, R.FAILED, tries_again=True)
+    world.wait(1)
+    assert changes(world.decide()) == [("a", "add", "d")], "again and again"
+
+    world = World("a", "b", "c", "d")
+    tablet = grown(world)
+    world.says("c", tablet, R.FAILED)
+    world.wait(1)
+    assert changes(world.decide()) == [("a", "add", "d")]
 
 
 def test_a_full_disk_for_a_moment_moves_nothing_and_for_long_is_replaced_voter_first() -> None:
