@@ -9,6 +9,7 @@ from __future__ import annotations
 from stelae.consensus.log_view import LogView
 from stelae.consensus.messages import AppendRequest, AppendResponse, SnapshotRequest
 from stelae.core.ids import OpId, ServerUuid
+from stelae.core.replication import Snapshot
 
 
 def answer_append(
@@ -39,6 +40,16 @@ def answer_append(
         request.round,
         memory_over,
     )
+
+
+def answer_while_busy(
+    log: LogView, request: AppendRequest, memory_over: tuple[int, int] | None
+) -> AppendResponse:
+    """Answer a heartbeat of the leader that is followed, while something is made durable: what is
+    committed equals its log, and of that it is told what is durable here."""
+    index = min(log.commit_index, log.stable_index)
+    ends = (request.group_id, request.destination, request.source)
+    return AppendResponse(*ends, request.term, True, index, log.last, request.round, memory_over)
 
 
 class SnapshotAssembly:
@@ -72,3 +83,21 @@ class SnapshotAssembly:
         """Forget what has come so far."""
         self._source = None
         self._data = bytearray()
+
+
+def take_snapshot(
+    log: LogView, assembly: SnapshotAssembly, request: SnapshotRequest
+) -> tuple[Snapshot | None, int | None]:
+    """Take a chunk: the snapshot that ``log`` was reset to, if it was, and the offset that is
+    wanted next; None: nothing more, all that is in it is here."""
+    if request.last.index <= log.commit_index or log.matches(request.last):
+        log.commit_to(request.last.index)
+        assembly.clear()
+        return None, None
+    offset = assembly.add(request)
+    data = assembly.complete(request)
+    if data is None:
+        return None, offset
+    installed = Snapshot(request.last, request.configuration, data)
+    log.reset(installed)
+    return installed, None

@@ -11,7 +11,7 @@ nobody else can be elected until a follower's promise not to vote ends (lease).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from stelae.consensus.log_view import LogView
@@ -86,7 +86,12 @@ class Leader:
         known = self.progress
         self.progress = {
             peer.uuid: known.get(peer.uuid)
-            or Progress(next_index=next_index, inflight_max=self._settings.inflight_max)
+            or Progress(
+                next_index=next_index,
+                inflight_max=self._settings.inflight_max,
+                inflight_bytes_max=self._settings.inflight_bytes_max,
+                large_bytes=self._settings.large_bytes,
+            )
             for peer in self.configuration.peers
             if peer.uuid != self.uuid
         }
@@ -114,6 +119,10 @@ class Leader:
         count = sum(1 for voter in voters if voter == self.uuid or voter in heard)
         return count >= majority(len(voters))
 
+    def has_lease(self, now_us: int) -> bool:
+        """Whether the commit index is up to date, and surely nobody else leads."""
+        return self.settled and now_us < self.lease_until_us()
+
     def lease_until_us(self) -> int:
         """Until when nobody else can have been elected; 0 if there is no lease."""
         if self._settings.lease_duration_us == 0:
@@ -123,6 +132,11 @@ class Leader:
         return self._confirmed_began_us + self._settings.lease_duration_us
 
     # ---- sending ---------------------------------------------------------------------------
+
+    def sending(self, uuids: Container[ServerUuid]) -> None:
+        """To those of the others something large is on its way just now."""
+        for uuid, progress in self.progress.items():
+            progress.in_transit = uuid in uuids
 
     @property
     def is_stirred(self) -> bool:
@@ -171,24 +185,27 @@ class Leader:
     def _append_request(
         self, uuid: ServerUuid, progress: Progress, heartbeat: bool
     ) -> AppendRequest | None:
-        first = progress.next_index
+        """While it is paused, a heartbeat carries nothing: what is unanswered is sent only once."""
+        previous = progress.next_index - 1
         settings = self._settings
-        streaming = progress.state is ProgressState.REPLICATE
         entries: tuple[Entry, ...] = ()
-        if not (streaming and progress.paused):
+        if not progress.paused:
+            first = previous + 1
             entries = self._log.slice(first, settings.batch_entries_max, settings.batch_bytes_max)
         if not entries and not heartbeat:
             return None
-        previous_term = self._log.term_at(first - 1)
+        if not entries and progress.is_ahead and progress.match_index >= self._log.base.index:
+            previous = progress.match_index
+        previous_term = self._log.term_at(previous)
         assert previous_term is not None
         if entries:
-            progress.sent(entries[-1].index)
+            progress.sent(entries[-1].index, sum([len(entry.body) for entry in entries]))
         return AppendRequest(
             self.group_id,
             self.uuid,
             uuid,
             self.term,
-            OpId(previous_term, first - 1),
+            OpId(previous_term, previous),
             entries,
             self._log.commit_index,
             self._round,
@@ -238,11 +255,14 @@ class Leader:
         return copies
 
     def _snapshot_chunk(self, uuid: ServerUuid, progress: Progress) -> SnapshotRequest:
+        """As a heartbeat, while a chunk is unanswered, without one."""
         snapshot = progress.snapshot
         assert snapshot is not None
         offset = progress.snapshot_offset
-        chunk = snapshot.data[offset : offset + self._settings.snapshot_chunk_bytes]
-        progress.sent(snapshot.last.index)
+        chunk = b""
+        if not progress.paused:
+            chunk = snapshot.data[offset : offset + self._settings.snapshot_chunk_bytes]
+            progress.sent(snapshot.last.index, len(chunk))
         return SnapshotRequest(
             self.group_id,
             self.uuid,

@@ -16,7 +16,12 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
-from stelae.consensus.follower import SnapshotAssembly, answer_append
+from stelae.consensus.follower import (
+    SnapshotAssembly,
+    answer_append,
+    answer_while_busy,
+    take_snapshot,
+)
 from stelae.consensus.leader import Leader, ReadReady
 from stelae.consensus.log_view import ORIGIN, LogView
 from stelae.consensus.membership import MemberChange
@@ -33,7 +38,8 @@ from stelae.consensus.messages import (
 from stelae.consensus.quorum import VoteResult, count_votes
 from stelae.consensus.ready import Event, Ready, Role, Status, Tick, Unreachable
 from stelae.consensus.settings import RaftSettings
-from stelae.consensus.status import status_of
+from stelae.consensus.status import check_invariants, status_of
+from stelae.consensus.tombstone import may_vote
 from stelae.core.errors import NotLeader, TabletNotReady
 from stelae.core.ids import OpId, ServerUuid, TabletId
 from stelae.core.replication import (
@@ -126,6 +132,22 @@ class Raft:
         else:
             self._receive(event)
 
+    def answer_while_busy(self, message: Message) -> AppendResponse | None:
+        """The answer to a heartbeat of the leader, even between `take_ready` and `advance`.
+
+        A slow disk must not make a leader believe that nobody follows it. The promise not to vote
+        is given again at once; the message itself is for `step`, later.
+        """
+        taken, durable = self._taken, self._durable_term_and_vote
+        if not isinstance(message, AppendRequest) or message.entries or self.leader is not None:
+            return None
+        if not message.term == self.term == durable.term or self.leader_uuid != message.source:
+            return None
+        if self._installed is not None or (taken is not None and taken.snapshot is not None):
+            return None
+        self._quiet_ticks = 0
+        return answer_while_busy(self.log, message, self.memory_over)
+
     def propose(self, command: bytes) -> OpId:
         """Append a command to the leader's log. Raises NotLeader, TabletNotReady: not appended."""
         leader = self._require_leader()
@@ -160,10 +182,8 @@ class Raft:
 
     def lease_read_index(self, now_us: int) -> int | None:
         """The index a read must wait for if the lease proves leadership now, else None."""
-        leader = self.leader
-        if leader is None or not leader.settled or now_us >= leader.lease_until_us():
-            return None
-        return self.log.commit_index
+        is_sure = self.leader is not None and self.leader.has_lease(now_us)
+        return self.log.commit_index if is_sure else None
 
     def compact(self, snapshot: Snapshot, keep_entries: int) -> None:
         """An own snapshot is durable; entries it covers, but the last few, may be dropped."""
@@ -281,17 +301,7 @@ class Raft:
 
     def check_invariants(self) -> None:
         """Assert the invariants of this replica; tests call it after each step."""
-        self.log.check_invariants()
-        durable = self._durable_term_and_vote
-        assert self.term >= durable.term
-        assert self.term >= self.log.last.term
-        if self.term == durable.term and durable.voted_for is not None:
-            assert self.voted_for == durable.voted_for, "second vote in one term"
-        assert (self.leader is not None) == (self.role is Role.LEADER)
-        if self.leader is not None:
-            assert self.leader_uuid == self.uuid
-            assert self.leader.term == self.term
-            self.leader.check_invariants()
+        check_invariants(self, self._durable_term_and_vote)
 
     # ---- ticks and elections ---------------------------------------------------------------
 
@@ -300,6 +310,7 @@ class Raft:
         self._now_us = tick.now_us
         self._quiet_ticks += 1
         if self.leader is not None:
+            self.leader.sending(tick.sending)
             if not self.leader.tick():
                 self._become_follower(self.term, None)
             return
@@ -414,19 +425,13 @@ class Raft:
         if request.transfer or not leader_alive:
             if request.term > self.term and not request.pre:
                 self._become_follower(request.term, None)
-            granted = self._may_vote(request) and request.last >= self.end_of_log
+            kept = TermAndVote(self.term, self.voted_for)
+            granted = may_vote(request, kept, self.leader_uuid) and request.last >= self.end_of_log
         if granted and not request.pre:
             self.voted_for = request.source
             self._restart_election_timer()
         term = request.term if granted else self.term
         self._send(VoteResponse, request.source, request.pre, granted, term=term)
-
-    def _may_vote(self, request: VoteRequest) -> bool:
-        if request.term != self.term:
-            return request.term > self.term  # a pre-vote: real ones have raised our term by now
-        if self.voted_for is not None:
-            return self.voted_for == request.source
-        return self.leader_uuid is None
 
     def _on_vote_response(self, response: VoteResponse) -> None:
         role = Role.PRE_CANDIDATE if response.pre else Role.CANDIDATE
@@ -451,18 +456,11 @@ class Raft:
             self._finish_leading()
 
     def _on_snapshot(self, request: SnapshotRequest) -> None:
-        index = request.last.index
-        if index <= self.log.commit_index or self.log.matches(request.last):
-            self.log.commit_to(index)
-            self._assembly.clear()
-        else:
-            offset = self._assembly.add(request)
-            data = self._assembly.complete(request)
-            if data is None:
-                self._send(SnapshotResponse, request.source, request.last, offset, request.round)
-                return
-            self._installed = Snapshot(request.last, request.configuration, data)
-            self.log.reset(self._installed)
+        installed, offset = take_snapshot(self.log, self._assembly, request)
+        if offset is not None:
+            self._send(SnapshotResponse, request.source, request.last, offset, request.round)
+            return
+        self._installed = installed or self._installed
         index = self.log.commit_index
         hint = self.log.last
         self._send(AppendResponse, request.source, True, index, hint, request.round)

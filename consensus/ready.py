@@ -27,9 +27,13 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One tick has passed; ``now_us`` is the monotonic clock of this server, for the lease only."""
+    """One tick has passed; ``now_us`` is the monotonic clock of this server, for the lease only.
+
+    ``sending``: to those something large is being sent, and has neither arrived nor failed.
+    """
 
     now_us: int
+    sending: tuple[ServerUuid, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ class RaftSettings:
     batch_entries_max: int = 1024
     batch_bytes_max: int = 1 << 20
     inflight_max: int = 16  # unanswered batches per follower
+    inflight_bytes_max: int = 16 << 20  # in them, before another one is sent
+    large_bytes: int = 1 << 16  # from here on a batch may be overtaken by heartbeats
     snapshot_chunk_bytes: int = 1 << 20
     snapshot_bytes_max: int = 1 << 30  # a follower refuses to assemble more
     pending_reads_max: int = 10_000
@@ -43,6 +45,8 @@ class RaftSettings:
             self.batch_entries_max,
             self.batch_bytes_max,
             self.inflight_max,
+            self.inflight_bytes_max,
+            self.large_bytes,
             self.snapshot_chunk_bytes,
             self.snapshot_bytes_max,
             self.pending_reads_max,

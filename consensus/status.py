@@ -1,10 +1,11 @@
-"""What can be seen of a replica's core from outside."""
+"""What can be seen of a replica's core from outside, and what must always hold of it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stelae.consensus.ready import Status
+from stelae.consensus.ready import Role, Status
+from stelae.core.replication import TermAndVote
 
 if TYPE_CHECKING:
     from stelae.consensus.raft import Raft
@@ -28,3 +29,17 @@ def status_of(core: Raft) -> Status:
         match_index={uuid: peer.match_index for uuid, peer in peers.items()},
         peers=peers,
     )
+
+
+def check_invariants(core: Raft, durable: TermAndVote) -> None:
+    """Assert the invariants of one replica; ``durable`` is what its disk has."""
+    core.log.check_invariants()
+    assert core.term >= durable.term
+    assert core.term >= core.log.last.term
+    if core.term == durable.term and durable.voted_for is not None:
+        assert core.voted_for == durable.voted_for, "second vote in one term"
+    assert (core.leader is not None) == (core.role is Role.LEADER)
+    if core.leader is not None:
+        assert core.leader_uuid == core.uuid
+        assert core.leader.term == core.term
+        core.leader.check_invariants()

@@ -24,7 +24,7 @@ from stelae.consensus.messages import (
     VoteRequest,
     VoteResponse,
 )
-from stelae.core.ids import OpId
+from stelae.core.ids import OpId, ServerUuid
 from stelae.core.replication import TermAndVote
 
 
@@ -63,7 +63,7 @@ def _vote(
     if request.transfer or quiet:
         if request.term > kept.term and not request.pre:
             kept = TermAndVote(request.term, None)
-        granted = last is not None and _may_vote(request, kept) and request.last >= last
+        granted = last is not None and may_vote(request, kept) and request.last >= last
     if granted and not request.pre:
         kept = TermAndVote(kept.term, request.source)
     term = request.term if granted else kept.term
@@ -71,7 +71,12 @@ def _vote(
     return TombstoneAnswer(kept, VoteResponse(*ends, term, request.pre, granted))
 
 
-def _may_vote(request: VoteRequest, kept: TermAndVote) -> bool:
+def may_vote(
+    request: VoteRequest, kept: TermAndVote, leader_uuid: ServerUuid | None = None
+) -> bool:
+    """Whether term and vote allow it; ``leader_uuid`` is whom this server follows in its term."""
     if request.term != kept.term:
         return request.term > kept.term  # a pre-vote: real ones have raised the term by now
-    return kept.voted_for in (None, request.source)
+    if kept.voted_for is not None:
+        return kept.voted_for == request.source
+    return leader_uuid is None
