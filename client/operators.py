@@ -104,10 +104,17 @@ def stage_of(
 def describe_tservers(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The tablet servers of a status document, by name, with how many tablets each leads. Pure."""
     leads: dict[str, int] = {}
+    loads: dict[str, float] = {}
+    """By UUID of those who lead, and by name of those who own."""
     for tablet in status["tablets"]:
-        for replica in tablet.get("replicas", ()):
-            if replica["role"] == "leader":
+        load = tablet.get("load_per_s") or 0.0
+        if "replicas" not in tablet:
+            loads[tablet["leader"]] = loads.get(tablet["leader"], 0.0) + load
+            continue
+        for replica in tablet["replicas"]:
+            if replica["role"] == "leader" and replica["server"] == tablet["leader"]:
                 leads[replica["uuid"]] = leads.get(replica["uuid"], 0) + 1
+                loads[replica["uuid"]] = loads.get(replica["uuid"], 0.0) + load
     wanted = (
         "uuid", "state", "retiring", "maintenance", "replicas", "tablets", "address", "node",
         "memory_bytes", "memory_limit_bytes",
@@ -118,6 +125,8 @@ def describe_tservers(status: Mapping[str, Any]) -> list[dict[str, Any]]:
             **{key: server[key] for key in wanted},
             "leads": leads.get(server["uuid"], 0),
             "owned": server["tablets"] - server["replicas"],
+            "load_per_s": loads.get(server["uuid"], 0.0)
+            + (loads.get(server["id"], 0.0) if server["state"] == "live" else 0.0),
         }
         for server in status["servers"]
         if server["kind"] == ServerKind.TSERVER.value

@@ -83,13 +83,15 @@ def _show_servers(servers: list[dict[str, Any]]) -> None:
             server["replicas"],
             server["leads"],
             server["owned"],
+            f"{server['load_per_s']:,.0f}",
             megabytes(server["memory_bytes"]),
             server["uuid"],
         ]
         for server in servers
     ]
     columns = [
-        "server", "state", "address", "node", "replicas", "leads", "owned", "memory", "uuid",
+        "server", "state", "address", "node", "replicas", "leads", "owned", "calls/s", "memory",
+        "uuid",
     ]  # fmt: skip
     print_table("tablet servers", columns, rows)
 

@@ -82,12 +82,24 @@ def status(*, marked: str = "", dead: str = "", leader: str = "a", wanted: int =
         for name in "abcd"
     ]  # fmt: skip
     replicas = [
-        {"uuid": name, "member": "voter", "role": "leader" if name == leader else "follower"}
+        {
+            "uuid": name,
+            "server": f"tserver-{name}",
+            "member": "voter",
+            "role": "leader" if name == leader else "follower",
+        }
         for name in "abc"
     ]
-    group = {"leader": leader, "replicas_wanted": wanted, "replicas": replicas}
+    group = {
+        "leader": f"tserver-{leader}" if leader else "",
+        "replicas_wanted": wanted,
+        "replicas": replicas,
+        "load_per_s": 40.0,
+    }
+    owned = {"leader": "tserver-a", "load_per_s": 2.5}
+    other = {"leader": "tserver-d", "load_per_s": None}
     backup = {"kind": "backup", "id": "backup-1", "uuid": "x", "state": "live"}
-    return {"servers": [backup, *reversed(servers)], "tablets": [{"leader": "tserver-a"}, group]}
+    return {"servers": [backup, *reversed(servers)], "tablets": [owned, other, group]}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +120,8 @@ def test_what_keeps_a_retirement_is_told(document: Any, uuid: str, text: str) ->
 
 
 def test_tablet_servers_are_listed_with_what_they_have() -> None:
-    """Sorted by name, without backups; leaders are counted, and tablets that are not replicas."""
+    """Sorted by name, without backups; leaders are counted, and tablets that are not replicas;
+    load is that of what is led or owned, as far as it is known."""
     found = describe_tservers(status(marked="b", dead="c"))
     shown = [(s["name"], s["state"], s["retiring"], s["replicas"], s["leads"]) for s in found]
     assert shown == [
@@ -118,6 +131,7 @@ def test_tablet_servers_are_listed_with_what_they_have() -> None:
         ("tserver-d", "live", False, 0, 0),
     ]
     assert [server["owned"] for server in found] == [1, 0, 0, 1]
+    assert [server["load_per_s"] for server in found] == [42.5, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
