@@ -83,6 +83,9 @@ def story(capsys: pytest.CaptureFixture[str]) -> None:
     assert document("server", "retire", owner, "--cancel")["retiring"] is False
     assert run(capsys, "server", "retire", "nobody")[0] == 2
     assert run(capsys, "tablet", "move", "t", "a")[0] == 2
+    assert run(capsys, "tablet", "move", "t")[0] == 2
+    assert run(capsys, "tablet", "move", "t", "a", "b", "--cancel")[0] == 2
+    assert run(capsys, "tablet", "move", "0" * 32, "--cancel")[0] == 1
     assert run(capsys, "tablet", "move", "0" * 32, "a", "b")[0] == 1
 
     assert document("rebalance", "on")["after_s"] == 60.0

@@ -804,13 +804,27 @@ def test_a_replica_is_moved_to_the_server_named_and_the_move_ends() -> None:
     with pytest.raises(InvalidArgument, match="another replica"):
         draft(MoveReplica(tablet.tablet_id, "b", "d"))
     assert changes(world.decide()) == [("a", "add", "e")]
+    with pytest.raises(InvalidArgument, match="moves from b"):
+        draft(MoveReplica(tablet.tablet_id, "b", ""))
     world.put(draft(MoveReplica(tablet.tablet_id, "c", "")))
     assert world.decide() == []
+    assert draft(MoveReplica(tablet.tablet_id, "c", "")) is None, "it is given up already"
+    assert draft(MoveReplica(tablet.tablet_id, "", "")) is None
     world.put(draft(order))
-    world.reconfigure(tablet, "ABCE", 5)
+    world.put(draft(MoveReplica(tablet.tablet_id, "", "")))
+    assert world.catalog.tablets[tablet.tablet_id].move is None
+    world.put(draft(order))
+    world.reconfigure(tablet, "ABCe", 5)
+    world.decide()
+    world.put(draft(MoveReplica(tablet.tablet_id, "", "")))
+    assert changes(world.decide()) == [("a", "remove", "e")], "what was copied is let go of"
+    world.reconfigure(tablet, "ABC", 6)
+    world.decide()
+    world.put(draft(order))
+    world.reconfigure(tablet, "ABCE", 7)
     world.decide()
     assert changes(world.decide()) == [("a", "remove", "c")]
-    world.reconfigure(tablet, "ABE", 6)
+    world.reconfigure(tablet, "ABE", 8)
     world.decide()
     assert world.catalog.tablets[tablet.tablet_id].move is None
     assert draft(order) is None, "it was done"
