@@ -126,7 +126,7 @@ def what_hinders(tablet: TabletRecord, move: ReplicaMove, status: Mapping[str, A
         return f"{move.target if target is None else target['id']} is dead"
     for copy in _copies_of(tablet, move, status):
         if copy["problem"]:
-            return f"{target['id']} refuses the copy: {copy['problem']}"
+            return f"the copy to {target['id']}: {copy['problem']}"
         if copy["state"] == "throttled":
             return f"{target['id']} receives as many copies as it may at a time"
     for replica in shown["replicas"]:

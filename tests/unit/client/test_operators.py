@@ -60,7 +60,7 @@ THERE = {"server": "tserver-d", "uuid": "d", "member": "non-voter", "server_live
         (lambda s: s["tablets"].clear(), [], "the tablet has no leader"),
         (lambda s: s["tablets"][0].update(leader="", problem="1 of 3 is there"), [], "1 of 3 is"),
         (lambda s: s["servers"][3].update(state="dead"), [], "tserver-d is dead"),
-        (lambda s: None, [{**WAITING, "problem": "no space"}], "refuses the copy: no space"),
+        (lambda s: None, [{**WAITING, "problem": "no space"}], "the copy to tserver-d: no space"),
         (lambda s: None, [{**WAITING, "state": "throttled"}], "as many copies as it may"),
         (
             lambda s: s["tablets"][0]["replicas"].append(
