@@ -124,6 +124,8 @@ def what_hinders(tablet: TabletRecord, move: ReplicaMove, status: Mapping[str, A
     target = next((s for s in status["servers"] if s["uuid"] == move.target), None)
     if target is None or target["state"] != "live":
         return f"{move.target if target is None else target['id']} is dead"
+    if target["maintenance"]:
+        return f"{target['id']} is in maintenance"
     for copy in _copies_of(tablet, move, status):
         if copy["problem"]:
             return f"the copy to {target['id']}: {copy['problem']}"

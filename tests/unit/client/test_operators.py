@@ -36,7 +36,10 @@ def tablet(peers: str, move: ReplicaMove | None = MOVE, **changes: Any) -> Table
 
 def seen(copies: list[dict[str, Any]], **changes: Any) -> Any:
     """A status document of the tablet, its voters a, b, c and the server d."""
-    servers = [{"id": f"tserver-{name}", "uuid": name, "state": "live"} for name in "abcd"]
+    servers = [
+        {"id": f"tserver-{name}", "uuid": name, "state": "live", "maintenance": False}
+        for name in "abcd"
+    ]
     voters = [
         {
             "server": f"tserver-{name}", "uuid": name, "member": "voter", "server_live": True,
@@ -60,6 +63,7 @@ THERE = {"server": "tserver-d", "uuid": "d", "member": "non-voter", "server_live
         (lambda s: s["tablets"].clear(), [], "the tablet has no leader"),
         (lambda s: s["tablets"][0].update(leader="", problem="1 of 3 is there"), [], "1 of 3 is"),
         (lambda s: s["servers"][3].update(state="dead"), [], "tserver-d is dead"),
+        (lambda s: s["servers"][3].update(maintenance=True), [], "tserver-d is in maintenance"),
         (lambda s: None, [{**WAITING, "problem": "no space"}], "the copy to tserver-d: no space"),
         (lambda s: None, [{**WAITING, "state": "throttled"}], "as many copies as it may"),
         (
