@@ -11,7 +11,7 @@ groups then elect. Design §8; Raft thesis §3.10.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures.thread  # noqa: F401  before us: it ends its pools after us
+import concurrent.futures.thread  # before us: pools end after the farewell
 import logging
 import signal
 import threading
