@@ -45,6 +45,7 @@ from stelae.coordinator.group_decisions import (
 from stelae.coordinator.leaving import Close
 from stelae.coordinator.liveness import Liveness, Run, run_of
 from stelae.coordinator.operations import Operations
+from stelae.coordinator.pauses import Pauses
 from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.replacements import CopyLimits
 from stelae.core.alter_messages import ALTER_TABLET, AlterTablet
@@ -108,7 +109,7 @@ class Coordinator:
         self._wake = asyncio.Event()
         self._own: dict[asyncio.Task[None], None] = {}
         self._busy: dict[Key, None] = {}
-        self._not_before: dict[Key, float] = {}
+        self._pauses: Pauses[Key] = Pauses()
         self._watched: dict[Run, None] = {}
         self._looked_at = 0.0
         self._rounds = RecoveryRounds(
@@ -249,7 +250,7 @@ class Coordinator:
         if key in self._busy:
             return
         now = self._runtime.clock.monotonic()
-        if now < self._not_before.get(key, now):
+        if not self._pauses.is_over(key, now):
             return
         self._busy[key] = None
         self._spawn(self._finish([key], work()), " ".join(key))
@@ -262,9 +263,8 @@ class Coordinator:
             logger.info("%s: %s", ", ".join(" ".join(key) for key in keys), error)
             self._runtime.metrics.count("coordinator_failures", error=type(error).__name__)
             now = self._runtime.clock.monotonic()
-            self._not_before = {k: t for k, t in self._not_before.items() if t > now}
             for key in keys:
-                self._not_before[key] = now + RETRY_S
+                self._pauses.begin(key, now + RETRY_S, now)
         finally:
             for key in keys:
                 del self._busy[key]
@@ -405,7 +405,8 @@ class Coordinator:
         self, key: Key, server: ServerInfo, method: Method[Any, Any], order: Any
     ) -> None:
         await self._call(server, method, order)
-        self._not_before[key] = self._runtime.clock.monotonic() + 2 * self._settings.heartbeat_s
+        now = self._runtime.clock.monotonic()
+        self._pauses.begin(key, now + 2 * self._settings.heartbeat_s, now)
 
     async def _call(self, server: ServerInfo, method: Method[Any, Any], order: Any) -> Any:
         reply = await self._runtime.peers.call(

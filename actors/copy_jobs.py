@@ -40,16 +40,19 @@ from stelae.core.replica_messages import (
     START_TABLET_COPY,
     CancelCopy,
     CopyCancelled,
+    CopyStarted,
     DataState,
     StartTabletCopy,
 )
-from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
+from stelae.core.rpc import Call, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 from stelae.storage.superblock import NOTHING
 
 T = TypeVar("T")
+PROBLEM_MAX = 300
+"""Letters of what went wrong with a copy that are told to others."""
 FAILURES_MAX = 6
 """In a row, without a byte in between, before a copy is given up."""
 SESSIONS_MAX = 8
@@ -140,7 +143,7 @@ class CopyJobs:
 
     # ---- orders -----------------------------------------------------------------------------
 
-    async def start(self, call: Call[StartTabletCopy]) -> Reply[Empty]:
+    async def start(self, call: Call[StartTabletCopy]) -> Reply[CopyStarted]:
         """Check an order, and begin. Raises as `StartTabletCopy` says; then nothing was done."""
         order = call.body
         self._check(order)
@@ -149,7 +152,7 @@ class CopyJobs:
         job = CopyJob(order)
         self._jobs[order.tablet_id] = job
         job.task = self._tasks.spawn(self._run(job), f"copy of {order.tablet_id}")
-        return EMPTY
+        return Reply(CopyStarted(self.problems.get(order.tablet_id, "")[:PROBLEM_MAX]))
 
     def _check(self, order: StartTabletCopy) -> None:
         """The seed's ``StartTabletCopy``; what is believed must be so."""

@@ -69,10 +69,13 @@ class CopyStarter:
         is_absent = tablet.replica.copies.state_of(uuid) is not DataState.READY
         return is_absent or leader.progress[uuid].state is ProgressState.COPY
 
-    def _note(self, order: Order, pauses: int, error: StelaeError | None) -> None:
+    def _note(
+        self, order: Order, pauses: int, error: StelaeError | None, problem: str = ""
+    ) -> None:
         tablet_id, uuid = order
         is_throttled = isinstance(error, Overloaded)
-        problem = "" if error is None or is_throttled else str(error)
+        if error is not None:
+            problem = "" if is_throttled else str(error)
         until = self._runtime.clock.monotonic() + 3 * pauses * self._settings.copy_pause_s
         word = (CopyWanted(uuid, is_throttled, problem), until)
         self._words.setdefault(tablet_id, {})[uuid] = word
@@ -104,7 +107,7 @@ class CopyStarter:
         )
         timeout_s = self._settings.call_timeout_s
         try:
-            await runtime.peers.call(
+            reply = await runtime.peers.call(
                 address, START_TABLET_COPY, request, timeout_s=timeout_s, destination=uuid
             )
         except TabletNotReady as error:  # mostly: it is copying, and this is how long it takes
@@ -117,6 +120,6 @@ class CopyStarter:
             pauses = min(PAUSES_MAX, max(least, 1 << min(refusals, 8)))
             self._note(order, pauses, error)
             return pauses
-        self._note(order, 1, None)
+        self._note(order, 1, None, reply.body.last_problem)
         runtime.metrics.count("copies_ordered")
         return 1

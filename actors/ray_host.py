@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
+from stelae.actors.farewell import at_exit
 from stelae.actors.ray_runtime import RayMetrics, RayObjects
 from stelae.actors.spark_host import RaySparkEngine, SparkPlan, log_to_worker_file
 from stelae.core.errors import AlreadyRunning, StelaeError
@@ -100,7 +101,9 @@ class ServerHost:
         self._problem = "not started yet"
         context = ray.get_runtime_context() if ray.is_initialized() else None
         self._is_restart = context is not None and context.was_current_actor_reconstructed
-        self._life = asyncio.get_running_loop().create_task(self._live())
+        loop = asyncio.get_running_loop()
+        self._life = loop.create_task(self._live())
+        self._no_farewell = at_exit(loop, self._farewell)
 
     def __repr__(self) -> str:
         return f"Stelae({self._plan.name})"
@@ -145,8 +148,14 @@ class ServerHost:
         left: int = await self._server.hand_over(timeout_s)  # type: ignore[union-attr]
         return left
 
+    async def _farewell(self, timeout_s: float) -> None:
+        """The process was told to end (SIGTERM), by whoever takes its node away."""
+        if self._started.is_set() and self._plan.kind is not ServerKind.BACKUP:
+            await self._server.hand_over(timeout_s)  # type: ignore[union-attr]
+
     async def stop(self) -> None:
         """Stop the server in order; the process is then killed by the caller."""
+        self._no_farewell()
         self._life.cancel()
         if self._server is not None:
             await self._server.stop()

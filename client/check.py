@@ -19,6 +19,7 @@ from stelae.client.check_facts import (
     Facts,
     Finding,
     MasterAnswer,
+    ReplicaFacts,
     Severity,
     StatusFacts,
     TabletDigests,
@@ -161,7 +162,10 @@ def _digests(each: TabletDigests) -> dict[str, Any]:
         "tablet": each.tablet.id,
         "table": each.tablet.table,
         "error": each.error,
-        "replicas": [{"server": answer.server, **_digest(answer)} for answer in each.answers],
+        "replicas": [
+            {"server": answer.server, "voter": answer.voter, **_digest(answer)}
+            for answer in each.answers
+        ],
     }
 
 
@@ -286,7 +290,7 @@ async def _all_digests(runtime: Runtime, status: StatusFacts) -> tuple[TabletDig
 async def _digests_of(
     runtime: Runtime, tablet: TabletFacts, addresses: dict[ServerUuid, Address]
 ) -> TabletDigests:
-    """Mark the tablet's log at its leader, then ask each voter for its digest there.
+    """Mark the tablet's log at its leader, then ask each member for its digest there.
 
     Once more, with another mark, if a leader has just changed or a replica was past the mark.
     """
@@ -308,7 +312,7 @@ async def _digests_of(
                 address = Address(error.leader)
             continue
         found = await _digests_at(runtime, tablet, mark.body.index, addresses)
-        live = [answer for answer in found.answers if answer.error != SERVER_DEAD]
+        live = [each for each in found.answers if each.voter and each.error != SERVER_DEAD]
         if all(answer.digest is not None for answer in live):
             break
     return found
@@ -319,20 +323,21 @@ async def _digests_at(
 ) -> TabletDigests:
     order = ChecksumReplica(tablet.id, index)
 
-    async def ask(name: str, uuid: ServerUuid) -> DigestAnswer:
+    async def ask(member: ReplicaFacts) -> DigestAnswer:
+        name, uuid, voter = member.server, member.uuid, member.member == "voter"
         if uuid not in addresses:
-            return DigestAnswer(name, None, SERVER_DEAD)
+            return DigestAnswer(name, None, SERVER_DEAD, voter)
         try:
             reply = await runtime.peers.call(
                 addresses[uuid],
                 CHECKSUM_REPLICA,
                 order,
-                timeout_s=CHECKSUM_TIMEOUT_S,
+                timeout_s=CHECKSUM_TIMEOUT_S if voter else ASK_TIMEOUT_S,
                 destination=uuid,
             )
         except StelaeError as error:
-            return DigestAnswer(name, None, str(error))
-        return DigestAnswer(name, reply.body)
+            return DigestAnswer(name, None, str(error), voter)
+        return DigestAnswer(name, reply.body, "", voter)
 
-    asked = [ask(name, uuid) for name, uuid in members_to_ask(tablet)]
+    asked = [ask(member) for member in members_to_ask(tablet)]
     return TabletDigests(tablet, tuple(await asyncio.gather(*asked)))

@@ -130,6 +130,8 @@ class DigestAnswer:
     server: str
     digest: ReplicaDigest | None
     error: str = ""
+    voter: bool = True
+    """A non-voter may be copied, or catch up: it is compared if it can be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from stelae.client.check_facts import (
     TabletDigests,
     TabletFacts,
 )
-from stelae.core.ids import ServerUuid
 from stelae.core.messages import ReplicaRole, TabletProgress
 from stelae.core.records import ServerKind, TabletState
 
@@ -309,8 +308,9 @@ def judge_digests(digests: Sequence[TabletDigests]) -> list[Finding]:
             found.append(Finding("checksums", subject, text, Severity.WARNING))
         for answer in each.answers:
             if answer.digest is None:
-                text = f"the replica on {answer.server} was not compared: {answer.error}"
-                found.append(Finding("checksums", subject, text, Severity.WARNING))
+                severity = Severity.WARNING if answer.voter else Severity.NOTE
+                text = f"the {_kind(answer)} on {answer.server} was not compared: {answer.error}"
+                found.append(Finding("checksums", subject, text, severity))
         said = _said(each.answers)
         if len(said) > 1:
             text = "replicas differ: " + "; ".join(
@@ -319,6 +319,10 @@ def judge_digests(digests: Sequence[TabletDigests]) -> list[Finding]:
             )
             found.append(Finding("checksums", subject, text, Severity.ERROR))
     return found
+
+
+def _kind(answer: DigestAnswer) -> str:
+    return "replica" if answer.voter else "non-voter"
 
 
 def _said(answers: Sequence[DigestAnswer]) -> Mapping[tuple[int, str, int], list[str]]:
@@ -332,16 +336,16 @@ def _said(answers: Sequence[DigestAnswer]) -> Mapping[tuple[int, str, int], list
 
 
 def compared(digests: Sequence[TabletDigests]) -> int:
-    """Tablets of which every replica told the same."""
+    """Tablets of which every replica told the same, and every voter told."""
     return sum(
         not each.error
         and bool(each.answers)
-        and all(answer.digest is not None for answer in each.answers)
+        and all(answer.digest is not None for answer in each.answers if answer.voter)
         and len(_said(each.answers)) == 1
         for each in digests
     )
 
 
-def members_to_ask(tablet: TabletFacts) -> list[tuple[str, ServerUuid]]:
-    """(name, UUID) of the servers whose replicas should all be the same."""
-    return [(replica.server, replica.uuid) for replica in _voters(tablet)]
+def members_to_ask(tablet: TabletFacts) -> list[ReplicaFacts]:
+    """Whose replicas should all be the same: voters, and non-voters that have their rows."""
+    return [member for member in _members(tablet) if member.member == "voter" or member.takes_part]

@@ -6,7 +6,7 @@ every call here may be given up and made again: it then goes on to watch what wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -55,6 +55,8 @@ COPY_HOLD_S = 300.0
 WATCH_S = 0.5
 """Between two looks at how far it is."""
 
+TAKES_PART = ("leader", "follower", "candidate")
+
 Retiring: TypeAlias = Callable[[ServerProgress], None]
 Moving: TypeAlias = "Callable[[MoveStage], None]"
 
@@ -68,16 +70,21 @@ class MoveStage:
     copied_bytes: int = 0
     copy_bytes: int = 0
     """0: not known, or nothing to copy."""
+    why: str = ""
+    """What it waits for, if that is known; empty: it goes on."""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return f"{self.stage}: {self.why}" if self.why else self.stage
 
     @property
     def is_done(self) -> bool:
         return self.stage == "done"
 
 
-def stage_of(
-    tablet: TabletRecord, move: ReplicaMove, copies: Sequence[Mapping[str, Any]]
-) -> MoveStage:
-    """Where a move is, by the catalog's record and the status document's ``copies``. Pure.
+def stage_of(tablet: TabletRecord, move: ReplicaMove, status: Mapping[str, Any]) -> MoveStage:
+    """Where a move is, by the catalog's record and a status document. Pure.
 
     Raises:
         RetryLater: the move was given up, or the tablet is no more.
@@ -91,23 +98,65 @@ def stage_of(
         return MoveStage("done")
     if tablet.move != move:
         raise RetryLater(f"the move of tablet {tablet.tablet_id} was given up meanwhile")
-    for copy in copies:
-        meant = (copy["tablet"], copy["uuid"]) == (tablet.tablet_id, move.target)
-        if meant and copy["state"] == "copying":
+    for copy in _copies_of(tablet, move, status):
+        if copy["state"] == "copying":
             return MoveStage("copies", int(copy["copied_bytes"]), int(copy["bytes"]))
-    there = configuration.peer(move.target)
+    there, why = configuration.peer(move.target), what_hinders(tablet, move, status)
     if there is None:
-        return MoveStage("waits")
-    return MoveStage("lets go" if there.voter else "catches up")
+        return MoveStage("waits", why=why)
+    return MoveStage("lets go" if there.voter else "catches up", why=why)
+
+
+def _copies_of(
+    tablet: TabletRecord, move: ReplicaMove, status: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """Of the tablet, to where it moves."""
+    wanted = (tablet.tablet_id, move.target)
+    return [copy for copy in status["copies"] if (copy["tablet"], copy["uuid"]) == wanted]
+
+
+def what_hinders(tablet: TabletRecord, move: ReplicaMove, status: Mapping[str, Any]) -> str:
+    """Why a move does not go on just now, as far as the masters know; empty: nothing is known to
+    be in its way. Pure."""
+    shown = next((t for t in status["tablets"] if t["id"] == tablet.tablet_id), None)
+    if shown is None or not shown["leader"]:
+        return (shown["problem"] if shown else "") or "the tablet has no leader"
+    target = next((s for s in status["servers"] if s["uuid"] == move.target), None)
+    if target is None or target["state"] != "live":
+        return f"{move.target if target is None else target['id']} is dead"
+    if target["maintenance"]:
+        return f"{target['id']} is in maintenance"
+    for copy in _copies_of(tablet, move, status):
+        if copy["problem"]:
+            return f"the copy to {target['id']}: {copy['problem']}"
+        if copy["state"] == "throttled":
+            return f"{target['id']} receives as many copies as it may at a time"
+    for replica in shown["replicas"]:
+        if replica["uuid"] == move.target and replica.get("problem"):
+            return f"the replica on {target['id']}: {replica['problem']}"
+    away = [
+        replica["server"]
+        for replica in shown["replicas"]
+        if replica["member"] == "voter" and replica["uuid"] != move.target
+        if replica["role"] not in TAKES_PART or not replica["server_live"]
+    ]
+    return f"replicas on {', '.join(away)} do not take part" if away else ""
 
 
 def describe_tservers(status: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The tablet servers of a status document, by name, with how many tablets each leads. Pure."""
     leads: dict[str, int] = {}
+    loads: dict[str, float] = {}
+    """By UUID of those who lead, and by name of those who own."""
     for tablet in status["tablets"]:
-        for replica in tablet.get("replicas", ()):
-            if replica["role"] == "leader":
+        load = tablet.get("load_per_s") or 0.0
+        if "replicas" not in tablet:
+            loads[tablet["leader"]] = loads.get(tablet["leader"], 0.0) + load
+            continue
+        for replica in tablet["replicas"]:
+            if replica["role"] == "leader" and replica["server"] == tablet["leader"]:
                 leads[replica["uuid"]] = leads.get(replica["uuid"], 0) + 1
+                loads[replica["uuid"]] = loads.get(replica["uuid"], 0.0) + load
     wanted = (
         "uuid", "state", "retiring", "maintenance", "replicas", "tablets", "address", "node",
         "memory_bytes", "memory_limit_bytes",
@@ -118,6 +167,8 @@ def describe_tservers(status: Mapping[str, Any]) -> list[dict[str, Any]]:
             **{key: server[key] for key in wanted},
             "leads": leads.get(server["uuid"], 0),
             "owned": server["tablets"] - server["replicas"],
+            "load_per_s": loads.get(server["uuid"], 0.0)
+            + (loads.get(server["id"], 0.0) if server["state"] == "live" else 0.0),
         }
         for server in status["servers"]
         if server["kind"] == ServerKind.TSERVER.value
@@ -228,7 +279,8 @@ class OperatorCalls:
         """Move one replica of a tablet from one server to another (names or UUIDs).
 
         The target gets a copy and a vote before the source is let go; reads and writes go on. An
-        empty ``target`` gives a move up that is under way.
+        empty ``target`` gives a move up that is under way, from ``source`` or, if that is empty,
+        from wherever; what has been copied is let go of. Nothing happens if there is none.
 
         Raises:
             TabletNotFound, InvalidArgument: the text says which of the servers does not fit.
@@ -240,15 +292,15 @@ class OperatorCalls:
         record = (await self._masters.call(MOVE_REPLICA, order, timeout_s=first)).tablet
         move = record.move
         while wait and move is not None:
-            copies = (await self._status(CALL_TIMEOUT_S))["copies"]
-            seen = stage_of(record, move, copies)
+            seen = stage_of(record, move, await self._status(CALL_TIMEOUT_S))
             if progress is not None:
                 progress(seen)
             if seen.is_done:
                 break
             left_s = deadline - self.runtime.clock.monotonic()
             if left_s <= 0:
-                raise RetryLater(f"the move of {tablet} {seen.stage} still; it goes on by itself")
+                text = f"the move of {tablet} {seen.text}, still"
+                raise RetryLater(f"{text}; it goes on by itself until it is cancelled")
             await self.runtime.clock.sleep(min(WATCH_S, left_s))
             body = GetTabletLocations((record.tablet_id,))
             reply = await self._masters.call(GET_TABLET_LOCATIONS, body, timeout_s=CALL_TIMEOUT_S)

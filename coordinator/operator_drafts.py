@@ -99,29 +99,43 @@ def draft_move(
     tablet = find_group(catalog, order)
     configuration = tablet.configuration
     assert configuration is not None, "a group has members"
+    if not order.target:
+        return _draft_given_up(catalog, liveness, tablet, order.source, now)
     source = find_tserver(catalog, liveness, order.source, now)
-    move: ReplicaMove | None = None
-    if order.target:
-        target = find_tserver(catalog, liveness, order.target, now)
-        move = ReplicaMove(source.uuid, target.uuid)
-        has_source = configuration.peer(source.uuid) is not None
-        has_target = configuration.peer(target.uuid) is not None
-        if move == tablet.move or (has_target and not has_source):
-            return None
-        if not has_source:
-            raise InvalidArgument(f"{source.name} has no replica of tablet {order.tablet_id}")
-        if has_target:
-            raise InvalidArgument(f"{target.name} has a replica of {order.tablet_id} already")
-        if liveness.live_server(target.uuid, now) is None:
-            raise InvalidArgument(f"{target.name} is dead")
-        if is_marked(target):
-            what = "being retired" if target.retiring else "in maintenance"
-            raise InvalidArgument(f"{target.name} is {what}: nothing new goes there")
-        if tablet.move is not None:
-            raise InvalidArgument(f"another replica of {order.tablet_id} is being moved")
-    if move == tablet.move:
+    target = find_tserver(catalog, liveness, order.target, now)
+    move = ReplicaMove(source.uuid, target.uuid)
+    has_source = configuration.peer(source.uuid) is not None
+    has_target = configuration.peer(target.uuid) is not None
+    if move == tablet.move or (has_target and not has_source):
         return None
+    if not has_source:
+        raise InvalidArgument(f"{source.name} has no replica of tablet {order.tablet_id}")
+    if has_target:
+        raise InvalidArgument(f"{target.name} has a replica of {order.tablet_id} already")
+    if liveness.live_server(target.uuid, now) is None:
+        raise InvalidArgument(f"{target.name} is dead")
+    if is_marked(target):
+        what = "being retired" if target.retiring else "in maintenance"
+        raise InvalidArgument(f"{target.name} is {what}: nothing new goes there")
+    if tablet.move is not None:
+        raise InvalidArgument(f"another replica of {order.tablet_id} is being moved")
     moved = msgspec.structs.replace(tablet, move=move, generation=tablet.generation + 1)
+    return CatalogBatch(tablets=(moved,))
+
+
+def _draft_given_up(
+    catalog: Catalog, liveness: Liveness, tablet: TabletRecord, source: str, now: float
+) -> CatalogBatch | None:
+    """The tablet without its move; None if it has none. ``source`` may be long gone: it is known
+    by its UUID then, or not named. Raises InvalidArgument: the move is of another server's."""
+    move = tablet.move
+    if move is None:
+        return None
+    seen = liveness.newest(move.source)
+    names = (move.source, catalog.mark(move.source).name, seen.server.name if seen else "")
+    if source and source not in names:
+        raise InvalidArgument(f"no replica of tablet {tablet.tablet_id} moves from {source}")
+    moved = msgspec.structs.replace(tablet, move=None, generation=tablet.generation + 1)
     return CatalogBatch(tablets=(moved,))
 
 

@@ -222,6 +222,13 @@ class StartTabletCopy(Body, frozen=True):
     last: OpId | None = None
 
 
+class CopyStarted(Body, frozen=True):
+    """The copy has begun. ``last_problem``: why the one before it, of the same tablet in this run
+    of the server, was given up; empty: there was none, or it came. For people."""
+
+    last_problem: str = ""
+
+
 class CopyFile(Body, frozen=True):
     """One file of a copy. ``path`` is that of the source's store."""
 
@@ -293,7 +300,7 @@ class EndCopy(Body, frozen=True):
     session: str
 
 
-START_TABLET_COPY = Method("tserver.start_tablet_copy", StartTabletCopy, Empty)
+START_TABLET_COPY = Method("tserver.start_tablet_copy", StartTabletCopy, CopyStarted)
 BEGIN_COPY = Method("tserver.begin_copy", BeginCopy, CopyPlan)
 FETCH_FILE = Method("tserver.fetch_file", FetchFile, Empty)
 SHARE_FILE = Method("tserver.share_file", ShareFile, SharedFile)

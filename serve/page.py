@@ -28,7 +28,10 @@ _MAX_ROWS = 500
 
 SERVERS = ("kind", "id", "state", "role", "address", "node", "pid", "tablets", "memory_bytes")
 TABLES = ("name", "durability", "key", "tablets", "tablets_running", "rows", "memory_bytes")
-TABLETS = ("table", "number", "state", "progress", "leader", "term", "rows", "segments", "problem")
+TABLETS = (
+    "table", "number", "state", "progress", "leader", "term", "rows", "segments", "load_per_s",
+    "problem",
+)  # fmt: skip
 
 
 def status_page(status: Mapping[str, Any]) -> str:

@@ -60,6 +60,8 @@ def problems_of(status: dict[str, Any]) -> list[str]:
         if tablet["state"] != "running":
             why = f": {tablet['problem']}" if tablet["problem"] else ""
             found.append(f"{name} is {tablet['state']}{why}")
+        elif tablet["under_replicated"] and "replicas" in tablet:
+            found.append(f"{name} lacks {tablet['under_replicated']} of its replicas")
         elif tablet["under_replicated"]:
             found.append(f"{name} has {tablet['under_replicated']} segments with lost replicas")
     return found

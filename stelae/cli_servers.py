@@ -83,13 +83,15 @@ def _show_servers(servers: list[dict[str, Any]]) -> None:
             server["replicas"],
             server["leads"],
             server["owned"],
+            f"{server['load_per_s']:,.0f}",
             megabytes(server["memory_bytes"]),
             server["uuid"],
         ]
         for server in servers
     ]
     columns = [
-        "server", "state", "address", "node", "replicas", "leads", "owned", "memory", "uuid",
+        "server", "state", "address", "node", "replicas", "leads", "owned", "calls/s", "memory",
+        "uuid",
     ]  # fmt: skip
     print_table("tablet servers", columns, rows)
 
@@ -229,7 +231,10 @@ def server_maintenance(
 @tablet_app.command("move")
 def tablet_move(
     tablet: Annotated[str, typer.Argument(help="Its id.")],
-    source: Annotated[str, typer.Argument(help="The server that has a replica: name or UUID.")],
+    source: Annotated[
+        str,
+        typer.Argument(help="The server that has a replica: name or UUID.", show_default=False),
+    ] = "",
     target: Annotated[
         str, typer.Argument(help="The server that gets it: name or UUID.", show_default=False)
     ] = "",
@@ -241,16 +246,19 @@ def tablet_move(
 ) -> None:
     """Move one replica of a tablet from one server to another; reads and writes go on.
 
+    The masters do it, whoever leads them. While it lasts this shows how far it is, and what it
+    waits for; --cancel gives it up, and lets go of what has been copied.
+
     \b
     stelae tablet move 0b0a6c8f4d5e4f6a8b7c9d0e1f2a3b4c tserver-1 tserver-4
-    stelae tablet move 0b0a6c8f4d5e4f6a8b7c9d0e1f2a3b4c tserver-1 --cancel
+    stelae tablet move 0b0a6c8f4d5e4f6a8b7c9d0e1f2a3b4c --cancel
     """
-    if cancel == bool(target):
+    if cancel == bool(target) or not (cancel or source):
         raise typer.BadParameter("name the server to move it to, or --cancel")
     with open_cluster(where) as database, _bar(f"moving {tablet[:8]}") as tell:
 
         def progress(seen: MoveStage) -> None:
-            tell(seen.copied_bytes, seen.copy_bytes, seen.stage)
+            tell(seen.copied_bytes, seen.copy_bytes, seen.text)
 
         record = database.move_replica(tablet, source, target, wait=wait, progress=progress)
     members = record.configuration.peers if record.configuration is not None else ()

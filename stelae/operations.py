@@ -129,8 +129,9 @@ class Operations:
     ) -> TabletRecord:
         """Move one replica of a tablet from one server to another (names or UUIDs).
 
-        The target gets a copy and a vote before the source is let go; reads and writes go on. An
-        empty ``target`` gives up a move that is under way. It may be interrupted, and called again.
+        The target gets a copy and a vote before the source is let go; reads and writes go on. It
+        may be interrupted, and called again. An empty ``target`` gives up a move that is under way
+        (``source`` may be empty then, too): nothing happens if there is none.
 
         Raises:
             TabletNotFound, InvalidArgument: the text says which of the servers does not fit.

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SUITES = ["launch", "writes", "bulk", "memory", "recovery", "large-catalog", "masters"]
+SUITES = [
+    "launch", "writes", "bulk", "memory", "recovery", "large-catalog", "masters",
+    "failover", "replica-writes", "tablet-copy", "idle-tablets",
+]  # fmt: skip
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 
 

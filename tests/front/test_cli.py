@@ -199,6 +199,10 @@ WELL: dict[str, Any] = {
             "tablet 0 of 't' is recovering: no live backup holds 7",
         ),
         (lambda s: s["tablets"][0].update(under_replicated=2), "2 segments with lost replicas"),
+        (
+            lambda s: s["tablets"][0].update(under_replicated=1, replicas=[]),
+            "tablet 0 of 't' lacks 1 of its replicas",
+        ),
     ],
 )
 def test_status_says_what_is_not_well(change: Callable[[Any], Any], problem: str) -> None:

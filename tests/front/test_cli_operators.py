@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cluster_fixture import CLUSTER, SECRET, LocalCluster, local_cluster
 
-from stelae import cli, cli_check, cli_quarantine, cli_servers
+from stelae import cli, cli_check, cli_quarantine, cli_servers, cli_tables
 from stelae.aio import Loop
 from stelae.api import Database
 from stelae.client.database import AsyncDatabase
@@ -83,6 +83,9 @@ def story(capsys: pytest.CaptureFixture[str]) -> None:
     assert document("server", "retire", owner, "--cancel")["retiring"] is False
     assert run(capsys, "server", "retire", "nobody")[0] == 2
     assert run(capsys, "tablet", "move", "t", "a")[0] == 2
+    assert run(capsys, "tablet", "move", "t")[0] == 2
+    assert run(capsys, "tablet", "move", "t", "a", "b", "--cancel")[0] == 2
+    assert run(capsys, "tablet", "move", "0" * 32, "--cancel")[0] == 1
     assert run(capsys, "tablet", "move", "0" * 32, "a", "b")[0] == 1
 
     assert document("rebalance", "on")["after_s"] == 60.0
@@ -155,6 +158,47 @@ async def test_a_replica_with_other_rows_is_exit_code_1(
         assert code == 1
         assert "replicas differ" in out
         assert "tserver-0: 11 rows" in out
+
+
+async def test_the_number_of_replicas_is_changed_both_ways_while_rows_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of one table, by the command line; the command ends once every tablet has as many voters."""
+    async with local_cluster(tmp_path, tservers=3) as cluster:
+        monkeypatch.setattr(cli_tables, "open_cluster", lambda _: database_of(cluster))
+        table = await cluster.database.create_table("r", SCHEMA, key="id", durability=replicas(1))
+        await cluster.database.create_table("other", SCHEMA, key="id", durability=replicas(1))
+        written, goes_on = 0, True
+
+        async def write() -> None:
+            nonlocal written
+            while goes_on:
+                await table.upsert({"id": written})
+                written += 1
+                await asyncio.sleep(0.01)
+
+        async def voters(name: str) -> list[int]:
+            return [
+                sum(replica.voter for replica in located.replicas)
+                for located in await cluster.database.locate_table(name)
+            ]
+
+        writer = asyncio.create_task(write())
+        for count in ("3", "1"):
+            before = written
+            command = ("table", "alter", "r", "--replicas", count, "--json")
+            code, out = await asyncio.to_thread(run, capsys, *command)
+            assert code == 0, out
+            assert json.loads(out)["durability"] == f"replicas({count})"
+            assert await voters("r") == [int(count)]
+            assert await voters("other") == [1]
+            assert written > before, "writes went on"
+        for wrong in ("2", "9"):
+            command = ("table", "alter", "r", "--replicas", wrong)
+            assert (await asyncio.to_thread(run, capsys, *command))[0] == 2
+        goes_on = False
+        await writer
+        assert (await table.scan()).num_rows == written
 
 
 async def test_a_dead_server_is_exit_code_1(

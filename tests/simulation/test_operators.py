@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from stelae.client.check import CheckReport
@@ -11,14 +12,16 @@ from stelae.client.check_facts import Severity
 from stelae.client.database import AsyncDatabase
 from stelae.client.operators import MoveStage
 from stelae.core.durability import replicas, segments
-from stelae.core.errors import InvalidArgument, RetryLater, TableNotFound
+from stelae.core.errors import InvalidArgument, RetryLater, TableNotFound, TabletNotReady
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import ReplicaRole
 from stelae.core.replica_messages import (
     CHECKSUM_REPLICA,
     MARK_REPLICA,
+    ChangeReplicas,
     ChecksumReplica,
     MarkReplica,
+    Members,
     ReplicaDigest,
     ReplicaMark,
 )
@@ -255,3 +258,66 @@ def test_servers_that_cannot_be_asked_for_digests_are_told_of(
         assert "is not here" in finding.text or "not served" in finding.text
 
     _play(monkeypatch, PuppetServer, story)
+
+
+class CatchingUp(Digesting):
+    """A puppet of a group in which whoever is added stays a non-voter; a ``mute`` one has no digest
+    of that index."""
+
+    mute: str = ""
+
+    async def _on_change(self, call: Call[ChangeReplicas]) -> Reply[Members]:
+        reply = await super()._on_change(call)
+        group, order = self.puppets[call.body.tablet_id], call.body
+        peers = tuple(
+            msgspec.structs.replace(peer, voter=peer.voter and peer.uuid != order.uuid)
+            for peer in reply.body.configuration.peers
+        )
+        group.configuration = msgspec.structs.replace(group.configuration, peers=peers)
+        return Reply(Members(group.configuration))
+
+    async def _on_checksum(self, call: Call[ChecksumReplica]) -> Reply[ReplicaDigest]:
+        if self.info.name == type(self).mute:
+            raise TabletNotReady(call.body.tablet_id, "copied since")
+        return await super()._on_checksum(call)
+
+
+def test_non_voters_that_have_their_rows_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may vote soon. One that cannot be compared yet is told of, and nothing is wrong with
+    that; one that has no rows is not asked."""
+
+    async def story(stage: Stage) -> None:
+        database, group = stage.database, stage.group
+        (spare,) = [name for name in stage.cluster.tservers if name not in stage.members]
+        source = next(n for u, n in stage.names.items() if n in stage.members and u != group.leader)
+        (tablet,) = await database.locate_table("t")
+        await database.move_replica(tablet.tablet.tablet_id, source, spare, wait=False)
+        await stage.world.wait_until(lambda: spare in stage.members, 20, "it is a non-voter")
+        await asyncio.sleep(1.0)
+
+        async def answers() -> tuple[CheckReport, list[tuple[str, bool]]]:
+            report = await database.check(checksums=True, wait=10)
+            (found,) = report.document()["checksums"]["answers"]
+            return report, sorted((each["server"], each["voter"]) for each in found["replicas"])
+
+        report, asked = await answers()
+        assert report.is_well, texts(report)
+        assert asked == sorted((name, name != spare) for name in stage.members)
+        assert len(asked) == 4
+        monkeypatch.setattr(Digesting, "liar", spare)
+        monkeypatch.setattr(CatchingUp, "liar", spare)
+        report, _ = await answers()
+        (finding,) = report.problems
+        assert finding.severity is Severity.ERROR
+        assert f"{spare}: 9 rows, bb" in finding.text
+        monkeypatch.setattr(CatchingUp, "mute", spare)
+        report, _ = await answers()
+        assert report.is_well, texts(report)
+        assert any(f"the non-voter on {spare} was not compared" in text for text in texts(report))
+        assert report.document()["checksums"]["equal"] == 1
+        group.roles[next(u for u, n in stage.names.items() if n == spare)] = ReplicaRole.COPYING
+        await asyncio.sleep(1.0)
+        _, asked = await answers()
+        assert len(asked) == 3
+
+    _play(monkeypatch, CatchingUp, story)

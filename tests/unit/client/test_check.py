@@ -467,6 +467,7 @@ def digest(server_name: str, rows: str = "aa", count: int = 9, rest: int = 7) ->
     return DigestAnswer(server_name, ReplicaDigest(40, count, rows, rest))
 
 
+LEARNER = DigestAnswer("d", None, "copied since", voter=False)
 NO_METHOD = DigestAnswer("c", None, "server c has no method 'tserver.checksum_replica'")
 
 
@@ -484,6 +485,13 @@ NO_METHOD = DigestAnswer("c", None, "server c has no method 'tserver.checksum_re
         ),
         ([digest("a"), digest("b", count=8)], "", [(ERROR, "b: 8 rows")], 0),
         ([digest("a"), digest("b", rest=8)], "", [(ERROR, "b: 9 rows, aa, 00000008")], 0),
+        ([digest("a"), digest("b"), LEARNER], "", [(Severity.NOTE, "non-voter on d was not")], 1),
+        (
+            [digest("a"), digest("b"), replace(digest("d", "bb"), voter=False)],
+            "",
+            [(ERROR, "d: 9 rows, bb")],
+            0,
+        ),
         (
             [digest("a"), digest("b", "bb"), NO_METHOD],
             "",

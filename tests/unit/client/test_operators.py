@@ -16,7 +16,9 @@ from stelae.core.replication import Configuration, Peer
 from stelae.core.server_messages import ServerProgress
 
 MOVE = ReplicaMove(ServerUuid("c"), ServerUuid("d"))
-COPY = {"tablet": "t0", "uuid": "d", "state": "copying", "copied_bytes": 3, "bytes": 9}
+COPY = {
+    "tablet": "t0", "uuid": "d", "state": "copying", "copied_bytes": 3, "bytes": 9, "problem": "",
+}  # fmt: skip
 
 
 def tablet(peers: str, move: ReplicaMove | None = MOVE, **changes: Any) -> TabletRecord:
@@ -32,6 +34,74 @@ def tablet(peers: str, move: ReplicaMove | None = MOVE, **changes: Any) -> Table
     return msgspec.structs.replace(record, **changes)
 
 
+def seen(copies: list[dict[str, Any]], **changes: Any) -> Any:
+    """A status document of the tablet, its voters a, b, c and the server d."""
+    servers = [
+        {"id": f"tserver-{name}", "uuid": name, "state": "live", "maintenance": False}
+        for name in "abcd"
+    ]
+    voters = [
+        {
+            "server": f"tserver-{name}", "uuid": name, "member": "voter", "server_live": True,
+            "role": "leader" if name == "a" else "follower", "problem": "",
+        }
+        for name in "abc"
+    ]  # fmt: skip
+    shown = {"id": "t0", "leader": "tserver-a", "problem": "", "replicas": voters}
+    return {"copies": copies, "servers": servers, "tablets": [shown], **changes}
+
+
+WAITING = {**COPY, "state": "waiting", "problem": ""}
+THERE = {"server": "tserver-d", "uuid": "d", "member": "non-voter", "server_live": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "copies", "why"),
+    [
+        (lambda s: None, [], ""),
+        (lambda s: None, [WAITING], ""),
+        (lambda s: s["tablets"].clear(), [], "the tablet has no leader"),
+        (lambda s: s["tablets"][0].update(leader="", problem="1 of 3 is there"), [], "1 of 3 is"),
+        (lambda s: s["servers"][3].update(state="dead"), [], "tserver-d is dead"),
+        (lambda s: s["servers"][3].update(maintenance=True), [], "tserver-d is in maintenance"),
+        (lambda s: None, [{**WAITING, "problem": "no space"}], "the copy to tserver-d: no space"),
+        (lambda s: None, [{**WAITING, "state": "throttled"}], "as many copies as it may"),
+        (
+            lambda s: s["tablets"][0]["replicas"].append(
+                {**THERE, "role": "failed", "problem": "its disk is full"}
+            ),
+            [],
+            "the replica on tserver-d: its disk is full",
+        ),
+        (
+            lambda s: s["tablets"][0]["replicas"].append({**THERE, "role": "follower"}),
+            [],
+            "",
+        ),
+        (
+            lambda s: s["tablets"][0]["replicas"][2].update(role="tombstone"),
+            [],
+            "replicas on tserver-c do not take part",
+        ),
+        (
+            lambda s: s["tablets"][0]["replicas"][1].update(server_live=False),
+            [],
+            "replicas on tserver-b do not take part",
+        ),
+    ],
+)
+def test_an_operator_is_told_what_a_move_waits_for(
+    change: Any, copies: list[dict[str, Any]], why: str
+) -> None:
+    """Of what the masters know, the first that keeps it from going on."""
+    status = seen([{"problem": "", **copy} for copy in copies])
+    change(status)
+    found = stage_of(tablet("ABCd"), MOVE, status)
+    assert (found.stage, bool(found.why)) == ("catches up", bool(why))
+    assert why in found.why
+    assert found.text == (f"catches up: {found.why}" if why else "catches up")
+
+
 @pytest.mark.parametrize(
     ("record", "copies", "stage"),
     [
@@ -39,7 +109,11 @@ def tablet(peers: str, move: ReplicaMove | None = MOVE, **changes: Any) -> Table
         (tablet("ABC"), [{**COPY, "uuid": "e"}, {**COPY, "tablet": "t1"}], MoveStage("waits")),
         (tablet("ABCd"), [COPY], MoveStage("copies", 3, 9)),
         (tablet("ABCd"), [], MoveStage("catches up")),
-        (tablet("ABCd"), [{**COPY, "state": "throttled"}], MoveStage("catches up")),
+        (
+            tablet("ABCd"),
+            [{**COPY, "state": "throttled"}],
+            MoveStage("catches up", why="tserver-d receives as many copies as it may at a time"),
+        ),
         (tablet("ABCD"), [], MoveStage("lets go")),
         (tablet("ABD"), [], MoveStage("done")),
         (tablet("ABD", None), [], MoveStage("done")),
@@ -49,7 +123,7 @@ def test_a_move_is_followed_from_the_records_alone(
     record: TabletRecord, copies: list[dict[str, Any]], stage: MoveStage
 ) -> None:
     """Whoever looks sees the same, also after an interruption; done is when the source is gone."""
-    assert stage_of(record, MOVE, copies) == stage
+    assert stage_of(record, MOVE, seen(copies)) == stage
     assert stage.is_done == (stage.stage == "done")
 
 
@@ -67,7 +141,7 @@ def test_a_move_that_nobody_works_on_any_more_is_not_waited_for(
 ) -> None:
     """Given up by another operator, overtaken by another move, or of a deleted table."""
     with pytest.raises(RetryLater, match=text):
-        stage_of(record, MOVE, [])
+        stage_of(record, MOVE, seen([]))
 
 
 def status(*, marked: str = "", dead: str = "", leader: str = "a", wanted: int = 3) -> Any:
@@ -82,12 +156,24 @@ def status(*, marked: str = "", dead: str = "", leader: str = "a", wanted: int =
         for name in "abcd"
     ]  # fmt: skip
     replicas = [
-        {"uuid": name, "member": "voter", "role": "leader" if name == leader else "follower"}
+        {
+            "uuid": name,
+            "server": f"tserver-{name}",
+            "member": "voter",
+            "role": "leader" if name == leader else "follower",
+        }
         for name in "abc"
     ]
-    group = {"leader": leader, "replicas_wanted": wanted, "replicas": replicas}
+    group = {
+        "leader": f"tserver-{leader}" if leader else "",
+        "replicas_wanted": wanted,
+        "replicas": replicas,
+        "load_per_s": 40.0,
+    }
+    owned = {"leader": "tserver-a", "load_per_s": 2.5}
+    other = {"leader": "tserver-d", "load_per_s": None}
     backup = {"kind": "backup", "id": "backup-1", "uuid": "x", "state": "live"}
-    return {"servers": [backup, *reversed(servers)], "tablets": [{"leader": "tserver-a"}, group]}
+    return {"servers": [backup, *reversed(servers)], "tablets": [owned, other, group]}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +194,8 @@ def test_what_keeps_a_retirement_is_told(document: Any, uuid: str, text: str) ->
 
 
 def test_tablet_servers_are_listed_with_what_they_have() -> None:
-    """Sorted by name, without backups; leaders are counted, and tablets that are not replicas."""
+    """Sorted by name, without backups; leaders are counted, and tablets that are not replicas;
+    load is that of what is led or owned, as far as it is known."""
     found = describe_tservers(status(marked="b", dead="c"))
     shown = [(s["name"], s["state"], s["retiring"], s["replicas"], s["leads"]) for s in found]
     assert shown == [
@@ -118,6 +205,7 @@ def test_tablet_servers_are_listed_with_what_they_have() -> None:
         ("tserver-d", "live", False, 0, 0),
     ]
     assert [server["owned"] for server in found] == [1, 0, 0, 1]
+    assert [server["load_per_s"] for server in found] == [42.5, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from stelae.core.durability import Durability, replicas, segments
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
 from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TabletId
 from stelae.core.messages import (
+    LOAD_UNKNOWN,
     GroupReport,
     Heartbeat,
     PeerHealth,
@@ -120,7 +121,8 @@ class World:
     ) -> None:
         """What a server says of its replica from its next heartbeat on."""
         progress = TabletProgress.SERVING
-        top = {k: more.pop(k) for k in ("schema_version", "renames", "row_count") if k in more}
+        known = ("schema_version", "renames", "row_count", "load_per_s")
+        top = {k: more.pop(k) for k in known if k in more}
         configuration = more.pop("configuration", tablet.configuration)
         word = GroupReport(
             role, more.pop("last", OpId(term, 1)), configuration=configuration, **more
@@ -357,7 +359,7 @@ def test_a_group_that_is_well_gets_no_attention_and_is_taken_for_no_lost_tablet(
     assert word is not None
     peers = tuple(msgspec.structs.replace(p, match_index=9) for p in word.peers)
     more = msgspec.structs.replace(word, last=OpId(1, 9), commit_index=9, peers=peers)
-    after = msgspec.structs.replace(before, group=more)
+    after = msgspec.structs.replace(before, group=more, load_per_s=40.0)
     assert not is_news(before, after)
     assert is_news(before, msgspec.structs.replace(before, group=None))
     world.held["a"][tablet.tablet_id] = after
@@ -804,13 +806,27 @@ def test_a_replica_is_moved_to_the_server_named_and_the_move_ends() -> None:
     with pytest.raises(InvalidArgument, match="another replica"):
         draft(MoveReplica(tablet.tablet_id, "b", "d"))
     assert changes(world.decide()) == [("a", "add", "e")]
+    with pytest.raises(InvalidArgument, match="moves from b"):
+        draft(MoveReplica(tablet.tablet_id, "b", ""))
     world.put(draft(MoveReplica(tablet.tablet_id, "c", "")))
     assert world.decide() == []
+    assert draft(MoveReplica(tablet.tablet_id, "c", "")) is None, "it is given up already"
+    assert draft(MoveReplica(tablet.tablet_id, "", "")) is None
     world.put(draft(order))
-    world.reconfigure(tablet, "ABCE", 5)
+    world.put(draft(MoveReplica(tablet.tablet_id, "", "")))
+    assert world.catalog.tablets[tablet.tablet_id].move is None
+    world.put(draft(order))
+    world.reconfigure(tablet, "ABCe", 5)
+    world.decide()
+    world.put(draft(MoveReplica(tablet.tablet_id, "", "")))
+    assert changes(world.decide()) == [("a", "remove", "e")], "what was copied is let go of"
+    world.reconfigure(tablet, "ABC", 6)
+    world.decide()
+    world.put(draft(order))
+    world.reconfigure(tablet, "ABCE", 7)
     world.decide()
     assert changes(world.decide()) == [("a", "remove", "c")]
-    world.reconfigure(tablet, "ABE", 6)
+    world.reconfigure(tablet, "ABE", 8)
     world.decide()
     assert world.catalog.tablets[tablet.tablet_id].move is None
     assert draft(order) is None, "it was done"
@@ -871,6 +887,55 @@ def test_a_calm_cluster_is_made_even_one_step_at_a_time() -> None:
     assert world.catalog.tablets[moved.tablet_id].move is None
     assert [a for a in world.decide() if not isinstance(a, Delete)] == []
     assert not any(t.move for t in world.catalog.groups())
+
+
+def test_a_leader_with_too_much_load_hands_one_over_and_never_to_a_marked_server() -> None:
+    """As far as loads are known, and only while nothing is to be healed or left; a tablet whose
+    new leader cannot say yet how busy it is stops all of it."""
+    world = World("a", "b", "c")
+    tablets = [world.form(world.create(replicas(3), name)[0]) for name in "tuvw"]
+    busy = [tablet for tablet in tablets if tablet.configuration is not None][:2]
+    peers = tuple(PeerHealth(ServerUuid(name), True, 1) for name in "bc")
+
+    def lead(load_per_s: float) -> None:
+        for tablet in tablets:
+            more = load_per_s if tablet in busy else 0.0
+            for name in "abc":
+                leads = name == "a"
+                world.says(
+                    name,
+                    tablet,
+                    R.LEADER if leads else R.FOLLOWER,
+                    leader=ServerUuid("a"),
+                    peers=peers if leads else (),
+                    load_per_s=more if leads else 0.0,
+                )
+        world.beat()
+        world.decide()
+
+    def transfers() -> list[tuple[TabletId, ServerUuid]]:
+        world.wait(20)
+        found = [a for a in world.decide() if isinstance(a, Transfer)]
+        return [(a.order.tablet_id, a.order.target) for a in found if a.order.target]
+
+    lead(LOAD_UNKNOWN)
+    world.rebalance_after_s = 20.0
+    world.decide()
+    assert transfers() == []
+    lead(500.0)
+    world.decide()
+    ((first, target),) = transfers()
+    assert first in [tablet.tablet_id for tablet in busy]
+    assert target in ("b", "c")
+    order = MarkServer("b", maintenance=True)
+    world.put(draft_mark(world.catalog, world.liveness, order, world.now))
+    world.decide()
+    assert transfers() == []
+    order = MarkServer("b", maintenance=False)
+    world.put(draft_mark(world.catalog, world.liveness, order, world.now))
+    world.decide()
+    ((second, _),) = transfers()
+    assert second != first, "the one that was told to go stays alone for a while"
 
 
 def test_a_tserver_is_named_by_its_uuid_where_its_name_is_not_enough() -> None:
