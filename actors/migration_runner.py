@@ -268,7 +268,7 @@ class MigrationRunner:
                     record, revision, writer=writer, nonce=nonce, timeout_s=timeout_s
                 )
             case Ping(safekeeper):
-                return await ports.ping(safekeeper, timeout_s=timeout_s)
+                await ports.ping(safekeeper, timeout_s=timeout_s)
             case PutConfiguration(safekeeper, timeline, configuration, term):
                 return await ports.put_configuration(
                     safekeeper, timeline, configuration, min_term=term, timeout_s=timeout_s
@@ -283,11 +283,12 @@ class MigrationRunner:
                     timeout_s=timeout_s,
                 )
             case Exclude(safekeeper, timeline, configuration, forever):
-                return await ports.exclude(
+                await ports.exclude(
                     safekeeper, timeline, configuration, forever=forever, timeout_s=timeout_s
                 )
             case Notify(record):
-                return await ports.notify(record, timeout_s=timeout_s)
+                await ports.notify(record, timeout_s=timeout_s)
+        return None
 
     def now(self) -> float:
         return self._runtime.clock.monotonic()
