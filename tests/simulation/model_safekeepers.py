@@ -250,6 +250,7 @@ class ModelCatalog:
         self.tasks = Tasks()
         self.generation_by_key: dict[str, int] = {}
         self._runtime = runtime
+        self._lock = asyncio.Lock()
 
     async def start(self) -> None:
         try:
@@ -265,8 +266,9 @@ class ModelCatalog:
 
     async def _tell(self, call: Call[Told]) -> Reply[Empty]:
         record = call.body.record
-        known = dict(self.generation_by_key)
-        known[record.timeline.key] = max(known.get(record.timeline.key, 0), record.generation)
-        await self._runtime.disk.replace("told", msgspec.msgpack.encode(known))
-        self.generation_by_key = known
+        async with self._lock:
+            known = dict(self.generation_by_key)
+            known[record.timeline.key] = max(known.get(record.timeline.key, 0), record.generation)
+            await self._runtime.disk.replace("told", msgspec.msgpack.encode(known))
+            self.generation_by_key = known
         return EMPTY

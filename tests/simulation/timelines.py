@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from unittest.mock import patch
@@ -65,26 +66,31 @@ from tests.simulation.model_safekeepers import (
     node_name,
 )
 
-SETTINGS = RunnerSettings(
-    migration=MigrationSettings(
+CALL_S = 0.3
+TIMELINE = TimelineId(TableId("table"), TabletId("tablet"))
+
+
+def draw_settings(rng: random.Random) -> RunnerSettings:
+    """Safety rests on no wait: also those who settle for the barest majority lose nothing."""
+    migration = MigrationSettings(
         call_timeout_s=0.4,
         pull_timeout_s=1.0,
         first_pause_s=0.02,
-        longest_pause_s=0.3,
-        settle_s=0.1,
+        longest_pause_s=rng.choice([0.1, 0.5]),
+        settle_s=rng.choice([0.0, 0.0, 0.1]),
         pings_max=2,
         stall_s=1.0,
         patience_s=4.0,
         members_min=1,
-    ),
-    runs_max=4,
-    calls_max=16,
-    pulls_max=2,
-    scan_period_s=1.0,
-    store_timeout_s=0.5,
-)
-CALL_S = 0.3
-TIMELINE = TimelineId(TableId("table"), TabletId("tablet"))
+    )
+    return RunnerSettings(
+        migration=migration,
+        runs_max=4,
+        calls_max=16,
+        pulls_max=2,
+        scan_period_s=rng.choice([0.3, 2.0]),
+        store_timeout_s=0.5,
+    )
 
 
 class Ports:
@@ -160,7 +166,7 @@ class Driver:
             self.tasks,
             Ports(runtime, life.world),
             lambda: life.statuses,
-            SETTINGS,
+            life.settings,
             self._failpoint,
         )
 
@@ -188,7 +194,9 @@ class Life:
         self.rng = world.rng("timelines")
         self.ids = [SafekeeperId(n) for n in range(1, self.rng.choice([3, 4, 5, 6]) + 1)]
         self.statuses = dict.fromkeys(self.ids, SafekeeperStatus.ACTIVE)
+        self.settings = draw_settings(self.rng)
         self.dies = self.rng.choice([0.0, 0.1, 0.4])
+        self.cuts = self.rng.choice([0.0, 0.5])
         self.faulty = True
         self.committed: list[tuple[Entry, int]] = []
         """With the term of the leader that committed it."""
@@ -327,6 +335,8 @@ async def operate(life: Life, drivers: list[str], duration_s: float) -> None:
     rng, world = life.rng, life.world
     end_s = world.loop.time() + duration_s
     pace = rng.choice([0.5, 1.5, 5.0])
+    favourites = [rng.sample(life.ids, rng.choice([1, 2, 3])) for _ in range(2)]
+    fickle = rng.random() < 0.5
     while world.loop.time() < end_s:
         await asyncio.sleep(rng.expovariate(pace))
         life.check_history()
@@ -335,16 +345,33 @@ async def operate(life: Life, drivers: list[str], duration_s: float) -> None:
         if server is None or not world.nodes[name].ready:
             continue
         count = rng.choice([1, 2, 3, 3, min(4, len(life.ids))])
-        desired = tuple(rng.sample(life.ids, count))
+        desired = tuple(rng.choice(favourites) if fickle else rng.sample(life.ids, count))
         draw = rng.random()
         request: Request = MoveTo(desired)
         if draw < 0.25:
             request = Abort() if draw < 0.18 else FinishPending()
         world.spawn(name, ask(life, server.runner, request))
+        if rng.random() < life.cuts:
+            cut_off(life, name, rng.sample(life.ids, rng.choice([1, 2])))
         if rng.random() < 0.1:
             one = rng.choice(life.ids)
             is_active = life.statuses[one] is SafekeeperStatus.ACTIVE
             life.statuses[one] = SafekeeperStatus.OFFLINE if is_active else SafekeeperStatus.ACTIVE
+
+
+def cut_off(life: Life, driver: str, safekeepers: list[SafekeeperId]) -> None:
+    """A driver does not reach some safekeepers for a while; writers do."""
+    world, names = life.world, [node_name(one) for one in safekeepers]
+
+    def mend() -> None:
+        world.unpartition([driver], names)
+        world.unpartition(names, [driver])
+
+    world.note("nemesis", f"{driver} does not reach {names}")
+    world.partition([driver], names)
+    world.partition(names, [driver])
+    lasting_s = life.rng.expovariate(1.0)
+    world.loop.call_later(lasting_s, mend, context=world.loop.context)
 
 
 async def ask(life: Life, runner: MigrationRunner, request: Request) -> None:
@@ -444,8 +471,13 @@ async def end(tasks: list[asyncio.Future[None]]) -> None:
 
 
 def options(seed: int) -> Options:
-    """Drawn; disks are not lost: quorums of durable servers promise nothing then."""
-    return Options.draw(seed).but(lost_disk_every_s=0.0)
+    """Drawn, with partitions in most; disks are not lost: no quorum promises anything then."""
+    rng = random.Random(f"{seed}/timelines")
+    return Options.draw(seed).but(
+        lost_disk_every_s=0.0,
+        partition_every_s=rng.choice([0.0, 0.5, 2.0]),
+        fault_duration_mean_s=rng.choice([0.3, 1.0, 3.0]),
+    )
 
 
 # ---- planted bugs -----------------------------------------------------------------------------
