@@ -12,7 +12,7 @@ import msgspec
 
 from stelae.core.configurations import TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument, RetryLater, StaleTerm
-from stelae.core.ids import ServerUuid
+from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import EMPTY, Body, Call, Empty, Method, Reply
 from stelae.core.tasks import Tasks
 from stelae.core.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
@@ -106,13 +106,111 @@ def node_name(safekeeper: SafekeeperId) -> str:
     return f"sk{safekeeper}"
 
 
+class Rules:
+    """What one safekeeper does with its slot; pure, and each rule can be broken by name."""
+
+    def __init__(self, me: SafekeeperId, bug: str = "") -> None:
+        self._me = me
+        self._bug = bug
+
+    def _switched(self, copy: Copy, conf: TimelineConfiguration, min_term: int = 0) -> Copy:
+        if conf.generation > copy.conf.generation:
+            if self._me not in conf.members:
+                raise InvalidArgument(f"{self._me} is no member of {conf}")
+            copy = msgspec.structs.replace(copy, conf=conf)
+        if conf.generation == copy.conf.generation:
+            copy = msgspec.structs.replace(copy, term=max(copy.term, min_term))
+        return copy
+
+    def put(self, slot: Slot, request: Put) -> tuple[Slot, SwitchReply | None]:
+        copy = slot.copy
+        if copy is None:
+            if not request.create or slot.is_gone or slot.tombstone:
+                return slot, None
+            copy = Copy(request.conf)
+        copy = self._switched(copy, request.conf, request.min_term)
+        return msgspec.structs.replace(slot, copy=copy), copy.reply()
+
+    def pull(self, slot: Slot, request: Pull, taken: Copy | None) -> tuple[Slot, SwitchReply]:
+        if taken is None:
+            raise RetryLater("the source has nothing")
+        generation = request.conf.generation
+        if slot.is_gone or slot.tombstone >= generation or taken.conf.generation > generation:
+            raise StaleTerm("pull", generation, max(slot.tombstone, taken.conf.generation))
+        own = slot.copy
+        if own is not None and own.conf.generation > generation:
+            return slot, own.reply()
+        if own is None:
+            nowhere = TimelineConfiguration(0, (self._me,))
+            own = msgspec.structs.replace(taken, conf=nowhere)
+        elif self._bug == "pull overwrites a newer copy" or (
+            own.position < request.at_least and own.position < taken.position
+        ):
+            own = Copy(own.conf, max(own.term, taken.term), taken.log)
+        own = self._switched(own, request.conf)
+        return msgspec.structs.replace(slot, copy=own), own.reply()
+
+    def exclude(self, slot: Slot, request: Drop) -> Slot:
+        if request.forever:
+            return Slot(None, slot.tombstone, is_gone=True)
+        generation = request.conf.generation
+        if self._me in request.conf.members:
+            raise InvalidArgument(f"{self._me} is a member of {request.conf}")
+        careless = self._bug == "exclude ignores the generation"
+        if slot.copy is not None and slot.copy.conf.generation > generation and not careless:
+            raise StaleTerm("exclude", generation, slot.copy.conf.generation)
+        return Slot(None, max(slot.tombstone, generation), slot.is_gone)
+
+    def propose(self, slot: Slot, request: Propose) -> tuple[Slot, ProposeReply]:
+        copy = slot.copy
+        if copy is None:
+            return slot, ProposeReply(False, None)
+        if request.conf.generation > copy.conf.generation and self._me not in request.conf.members:
+            return slot, ProposeReply(False, None)
+        copy = self._switched(copy, request.conf)
+        ok = copy.conf.generation == request.conf.generation
+        is_vote = request.log is None
+        ok = ok and (request.term > copy.term if is_vote else request.term >= copy.term)
+        if ok:
+            copy = msgspec.structs.replace(copy, term=request.term)
+        if ok and request.log is not None:
+            is_late = copy.position >= LogPosition(request.term, len(request.log))
+            if not is_late:  # or else it has this, and more, of the same leader
+                copy = msgspec.structs.replace(copy, log=request.log)
+        return msgspec.structs.replace(slot, copy=copy), ProposeReply(ok, copy)
+
+
+class Judge:
+    """What was promised, and to whom: terms are won once, and what is committed stays."""
+
+    def __init__(self) -> None:
+        self.committed: list[tuple[Entry, int]] = []
+        """With the term of the leader that committed it."""
+        self.winners: dict[int, str] = {}
+
+    def elected(self, term: int, writer: str, log: tuple[Entry, ...]) -> None:
+        other = self.winners.setdefault(term, writer)
+        assert other == writer, f"term {term} is won by {writer}, and was by {other}"
+        promised = [entry for entry, by in self.committed if by < term]
+        mine = list(log[: len(promised)])
+        assert mine == promised, f"{writer} leads term {term} without {promised}: {log}"
+
+    def acknowledged(self, term: int, log: tuple[Entry, ...]) -> None:
+        """All of ``log`` is committed, by the leader of ``term``."""
+        known = [entry for entry, _ in self.committed]
+        length = min(len(log), len(known))
+        assert list(log[:length]) == known[:length], f"{log} against {known}"
+        self.committed.extend((entry, term) for entry in log[length:])
+
+
 class ModelSafekeeper:
+    """The rules on a disk and a network."""
+
     def __init__(self, runtime: SimRuntime, me: SafekeeperId, bug: str) -> None:
         self.tasks = Tasks()
         self.slots: dict[str, Slot] = {}
         self._runtime = runtime
-        self._me = me
-        self._bug = bug
+        self._rules = Rules(me, bug)
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
@@ -136,21 +234,12 @@ class ModelSafekeeper:
     def slot(self, timeline: TimelineId) -> Slot:
         return self.slots.get(timeline.key, Slot())
 
-    async def _store(self, timeline: TimelineId, **changes: object) -> Slot:
-        slot = msgspec.structs.replace(self.slot(timeline), **changes)
+    async def _store(self, timeline: TimelineId, slot: Slot) -> None:
+        if slot == self.slot(timeline):
+            return
         path = f"slots/{timeline.key.encode().hex()}"
         await self._runtime.disk.replace(path, msgspec.msgpack.encode(slot))
         self.slots[timeline.key] = slot
-        return slot
-
-    def _switched(self, copy: Copy, conf: TimelineConfiguration, min_term: int = 0) -> Copy:
-        if conf.generation > copy.conf.generation:
-            if self._me not in conf.members:
-                raise InvalidArgument(f"{self._me} is no member of {conf}")
-            copy = msgspec.structs.replace(copy, conf=conf)
-        if conf.generation == copy.conf.generation:
-            copy = msgspec.structs.replace(copy, term=max(copy.term, min_term))
-        return copy
 
     async def _ping(self, call: Call[Empty]) -> Reply[Empty]:
         return EMPTY
@@ -159,88 +248,34 @@ class ModelSafekeeper:
         return Reply(SlotReply(self.slot(call.body.timeline).copy))
 
     async def _put(self, call: Call[Put]) -> Reply[PutReply]:
-        request = call.body
         async with self._lock:
-            slot = self.slot(request.timeline)
-            copy = slot.copy
-            if copy is None:
-                if not request.create or slot.is_gone or slot.tombstone:
-                    return Reply(PutReply(None))
-                copy = Copy(request.conf)
-            switched = self._switched(copy, request.conf, request.min_term)
-            if switched != slot.copy:
-                await self._store(request.timeline, copy=switched)
-            return Reply(PutReply(switched.reply()))
+            slot, reply = self._rules.put(self.slot(call.body.timeline), call.body)
+            await self._store(call.body.timeline, slot)
+        return Reply(PutReply(reply))
 
     async def _pull(self, call: Call[Pull]) -> Reply[PutReply]:
         request = call.body
-        source = self._runtime.peers.address.__class__(f"{node_name(request.source)}:7000")
+        source = Address(f"{node_name(request.source)}:7000")
         found = await self._runtime.peers.call(
             source, LOOK, Named(request.timeline), timeout_s=call.timeout_s
         )
-        taken = found.body.copy
-        if taken is None:
-            raise RetryLater("the source has nothing")
         async with self._lock:
             slot = self.slot(request.timeline)
-            generation = request.conf.generation
-            if slot.is_gone or slot.tombstone >= generation or taken.conf.generation > generation:
-                raise StaleTerm("pull", generation, max(slot.tombstone, taken.conf.generation))
-            own = slot.copy
-            if own is not None and own.conf.generation > generation:
-                return Reply(PutReply(own.reply()))
-            if own is None:
-                own = taken
-            elif self._bug == "pull overwrites a newer copy" or (
-                own.position < request.at_least and own.position < taken.position
-            ):
-                own = Copy(own.conf, max(own.term, taken.term), taken.log)
-            conf = TimelineConfiguration(0, (self._me,)) if slot.copy is None else own.conf
-            own = self._switched(msgspec.structs.replace(own, conf=conf), request.conf)
-            if own != slot.copy:
-                await self._store(request.timeline, copy=own)
-            return Reply(PutReply(own.reply()))
+            slot, reply = self._rules.pull(slot, request, found.body.copy)
+            await self._store(request.timeline, slot)
+        return Reply(PutReply(reply))
 
     async def _exclude(self, call: Call[Drop]) -> Reply[Empty]:
-        request = call.body
-        generation = request.conf.generation
         async with self._lock:
-            slot = self.slot(request.timeline)
-            if request.forever:
-                await self._store(request.timeline, copy=None, is_gone=True)
-                return EMPTY
-            if self._me in request.conf.members:
-                raise InvalidArgument(f"{self._me} is a member of {request.conf}")
-            careless = self._bug == "exclude ignores the generation"
-            if slot.copy is not None and slot.copy.conf.generation > generation and not careless:
-                raise StaleTerm("exclude", generation, slot.copy.conf.generation)
-            tombstone = max(slot.tombstone, generation)
-            if slot.copy is not None or tombstone != slot.tombstone:
-                await self._store(request.timeline, copy=None, tombstone=tombstone)
+            slot = self._rules.exclude(self.slot(call.body.timeline), call.body)
+            await self._store(call.body.timeline, slot)
         return EMPTY
 
     async def _propose(self, call: Call[Propose]) -> Reply[ProposeReply]:
-        request = call.body
         async with self._lock:
-            copy = self.slot(request.timeline).copy
-            if copy is None:
-                return Reply(ProposeReply(False, None))
-            before = copy
-            copy = self._switched(copy, request.conf)
-            ok = copy.conf.generation == request.conf.generation
-            if ok and request.log is None:
-                ok = request.term > copy.term
-            elif ok:
-                ok = request.term >= copy.term
-            if ok:
-                copy = msgspec.structs.replace(copy, term=request.term)
-            if ok and request.log is not None:
-                is_late = copy.position >= LogPosition(request.term, len(request.log))
-                if not is_late:  # or else it has this, and more, of the same leader
-                    copy = msgspec.structs.replace(copy, log=request.log)
-            if copy != before:
-                await self._store(request.timeline, copy=copy)
-            return Reply(ProposeReply(ok, copy))
+            slot, reply = self._rules.propose(self.slot(call.body.timeline), call.body)
+            await self._store(call.body.timeline, slot)
+        return Reply(reply)
 
 
 class ModelCatalog:

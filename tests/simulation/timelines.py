@@ -55,6 +55,7 @@ from tests.simulation.model_safekeepers import (
     Copy,
     Drop,
     Entry,
+    Judge,
     ModelCatalog,
     ModelSafekeeper,
     Named,
@@ -198,28 +199,12 @@ class Life:
         self.dies = self.rng.choice([0.0, 0.1, 0.4])
         self.cuts = self.rng.choice([0.0, 0.5])
         self.faulty = True
-        self.committed: list[tuple[Entry, int]] = []
-        """With the term of the leader that committed it."""
-        self.winners: dict[int, str] = {}
+        self.judge = Judge()
         self.steps: dict[str, int] = {}
         self.verdicts: dict[str, int] = {}
         self.seen: list[StoredRecord] = []
 
     # ---- judging ------------------------------------------------------------------------------
-
-    def elected(self, term: int, writer: str, log: tuple[Entry, ...]) -> None:
-        other = self.winners.setdefault(term, writer)
-        assert other == writer, f"term {term} is won by {writer}, and was by {other}"
-        promised = [entry for entry, by in self.committed if by < term]
-        mine = list(log[: len(promised)])
-        assert mine == promised, f"{writer} leads term {term} without {promised}: {log}"
-
-    def acknowledged(self, term: int, log: tuple[Entry, ...]) -> None:
-        """All of ``log`` is committed, by the leader of ``term``."""
-        known = [entry for entry, _ in self.committed]
-        length = min(len(log), len(known))
-        assert list(log[:length]) == known[:length], f"{log} against {known}"
-        self.committed.extend((entry, term) for entry in log[length:])
 
     def check_history(self) -> None:
         """What the store's disk has: append-only, one configuration of each generation."""
@@ -303,14 +288,14 @@ class Writer:
         if not conf.agreed(granted):
             return
         log = max((copy for copy in granted.values()), key=lambda copy: copy.position).log
-        life.elected(term, run, log)
+        life.judge.elected(term, run, log)
         for number in range(entries + 1):
             log = (*log, (term, f"{run}.{number}"))
             chosen = [one for one in conf.members if self._rng.random() < 0.9]
             acks = await self._propose(conf, term, log, chosen)
             if not conf.agreed(acks):
                 return
-            life.acknowledged(term, log)
+            life.judge.acknowledged(term, log)
             self.wrote += 1
             await asyncio.sleep(self._rng.expovariate(20.0))
 
@@ -450,14 +435,14 @@ async def live(life: Life, duration_s: float = 12.0) -> Life:
         life.statuses[one] = SafekeeperStatus.ACTIVE
     await world.wait_until(life.is_over, 120, "every migration ends", poll_s=0.25)
     await end(writing)
-    before = len(life.committed)
+    before = len(life.judge.committed)
     last = Writer(life, "last")
     async with asyncio.timeout(120):
         while not last.wrote:
             await last._lead(f"last.{last._runs}", 1)
             last._runs += 1
             await asyncio.sleep(0.2)
-    assert len(life.committed) > before
+    assert len(life.judge.committed) > before
     life.check_history()
     return life
 
