@@ -41,6 +41,7 @@ from stelae.coordinator.migration_steps import (
     Step,
     Verdict,
     WriteRecord,
+    decommissioned,
 )
 from stelae.coordinator.migration_wish import Decided, Ended, GoOn, Join, Wish, Write
 from stelae.core.configurations import CasReply, StoredRecord, TimelineId, TimelineRecord
@@ -129,7 +130,8 @@ class Migration:
             times.append(self._majority_s + self._settings.settle_s)
         if self.step in (Step.PULL, Step.RAISE_TERM, Step.CATCH_UP):
             times.append(self._entered_s + self._settings.stall_s)
-        return min(time for time in times if time > self._now_s)
+        later = [time for time in times if time > self._now_s]
+        return min(later, default=self._now_s + self._settings.longest_pause_s)
 
     def progress(self) -> MigrationProgress:
         """For status pages."""
@@ -351,7 +353,7 @@ class Migration:
         new = known.record.configuration.new_sk_set
         assert new is not None
         self._tell_early()
-        ready = {member: None for member in new if self._is_ready(member)}
+        ready = {member: None for member in new if known.is_ready(member, self.step)}
         for member in new:
             if member not in ready:
                 self._bring(member)
@@ -366,12 +368,6 @@ class Migration:
             known.replies.clear()
             known.sync = None
             self._enter(Step.SYNC)
-
-    def _is_ready(self, member: SafekeeperId) -> bool:
-        known = self._record_known
-        if self.step is Step.PULL:
-            return member in known.replies
-        return known.has_term(member) if self.step is Step.RAISE_TERM else known.caught_up(member)
 
     def _bring(self, member: SafekeeperId) -> None:
         """Let a new member have timeline, term and position, whichever it lacks."""
@@ -421,12 +417,7 @@ class Migration:
                 self._order(Exclude(one, self.timeline, configuration, forever=record.deleted))
         if record.notified_generation < record.generation and not known.notified:
             self._order(Notify(record))
-        gone = {
-            safekeeper
-            for safekeeper, status in self._statuses.items()
-            if status is SafekeeperStatus.DECOMMISSIONED
-        }
-        done = known.what_is_done(gone)
+        done = known.what_is_done(decommissioned(self._statuses))
         if done != record and (done.is_finished or self._calls.is_idle or self._calls.problems):
             self._intend(done, Step.TIDY)
         elif self._calls.is_idle and not self._calls.problems:
@@ -492,13 +483,10 @@ class Migration:
         if self.outcome is not None:
             return
         known = self._known
-        count = 0
-        if known is not None:
-            told = len(known.pinged) + len(known.replies) + len(known.excluded) + known.notified
-            count = told + sum(known.caught_up(member) for member in known.replies)
         generation = known.record.generation if known is not None else 0
         revision = self.stored.revision if self.stored is not None else 0
-        now = (generation, self.step + (revision << 8 if self.step is Step.TIDY else 0), count)
+        step = self.step + (revision << 8 if self.step is Step.TIDY else 0)
+        now = (generation, step, known.measure if known is not None else 0)
         if now > self._best:
             self._best, self._moved_s = now, self._now_s
         elif self._has_waited(self._moved_s, self._settings.patience_s):

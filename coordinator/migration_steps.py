@@ -262,6 +262,12 @@ class SafekeeperStatus(enum.StrEnum):
 Statuses: TypeAlias = Mapping[SafekeeperId, SafekeeperStatus]
 
 
+def decommissioned(statuses: Statuses) -> set[SafekeeperId]:
+    """Nothing has to be told to them, nor removed from them."""
+    gone = SafekeeperStatus.DECOMMISSIONED
+    return {safekeeper for safekeeper, status in statuses.items() if status is gone}
+
+
 def check_target(
     desired: tuple[SafekeeperId, ...],
     current: TimelineConfiguration,

@@ -200,8 +200,10 @@ class BagLife:
         self.doubling = rng.choice([0.0, 0.1, 0.4])
         self.deadly = rng.choice([0.0, 0.01, 0.05])
         self.lazy = rng.choice([0.0, 0.0, 0.5])
-        self.away: SafekeeperId | None = None
-        """Nothing reaches it for a while."""
+        self.away: set[SafekeeperId] = set()
+        """Nothing reaches them for a while."""
+        self.arrives_late = 0.5
+        """What was sent to them, once they are reached again."""
         self.settings = MigrationSettings(
             first_pause_s=0.1,
             longest_pause_s=rng.choice([0.2, 1.0]),
@@ -278,9 +280,9 @@ class BagLife:
                 continue
             number, effect = output.number, output.effect
             target = getattr(effect, "safekeeper", None)
-            if target is not None and target == self.away:
+            if target in self.away:
                 driver.inbox.append((number, LOST))
-                if self.rng.random() < 0.5:  # it arrives, once the way is free
+                if self.rng.random() < self.arrives_late:
                     act = self._act(effect)
                     self.send(Message(act, lambda answer: None))
                 continue
@@ -358,7 +360,7 @@ class BagLife:
         elif draw < 0.97 and len(self.drivers) < 3:
             self.begin(self._draw_request())
         elif draw < 0.98:
-            self.away = rng.choice([None, None, *self.ids])
+            self.away = {*rng.sample(self.ids, rng.choice([0, 0, 1, 2]))}
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -368,7 +370,7 @@ class BagLife:
     def _settle(self, remove: bool = False) -> None:
         """The faults end: a scan finishes what is left, and all is as the record says."""
         self.lossy = self.doubling = self.deadly = 0.0
-        self.away = None
+        self.away = set()
         self.proposers = []
         for _ in range(20_000):
             record = self.store.current.record

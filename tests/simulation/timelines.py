@@ -386,7 +386,8 @@ async def insist(call: Callable[[], Awaitable[Any]]) -> None:
     raise AssertionError("the network lets nothing through")
 
 
-async def begin(life: Life) -> list[str]:
+async def begin(life: Life, drivers: int) -> list[str]:
+    """Start the servers, make the timeline, and then start the drivers."""
     world = life.world
     world.start(
         "cas",
@@ -400,7 +401,7 @@ async def begin(life: Life) -> list[str]:
             lambda runtime, one=one: ModelSafekeeper(runtime, one, life.bug),
             kind="safekeeper",
         )
-    drivers = [f"driver{n}" for n in range(life.rng.choice([1, 2, 3]))]
+    names = [f"driver{n}" for n in range(drivers)]
     await world.wait_ready()
     client = Ports(world.client("creator"), world)
     first = TimelineConfiguration(1, tuple(life.ids[: life.rng.choice([1, 2, 3])]))
@@ -409,9 +410,9 @@ async def begin(life: Life) -> list[str]:
     for one in first.sk_set:
         put = Put(TIMELINE, first, create=True)
         await insist(lambda one=one, put=put: client._call(node_name(one), PUT, put, 1))  # type: ignore[misc]
-    for name in drivers:
+    for name in names:
         world.start(name, lambda runtime, name=name: Driver(runtime, life, name), kind="driver")
-    return drivers
+    return names
 
 
 async def run(world: World, bug: str = "") -> None:
@@ -421,7 +422,7 @@ async def run(world: World, bug: str = "") -> None:
 
 async def live(life: Life, duration_s: float = 12.0) -> Life:
     world = life.world
-    drivers = await begin(life)
+    drivers = await begin(life, life.rng.choice([1, 2, 3]))
     writers = [Writer(life, f"writer{n}") for n in range(life.rng.choice([1, 2, 2]))]
     writing = [asyncio.ensure_future(writer.work()) for writer in writers]
     nemesis = Nemesis.begin(world, duration_s)
