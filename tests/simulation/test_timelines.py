@@ -188,7 +188,7 @@ def test_progress_is_seen_while_it_runs_and_too_many_are_refused() -> None:
     async def story(world: World) -> None:
         stage = Stage(world, waiting_max=1)
         runner = await stage.start()
-        world.partition(["controller"], ["sk1", "sk2", "sk3"])
+        world.partition(["controller"], ["sk1", "sk2"])
         task = asyncio.ensure_future(runner.run(TIMELINE, to(3, 4, 5)))
         await asyncio.sleep(1.5)
         (progress,) = runner.progress()
@@ -197,7 +197,7 @@ def test_progress_is_seen_while_it_runs_and_too_many_are_refused() -> None:
         other = TimelineId(TIMELINE.table_id, TabletId("other"))
         with pytest.raises(Overloaded):
             await runner.run(other, FinishPending())
-        world.unpartition(["controller"], ["sk1", "sk2", "sk3"])
+        world.unpartition(["controller"], ["sk1", "sk2"])
         assert (await task).verdict is Verdict.DONE
 
     _run(story)

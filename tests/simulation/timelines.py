@@ -229,6 +229,8 @@ class Life:
     def is_over(self) -> bool:
         """Everything that a finished record promises is so."""
         self.check_history()
+        if not self.seen or self.world.server("cas") is None:
+            return False
         record = self.seen[-1].record
         if not record.is_finished or len(self.world.server("cas")._backend._rows_by_key) != 1:
             return False
