@@ -73,10 +73,12 @@ class MigrationPorts(Protocol):
         configuration: TimelineConfiguration,
         *,
         min_term: int,
+        create: bool,
         timeout_s: float,
     ) -> SwitchReply | None:
         """Switch to the configuration if it is higher, and raise the term to ``min_term`` if that
-        is higher, in one durable step. None: the timeline is not there."""
+        is higher, in one durable step. If the timeline is not there: None, or with ``create``
+        (unless it was ever excluded or deleted here) begin it, empty, in this configuration."""
         ...
 
     async def pull_timeline(
@@ -269,9 +271,14 @@ class MigrationRunner:
                 )
             case Ping(safekeeper):
                 await ports.ping(safekeeper, timeout_s=timeout_s)
-            case PutConfiguration(safekeeper, timeline, configuration, term):
+            case PutConfiguration(safekeeper, timeline, configuration, term, create):
                 return await ports.put_configuration(
-                    safekeeper, timeline, configuration, min_term=term, timeout_s=timeout_s
+                    safekeeper,
+                    timeline,
+                    configuration,
+                    min_term=term,
+                    create=create,
+                    timeout_s=timeout_s,
                 )
             case PullTimeline(safekeeper, source, timeline, configuration, at_least):
                 return await ports.pull_timeline(

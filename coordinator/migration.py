@@ -43,8 +43,14 @@ from stelae.coordinator.migration_steps import (
     WriteRecord,
     decommissioned,
 )
-from stelae.coordinator.migration_wish import Decided, Ended, GoOn, Join, Wish, Write
-from stelae.core.configurations import CasReply, StoredRecord, TimelineId, TimelineRecord
+from stelae.coordinator.migration_wish import Decided, Ended, GoOn, Join, Judgement, Wish, Write
+from stelae.core.configurations import (
+    FIRST_GENERATION,
+    CasReply,
+    StoredRecord,
+    TimelineId,
+    TimelineRecord,
+)
 from stelae.core.errors import StaleTerm, StelaeError
 from stelae.core.timelines import (
     LogPosition,
@@ -210,8 +216,7 @@ class Migration:
         self._calls.refresh(WriteRecord)
         assert reply.current is not None or not reply.done
         if reply.done:
-            changed = effect.record.generation != self._record_known.record.generation
-            if changed:
+            if self._known is None or effect.record.generation > self._known.record.generation:
                 self._decided(effect.record)
         else:
             self._races += 1
@@ -232,7 +237,7 @@ class Migration:
     def _consider(self, stored: StoredRecord | None) -> None:
         """Step 2: compare what is in the store with what is wanted."""
         if stored is None:
-            self._end(Verdict.NOT_FOUND, "the store has no such timeline")
+            self._obey(self._wish.judge_nothing(self.timeline))
             return
         before = self._known
         self.stored = stored
@@ -260,7 +265,10 @@ class Migration:
     def _judge(self, record: TimelineRecord) -> None:
         """What becomes of the wish."""
         self.step = Step.FETCH
-        match self._wish.judge(record):
+        self._obey(self._wish.judge(record))
+
+    def _obey(self, judgement: Judgement) -> None:
+        match judgement:
             case Decided(verdict, reason):
                 self.verdict, self.reason = verdict, reason
             case Ended(verdict, reason):
@@ -275,11 +283,10 @@ class Migration:
 
     def _intend(self, record: TimelineRecord, step: Step) -> None:
         """Write this; under the same name until it is known whether it was done."""
-        assert self.stored is not None
         self._writes += 1
-        self._intent = WriteRecord(
-            record, self.stored.revision, self._writer, f"{self._writer}.{self._writes}"
-        )
+        revision = self.stored.revision if self.stored is not None else 0
+        nonce = f"{self._writer}.{self._writes}"
+        self._intent = WriteRecord(record, revision, self._writer, nonce)
         if step is not self.step:
             self._enter(step)
         self._order(self._intent)
@@ -319,7 +326,8 @@ class Migration:
                 self._tidy()
 
     def _check(self) -> None:
-        """Ping those who are to join: why migrate to a node that is down?"""
+        """Ping those who are to join: why migrate to a node that is down? A timeline that was just
+        begun is on a majority first: step 4 creates nothing."""
         known = self._record_known
         joining = [m for m in self._desired if m not in known.record.configuration.members]
         for member in joining:
@@ -330,7 +338,10 @@ class Migration:
                 self._end(Verdict.UNREACHABLE, f"safekeeper {member} does not answer")
                 return
             self._order(ping)
-        if all(member in known.pinged for member in joining):
+        is_there = known.record.generation > FIRST_GENERATION or known.has_old_majority()
+        if not is_there:
+            self._tell_members()
+        if is_there and all(member in known.pinged for member in joining):
             self._pass(Step.CHECK, known.record.generation)
             self._intend(known.record.joint_with(self._desired), Step.JOIN)
 
@@ -341,7 +352,7 @@ class Migration:
         self._tell_early()
         for member in old:
             if member not in known.replies:
-                self._order(self._put(member))
+                self._order(known.put(member))
         if known.has_old_majority() and self._is_settled(old, known.replies):
             known.take_sync_point()
             self._pass(Step.SYNC, known.record.generation)
@@ -377,7 +388,7 @@ class Migration:
         if member in known.absent or (member not in known.replies and not is_old):
             self._pull(member, known.sync.position)
             return
-        self._order(self._put(member, known.sync.term))
+        self._order(known.put(member, known.sync.term))
         if known.has_term(member) and not known.has_position(member):
             self._pull(member, known.sync.position)
 
@@ -398,7 +409,7 @@ class Migration:
             if member in known.absent and known.sources(member):
                 self._pull(member, _NOWHERE)
             else:
-                self._order(self._put(member))
+                self._order(known.put(member))
 
     def _tidy(self) -> None:
         """All the rest; what has been done is written down, so that it need not be done again."""
@@ -425,20 +436,12 @@ class Migration:
 
     # ---- helpers ----------------------------------------------------------------------------
 
-    def _put(self, member: SafekeeperId, min_term: int = 0) -> PutConfiguration:
-        configuration = self._record_known.record.configuration
-        return PutConfiguration(member, self.timeline, configuration, min_term)
-
     def _pull(self, member: SafekeeperId, at_least: LogPosition) -> None:
         """Copy from the most advanced; after a failure from the next."""
-        known = self._record_known
-        sources = known.sources(member)
-        if not sources:
-            return
-        configuration = known.record.configuration
-        pull = PullTimeline(member, sources[0], self.timeline, configuration, at_least)
-        turn = self._calls.failures(pull) % len(sources)
-        self._order(PullTimeline(member, sources[turn], self.timeline, configuration, at_least))
+        pull = self._record_known.pull(member, at_least, 0)
+        if pull is not None:
+            turn = self._calls.failures(pull)
+            self._order(self._record_known.pull(member, at_least, turn) or pull)
 
     def _tell_early(self) -> None:
         """The catalog names new members to the writer, who has to reach them from now on. A

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from stelae.coordinator.migration_steps import Step
-from stelae.core.configurations import TimelineRecord
+from stelae.coordinator.migration_steps import PullTimeline, PutConfiguration, Step
+from stelae.core.configurations import FIRST_GENERATION, TimelineRecord
 from stelae.core.timelines import LogPosition, SafekeeperId, SwitchReply, has_majority
 
 
@@ -96,6 +96,25 @@ class Knowledge:
         ]
         able.sort(key=lambda one: (one[0], -one[1]), reverse=True)
         return [member for _, member in able]
+
+    def put(self, safekeeper: SafekeeperId, min_term: int = 0) -> PutConfiguration:
+        """Tell it the configuration. Who was there from the beginning, and has nothing yet, begins:
+        it has acknowledged nothing that could be missed."""
+        record = self.record
+        is_first = record.generation == FIRST_GENERATION
+        return PutConfiguration(
+            safekeeper, record.timeline, record.configuration, min_term, is_first
+        )
+
+    def pull(
+        self, safekeeper: SafekeeperId, at_least: LogPosition, turn: int
+    ) -> PullTimeline | None:
+        """Let it copy from one of the sources, in turn; None if there is no source."""
+        sources = self.sources(safekeeper)
+        if not sources:
+            return None
+        source, record = sources[turn % len(sources)], self.record
+        return PullTimeline(safekeeper, source, record.timeline, record.configuration, at_least)
 
     @property
     def measure(self) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 from stelae.coordinator.migration import Migration
 from stelae.coordinator.migration_steps import (
     Abort,
+    Create,
     Effect,
     Exclude,
     FinishPending,
@@ -38,7 +39,6 @@ from stelae.core.configurations import (
     CasReply,
     StoredRecord,
     TimelineId,
-    TimelineRecord,
     check_succession,
 )
 from stelae.core.errors import OutcomeUnknown, StelaeError
@@ -66,8 +66,8 @@ LOST = OutcomeUnknown("model", "call", 1.0)
 class ModelStore:
     """One record, its history, and the compare-and-set."""
 
-    def __init__(self, record: TimelineRecord) -> None:
-        self.history = [StoredRecord(1, record, 0.0, "creator", "1")]
+    def __init__(self) -> None:
+        self.history: list[StoredRecord] = []
 
     @property
     def current(self) -> StoredRecord:
@@ -75,8 +75,9 @@ class ModelStore:
 
     def cas(self, effect: WriteRecord) -> CasReply:
         revision = effect.expected_revision + 1
-        if effect.expected_revision == self.current.revision:
-            check_succession(self.current.record, effect.record)
+        current = self.history[-1] if self.history else None
+        if effect.expected_revision == len(self.history):
+            check_succession(current.record if current else None, effect.record)
             written = (effect.record, 0.0, effect.writer, effect.nonce)
             self.history.append(StoredRecord(revision, *written))
             return CasReply(True, self.current)
@@ -193,9 +194,8 @@ class BagLife:
         self.runs = 0
         self.verdicts: dict[Verdict, int] = {}
         first = TimelineConfiguration(1, tuple(self.ids[: rng.choice([1, 2, 3, 3])]))
-        self.store = ModelStore(TimelineRecord(TIMELINE, first))
-        for one in first.sk_set:
-            self.slots[one] = Slot(Copy(first))
+        self.store = ModelStore()
+        self.first = first.sk_set
         self.lossy = rng.choice([0.0, 0.1, 0.3])
         self.doubling = rng.choice([0.0, 0.1, 0.4])
         self.deadly = rng.choice([0.0, 0.01, 0.05])
@@ -225,13 +225,13 @@ class BagLife:
     def carry_out(self, effect: Effect) -> Any:
         match effect:
             case ReadRecord():
-                return self.store.current
+                return self.store.history[-1] if self.store.history else None
             case WriteRecord():
                 return self.store.cas(effect)
             case Ping():
                 return None
-            case PutConfiguration(one, timeline, conf, term):
-                put = Put(timeline, conf, term)
+            case PutConfiguration(one, timeline, conf, term, create):
+                put = Put(timeline, conf, term, create)
                 self.slots[one], reply = self.rules[one].put(self.slots[one], put)
                 return reply
             case PullTimeline(one, source, timeline, conf, at_least):
@@ -363,6 +363,13 @@ class BagLife:
             self.away = {*rng.sample(self.ids, rng.choice([0, 0, 1, 2]))}
 
     def run(self, steps: int) -> None:
+        """Create it (several may want to, and die of it), live, and come to an end."""
+        for _ in range(50):
+            self.begin(Create(self.first))
+            for _ in range(20):
+                self.step()
+            if self.store.history:
+                break
         for _ in range(steps):
             self.step()
         self._settle()

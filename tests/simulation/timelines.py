@@ -117,9 +117,10 @@ class Ports:
         configuration: TimelineConfiguration,
         *,
         min_term: int,
+        create: bool,
         timeout_s: float,
     ) -> SwitchReply | None:
-        body = Put(timeline, configuration, min_term)
+        body = Put(timeline, configuration, min_term, create)
         reply: SwitchReply | None
         reply = (await self._call(node_name(safekeeper), PUT, body, timeout_s)).reply
         return reply

@@ -11,6 +11,7 @@ import pytest
 from stelae.coordinator.migration import Migration
 from stelae.coordinator.migration_steps import (
     Abort,
+    Create,
     Effect,
     Exclude,
     FinishPending,
@@ -29,6 +30,7 @@ from stelae.coordinator.migration_steps import (
     Verdict,
     WriteRecord,
 )
+from stelae.core.configurations import StoredRecord, TimelineRecord
 from stelae.core.errors import OutcomeUnknown, StelaeError
 from stelae.core.timelines import SafekeeperId, TimelineConfiguration
 from tests.simulation.bag_of_messages import TIMELINE, BagLife
@@ -60,9 +62,8 @@ class Story(BagLife):
         self.slots = dict.fromkeys(self.ids, Slot())
         self.rules = {one: Rules(one) for one in self.ids}
         self.statuses = dict.fromkeys(self.ids, SafekeeperStatus.ACTIVE)
-        record = replace(self.store.current.record, configuration=first)
-        record = replace(record, notified_generation=1, delivered_generation=1)
-        self.store.history = [replace(self.store.current, record=record)]
+        record = TimelineRecord(TIMELINE, first, notified_generation=1, delivered_generation=1)
+        self.store.history = [StoredRecord(1, record, 0.0, "creator", "1")]
         for one in first.sk_set:
             self.slots[one] = Slot(Copy(first, 3, ((1, "a"), (3, "b"))))
         self.settings = SETTINGS
@@ -161,6 +162,36 @@ def test_a_change_goes_through_all_steps_in_order(story: Story) -> None:
     story._write_once()
 
 
+def test_a_timeline_is_created_on_a_majority_and_then_on_the_rest(story: Story) -> None:
+    """The record first, then an empty timeline on each member; one that was down gets it later. A
+    second creation changes nothing, whatever members it names; a crash in between is finished."""
+    story.store.history = []
+    story.slots = dict.fromkeys(story.ids, Slot())
+    story.catalog = 0
+    assert story.drive(FinishPending()).verdict is Verdict.NOT_FOUND
+    assert story.drive(Create(ids(1, 2))).verdict is Verdict.REJECTED
+    story.on_passed = die_at(Step.SWITCH)
+    with pytest.raises(Died):
+        story.drive(Create(ids(1, 2, 3)))
+    assert story.holders() == []
+    story.on_passed = lambda passed: None
+    story.down = {SafekeeperId(3)}
+    assert story.drive(Create(ids(4, 5, 6))).verdict is Verdict.DONE
+    assert story.holders() == [1, 2]
+    story.down = set()
+    story.drive(FinishPending())
+    story.check_finished(1, 2, 3)
+    story._write_once()
+
+
+def die_at(step: Step) -> Callable[[Passed], None]:
+    def die(passed: Passed) -> None:
+        if passed.step is step:
+            raise Died
+
+    return die
+
+
 def test_what_is_so_already_changes_nothing(story: Story) -> None:
     """The same set, in whatever order, is no change: no generation, no write."""
     outcome = story.drive(MoveTo(ids(3, 1, 2)))
@@ -208,11 +239,7 @@ def test_who_is_to_join_is_pinged_before_anything_is_written(story: Story) -> No
 def begun(story: Story, *desired: int, step: Step = Step.JOIN) -> None:
     """A driver asks for this, and dies after a step."""
 
-    def die(passed: Passed) -> None:
-        if passed.step is step:
-            raise Died
-
-    story.on_passed = die
+    story.on_passed = die_at(step)
     with pytest.raises(Died):
         story.drive(MoveTo(ids(*desired)))
     story.on_passed = lambda passed: None
