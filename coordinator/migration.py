@@ -309,8 +309,6 @@ class Migration:
         """Go as far as the step goes without another answer."""
         if self._intent is not None:
             self._order(self._intent)
-        if self.step in (Step.JOIN, Step.SWITCH):
-            return
         match self.step:
             case Step.FETCH:
                 self._order(ReadRecord(self.timeline))
@@ -424,8 +422,7 @@ class Migration:
             self._tell_members()
         for one in record.departed:
             if one not in known.excluded and self._is_up(one):
-                configuration = record.configuration
-                self._order(Exclude(one, self.timeline, configuration, forever=record.deleted))
+                self._order(Exclude(one, self.timeline, record.configuration, record.deleted))
         if record.notified_generation < record.generation and not known.notified:
             self._order(Notify(record))
         done = known.what_is_done(decommissioned(self._statuses))
@@ -472,7 +469,8 @@ class Migration:
             self._outputs.append(order)
 
     def _pass(self, step: Step, generation: int) -> None:
-        self._outputs.append(Passed(step, generation))
+        replies = dict(self._known.replies) if self._known is not None else {}
+        self._outputs.append(Passed(step, generation, replies))
 
     def _enter(self, step: Step) -> None:
         if step is not self.step:

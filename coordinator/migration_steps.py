@@ -18,7 +18,7 @@ import msgspec
 
 from stelae.core.configurations import StoredRecord, TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument
-from stelae.core.timelines import LogPosition, SafekeeperId, TimelineConfiguration
+from stelae.core.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
 
 
 class Step(enum.IntEnum):
@@ -208,6 +208,8 @@ class Passed:
 
     step: Step
     generation: int
+    replies: Mapping[SafekeeperId, SwitchReply]
+    """What was known of safekeepers then, in the configuration of before the step."""
 
 
 Output: TypeAlias = Order | Passed

@@ -153,6 +153,9 @@ def test_a_change_goes_through_all_steps_in_order(story: Story) -> None:
     outcome = story.drive(MoveTo(ids(2, 3, 4)))
     assert (outcome.verdict, outcome.is_finished) == (Verdict.DONE, True)
     assert [passed.step for passed in story.passed] == STEPS
+    caught_up = story.passed[STEPS.index(Step.CATCH_UP)].replies
+    assert {4} <= set(caught_up)
+    assert all((r.term, r.flush_lsn, r.conf.generation) == (3, 2, 2) for r in caught_up.values())
     assert story.record.generation == 3
     story.check_finished(2, 3, 4)
     copy = story.slots[SafekeeperId(4)].copy
