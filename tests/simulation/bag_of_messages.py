@@ -379,7 +379,7 @@ class BagLife:
         self.lossy = self.doubling = self.deadly = 0.0
         self.away = set()
         self.proposers = []
-        for _ in range(20_000):
+        for _ in range(5_000):
             record = self.store.current.record
             if record.is_finished and not self.drivers and not self.bag:
                 break

@@ -43,7 +43,7 @@ from tests.simulation.timelines import (
 
 SEEDS = 15
 SLOW_SEEDS = 400
-BAG_SEEDS = 300
+BAG_SEEDS = 250
 SLOW_BAG_SEEDS = 10_000
 BUG_SEEDS = 3000
 
