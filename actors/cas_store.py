@@ -18,6 +18,7 @@ from stelae.actors.identity import listen_as, take_identity
 from stelae.core.configurations import (
     CAS_CONFIGURATION,
     CONFIGURATION_HISTORY,
+    GENERATION_MAX,
     GET_CONFIGURATION,
     LIST_CONFIGURATIONS,
     PAGE_MAX,
@@ -32,6 +33,7 @@ from stelae.core.configurations import (
     StoredRecord,
     TimelineId,
     TimelineRecord,
+    check_name,
     check_record,
     check_succession,
 )
@@ -87,15 +89,16 @@ class CasStore:
         }
 
     async def _get(self, call: Call[GetConfiguration]) -> Reply[ConfigurationReply]:
-        row = await self._backend.get(call.body.timeline.key)
+        row = await self._backend.get(_key(call.body.timeline))
         return Reply(ConfigurationReply(_stored(row) if row else None))
 
     async def _cas(self, call: Call[CasConfiguration]) -> Reply[CasReply]:
         request = call.body
         check_record(request.record)
         for name in (request.writer, request.nonce):
-            if not 0 < len(name.encode()) <= WRITER_BYTES_MAX:
-                raise InvalidArgument("writer and nonce have 1 to 200 bytes")
+            if not (0 < len(name.encode()) <= WRITER_BYTES_MAX and name.isprintable()):
+                raise InvalidArgument("writer and nonce have 1 to 200 printable bytes")
+        _check_revision(request.expected_revision)
         row = Row(
             request.record.timeline.key,
             request.expected_revision + 1,
@@ -115,17 +118,32 @@ class CasStore:
 
     async def _list(self, call: Call[ListConfigurations]) -> Reply[ConfigurationPage]:
         request = call.body
-        prefix = f"{request.table_id}/" if request.table_id else ""
-        after = request.after.key if request.after else ""
+        prefix = ""
+        if request.table_id is not None:
+            check_name(request.table_id)
+            prefix = f"{request.table_id}/"
+        after = _key(request.after) if request.after else ""
         rows = await self._backend.list(prefix, after, _limit(request.limit))
         return Reply(ConfigurationPage(tuple(map(_stored, rows))))
 
     async def _history(self, call: Call[GetConfigurationHistory]) -> Reply[ConfigurationPage]:
         request = call.body
+        _check_revision(request.after_revision)
         rows = await self._backend.history(
-            request.timeline.key, max(0, request.after_revision), _limit(request.limit)
+            _key(request.timeline), request.after_revision, _limit(request.limit)
         )
         return Reply(ConfigurationPage(tuple(map(_stored, rows))))
+
+
+def _key(timeline: TimelineId) -> str:
+    check_name(timeline.table_id)
+    check_name(timeline.tablet_id)
+    return timeline.key
+
+
+def _check_revision(revision: int) -> None:
+    if not 0 <= revision < GENERATION_MAX:
+        raise InvalidArgument(f"there is no revision {revision}")
 
 
 def _limit(asked: int) -> int:

@@ -73,10 +73,12 @@ class MigrationPorts(Protocol):
         configuration: TimelineConfiguration,
         *,
         min_term: int,
+        create: bool,
         timeout_s: float,
     ) -> SwitchReply | None:
         """Switch to the configuration if it is higher, and raise the term to ``min_term`` if that
-        is higher, in one durable step. None: the timeline is not there."""
+        is higher, in one durable step. If the timeline is not there: None, or with ``create``
+        (unless it was ever excluded or deleted here) begin it, empty, in this configuration."""
         ...
 
     async def pull_timeline(
@@ -268,10 +270,15 @@ class MigrationRunner:
                     record, revision, writer=writer, nonce=nonce, timeout_s=timeout_s
                 )
             case Ping(safekeeper):
-                return await ports.ping(safekeeper, timeout_s=timeout_s)
-            case PutConfiguration(safekeeper, timeline, configuration, term):
+                await ports.ping(safekeeper, timeout_s=timeout_s)
+            case PutConfiguration(safekeeper, timeline, configuration, term, create):
                 return await ports.put_configuration(
-                    safekeeper, timeline, configuration, min_term=term, timeout_s=timeout_s
+                    safekeeper,
+                    timeline,
+                    configuration,
+                    min_term=term,
+                    create=create,
+                    timeout_s=timeout_s,
                 )
             case PullTimeline(safekeeper, source, timeline, configuration, at_least):
                 return await ports.pull_timeline(
@@ -283,11 +290,12 @@ class MigrationRunner:
                     timeout_s=timeout_s,
                 )
             case Exclude(safekeeper, timeline, configuration, forever):
-                return await ports.exclude(
+                await ports.exclude(
                     safekeeper, timeline, configuration, forever=forever, timeout_s=timeout_s
                 )
             case Notify(record):
-                return await ports.notify(record, timeout_s=timeout_s)
+                await ports.notify(record, timeout_s=timeout_s)
+        return None
 
     def now(self) -> float:
         return self._runtime.clock.monotonic()

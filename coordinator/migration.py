@@ -41,9 +41,16 @@ from stelae.coordinator.migration_steps import (
     Step,
     Verdict,
     WriteRecord,
+    decommissioned,
 )
-from stelae.coordinator.migration_wish import Decided, Ended, GoOn, Join, Wish, Write
-from stelae.core.configurations import CasReply, StoredRecord, TimelineId, TimelineRecord
+from stelae.coordinator.migration_wish import Decided, Ended, GoOn, Join, Judgement, Wish, Write
+from stelae.core.configurations import (
+    FIRST_GENERATION,
+    CasReply,
+    StoredRecord,
+    TimelineId,
+    TimelineRecord,
+)
 from stelae.core.errors import StaleTerm, StelaeError
 from stelae.core.timelines import (
     LogPosition,
@@ -129,7 +136,8 @@ class Migration:
             times.append(self._majority_s + self._settings.settle_s)
         if self.step in (Step.PULL, Step.RAISE_TERM, Step.CATCH_UP):
             times.append(self._entered_s + self._settings.stall_s)
-        return min(time for time in times if time > self._now_s)
+        later = [time for time in times if time > self._now_s]
+        return min(later, default=self._now_s + self._settings.longest_pause_s)
 
     def progress(self) -> MigrationProgress:
         """For status pages."""
@@ -208,8 +216,7 @@ class Migration:
         self._calls.refresh(WriteRecord)
         assert reply.current is not None or not reply.done
         if reply.done:
-            changed = effect.record.generation != self._record_known.record.generation
-            if changed:
+            if self._known is None or effect.record.generation > self._known.record.generation:
                 self._decided(effect.record)
         else:
             self._races += 1
@@ -230,7 +237,7 @@ class Migration:
     def _consider(self, stored: StoredRecord | None) -> None:
         """Step 2: compare what is in the store with what is wanted."""
         if stored is None:
-            self._end(Verdict.NOT_FOUND, "the store has no such timeline")
+            self._obey(self._wish.judge_nothing(self.timeline))
             return
         before = self._known
         self.stored = stored
@@ -258,7 +265,10 @@ class Migration:
     def _judge(self, record: TimelineRecord) -> None:
         """What becomes of the wish."""
         self.step = Step.FETCH
-        match self._wish.judge(record):
+        self._obey(self._wish.judge(record))
+
+    def _obey(self, judgement: Judgement) -> None:
+        match judgement:
             case Decided(verdict, reason):
                 self.verdict, self.reason = verdict, reason
             case Ended(verdict, reason):
@@ -273,11 +283,10 @@ class Migration:
 
     def _intend(self, record: TimelineRecord, step: Step) -> None:
         """Write this; under the same name until it is known whether it was done."""
-        assert self.stored is not None
         self._writes += 1
-        self._intent = WriteRecord(
-            record, self.stored.revision, self._writer, f"{self._writer}.{self._writes}"
-        )
+        revision = self.stored.revision if self.stored is not None else 0
+        nonce = f"{self._writer}.{self._writes}"
+        self._intent = WriteRecord(record, revision, self._writer, nonce)
         if step is not self.step:
             self._enter(step)
         self._order(self._intent)
@@ -300,8 +309,6 @@ class Migration:
         """Go as far as the step goes without another answer."""
         if self._intent is not None:
             self._order(self._intent)
-        if self.step in (Step.JOIN, Step.SWITCH):
-            return
         match self.step:
             case Step.FETCH:
                 self._order(ReadRecord(self.timeline))
@@ -317,7 +324,8 @@ class Migration:
                 self._tidy()
 
     def _check(self) -> None:
-        """Ping those who are to join: why migrate to a node that is down?"""
+        """Ping those who are to join: why migrate to a node that is down? A timeline that was just
+        begun is on a majority first: step 4 creates nothing."""
         known = self._record_known
         joining = [m for m in self._desired if m not in known.record.configuration.members]
         for member in joining:
@@ -328,7 +336,10 @@ class Migration:
                 self._end(Verdict.UNREACHABLE, f"safekeeper {member} does not answer")
                 return
             self._order(ping)
-        if all(member in known.pinged for member in joining):
+        is_there = known.record.generation > FIRST_GENERATION or known.has_old_majority()
+        if not is_there:
+            self._tell_members()
+        if is_there and all(member in known.pinged for member in joining):
             self._pass(Step.CHECK, known.record.generation)
             self._intend(known.record.joint_with(self._desired), Step.JOIN)
 
@@ -339,7 +350,7 @@ class Migration:
         self._tell_early()
         for member in old:
             if member not in known.replies:
-                self._order(self._put(member))
+                self._order(known.put(member))
         if known.has_old_majority() and self._is_settled(old, known.replies):
             known.take_sync_point()
             self._pass(Step.SYNC, known.record.generation)
@@ -351,7 +362,7 @@ class Migration:
         new = known.record.configuration.new_sk_set
         assert new is not None
         self._tell_early()
-        ready = {member: None for member in new if self._is_ready(member)}
+        ready = {member: None for member in new if known.is_ready(member, self.step)}
         for member in new:
             if member not in ready:
                 self._bring(member)
@@ -367,12 +378,6 @@ class Migration:
             known.sync = None
             self._enter(Step.SYNC)
 
-    def _is_ready(self, member: SafekeeperId) -> bool:
-        known = self._record_known
-        if self.step is Step.PULL:
-            return member in known.replies
-        return known.has_term(member) if self.step is Step.RAISE_TERM else known.caught_up(member)
-
     def _bring(self, member: SafekeeperId) -> None:
         """Let a new member have timeline, term and position, whichever it lacks."""
         known = self._record_known
@@ -381,7 +386,7 @@ class Migration:
         if member in known.absent or (member not in known.replies and not is_old):
             self._pull(member, known.sync.position)
             return
-        self._order(self._put(member, known.sync.term))
+        self._order(known.put(member, known.sync.term))
         if known.has_term(member) and not known.has_position(member):
             self._pull(member, known.sync.position)
 
@@ -402,7 +407,7 @@ class Migration:
             if member in known.absent and known.sources(member):
                 self._pull(member, _NOWHERE)
             else:
-                self._order(self._put(member))
+                self._order(known.put(member))
 
     def _tidy(self) -> None:
         """All the rest; what has been done is written down, so that it need not be done again."""
@@ -417,16 +422,10 @@ class Migration:
             self._tell_members()
         for one in record.departed:
             if one not in known.excluded and self._is_up(one):
-                configuration = record.configuration
-                self._order(Exclude(one, self.timeline, configuration, forever=record.deleted))
+                self._order(Exclude(one, self.timeline, record.configuration, record.deleted))
         if record.notified_generation < record.generation and not known.notified:
             self._order(Notify(record))
-        gone = {
-            safekeeper
-            for safekeeper, status in self._statuses.items()
-            if status is SafekeeperStatus.DECOMMISSIONED
-        }
-        done = known.what_is_done(gone)
+        done = known.what_is_done(decommissioned(self._statuses))
         if done != record and (done.is_finished or self._calls.is_idle or self._calls.problems):
             self._intend(done, Step.TIDY)
         elif self._calls.is_idle and not self._calls.problems:
@@ -434,20 +433,12 @@ class Migration:
 
     # ---- helpers ----------------------------------------------------------------------------
 
-    def _put(self, member: SafekeeperId, min_term: int = 0) -> PutConfiguration:
-        configuration = self._record_known.record.configuration
-        return PutConfiguration(member, self.timeline, configuration, min_term)
-
     def _pull(self, member: SafekeeperId, at_least: LogPosition) -> None:
         """Copy from the most advanced; after a failure from the next."""
-        known = self._record_known
-        sources = known.sources(member)
-        if not sources:
-            return
-        configuration = known.record.configuration
-        pull = PullTimeline(member, sources[0], self.timeline, configuration, at_least)
-        turn = self._calls.failures(pull) % len(sources)
-        self._order(PullTimeline(member, sources[turn], self.timeline, configuration, at_least))
+        pull = self._record_known.pull(member, at_least, 0)
+        if pull is not None:
+            turn = self._calls.failures(pull)
+            self._order(self._record_known.pull(member, at_least, turn) or pull)
 
     def _tell_early(self) -> None:
         """The catalog names new members to the writer, who has to reach them from now on. A
@@ -478,7 +469,8 @@ class Migration:
             self._outputs.append(order)
 
     def _pass(self, step: Step, generation: int) -> None:
-        self._outputs.append(Passed(step, generation))
+        replies = dict(self._known.replies) if self._known is not None else {}
+        self._outputs.append(Passed(step, generation, replies))
 
     def _enter(self, step: Step) -> None:
         if step is not self.step:
@@ -492,13 +484,10 @@ class Migration:
         if self.outcome is not None:
             return
         known = self._known
-        count = 0
-        if known is not None:
-            told = len(known.pinged) + len(known.replies) + len(known.excluded) + known.notified
-            count = told + sum(known.caught_up(member) for member in known.replies)
         generation = known.record.generation if known is not None else 0
         revision = self.stored.revision if self.stored is not None else 0
-        now = (generation, self.step + (revision << 8 if self.step is Step.TIDY else 0), count)
+        step = self.step + (revision << 8 if self.step is Step.TIDY else 0)
+        now = (generation, step, known.measure if known is not None else 0)
         if now > self._best:
             self._best, self._moved_s = now, self._now_s
         elif self._has_waited(self._moved_s, self._settings.patience_s):

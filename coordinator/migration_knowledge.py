@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from stelae.core.configurations import TimelineRecord
+from stelae.coordinator.migration_steps import PullTimeline, PutConfiguration, Step
+from stelae.core.configurations import FIRST_GENERATION, TimelineRecord
 from stelae.core.timelines import LogPosition, SafekeeperId, SwitchReply, has_majority
 
 
@@ -79,6 +80,12 @@ class Knowledge:
         """In the joint configuration, and neither term nor position is missing: by one answer."""
         return self.has_term(safekeeper) and self.has_position(safekeeper)
 
+    def is_ready(self, safekeeper: SafekeeperId, step: Step) -> bool:
+        """Whether a new member has what steps 5, 6 and 7 give it."""
+        if step is Step.PULL:
+            return safekeeper in self.replies
+        return self.has_term(safekeeper) if step is Step.RAISE_TERM else self.caught_up(safekeeper)
+
     def sources(self, target: SafekeeperId) -> list[SafekeeperId]:
         """Whom to copy from: all that have enough, the most advanced first."""
         enough = self.sync.position if self.sync is not None else LogPosition(0, 0)
@@ -89,6 +96,32 @@ class Knowledge:
         ]
         able.sort(key=lambda one: (one[0], -one[1]), reverse=True)
         return [member for _, member in able]
+
+    def put(self, safekeeper: SafekeeperId, min_term: int = 0) -> PutConfiguration:
+        """Tell it the configuration. Who was there from the beginning, and has nothing yet, begins:
+        it has acknowledged nothing that could be missed."""
+        record = self.record
+        is_first = record.generation == FIRST_GENERATION
+        return PutConfiguration(
+            safekeeper, record.timeline, record.configuration, min_term, is_first
+        )
+
+    def pull(
+        self, safekeeper: SafekeeperId, at_least: LogPosition, turn: int
+    ) -> PullTimeline | None:
+        """Let it copy from one of the sources, in turn; None if there is no source."""
+        sources = self.sources(safekeeper)
+        if not sources:
+            return None
+        source, record = sources[turn % len(sources)], self.record
+        return PullTimeline(safekeeper, source, record.timeline, record.configuration, at_least)
+
+    @property
+    def measure(self) -> int:
+        """Grows with what is known, as long as nothing is taken back: by it a driver sees whether
+        anything moves."""
+        told = len(self.pinged) + len(self.replies) + len(self.excluded) + self.notified
+        return told + sum(self.caught_up(member) for member in self.replies)
 
     def what_is_done(self, gone: set[SafekeeperId]) -> TimelineRecord:
         """The record with all that has been done since it was read.

@@ -18,7 +18,7 @@ import msgspec
 
 from stelae.core.configurations import StoredRecord, TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument
-from stelae.core.timelines import LogPosition, SafekeeperId, TimelineConfiguration
+from stelae.core.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
 
 
 class Step(enum.IntEnum):
@@ -50,6 +50,13 @@ class Step(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Create:
+    """Begin a timeline with these members; if there is one already, it stays as it is."""
+
+    members: tuple[SafekeeperId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MoveTo:
     """Make these the members (the seed's ``MigrationRequest::To``)."""
 
@@ -71,7 +78,7 @@ class Remove:
     """The tablet is deleted: nobody is to keep anything of its timeline."""
 
 
-Request: TypeAlias = MoveTo | FinishPending | Abort | Remove
+Request: TypeAlias = Create | MoveTo | FinishPending | Abort | Remove
 
 
 class Verdict(enum.StrEnum):
@@ -137,13 +144,15 @@ class Ping:
 class PutConfiguration:
     """Answer: `SwitchReply`, or None if the timeline is not there.
 
-    With ``min_term`` the safekeeper also raises its term to it, in the same durable step.
+    With ``min_term`` the safekeeper also raises its term to it, in the same durable step. With
+    ``create`` it begins an empty timeline if it has none, and never excluded it.
     """
 
     safekeeper: SafekeeperId
     timeline: TimelineId
     configuration: TimelineConfiguration
     min_term: int = 0
+    create: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +208,8 @@ class Passed:
 
     step: Step
     generation: int
+    replies: Mapping[SafekeeperId, SwitchReply]
+    """What was known of safekeepers then, in the configuration of before the step."""
 
 
 Output: TypeAlias = Order | Passed
@@ -260,6 +271,12 @@ class SafekeeperStatus(enum.StrEnum):
 
 
 Statuses: TypeAlias = Mapping[SafekeeperId, SafekeeperStatus]
+
+
+def decommissioned(statuses: Statuses) -> set[SafekeeperId]:
+    """Nothing has to be told to them, nor removed from them."""
+    gone = SafekeeperStatus.DECOMMISSIONED
+    return {safekeeper for safekeeper, status in statuses.items() if status is gone}
 
 
 def check_target(

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from stelae.coordinator.migration_steps import (
     Abort,
+    Create,
     FinishPending,
     MoveTo,
     Remove,
@@ -21,9 +22,9 @@ from stelae.coordinator.migration_steps import (
     Verdict,
     check_target,
 )
-from stelae.core.configurations import TimelineRecord
+from stelae.core.configurations import FIRST_GENERATION, TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument
-from stelae.core.timelines import SafekeeperId
+from stelae.core.timelines import SafekeeperId, TimelineConfiguration
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,25 @@ class Wish:
         self._taken_back: tuple[SafekeeperId, ...] | None = None
         """Of an abort: the members to go back to."""
 
+    def judge_nothing(self, timeline: TimelineId) -> Write | Ended:
+        """There is no such timeline yet."""
+        if not isinstance(self.request, Create):
+            return Ended(Verdict.NOT_FOUND, "the store has no such timeline")
+        nobody = TimelineConfiguration(0, ())
+        try:
+            check_target(self.request.members, nobody, self._statuses, self._members_min)
+        except InvalidArgument as error:
+            return Ended(Verdict.REJECTED, str(error))
+        first = TimelineConfiguration(FIRST_GENERATION, self.request.members)
+        return Write(TimelineRecord(timeline, first))
+
     def judge(self, record: TimelineRecord) -> Judgement:
         if record.deleted:
             is_wish = isinstance(self.request, Remove)
             return Decided(Verdict.DONE if is_wish else Verdict.DELETED, "the timeline is deleted")
         match self.request:
+            case Create():
+                return Decided(Verdict.DONE)
             case MoveTo():
                 return self._judge_move(self.request.desired, record)
             case Abort():

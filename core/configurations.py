@@ -28,6 +28,8 @@ KEY_BYTES_MAX = 200
 WRITER_BYTES_MAX = 200
 PAGE_MAX = 1000
 FIRST_GENERATION = 1
+GENERATION_MAX = 1 << 53
+"""Also of revisions; far beyond what is ever reached."""
 
 
 class TimelineId(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -170,11 +172,18 @@ class ConfigurationStore(Protocol):
 # ---- what may follow what -------------------------------------------------------------------
 
 
+def check_name(name: str) -> None:
+    """Whether the store takes a table's or tablet's id. Raises InvalidArgument."""
+    is_good = 0 < len(name.encode()) <= KEY_BYTES_MAX // 2 and name.isprintable()
+    _require(is_good and "/" not in name, "its name")
+
+
 def check_record(record: TimelineRecord) -> None:
     """Whether a record is one at all. Raises InvalidArgument."""
     configuration = record.configuration
-    for name in (record.timeline.table_id, record.timeline.tablet_id):
-        _require(0 < len(name.encode()) <= KEY_BYTES_MAX // 2 and "/" not in name, "its name")
+    check_name(record.timeline.table_id)
+    check_name(record.timeline.tablet_id)
+    _require(0 < configuration.generation <= GENERATION_MAX, "its generation")
     for members in configuration.member_sets:
         _require(0 < len(members) <= MEMBERS_MAX, f"sets have 1 to {MEMBERS_MAX} members")
         _require(len(set(members)) == len(members), "a member is named twice")

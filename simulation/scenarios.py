@@ -50,6 +50,7 @@ SCENARIOS: dict[str, str] = {
     "replicas": "tests/simulation/replicas.py:SCENARIO",
     "strikes": "tests/simulation/tables.py:STRUCK",
     "tables": "tests/simulation/tables.py:SCENARIO",
+    "timelines": "tests/simulation/timelines.py:SCENARIO",
 }
 """Name -> ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` of a `Scenario`."""
 

@@ -246,6 +246,32 @@ async def test_what_no_procedure_makes_is_refused(store: Store) -> None:
     assert len(await store.history()) == 1
 
 
+async def test_input_that_a_database_would_choke_on_is_refused(store: Store) -> None:
+    """Whatever comes over the wire is checked before a backend sees it; the server lives on."""
+    await store.cas(first(), 0)
+    joint = first().joint_with(ids(2, 3, 4))
+    bad = TimelineId(TableId("t\0"), TabletId("a"))
+    generation = TimelineConfiguration(1 << 60, ids(1))
+    for wrong in (
+        store.get(bad),
+        store.history(bad),
+        store.cas(first(bad), 0),
+        store.cas(joint, -1),
+        store.cas(joint, 1 << 70),
+        store.cas(joint, 1, "n\0"),
+        store.cas(joint, 1, "n" * 1000),
+        store.cas(joint, 1, writer=""),
+        store.cas(msgspec.structs.replace(first(), configuration=generation), 1),
+        store.remote.list(TableId("a/b"), None, 10, timeout_s=10),
+        store.remote.list(None, bad, 10, timeout_s=10),
+        store.remote.history(T1, -1, 10, timeout_s=10),
+    ):
+        with pytest.raises((InvalidArgument, OverflowError)):
+            await wrong
+    assert (await store.remote.list(None, None, -5, timeout_s=10))[0].record == first()
+    assert len(await store.history()) == 1
+
+
 async def test_two_servers_on_one_database_agree(store: Store, tmp_path: Path) -> None:
     """Where a backend is shared, the CAS holds across servers."""
     if store.kind == "files":
