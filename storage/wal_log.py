@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId, TabletId
 from stelae.core.replication import Entry
-from stelae.core.timeline_copies import LogCut, WalFile
+from stelae.core.timeline_copies import LogCut
 from stelae.core.timelines import (
     TermHistory,
     TermStart,
@@ -237,7 +237,7 @@ class WalIndex:
     def trim(self, base_lsn: int) -> list[WalName]:
         """Forget the entries up to a base that `trimmable` told. Which files to remove."""
         removed = []
-        while self.files and self.files[0].last_lsn <= base_lsn:
+        while len(self.files) > 1 and self.files[0].last_lsn <= base_lsn:
             removed.append(self.files.pop(0).name)
         self.base_lsn = base_lsn
         started = bisect_right([start.start_lsn for start in self._history], base_lsn + 1)
@@ -274,8 +274,3 @@ class WalIndex:
     def _file_of(self, lsn: int) -> IndexedFile:
         firsts = [file.name.first_lsn for file in self.files]
         return self.files[bisect_right(firsts, lsn) - 1]
-
-
-def check_wal_file(file: WalFile) -> WalName | None:
-    """The name of a file that another server speaks of; None if it can be no file of a WAL."""
-    return parse_wal_name(file.name) if file.size_bytes > 0 else None
