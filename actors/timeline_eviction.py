@@ -189,7 +189,7 @@ class TimelineEviction:
         """Delete blobs that do not count; without an `Offload` they stay noted."""
         if self._blobs is not None and self._store.control(tablet_id).stale_blobs:
             work = self._delete_stale_alone(tablet_id)
-            await carry_through(self._store.tasks, work, "deletion of blobs")
+            await self._store.carried(tablet_id, work, "deletion of blobs")
 
     async def _delete_stale_alone(self, tablet_id: TabletId) -> None:
         async with self._store.residence(tablet_id):

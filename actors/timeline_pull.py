@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from crc32c import crc32c
 
-from stelae.actors.carry_through import carry_through
 from stelae.actors.timeline import Timeline
 from stelae.actors.timeline_log import TimelineLog
 from stelae.core.errors import (
@@ -321,16 +320,19 @@ class TimelinePulls:
         if self._store.control(tablet_id).presence is Presence.ABSENT:
             await self._store.forget_absent(tablet_id)
 
-    def forget(self, tablet_id: TabletId) -> None:
-        """What is pulled of that timeline does not count any more; its lock is held."""
+    def forget(self, tablet_id: TabletId) -> int:
+        """What is pulled of that timeline does not count any more; its lock is held.
+
+        The incarnation that its folder has; 0, if nothing was pulled.
+        """
         attempt = self._attempts.pop(tablet_id, None)
-        if attempt is not None:
-            attempt.let_go()
+        if attempt is None:
+            return 0
+        attempt.let_go()
+        return attempt.incarnation
 
     async def _carried(self, tablet_id: TabletId, work: Coroutine[Any, Any, T]) -> T:
-        timeline = self._store.timelines.get(tablet_id)
-        on_failed = timeline.fail if timeline is not None else None
-        return await carry_through(self._store.tasks, work, "pull of a timeline", on_failed)
+        return await self._store.carried(tablet_id, work, "pull of a timeline")
 
     def _check_current(self, attempt: PullAttempt) -> None:
         if self._attempts.get(attempt.tablet_id) is not attempt:

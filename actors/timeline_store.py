@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from typing import Any, TypeVar
 
 from stelae.actors.carry_through import carry_through
 from stelae.actors.tablet_files import Offload as OffTheLoop
@@ -44,6 +45,8 @@ from stelae.storage.timeline_control import (
     deleted,
     unknown,
 )
+
+T = TypeVar("T")
 
 
 class TimelineStore:
@@ -138,7 +141,7 @@ class TimelineStore:
         check_tablet_id(tablet_id)
         check_configuration(configuration)
         work = self._create(tablet_id, configuration)
-        return await carry_through(self.tasks, work, "creation of a timeline")
+        return await self.carried(tablet_id, work, "creation of a timeline")
 
     async def _create(self, tablet_id: TabletId, configuration: TimelineConfiguration) -> Timeline:
         async with self.lock(tablet_id):
@@ -171,14 +174,14 @@ class TimelineStore:
                 raise InvalidArgument(f"{self.name} is a member of {configuration}")
         generation = configuration.generation if configuration is not None else FOREVER
         work = self._delete(tablet_id, generation)
-        return await carry_through(self.tasks, work, "deletion of a timeline")
+        return await self.carried(tablet_id, work, "deletion of a timeline")
 
     async def _delete(self, tablet_id: TabletId, generation: int) -> bool:
         async with self.lock(tablet_id):
             before = await self._readable_control(tablet_id, forever=generation == FOREVER)
             if before.generation > generation:
                 raise StaleTerm(f"deletion of timeline {tablet_id}", generation, before.generation)
-            self.pulls.forget(tablet_id)
+            stale = await self._incarnations_of(tablet_id, before)
             timeline = self._timelines.get(tablet_id)
             if before.exists or before.deleted_generation < generation:
                 after = deleted(before, generation)
@@ -190,7 +193,8 @@ class TimelineStore:
                     await self.files.replace_control(after)
                 self._others[tablet_id] = after
                 self._failed.pop(tablet_id, None)
-            await self._remove_wals(tablet_id)
+            for number in stale:
+                await self.files.remove_wal(tablet_id, number)
         await self.eviction.delete_stale(tablet_id)
         return before.exists
 
@@ -204,9 +208,12 @@ class TimelineStore:
             raise self._failed[tablet_id]
         return found or unknown(tablet_id)
 
-    async def _remove_wals(self, tablet_id: TabletId) -> None:
-        for number in (await self.files.wal_folders()).get(tablet_id, []):
-            await self.files.remove_wal(tablet_id, number)
+    async def _incarnations_of(self, tablet_id: TabletId, control: TimelineControl) -> list[int]:
+        """The folders that a deletion has to remove; what is being pulled is given up."""
+        if tablet_id in self._failed:
+            return (await self.files.wal_folders()).get(tablet_id, [])
+        numbers = [control.incarnation, self.pulls.forget(tablet_id)]
+        return sorted({number for number in numbers if number})
 
     # ---- eviction ---------------------------------------------------------------------------
 
@@ -308,14 +315,24 @@ class TimelineStore:
         self._timelines[tablet_id] = timeline
         return timeline
 
+    async def carried(self, tablet_id: TabletId, work: Coroutine[Any, Any, T], name: str) -> T:
+        """Carry a change through; who cannot be told that the disk failed, `on_failed` is."""
+
+        def failed(error: OSError) -> None:
+            timeline = self._timelines.get(tablet_id)
+            if timeline is not None:
+                timeline.fail(error)
+            else:
+                self._on_failed(tablet_id, error)
+
+        return await carry_through(self.tasks, work, name, failed)
+
     def _on_failed(self, tablet_id: TabletId, error: OSError | CorruptData) -> None:
         if self.on_failed is not None:
             self.on_failed(tablet_id, error)
 
     async def close(self) -> None:
         """Let go of all files; what is queued is not written."""
-        for tablet_id, timeline in self._timelines.items():
+        for timeline in list(self._timelines.values()):
             async with timeline.lock:
                 await timeline.close("closed")
-            assert self._timelines[tablet_id] is timeline
-        self._failed.clear()
