@@ -59,7 +59,8 @@ class TimelineLog:
         """``on_failed`` is told when the disk failed below it."""
         self.tablet_id: TabletId = control.tablet_id
         self.index = WalIndex(control.base_lsn)
-        self.failure: OSError | None = None
+        self.failure: BaseException | None = None
+        """Why nothing is written any more: the disk failed, or the task that writes ended."""
         self._files = files
         self._tasks = tasks
         self._folder = files.wal_folder(control.tablet_id, control.incarnation)
@@ -224,7 +225,8 @@ class TimelineLog:
             self._refuse(error)
         except OSError as error:
             self.fail(error)
-        except BaseException as error:
+        except BaseException as error:  # a bug, or the end of the process: nobody waits for ever
+            self.failure = error
             self._wake(error)
             raise
         finally:

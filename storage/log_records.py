@@ -212,4 +212,4 @@ def parse_numbered_name(prefix: str, count: int, name: str) -> Sequence[int] | N
     if not all(len(each) == 20 and each.isdecimal() for each in digits):
         return None
     numbers = [int(each) for each in digits]
-    return numbers if max(numbers) < 1 << 63 else None
+    return numbers if max(numbers) < 1 << 64 else None

@@ -22,7 +22,7 @@ WHOLE_LIFE = (
     "pull_older evict pull exclude create vote append exclude pull append commit trim cut drop"
 )
 """Every change of a timeline, and each of them over what an earlier one left."""
-PULLED_FIRST = "pull append commit exclude pull evict pull drop"
+PULLED_FIRST = "pull vote append commit exclude pull evict pull drop"
 STORIES = {"whole life": WHOLE_LIFE, "pulled first": PULLED_FIRST}
 LIVES = 250
 """Of stores in the suite; each has a handful of crashes."""

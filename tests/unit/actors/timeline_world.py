@@ -35,6 +35,7 @@ from stelae.core.timelines import (
 )
 from stelae.simulation import Options, SimLoop
 from stelae.simulation.disk import SimDisk
+from stelae.simulation.process import ProcessEnded
 from stelae.storage.timeline_control import FOREVER
 from tests.unit.actors.tablet_store_world import Crash, SteppedDisk, When
 
@@ -152,7 +153,11 @@ class World:
         work = getattr(self, f"_{name}")(TabletId(tablet), now, after)
         if work is None:
             return False
-        await work
+        try:
+            await work
+        except ProcessEnded:  # beside what made the crash
+            assert self.stepped.dead
+            raise Crash from None
         after.least = len(after.log)
         self.expected[tablet] = after
         return True
@@ -182,18 +187,22 @@ class World:
         timeline = self.timeline(tablet)
         after.presence = "resident"
 
-        async def append(entries: list[Entry]) -> None:
-            lsn = await timeline.append(entries)
-            assert lsn >= entries[-1].index
+        async def flushed(lsn: int) -> None:
+            lsn = await timeline.flushed(lsn)
             now.least = after.least = max(now.least, lsn)
 
         async def work() -> None:
-            await timeline.resident()
-            batches = []
+            lsns = []
             for _ in range(self.rng.randrange(1, 4)):
-                batches.append(self._some(after, self.rng.randrange(1, 5)))
-                after.log += batches[-1]
-            await asyncio.gather(*map(append, batches))
+                await timeline.resident()
+                batch = self._some(after, self.rng.randrange(1, 5))
+                after.log += batch
+                timeline.write(batch)
+                lsns.append(batch[-1].index)
+                if self.rng.random() < 0.3:
+                    await self.stepped.list("")  # so that it comes while others are written
+            await asyncio.gather(*map(flushed, lsns))
+            assert timeline.flush_lsn == lsns[-1]
 
         return work()
 
@@ -435,12 +444,14 @@ class World:
             if cut_short and tablet in self.after:
                 candidates.append(self.after[tablet])
             found, base = await self.found(TabletId(tablet))
+            history = self.timeline(tablet).history if found.exists else ()
             matching = [
                 one
                 for one in candidates
                 if one.view() == found.view()
                 and one.least <= len(found.log) <= len(one.log)
                 and found.log[base:] == one.log[base : len(found.log)]
+                and history_of(one.log[: len(found.log)]) == history
             ]
             assert matching, (tablet, found, candidates)
             matching[0].log = matching[0].log[: len(found.log)]
@@ -476,7 +487,6 @@ class World:
             part = await timeline.read(len(found.log) + 1, last.index, self.rng.choice([1, 600]))
             assert part, "it reads at least one"
             found.log += part
-        assert history_of(found.log[base:])[-1:] == history_of(found.log[-1:])[-1:] or base
         if control.presence == "evicted":
             for known in (self.expected[tablet], self.after.get(tablet, Expected())):
                 if known.presence == "evicted":
