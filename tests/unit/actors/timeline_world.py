@@ -242,15 +242,13 @@ class World:
             return None
         first = self.rng.randint(now.acceptor.commit_lsn + 1, len(now.log) + 1)
         acceptor = self._change(now, after, term=now.acceptor.term + 1, voted_for=ProposerId(""))
-        if first <= len(now.log):
-            after.presence = "resident"
+        after.presence = "resident"
         after.log = after.log[: first - 1]
         after.least = len(after.log)
 
         async def work() -> None:
             timeline = self.timeline(tablet)
             await timeline.resident()
-            after.presence = now.presence = "resident"
             await timeline.save(acceptor, cut_from=first)
 
         return work()
@@ -276,12 +274,14 @@ class World:
             return None
         entries = self._some(after, 2)
         timeline = self.timeline(tablet)
+        after.presence = "evicted"
         puts = 0
 
         async def append() -> None:
             nonlocal puts
             puts += 1
             if puts == 1:
+                after.presence = "resident"
                 after.log += entries
                 await timeline.append(entries)
                 now.least = after.least = len(after.log)
@@ -292,7 +292,6 @@ class World:
                 evicted = await self.store.evict(tablet)
             finally:
                 self.blobs.before_put = None
-            after.presence = "evicted" if evicted else "resident"
             assert evicted == (puts == 0), "what was used is not idle"
 
         return work()
@@ -340,10 +339,36 @@ class World:
 
     def _pull_older(self, tablet: TabletId, now: Expected, after: Expected) -> Any:
         """Of a donor that lags: nothing that is here changes."""
-        if now.acceptor is None or not now.log:
+        if now.acceptor is None or now.acceptor.commit_lsn == len(now.log):
             return None
         log = now.log[: self.rng.randint(now.acceptor.commit_lsn, len(now.log) - 1)]
         return self._pull_of(tablet, now, after, log, now.generation)
+
+    def _pull_raced(self, tablet: TabletId, now: Expected, after: Expected) -> Any:
+        """A donor is ahead, but while the copy comes the leader's entries come faster."""
+        if now.acceptor is None or now.acceptor.term == 0:
+            return None
+        donated = msgspec.structs.replace(
+            now.acceptor, commit_lsn=0, horizon_lsn=0, term_history=()
+        )
+        log = [*now.log, *self._some(after, 2)]
+        after.presence, after.log = "resident", list(log)
+        more = self._some(after, 2)
+        after.log += more
+
+        async def work() -> None:
+            donor = await self.donor(tablet, donated, log)
+            attempt = await self.store.pulls.begin(donor.snapshot, donated.configuration)
+            assert attempt is not None
+            await self.timeline(tablet).append(after.log[len(now.log) :])
+            now.least = len(after.log)
+            while attempt.missing:
+                file, offset = attempt.missing[0]
+                piece = await donor.read(file, offset, PIECE_BYTES)
+                await self.store.pulls.write(attempt, file, offset, piece)
+            await self.store.pulls.finish(attempt)
+
+        return work()
 
     def _pull_of(
         self, tablet: TabletId, now: Expected, after: Expected, log: list[Entry], generation: int
@@ -443,6 +468,10 @@ class World:
             candidates = [self.expected[tablet]]
             if cut_short and tablet in self.after:
                 candidates.append(self.after[tablet])
+                back = copy.deepcopy(self.expected[tablet])
+                if back.presence == "evicted":  # what needs the log brings it back first
+                    back.presence = "resident"
+                    candidates.append(back)
             found, base = await self.found(TabletId(tablet))
             history = self.timeline(tablet).history if found.exists else ()
             matching = [
@@ -481,13 +510,13 @@ class World:
             held.release()
             kept = self.expected[tablet].log, self.after.get(tablet, Expected()).log
             logs = [log[: last.index] for log in kept if len(log) >= last.index]
-            found.log = [log for log in logs if history_of(log) == timeline.history][0]
+            found.log = next(log for log in logs if history_of(log) == timeline.history)
             return found, base
         while len(found.log) < last.index:
             part = await timeline.read(len(found.log) + 1, last.index, self.rng.choice([1, 600]))
             assert part, "it reads at least one"
             found.log += part
-        if control.presence == "evicted":
+        if control.presence == "evicted" and not timeline.is_evicted:  # reading brought it back
             for known in (self.expected[tablet], self.after.get(tablet, Expected())):
                 if known.presence == "evicted":
                     known.presence = "resident"
@@ -553,7 +582,7 @@ async def settle(
 OPERATIONS = (
     *("create", "append", "append", "append", "append", "vote", "switch", "commit", "commit"),
     *("cut", "cut", "trim", "evict", "evict_used", "back", "exclude", "drop", "pull", "pull"),
-    "pull_older",
+    *("pull_older", "pull_raced"),
 )
 
 __all__ = ["Crash", "NoSpace", "When", "World"]
