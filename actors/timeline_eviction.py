@@ -10,7 +10,8 @@ with evicted timelines"; design §10.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -163,10 +164,8 @@ class TimelineEviction:
             except StelaeError:
                 await self._files.remove_wal(timeline.tablet_id, incarnation)
                 raise
-            try:
+            with self._later(timeline.tablet_id):
                 await self._delete_stale(timeline.tablet_id)
-            except StelaeError as error:  # it is known which ones they are: a later time will do
-                logger.warning("blobs of %s are not deleted yet: %s", timeline.tablet_id, error)
 
     async def _return(self, timeline: Timeline, away: EvictedLog, incarnation: int) -> None:
         async with timeline.changing():
@@ -190,6 +189,19 @@ class TimelineEviction:
         if self._blobs is not None and self._store.control(tablet_id).stale_blobs:
             work = self._delete_stale_alone(tablet_id)
             await self._store.carried(tablet_id, work, "deletion of blobs")
+
+    async def try_delete_stale(self, tablet_id: TabletId) -> None:
+        """The same at the end of a change that has happened already."""
+        with self._later(tablet_id):
+            await self.delete_stale(tablet_id)
+
+    @contextmanager
+    def _later(self, tablet_id: TabletId) -> Iterator[None]:
+        """It is known which blobs they are: another time will do."""
+        try:
+            yield
+        except StelaeError as error:
+            logger.warning("blobs of timeline %s are not deleted yet: %s", tablet_id, error)
 
     async def _delete_stale_alone(self, tablet_id: TabletId) -> None:
         async with self._store.residence(tablet_id):

@@ -176,13 +176,17 @@ class TimelineLog:
         return self._flusher is None and not self._queue
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Queue entries that follow those given before; `flushed` tells when they are durable."""
+        """Queue entries that follow those given before; `flushed` tells when they are durable.
+
+        Raises NoSpace if those before them were refused, and OSError.
+        """
         self._check()
         if not entries:
             return
-        assert entries[0].index == self._queued_lsn + 1, (
-            f"entry {entries[0].index} after {self._queued_lsn}"
-        )
+        first, expected = entries[0].index, self._queued_lsn + 1
+        if first > expected and self._refusal is not None:
+            raise self._refusal  # what they follow is not there
+        assert first == expected, f"entry {first} after {self._queued_lsn}"
         self._queue.extend(entries)
         self._queued_bytes += sum([record_bytes(entry) for entry in entries])
         self._queued_lsn = entries[-1].index

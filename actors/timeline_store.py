@@ -195,7 +195,7 @@ class TimelineStore:
                 self._failed.pop(tablet_id, None)
             for number in stale:
                 await self.files.remove_wal(tablet_id, number)
-        await self.eviction.delete_stale(tablet_id)
+        await self.eviction.try_delete_stale(tablet_id)
         return before.exists
 
     async def _readable_control(self, tablet_id: TabletId, *, forever: bool) -> TimelineControl:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
+import pytest
 from crc32c import crc32c
 
 from stelae.actors.timeline import Timeline
 from stelae.actors.timeline_donor import HeldSnapshot
 from stelae.actors.timeline_startup import LoadedTimelines
 from stelae.actors.timeline_store import TimelineStore
-from stelae.core.errors import CorruptData, NoSpace
+from stelae.core.errors import CorruptData, NoSpace, TabletNotReady
 from stelae.core.ids import TabletId
 from stelae.core.replication import Entry, EntryKind
 from stelae.core.rpc import Blob
@@ -44,6 +45,8 @@ ME, OTHER, THIRD = SafekeeperId(1), SafekeeperId(2), SafekeeperId(3)
 OPTIONS = Options(keep_unsynced_rate=0.2, read_mean_s=0.00001, flip_rate=0.2)
 FILE_BYTES = 700
 PIECE_BYTES = 300
+UNTOLD = "timeline-wals/t3-"
+"""Of a timeline beside those that the model has."""
 
 
 def members(generation: int, *ids: SafekeeperId) -> TimelineConfiguration:
@@ -320,6 +323,51 @@ class World:
         term = now.acceptor.term if now.acceptor is not None else 0
         after.deleted_term = max(now.deleted_term, term)
 
+    # ---- failing disks ----------------------------------------------------------------------
+
+    def _full(self, tablet: TabletId, now: Expected, after: Expected) -> Any:
+        """Something on a full disk: it is done, or nothing of it is."""
+        names = ("create", "append", "vote", "cut", "trim", "evict", "back", "exclude", "pull")
+        work = getattr(self, f"_{self.rng.choice(names)}")(tablet, now, after)
+        return None if work is None else self._when_full(tablet, work, now, after)
+
+    async def _when_full(
+        self, tablet: TabletId, work: Awaitable[Any], now: Expected, after: Expected
+    ) -> None:
+        self.disk.full = True
+        try:
+            await work
+        except NoSpace:
+            kept = copy.deepcopy(now)
+            if now.exists:
+                flush_lsn = self.timeline(tablet).flush_lsn
+                assert now.least <= flush_lsn <= max(len(after.log), len(now.log))
+                if flush_lsn > len(now.log):
+                    kept.log = after.log[:flush_lsn]
+            for name in ("presence", "acceptor", "log", "deleted_generation", "deleted_term"):
+                setattr(after, name, getattr(kept, name))
+        finally:
+            self.disk.full = False
+
+    def _sync_error(self, tablet: TabletId, now: Expected, after: Expected) -> Any:
+        """The disk fails: nothing is acknowledged any more, and the others go on."""
+        if now.presence != "resident" or now.acceptor is None or now.acceptor.term == 0:
+            return None
+        after.log += self._some(after, 2)
+        return self._failing(tablet, now, after)
+
+    async def _failing(self, tablet: TabletId, now: Expected, after: Expected) -> None:
+        timeline = self.timeline(tablet)
+        self.disk.fail_next_sync = True
+        with pytest.raises(OSError, match="Input/output"):
+            await timeline.append(after.log[len(now.log) :])
+        assert timeline.failure is not None
+        for work in (timeline.append([]), timeline.save(timeline.acceptor), timeline.flushed(1)):
+            with pytest.raises(TabletNotReady):
+                await work
+        await self.store.create(TabletId("t3"), members(1))
+        self.stepped._crash()
+
     # ---- pulls ------------------------------------------------------------------------------
 
     def _pull(self, tablet: TabletId, now: Expected, after: Expected) -> Any:
@@ -538,7 +586,8 @@ class World:
         assert sorted(self.blobs.content) == sorted(blobs)
         for path in self.disk.paths():
             folder = path.rpartition("/")[0]
-            assert folder == "timelines" or folder in wals, f"{path} does not count"
+            counts = folder == "timelines" or folder in wals or folder.startswith(UNTOLD)
+            assert counts, f"{path} does not count"
 
 
 def now_commit(now: Expected) -> int:
@@ -582,7 +631,7 @@ async def settle(
 OPERATIONS = (
     *("create", "append", "append", "append", "append", "vote", "switch", "commit", "commit"),
     *("cut", "cut", "trim", "evict", "evict_used", "back", "exclude", "drop", "pull", "pull"),
-    *("pull_older", "pull_raced"),
+    *("pull_older", "pull_raced", "full", "full", "sync_error"),
 )
 
 __all__ = ["Crash", "NoSpace", "When", "World"]
