@@ -14,7 +14,9 @@ from stelae.actors.timeline_pull import TimelinePulls
 from stelae.core.errors import StelaeError
 from stelae.core.timelines import AcceptorState
 from stelae.storage.timeline_control import TimelineControl, log_cut, saved
+from tests.unit.actors import test_timeline_crashes
 from tests.unit.actors.test_timeline_crashes import lives_of
+from tests.unit.actors.timeline_world import OPERATIONS
 
 SEEDS_MAX = 150
 
@@ -83,8 +85,7 @@ def found_by(seeds: range) -> int | None:
     for seed in seeds:
         try:
             lives_of(seed)
-        except (AssertionError, StelaeError, OSError, TypeError) as error:
-            print(seed, type(error), str(error)[:150])
+        except (AssertionError, StelaeError, OSError):
             return seed
     return None
 
@@ -92,6 +93,9 @@ def found_by(seeds: range) -> int | None:
 @pytest.mark.parametrize("bug", BUGS, ids=list(BUGS))
 def test_random_lives_find_a_planted_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of these would lose what was acknowledged, or bring back what was deleted."""
+    # What says by itself that a sync was not made is left out: the loss is to be seen.
+    operations = tuple(name for name in OPERATIONS if name != "sync_error")
+    monkeypatch.setattr(test_timeline_crashes, "OPERATIONS", operations)
     owner, name, planted = BUGS[bug]
     monkeypatch.setattr(owner, name, planted)
     assert found_by(range(SEEDS_MAX)) is not None
