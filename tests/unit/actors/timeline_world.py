@@ -586,7 +586,8 @@ class World:
                 blobs += [offloaded.blob for offloaded in control.evicted.files]
             if control.presence == "resident":
                 wals.append(f"timeline-wals/{tablet}-{control.incarnation}")
-        assert sorted(self.blobs.content) == sorted(blobs)
+        wrong = sorted(set(self.blobs.content) ^ set(blobs))
+        assert not wrong, f"missing or not counting: {wrong}"
         for path in self.disk.paths():
             folder = path.rpartition("/")[0]
             counts = folder == "timelines" or folder in wals or folder.startswith(UNTOLD)
