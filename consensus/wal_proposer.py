@@ -134,8 +134,8 @@ class WalProposer:
         self._require_leader().read(request)
 
     def trim(self, horizon_lsn: int) -> None:
-        """Entries up to there are needed no more: backups hold them, and so does every member
-        that is to be caught up from the timeline (`needed_from`)."""
+        """Entries up to there are needed no more: backups hold them. A member that lacks some of
+        them goes on after them; so they may be kept for a while for those (`needed_from`)."""
         self.horizon_lsn = max(self.horizon_lsn, min(horizon_lsn, self.log.commit_lsn))
 
     @property
@@ -406,6 +406,9 @@ class WalProposer:
             return
         link.heard(message)
         link.term, link.generation = message.term, message.generation
+        if isinstance(message, WalVoteResponse | WalAppendResponse):
+            link.horizon_lsn = max(link.horizon_lsn, message.horizon_lsn)
+            self.horizon_lsn = max(self.horizon_lsn, message.horizon_lsn)
         match message:
             case AcceptorGreeting():
                 self._on_greeting(link, message)
@@ -452,7 +455,6 @@ class WalProposer:
     def _on_vote(self, link: Link, vote: WalVoteResponse) -> None:
         if link.state is LinkState.VOTING:
             link.state = LinkState.VOTED
-        link.horizon_lsn = max(link.horizon_lsn, vote.horizon_lsn)
         if self.phase is Phase.VOTING and vote.term == self.term:
             self._votes[link.safekeeper] = vote
             self._count_votes()
