@@ -150,21 +150,23 @@ class WalProposer:
 
     def fetched(self, number: int, reply: FetchedEntries) -> None:
         """What came of that fetch; replies to those that nobody waits for any more are dropped."""
+        link = self._fetching_link(number)
         if number == self._recovery_fetch:
             self._on_recovered(reply)
-            return
-        for link in self.links.values():
-            if link.fetching == number:
-                self._on_caught_up(link, reply)
+        elif link is not None:
+            self._on_caught_up(link, reply)
 
     def fetch_failed(self, number: int) -> None:
         """The call had no answer: another safekeeper may have what was asked for."""
+        link = self._fetching_link(number)
         if number == self._recovery_fetch:
             self._restart()
-            return
-        for link in self.links.values():
-            if link.fetching == number:
-                link.fetching = None
+        elif link is not None:
+            link.fetching = None
+
+    def _fetching_link(self, number: int) -> Link | None:
+        found = (link for link in self.links.values() if link.fetching == number)
+        return next(found, None)
 
     def take_ready(self) -> ProposerReady:
         """Everything to be done now; a false value if there is nothing."""

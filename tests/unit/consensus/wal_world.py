@@ -61,7 +61,7 @@ from tests.unit.consensus.wal_migration import (
 )
 
 TICK_US = 1000
-CALL_US = 12 * TICK_US
+CALL_US = 8 * TICK_US
 
 
 @dataclass
@@ -126,14 +126,18 @@ class World:
         self.loss = rng.choice([0.0, 0.02, 0.1])
         self.duplication = rng.choice([0.0, 0.1])
         self.delay_us = rng.choice([200, 800, 2500])
-        self.crash_rate = rng.choice([0.0, 0.002, 0.01])
-        self.write_rate = rng.choice([0.1, 0.5])
-        self.migration_rate = rng.choice([0.0, 0.03, 0.1])
+        self.crash_rate = rng.choice([0.0, 0.005, 0.05])
+        self.owner_crash_rate = rng.choice([0.002, 0.02])
+        self.campaign_rate = rng.choice([0.01, 0.05, 0.3])
+        self.strike_rate = rng.choice([0.0, 0.3])  # right after an election
+        self.cut_rate = rng.choice([0.0, 0.1, 0.5])
+        self.write_rate = rng.choice([0.05, 0.5])
+        self.migration_rate = rng.choice([0.0, 0.1, 0.3])
         self.calm = False
         self.now_us = 0
         self.numbers = itertools.count(1)
         self.queue: list[tuple[int, int, Callable[[], None]]] = []
-        names = [SafekeeperId(n) for n in range(1, rng.choice([2, 3, 4, 5]) + 1)]
+        names = [SafekeeperId(n) for n in range(1, rng.choice([2, 3, 3, 4, 5]) + 1)]
         self.safekeepers = {name: Safekeeper(name) for name in names}
         self.owners = [Owner("a"), Owner("b")]
         self.store = Store()
@@ -175,6 +179,9 @@ class World:
     def heal(self) -> None:
         """From now on nothing goes wrong, and only one proposer is left."""
         self.loss = self.duplication = self.crash_rate = self.migration_rate = 0.0
+        self.owner_crash_rate = self.cut_rate = self.strike_rate = 0.0
+        self.campaign_rate = 0.05
+        self.delay_us = min(self.delay_us, 500)
         self.calm = True
         self.owners[1].core = None
         for safekeeper in self.safekeepers.values():
@@ -188,12 +195,15 @@ class World:
         if self.calm and owner is self.owners[1]:
             return
         self.at(TICK_US + rng.randrange(100), lambda: self.tick(owner))
-        if owner.core is None or rng.random() < self.crash_rate:
+        if rng.random() < self.owner_crash_rate:
+            owner.core = None
+        if owner.core is None and rng.random() < self.campaign_rate:
             self.begin(owner)
         core = owner.core
-        assert core is not None
+        if core is None:
+            return
         core.tick()
-        if core.phase is Phase.ENDED and rng.random() < 0.05:
+        if core.phase is Phase.ENDED and rng.random() < self.campaign_rate:
             assert core.end in (EndReason.DEPOSED, EndReason.TRIMMED), core.end
             if core.end is EndReason.TRIMMED:
                 self.begin(owner)
@@ -280,6 +290,8 @@ class World:
         if core.phase is Phase.LEADING and core.term not in owner.seen_terms:
             owner.seen_terms.add(core.term)
             self.elections += 1
+            if self.rng.random() < self.strike_rate:
+                owner.cut = set(self.safekeepers)
             for lsn, entry in self.history.items():
                 assert core.log.term_at(lsn) == entry.term, f"{core.proposer} lacks {entry}"
 
@@ -443,9 +455,9 @@ class World:
     def disturb(self) -> None:
         rng = self.rng
         self.at(TICK_US * 5, self.disturb)
-        if rng.random() < 0.1:
+        if rng.random() < self.cut_rate:
             owner = rng.choice(self.owners)
-            share = rng.choice([0.0, 0.0, 0.3, 0.6])
+            share = rng.choice([0.0, 0.3, 0.6])
             owner.cut = {name for name in self.safekeepers if rng.random() < share}
         if rng.random() < self.migration_rate:
             self.migrate(self.pick_set(), may_abort=True)
@@ -456,7 +468,7 @@ class World:
 
     def proceed(self, steps: Steps, replies: dict[SafekeeperId, Any] | None) -> None:
         """Begin the next round of a driver, unless it ends, gives up or is dropped here."""
-        if self.rng.random() < 3 * self.crash_rate:
+        if self.rng.random() < self.crash_rate:
             return
         try:
             calls = next(steps) if replies is None else steps.send(replies)
@@ -481,7 +493,7 @@ class World:
             def arrive(name: SafekeeperId = name, call: Call = call, answer: Any = answer) -> None:
                 self.serve(self.safekeepers[name], call, answer)
 
-            self.send(arrive, loss=0.4 if isinstance(call, Exclude) and not self.calm else None)
+            self.send(arrive, loss=0.8 if isinstance(call, Exclude) and not self.calm else None)
         self.at(CALL_US, lambda: self.proceed(steps, dict(sorted(replies.items()))))
 
     def serve(self, safekeeper: Safekeeper, call: Call, answer: Callable[[Any], None]) -> None:
