@@ -111,9 +111,13 @@ class Owner:
 
 
 class World:
-    """A timeline in a world of one seed; ``bug`` names a mistake of the hosts or the drivers."""
+    """A timeline in a world of one seed; ``bug`` names a mistake of the hosts or the drivers.
 
-    def __init__(self, seed: int, bug: str = "") -> None:
+    ``climate`` says what there is most of: "moving" (changes of few members, elections that lead
+    to nothing), "crashing" (safekeepers, under contention), or "mixed": anything.
+    """
+
+    def __init__(self, seed: int, bug: str = "", climate: str = "mixed") -> None:
         self.rng = rng = random.Random(f"{seed}/timeline")
         self.bug = bug
         self.settings = ProposerSettings(
@@ -121,6 +125,7 @@ class World:
             inflight_bytes_max=rng.choice([1, 10, 1000]),
             retained_bytes_max=rng.choice([0, 10, 10_000]),
             fetch_bytes_max=rng.choice([1, 10, 1000]),
+            uncommitted_bytes_max=rng.choice([20, 200]),
             silence_ticks=rng.choice([5, 10]),
         )
         self.loss = rng.choice([0.0, 0.02, 0.1])
@@ -133,11 +138,20 @@ class World:
         self.cut_rate = rng.choice([0.0, 0.1, 0.5])
         self.write_rate = rng.choice([0.05, 0.5])
         self.migration_rate = rng.choice([0.0, 0.1, 0.3])
+        count = rng.choice([2, 3, 3, 4, 5])
+        if climate == "moving":
+            count = rng.choice([2, 3])
+            self.loss, self.delay_us, self.crash_rate = rng.choice([0.0, 0.05]), 150, 0.0
+            self.migration_rate, self.write_rate = 0.5, 0.02
+            self.campaign_rate, self.strike_rate = rng.choice([0.02, 0.1]), 0.5
+        elif climate == "crashing":
+            count, self.delay_us, self.crash_rate, self.migration_rate = 3, 200, 0.15, 0.0
+            self.campaign_rate, self.owner_crash_rate, self.cut_rate = 0.5, 0.05, 0.0
         self.calm = False
         self.now_us = 0
         self.numbers = itertools.count(1)
         self.queue: list[tuple[int, int, Callable[[], None]]] = []
-        names = [SafekeeperId(n) for n in range(1, rng.choice([2, 3, 3, 4, 5]) + 1)]
+        names = [SafekeeperId(n) for n in range(1, count + 1)]
         self.safekeepers = {name: Safekeeper(name) for name in names}
         self.owners = [Owner("a"), Owner("b")]
         self.store = Store()
