@@ -100,7 +100,7 @@ class Driver:
             term = 0
         best = [sk for sk, each in replies.items() if each.position == position]
         donor = self.rng.choice(best or list(joint.sk_set))
-        yield {sk: Pull(donor, joint) for sk in new if sk not in joint.sk_set}  # step 5
+        yield {sk: Pull(donor, joint) for sk in new if sk != donor}  # step 5
         rides = self.rng.random() < 0.5  # the term goes with the configuration
         if not rides:
             yield from self.until(  # step 6
