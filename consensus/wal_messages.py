@@ -64,9 +64,14 @@ class WalVoteRequest(WalHeader, frozen=True, array_like=True, tag="vote"):
 
 class ProposerElected(WalHeader, frozen=True, array_like=True, tag="elected"):
     """The proposer has won ``term``. ``history`` is that of its log, its own term being the last:
-    the safekeeper cuts its log where they part, and says where that is."""
+    the safekeeper cuts its log where they part, and says where that is.
+
+    Entries up to ``horizon_lsn`` are committed, and needed no more: a log that parts before it
+    goes on after it, without them.
+    """
 
     history: TermHistory
+    horizon_lsn: int
 
 
 class WalAppendRequest(WalHeader, frozen=True, array_like=True, tag="append"):
@@ -247,7 +252,7 @@ WAL_SWITCH: Method[SwitchConfiguration, SwitchReply] = Method(
     "wal.switch", SwitchConfiguration, SwitchReply
 )
 WAL_BUMP_TERM: Method[BumpTerm, SwitchReply] = Method("wal.bump_term", BumpTerm, SwitchReply)
-"""Raises ConfigurationMismatch: the safekeeper has another generation."""
+"""Raises StaleTerm: the safekeeper has a higher generation."""
 WAL_EXCLUDE: Method[Exclude, ExcludeReply] = Method("wal.exclude", Exclude, ExcludeReply)
 WAL_STATUS: Method[TimelineStatusOf, TimelineStatus] = Method(
     "wal.status", TimelineStatusOf, TimelineStatus
@@ -264,6 +269,8 @@ def check_message(message: ToAcceptor | ToProposer) -> None:
             check_history(message.history)
             if not message.history or message.history[-1].term != message.term:
                 raise InvalidArgument("ProposerElected whose history does not end in its term")
+            if message.horizon_lsn < 0:
+                raise InvalidArgument(f"ProposerElected with horizon {message.horizon_lsn}")
         case WalAppendRequest():
             _check_entries(message)
         case WalVoteResponse():
@@ -284,9 +291,9 @@ def _check_header(message: ToAcceptor | ToProposer) -> None:
     opens = isinstance(message, ProposerGreeting | AcceptorGreeting)
     if opens != (message.sequence == 0) and not isinstance(message, Refusal):
         raise InvalidArgument(f"{kind} with sequence {message.sequence}")
-    if not isinstance(message, ProposerGreeting | AcceptorGreeting | Refusal):
-        if min(message.term, message.generation) < 1:
-            raise InvalidArgument(f"{kind} of no term or generation")
+    names_both = not isinstance(message, ProposerGreeting | AcceptorGreeting | Refusal)
+    if names_both and min(message.term, message.generation) < 1:
+        raise InvalidArgument(f"{kind} of no term or generation")
 
 
 def _check_greeting(message: ProposerGreeting | AcceptorGreeting | Refusal) -> None:
