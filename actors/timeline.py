@@ -20,14 +20,16 @@ from stelae.core.errors import CorruptData, StelaeError, TabletNotReady
 from stelae.core.ids import OpId, TabletId
 from stelae.core.replication import Entry
 from stelae.core.tasks import Tasks
-from stelae.core.timelines import AcceptorState, LogPosition, TermHistory
+from stelae.core.timelines import AcceptorState, LogExtent, LogPosition, TermHistory
 from stelae.storage.timeline_control import (
     TimelineControl,
     backed_up,
     log_cut,
+    restarted,
     saved,
     trimmed,
 )
+from stelae.storage.wal_log import history_after
 
 
 class Timeline:
@@ -48,6 +50,8 @@ class Timeline:
         residence: asyncio.Lock,
         *,
         bring_back: Callable[[Timeline], Awaitable[None]],
+        make_log: Callable[[TimelineControl], TimelineLog],
+        next_incarnation: Callable[[TabletId], int],
         on_failed: Callable[[TabletId, OSError | CorruptData], None],
     ) -> None:
         """``log`` is None if it is evicted; ``bring_back`` is what then changes that."""
@@ -65,6 +69,8 @@ class Timeline:
         self._files = files
         self._tasks = tasks
         self._bring_back = bring_back
+        self._make_log = make_log
+        self._next_incarnation = next_incarnation
         self._on_failed = on_failed
         self._closed: StelaeError | None = None
         self._aside: TimelineLog | None = None
@@ -104,6 +110,13 @@ class Timeline:
         if self.control.evicted is not None:
             return self.control.evicted.last
         return self._known.index.last(self.acceptor.term_history)
+
+    @property
+    def extent(self) -> LogExtent:
+        """What an acceptor begins with, beside its state."""
+        base_lsn, last_lsn = self.base_lsn, self.flush_lsn
+        history = history_after(self.history, base_lsn) if last_lsn > base_lsn else ()
+        return LogExtent(base_lsn, last_lsn, history)
 
     @property
     def position(self) -> LogPosition:
@@ -203,6 +216,32 @@ class Timeline:
             if log is not None:
                 try:
                     await log.cut(after.cut)
+                except OSError as error:
+                    self.fail(error)
+                    raise
+
+    async def restart(self, acceptor: AcceptorState | None, base_lsn: int) -> None:
+        """Make the acceptor's state durable, and the log empty: it begins after ``base_lsn``, the
+        state's horizon. None of the entries may be written meanwhile."""
+        work = self._restart(acceptor, base_lsn)
+        await carry_through(self._tasks, work, "restart of a timeline's log", self.fail)
+
+    async def _restart(self, acceptor: AcceptorState | None, base_lsn: int) -> None:
+        async with self.residence, self.lock:
+            self.check()
+            log, incarnation = self.log, self.control.incarnation
+            if log is not None:
+                await log.drained()
+            after = self.control if acceptor is None else saved(self.control, acceptor)
+            assert after.acceptor is not None
+            assert after.acceptor.commit_lsn <= base_lsn, "a commit of what is not durable"
+            after = restarted(after, base_lsn, self._next_incarnation(self.tablet_id))
+            await self.commit(after)
+            self.resume(self._make_log(after))
+            if log is not None:
+                await log.close(TabletNotReady(self.tablet_id, "being restarted"))
+                try:
+                    await self._files.remove_wal(self.tablet_id, incarnation)
                 except OSError as error:
                     self.fail(error)
                     raise

@@ -309,6 +309,8 @@ class TimelineStore:
             self.lock(tablet_id),
             self.residence(tablet_id),
             bring_back=self.eviction.bring_back,
+            make_log=self.make_log,
+            next_incarnation=self.next_incarnation,
             on_failed=self._on_failed,
         )
         self._others.pop(tablet_id, None)

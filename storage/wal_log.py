@@ -133,6 +133,14 @@ def counted_names(
     return sorted(counted), dropped
 
 
+def history_after(history: TermHistory, base_lsn: int) -> TermHistory:
+    """Who wrote the entries after the base: that of a log which begins there."""
+    started = bisect_right([start.start_lsn for start in history], base_lsn + 1)
+    if not started:
+        return history
+    return (TermStart(history[started - 1].term, base_lsn + 1), *history[started:])
+
+
 class IndexedFile:
     """One file of a WAL in memory: where its records begin, and where the last one ends."""
 
@@ -240,10 +248,7 @@ class WalIndex:
         while len(self.files) > 1 and self.files[0].last_lsn <= base_lsn:
             removed.append(self.files.pop(0).name)
         self.base_lsn = base_lsn
-        started = bisect_right([start.start_lsn for start in self._history], base_lsn + 1)
-        if started:
-            first = TermStart(self._history[started - 1].term, base_lsn + 1)
-            self._history = (first, *self._history[started:])
+        self._history = history_after(self._history, base_lsn)
         return removed
 
     def spans(self, first_lsn: int, last_lsn: int, size_max_bytes: int) -> list[Span]:

@@ -19,8 +19,8 @@ from tests.unit.actors.timeline_world import (
 WHOLE_LIFE = (
     "create vote append append switch append commit trim append cut append vote append append cut "
     "append commit trim evict vote switch back append evict append evict_used append pull append "
-    "pull_older pull_raced evict pull exclude create vote append exclude pull append commit trim "
-    "cut drop"
+    "pull_older pull_raced evict pull exclude create vote append exclude pull vote append commit "
+    "trim cut restart append evict restart append drop"
 )
 """Every change of a timeline, and each of them over what an earlier one left."""
 PULLED_FIRST = "pull vote append commit exclude pull evict pull drop"

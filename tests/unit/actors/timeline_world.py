@@ -33,6 +33,7 @@ from stelae.core.timelines import (
     SafekeeperId,
     TimelineConfiguration,
     history_of,
+    joined_history,
 )
 from stelae.simulation import Options, SimLoop
 from stelae.simulation.disk import InjectedDiskError, SimDisk
@@ -255,6 +256,18 @@ class World:
             await timeline.save(acceptor, cut_from=first)
 
         return work()
+
+    def _restart(self, tablet: TabletId, now: Expected, after: Expected) -> Any:
+        """All that is here is needed no more, and what follows is somewhere else."""
+        if now.acceptor is None or now.acceptor.term == 0:
+            return None
+        after.log += self._some(after, self.rng.randrange(1, 4))
+        base = len(after.log)
+        acceptor = self._change(
+            now, after, commit_lsn=base, horizon_lsn=base, term_history=history_of(after.log)
+        )
+        after.presence = "resident"
+        return self.timeline(tablet).restart(acceptor, base)
 
     def _trim(self, tablet: TabletId, now: Expected, after: Expected) -> Any:
         if now.acceptor is None:
@@ -525,6 +538,10 @@ class World:
                     candidates.append(back)
             found, base = await self.found(TabletId(tablet))
             history = self.timeline(tablet).history if found.exists else ()
+            if found.exists:
+                extent = self.timeline(tablet).extent
+                joined = joined_history(found.acceptor.term_history, base, extent.history)
+                assert (extent.base_lsn, joined) == (base, history)
             matching = [
                 one
                 for one in candidates
@@ -635,7 +652,7 @@ async def settle(
 OPERATIONS = (
     *("create", "append", "append", "append", "append", "vote", "switch", "commit", "commit"),
     *("cut", "cut", "trim", "evict", "evict_used", "back", "exclude", "drop", "pull", "pull"),
-    *("pull_older", "pull_raced", "full", "full", "sync_error"),
+    *("restart", "pull_older", "pull_raced", "full", "full", "sync_error"),
 )
 
 __all__ = ["Crash", "NoSpace", "When", "World"]
