@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from stelae.actors.carry_through import carry_through
 from stelae.actors.timeline_files import TimelineFiles
 from stelae.actors.timeline_log import TimelineLog
+from stelae.consensus.wal_acceptor import AcceptorReady
 from stelae.core.errors import CorruptData, StelaeError, TabletNotReady
 from stelae.core.ids import OpId, TabletId
 from stelae.core.replication import Entry
@@ -188,6 +189,20 @@ class Timeline:
             self.fail(error)
             raise
         self.control = control
+
+    async def carry_out(self, ready: AcceptorReady) -> None:
+        """Make durable what an acceptor says; deletion and trimming are the caller's.
+
+        If it raises, nothing of it may be told, and the acceptor is to be made anew from `acceptor`
+        and `extent`, if this goes on at all.
+        """
+        if ready.restart_after is not None:
+            await self.restart(ready.state, ready.restart_after)
+        elif ready.state is not None or ready.cut_after is not None:
+            cut_from = None if ready.cut_after is None else ready.cut_after + 1
+            await self.save(ready.state, cut_from=cut_from)
+        if ready.entries:
+            await self.append(ready.entries)
 
     async def save(
         self, acceptor: AcceptorState | None = None, *, cut_from: int | None = None

@@ -173,6 +173,10 @@ class TimelineStore:
             if self.safekeeper in configuration.members:
                 raise InvalidArgument(f"{self.name} is a member of {configuration}")
         generation = configuration.generation if configuration is not None else FOREVER
+        return await self.exclude(tablet_id, generation)
+
+    async def exclude(self, tablet_id: TabletId, generation: int) -> bool:
+        """The same, once it was decided that this safekeeper is no member in that generation."""
         work = self._delete(tablet_id, generation)
         return await self.carried(tablet_id, work, "deletion of a timeline")
 

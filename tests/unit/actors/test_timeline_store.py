@@ -16,6 +16,14 @@ from stelae.actors.timeline import Timeline
 from stelae.actors.timeline_files import SYNCS_MAX
 from stelae.actors.timeline_pull import PullAttempt
 from stelae.actors.timeline_store import TimelineStore
+from stelae.consensus.wal_acceptor import WalAcceptor
+from stelae.consensus.wal_messages import (
+    ProposerElected,
+    ProposerGreeting,
+    WalAppendRequest,
+    WalAppendResponse,
+    WalVoteRequest,
+)
 from stelae.core.errors import (
     AlreadyRunning,
     CopyOver,
@@ -30,7 +38,7 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import OpId, TabletId
 from stelae.core.tasks import Tasks
-from stelae.core.timelines import AcceptorState, ProposerId, history_of
+from stelae.core.timelines import AcceptorState, ProposerId, TermStart, cut_history, history_of
 from stelae.runtime.files import LocalDisk
 from tests.unit.actors.timeline_world import (
     FILE_BYTES,
@@ -607,6 +615,83 @@ def test_eviction_gives_way_to_use_and_to_readers() -> None:
         assert await world.store.evict(TABLET)
         await asyncio.gather(timeline.resident(), timeline.resident())
         assert timeline.control.incarnation == 2, "it is brought back once"
+
+    run(body)
+
+
+# ---- acceptors ------------------------------------------------------------------------------
+
+
+def acceptor_of(timeline: Timeline) -> WalAcceptor:
+    return WalAcceptor(
+        timeline_id=TABLET, safekeeper=ME, state=timeline.acceptor, log=timeline.extent
+    )
+
+
+async def receive(timeline: Timeline, core: WalAcceptor, *messages: Any) -> list[Any]:
+    """What the acceptor answers, once what it promises is durable."""
+    for message in messages:
+        core.receive(message)
+    ready = core.take_ready()
+    await timeline.carry_out(ready)
+    if ready:
+        core.advance(ready)
+    core.check_invariants()
+    return list(ready.messages)
+
+
+async def lead(timeline: Timeline, core: WalAcceptor, term: int, history: Any) -> list[Any]:
+    """A proposer greets, is voted for and elected in that term."""
+    proposer, generation = ProposerId(f"p{term}"), core.generation
+    head = (TABLET, proposer, ME)
+    messages = (
+        ProposerGreeting(*head, term, generation, 1, 0, core.configuration),
+        WalVoteRequest(*head, term, generation, 1, 1),
+        ProposerElected(*head, term, generation, 1, 2, history, 0),
+    )
+    return await receive(timeline, core, *messages)
+
+
+def test_an_acceptor_finds_on_disk_what_it_had() -> None:
+    """Votes, appends, cuts and the horizon go through the store, and come back after restarts."""
+
+    async def body(world: World) -> None:
+        timeline = await world.store.create(TABLET, members(1))
+        core = acceptor_of(timeline)
+        for term in range(1, 6):
+            kept = core.last_lsn - 2 if core.last_lsn - 2 > core.commit_lsn else core.last_lsn
+            history = cut_history(core.history, kept)
+            start = TermStart(term, kept + 1)
+            answers = await lead(timeline, core, term, (*history, start))
+            assert isinstance(answers[-1], WalAppendResponse)
+            assert answers[-1].flush_lsn == kept == timeline.flush_lsn
+            entries = tuple(entry(term, kept + 1 + i, 90) for i in range(9))
+            request = WalAppendRequest(
+                TABLET,
+                ProposerId(f"p{term}"),
+                ME,
+                term,
+                1,
+                1,
+                3,
+                core.last,
+                entries,
+                kept + 4,
+                kept + 3,
+                1,
+            )
+            answers = await receive(timeline, core, request)
+            assert answers[-1].flush_lsn == kept + 9
+            core.checkpoint()
+            await receive(timeline, core)
+            await timeline.trim(core.horizon_lsn)
+            await world.start()
+            timeline = world.timeline(TABLET)
+            again = acceptor_of(timeline)
+            assert again.state == core.state
+            assert (again.last, again.history) == (core.last, core.history)
+            core = again
+        assert timeline.base_lsn > 0
 
     run(body)
 
