@@ -135,11 +135,11 @@ class TimelineLog:
             return
         name = self.index.files[-1].name
         file = await self._files.disk.open(self._path(name))
-        await file.sync()
-        if name.cut_number == cut.number:
-            self._newest, self._begins_file = file, False
-        else:
-            file.close()
+        try:
+            await file.sync()
+        finally:
+            file.close()  # idle timelines hold no file open
+        self._begins_file = name.cut_number != cut.number
 
     async def _end_file(self, path: str, end: int) -> None:
         """Durably cut off what lies behind the end."""
@@ -273,6 +273,8 @@ class TimelineLog:
                 self._newest.close()
             self._newest, self._begins_file = file, False
             newest = self.index.begun(name)
+        elif self._newest is None:  # the first entry since the start
+            self._newest = await self._files.disk.open(self._path(newest.name))
         return b"" if newest.end else encode_wal_header(self.tablet_id, name)
 
     async def _sync(self, file: File) -> None:
