@@ -10,7 +10,8 @@ a bound on the syncs under way. Neon's receive loop, group commit; design §10.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from stelae.actors.tablet_files import damage_of
 from stelae.actors.timeline_files import TimelineFiles
@@ -58,7 +59,8 @@ class TimelineLog:
         """``on_failed`` is told when the disk failed below it."""
         self.tablet_id: TabletId = control.tablet_id
         self.index = WalIndex(control.base_lsn)
-        self.failure: OSError | None = None
+        self.failure: BaseException | None = None
+        """Why nothing is written any more: the disk failed, or the task that writes ended."""
         self._files = files
         self._tasks = tasks
         self._folder = files.wal_folder(control.tablet_id, control.incarnation)
@@ -74,6 +76,8 @@ class TimelineLog:
         self._queued_bytes = 0
         self._queued_lsn = control.base_lsn
         self._flusher: asyncio.Task[None] | None = None
+        self._refusal: StelaeError | None = None
+        """Why entries that were queued last time are not in the log."""
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._readers = 0
         self._unread = asyncio.Event()
@@ -131,11 +135,11 @@ class TimelineLog:
             return
         name = self.index.files[-1].name
         file = await self._files.disk.open(self._path(name))
-        await file.sync()
-        if name.cut_number == cut.number:
-            self._newest, self._begins_file = file, False
-        else:
-            file.close()
+        try:
+            await file.sync()
+        finally:
+            file.close()  # idle timelines hold no file open
+        self._begins_file = name.cut_number != cut.number
 
     async def _end_file(self, path: str, end: int) -> None:
         """Durably cut off what lies behind the end."""
@@ -172,13 +176,17 @@ class TimelineLog:
         return self._flusher is None and not self._queue
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Queue entries that follow those given before; `flushed` tells when they are durable."""
+        """Queue entries that follow those given before; `flushed` tells when they are durable.
+
+        Raises NoSpace if those before them were refused, and OSError.
+        """
         self._check()
         if not entries:
             return
-        assert entries[0].index == self._queued_lsn + 1, (
-            f"entry {entries[0].index} after {self._queued_lsn}"
-        )
+        first, expected = entries[0].index, self._queued_lsn + 1
+        if first > expected and self._refusal is not None:
+            raise self._refusal  # what they follow is not there
+        assert first == expected, f"entry {first} after {self._queued_lsn}"
         self._queue.extend(entries)
         self._queued_bytes += sum([record_bytes(entry) for entry in entries])
         self._queued_lsn = entries[-1].index
@@ -192,8 +200,10 @@ class TimelineLog:
         written after it: the next one follows `flush_lsn`), and OSError if the disk failed.
         """
         self._check()
+        if lsn > self._queued_lsn:
+            assert self._refusal is not None, f"nobody wrote entry {lsn}"
+            raise self._refusal
         if lsn > self.flush_lsn:
-            assert lsn <= self._queued_lsn, f"nobody wrote entry {lsn}"
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append((lsn, waiter))
             await waiter
@@ -219,7 +229,8 @@ class TimelineLog:
             self._refuse(error)
         except OSError as error:
             self.fail(error)
-        except BaseException as error:
+        except BaseException as error:  # a bug, or the end of the process: nobody waits for ever
+            self.failure = error
             self._wake(error)
             raise
         finally:
@@ -236,7 +247,8 @@ class TimelineLog:
             header = await self._begin_file(batch[written].index)
             newest, file = self.index.files[-1], self._newest
             assert file is not None
-            part, size_bytes = [], len(header)
+            part: list[Entry] = []
+            size_bytes = len(header)
             for entry in batch[written:]:
                 if part and newest.end + size_bytes >= self._file_bytes:
                     break
@@ -261,6 +273,8 @@ class TimelineLog:
                 self._newest.close()
             self._newest, self._begins_file = file, False
             newest = self.index.begun(name)
+        elif self._newest is None:  # the first entry since the start
+            self._newest = await self._files.disk.open(self._path(newest.name))
         return b"" if newest.end else encode_wal_header(self.tablet_id, name)
 
     async def _sync(self, file: File) -> None:
@@ -271,6 +285,7 @@ class TimelineLog:
         """What is queued cannot be written: nothing of it will be in the log."""
         self._queue, self._queued_bytes = [], 0
         self._queued_lsn = self.flush_lsn
+        self._refusal = error
         self._wake(error)
 
     def fail(self, error: OSError) -> None:
@@ -289,6 +304,8 @@ class TimelineLog:
                 continue
             if lsn <= self.flush_lsn:
                 waiter.set_result(None)
+            elif isinstance(error, asyncio.CancelledError):
+                waiter.cancel()
             elif error is not None:
                 waiter.set_exception(error)
             else:
@@ -332,24 +349,40 @@ class TimelineLog:
         if not self.index.base_lsn < first_lsn <= last_lsn:
             return []
         entries: list[Entry] = []
-        self._readers += 1
-        self._unread.clear()
-        try:
+        async with self._reading():
             for span in self.index.spans(first_lsn, last_lsn, size_max_bytes):
                 entries += await self._read_span(span)
-        finally:
-            self._readers -= 1
-            if not self._readers:
-                self._unread.set()
         return entries
 
     async def _read_span(self, span: Span) -> list[Entry]:
         path = self._path(span.name)
-        data = await self.read_bytes(span.name, span.offset, span.length)
-        return await self._files.offload(decode_range, path, data, span.offset, span.first_lsn)
+        data = await self._read_at(span.name, span.offset, span.length)
+        found: list[Entry] = await self._files.offload(
+            decode_range, path, data, span.offset, span.first_lsn
+        )
+        return found
 
-    async def read_bytes(self, name: WalName, offset: int, length: int) -> bytes:
-        """Of a file that is there, while nobody removes it. Raises CorruptData."""
+    async def read_piece(self, name: WalName, offset: int, length: int) -> bytes | None:
+        """Bytes of a file, up to its end; None if it is not there. Raises CorruptData."""
+        async with self._reading():
+            file = self.find(name)
+            if file is None:
+                return None
+            return await self._read_at(name, offset, max(0, min(length, file.end - offset)))
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[None]:
+        """While files are read none is removed."""
+        self._readers += 1
+        self._unread.clear()
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._unread.set()
+
+    async def _read_at(self, name: WalName, offset: int, length: int) -> bytes:
         path = self._path(name)
         with damage_of(path):
             file = await self._files.disk.open(path)
@@ -368,8 +401,13 @@ class TimelineLog:
                 return file
         return None
 
-    def close(self) -> None:
-        """Close the files. What was said to be durable is; nothing may be queued."""
+    async def close(self, reason: StelaeError) -> None:
+        """Let go of the files, once a sync under way has ended. What is queued is not written."""
+        self._refuse(reason)
+        while self._flusher is not None:
+            await asyncio.wait([self._flusher])
+            self._refuse(reason)
+        await self._unread.wait()
         if self._newest is not None:
             self._newest.close()
             self._newest = None

@@ -211,4 +211,5 @@ def parse_numbered_name(prefix: str, count: int, name: str) -> Sequence[int] | N
         return None
     if not all(len(each) == 20 and each.isdecimal() for each in digits):
         return None
-    return [int(each) for each in digits]
+    numbers = [int(each) for each in digits]
+    return numbers if max(numbers) < 1 << 64 else None

@@ -147,6 +147,11 @@ def _next(before: TimelineControl, **changes: object) -> TimelineControl:
     return msgspec.structs.replace(before, number=before.number + 1, **changes)
 
 
+def _blobs_of(control: TimelineControl) -> tuple[str, ...]:
+    """What of it is offloaded, and counts."""
+    return tuple(each.blob for each in control.evicted.files) if control.evicted else ()
+
+
 def unknown(tablet_id: TabletId) -> TimelineControl:
     """What is known of a timeline that never was here; not written as such."""
     return TimelineControl(tablet_id, 0, Presence.ABSENT)
@@ -191,6 +196,22 @@ def log_cut(before: TimelineControl, from_lsn: int) -> TimelineControl:
     return _next(before, cut=LogCut(before.cut.number + 1, from_lsn))
 
 
+def restarted(before: TimelineControl, base_lsn: int, incarnation: int) -> TimelineControl:
+    """The log is empty and begins after ``base_lsn``: what was before is committed, and needed no
+    more. What lay here or was offloaded is to go."""
+    assert before.acceptor is not None, f"restart of a timeline that is {before.presence}"
+    assert before.base_lsn <= base_lsn <= before.acceptor.horizon_lsn, f"a restart after {base_lsn}"
+    return _next(
+        before,
+        presence=Presence.RESIDENT,
+        incarnation=incarnation,
+        base_lsn=base_lsn,
+        cut=LogCut(before.cut.number + 1, base_lsn + 1),
+        evicted=None,
+        stale_blobs=before.stale_blobs + _blobs_of(before),
+    )
+
+
 def trimmed(before: TimelineControl, base_lsn: int) -> TimelineControl:
     """The WAL begins after ``base_lsn``."""
     assert before.acceptor is not None, f"trim of a timeline that is {before.presence}"
@@ -209,9 +230,7 @@ def deleted(before: TimelineControl, generation: int) -> TimelineControl:
     term = before.tombstone.term if before.tombstone is not None else 0
     if before.acceptor is not None:
         term = max(term, before.acceptor.term)
-    blobs = before.stale_blobs
-    if before.evicted is not None:
-        blobs += tuple(offloaded.blob for offloaded in before.evicted.files)
+    blobs = before.stale_blobs + _blobs_of(before)
     tombstone = TimelineTombstone(max(generation, before.deleted_generation), term)
     return TimelineControl(
         before.tablet_id,
@@ -259,9 +278,6 @@ def pulled(
 ) -> TimelineControl:
     """A copy counts from now on, in the place of what was here."""
     assert acceptor.configuration.generation > before.deleted_generation, "a deleted one comes back"
-    blobs = before.stale_blobs
-    if before.evicted is not None:
-        blobs += tuple(offloaded.blob for offloaded in before.evicted.files)
     return _next(
         before,
         presence=Presence.RESIDENT,
@@ -270,7 +286,7 @@ def pulled(
         base_lsn=snapshot.base_lsn,
         cut=snapshot.cut,
         evicted=None,
-        stale_blobs=blobs,
+        stale_blobs=before.stale_blobs + _blobs_of(before),
     )
 
 
@@ -318,13 +334,12 @@ def evicted(before: TimelineControl, log: EvictedLog) -> TimelineControl:
 def brought_back(before: TimelineControl, incarnation: int) -> TimelineControl:
     """The files are here again; the blobs are to go."""
     assert before.evicted is not None
-    blobs = tuple(offloaded.blob for offloaded in before.evicted.files)
     return _next(
         before,
         presence=Presence.RESIDENT,
         evicted=None,
         incarnation=incarnation,
-        stale_blobs=before.stale_blobs + blobs,
+        stale_blobs=before.stale_blobs + _blobs_of(before),
     )
 
 

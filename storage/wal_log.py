@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId, TabletId
 from stelae.core.replication import Entry
-from stelae.core.timeline_copies import LogCut, WalFile
+from stelae.core.timeline_copies import LogCut
 from stelae.core.timelines import (
     TermHistory,
     TermStart,
@@ -133,6 +133,14 @@ def counted_names(
     return sorted(counted), dropped
 
 
+def history_after(history: TermHistory, base_lsn: int) -> TermHistory:
+    """Who wrote the entries after the base: that of a log which begins there."""
+    started = bisect_right([start.start_lsn for start in history], base_lsn + 1)
+    if not started:
+        return history
+    return (TermStart(history[started - 1].term, base_lsn + 1), *history[started:])
+
+
 class IndexedFile:
     """One file of a WAL in memory: where its records begin, and where the last one ends."""
 
@@ -237,13 +245,10 @@ class WalIndex:
     def trim(self, base_lsn: int) -> list[WalName]:
         """Forget the entries up to a base that `trimmable` told. Which files to remove."""
         removed = []
-        while self.files and self.files[0].last_lsn <= base_lsn:
+        while len(self.files) > 1 and self.files[0].last_lsn <= base_lsn:
             removed.append(self.files.pop(0).name)
         self.base_lsn = base_lsn
-        started = bisect_right([start.start_lsn for start in self._history], base_lsn + 1)
-        if started:
-            first = TermStart(self._history[started - 1].term, base_lsn + 1)
-            self._history = (first, *self._history[started:])
+        self._history = history_after(self._history, base_lsn)
         return removed
 
     def spans(self, first_lsn: int, last_lsn: int, size_max_bytes: int) -> list[Span]:
@@ -274,8 +279,3 @@ class WalIndex:
     def _file_of(self, lsn: int) -> IndexedFile:
         firsts = [file.name.first_lsn for file in self.files]
         return self.files[bisect_right(firsts, lsn) - 1]
-
-
-def check_wal_file(file: WalFile) -> WalName | None:
-    """The name of a file that another server speaks of; None if it can be no file of a WAL."""
-    return parse_wal_name(file.name) if file.size_bytes > 0 else None
