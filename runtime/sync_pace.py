@@ -6,22 +6,22 @@ long the syncs of that file take; nobody has to say it. A pure core: whoever syn
 
 Invariants: the first syncs are done in a thread, those of a new file where those of the last one
 were. On the loop are only such before which few bytes were written, and only after quick ones in
-the thread. One that is very slow, or a few that are slow, end that; each time this happens, twice
-as many quick ones are asked for, up to `_QUICK_MAX`: of a disk that is quick now and then, less
-than one sync in a hundred holds up the loop. Many that are quick on the loop make good for that.
+the thread. A few slow ones there, or one that is very slow, end that; each time this happens, twice
+as many quick ones are asked for, up to `_QUICK_MAX`: a disk that is quick now and then holds up the
+loop in few of its syncs. Many that are quick on the loop make good for that.
 """
 
 from __future__ import annotations
 
 QUICK_SYNC_S = 0.0005
 """What a loop may be held up for."""
-_SLOW_MEAN_S = 4 * QUICK_SYNC_S
+_SLOW_MEAN_S = 8 * QUICK_SYNC_S
 """Of those on the loop; part of it may be a wait for a processor, which a thread waits for too."""
 SMALL_BYTES = 256 * 1024
 """Written since the last sync. More takes longer than what was measured tells."""
 _WEIGHT = 0.125
 _SLOW_COUNTS = 0.125  # in a thread, where many a quick one seems slow beside a busy loop
-_QUICK_MIN, _QUICK_MAX = 4, 1024
+_QUICK_MIN, _QUICK_MAX = 4, 256
 _FORGIVEN_AFTER = 4096
 
 

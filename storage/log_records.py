@@ -77,7 +77,7 @@ def encode_record_header(entry: Entry, durable_index: int) -> bytes:
     """What stands before the body; the log was durable to ``durable_index`` before this append."""
     head = _RECORD_HEAD.pack(RECORD_MAGIC, FORMAT_VERSION, int(entry.kind), 0)
     rest = _RECORD_REST.pack(len(entry.body), entry.term, entry.index, durable_index)
-    return b"".join((head, _checksum(head, rest, entry.body), rest))
+    return b"".join((head, _CRC.pack(crc32c(entry.body, crc32c(head + rest))), rest))
 
 
 def encode_record(entry: Entry, durable_index: int) -> bytes:
