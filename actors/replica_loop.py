@@ -26,6 +26,7 @@ from stelae.actors.replica_requests import Proposal, ReplicaRequests
 from stelae.actors.replica_storage import ReplicaStorage
 from stelae.actors.replica_types import ReplicaSettings, RoleChange, SnapshotStore, StateMachine
 from stelae.consensus.messages import (
+    AppendRequest,
     Message,
     RaftMessages,
     SnapshotRequest,
@@ -116,6 +117,9 @@ class ReplicaLoop:
         self._tick_due: Tick | None = None
         self._written: OpId | None = None
         self._in_turn = False
+        """Whether the core is in the midst of something, and may not be stepped."""
+        self._is_busy = False
+        """Whether the loop waits for the disk, perhaps."""
         self._is_stopped = False
 
     # ---- life ------------------------------------------------------------------------------
@@ -158,7 +162,9 @@ class ReplicaLoop:
         self._requests.close()
         self.flushes.close()
         for _, future in self._transfers:
-            future.cancel()
+            if not future.done():
+                future.set_exception(self._not_leader())
+        self._changed.set()
 
     # ---- what can be seen ------------------------------------------------------------------
 
@@ -214,6 +220,15 @@ class ReplicaLoop:
             core.step(message)
             self._go_on(core, role)
 
+    def _answer_while_busy(self, message: Message) -> bool:
+        """Tell a leader whose heartbeat has to wait for this replica's disk that it is followed."""
+        if self._core is None or not self._is_busy or self._is_stopped:
+            return False
+        answer = self._core.answer_while_busy(message)
+        if answer is not None:
+            self._links.send([answer])
+        return answer is not None
+
     def tick(self, tick: Tick) -> None:
         """The clock of the host has ticked. Ticks missed during a slow turn count as one."""
         core = self._free_core()
@@ -222,9 +237,14 @@ class ReplicaLoop:
             self._wake.set()
         else:
             role = core.role
-            core.step(tick)
-            self._care_for_members(core, tick.now_us)
+            self._step_tick(core, tick)
             self._go_on(core, role)
+
+    def _step_tick(self, core: Raft, tick: Tick) -> None:
+        if core.leader is not None and (sending := self._links.sending()):
+            tick = Tick(tick.now_us, sending)
+        core.step(tick)
+        self._care_for_members(core, tick.now_us)
 
     def spread_commit(self) -> None:
         """A follower waits to hear how far all is committed."""
@@ -252,7 +272,9 @@ class ReplicaLoop:
     def _queue(self, message: Message, address: Address) -> None:
         if not self._is_for_us(message, address):
             return
-        if len(self._inbox) < self._settings.inbox_messages_max:
+        if self._answer_while_busy(message) and self._inbox and _is_alike(self._inbox[-1], message):
+            self._inbox[-1] = message
+        elif len(self._inbox) < self._settings.inbox_messages_max:
             self._inbox.append(message)
         else:
             self._runtime.metrics.count("raft_messages_dropped")
@@ -277,18 +299,19 @@ class ReplicaLoop:
         core = self.core
         self._tell(core)
         while True:
-            self._in_turn = False
+            self._in_turn = self._is_busy = False
             await self._wake.wait()
             if self._is_stopped:
                 return
             self._wake.clear()
-            self._in_turn = True
+            self._in_turn = self._is_busy = True
             self._take_events(core)
             while ready := core.take_ready():
                 await self._execute(core, ready)
                 if core.log.applied_index < core.log.commit_index:
                     await asyncio.sleep(0)  # a long log: the server has others to serve
             self.copies.tell_absent(core)
+            self._in_turn = False  # nothing is half done: heartbeats go on while files are written
             await self.flushes.trim(core)
             await self._own_snapshots.after_turn(core)
             self._tell(core)
@@ -309,10 +332,19 @@ class ReplicaLoop:
                 core.step(Unreachable(uuid))
         if self._tick_due is not None:
             tick, self._tick_due = self._tick_due, None
-            core.step(tick)
-            self._care_for_members(core, tick.now_us)
-        for proposal in self._requests.take_proposals():
-            self._propose(core, proposal)
+            self._step_tick(core, tick)
+        self._take_requests(core)
+        transfers, self._transfers = self._transfers, []
+        for target, future in transfers:
+            self._transfer(core, target, future)
+
+    def _take_requests(self, core: Raft) -> None:
+        """Proposals wait while this leader's disk, or the others, are too far behind."""
+        waiting_bytes = core.log.bytes_after(core.log.applied_index)
+        has_room = not self._writer.is_full and waiting_bytes < self._settings.queue_bytes
+        if core.leader is None or has_room:
+            for proposal in self._requests.take_proposals():
+                self._propose(core, proposal)
         for request in self._requests.take_reads():
             try:
                 core.read(request)
@@ -320,9 +352,6 @@ class ReplicaLoop:
                 self._requests.fail_read(request, self._not_leader())
             except StelaeError as error:
                 self._requests.fail_read(request, error)
-        transfers, self._transfers = self._transfers, []
-        for target, future in transfers:
-            self._transfer(core, target, future)
 
     def _propose(self, core: Raft, proposal: Proposal) -> None:
         try:
@@ -380,8 +409,6 @@ class ReplicaLoop:
             self._own_snapshots.restored()
         self._apply(core, ready.committed)
         self._finish(core, ready, is_written=not leads)
-        if self._writer.is_full:
-            await self._writer.drained()
 
     def _apply(self, core: Raft, committed: Sequence[Entry]) -> None:
         for entry in committed:
@@ -442,8 +469,8 @@ class ReplicaLoop:
         self._wake.set()
 
     def _not_leader(self) -> NotLeader:
-        if self._core is None:
-            return NotLeader(self.uuid, 0, "")
+        if self._core is None or self._is_stopped:
+            return NotLeader(self.uuid, self._core.term if self._core is not None else 0, "")
         return NotLeader(self.uuid, self._core.term, self.leader_address or "")
 
     def _lost(self, uuid: ServerUuid) -> None:
@@ -458,3 +485,9 @@ class ReplicaLoop:
 
     def _now_us(self) -> int:
         return int(self._runtime.clock.monotonic() * 1_000_000)
+
+
+def _is_alike(before: Message, message: Message) -> bool:
+    """Whether both are heartbeats of one leader, of which the newer one says all."""
+    beats = [m for m in (before, message) if isinstance(m, AppendRequest) and not m.entries]
+    return len(beats) == 2 and (before.source, before.term) == (message.source, message.term)
