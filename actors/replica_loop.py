@@ -144,6 +144,8 @@ class ReplicaLoop:
         name = f"replica {self.group_id}"
         self._own.append(self._tasks.spawn(self._run(), name))
         self._own.append(self._tasks.spawn(self._write(), f"{name} writes"))
+        notes = self._storage.note_for_ever(self._runtime.clock)
+        self._own.append(self._tasks.spawn(notes, f"{name} notes"))
         self._host.join(self.group_id, self)
 
     async def stop(self) -> None:

@@ -3,7 +3,9 @@
 A file holds consecutive entries and is named after its first index. Each record carries a CRC-32C
 over header and body, and the index up to which the log was durable when it was written: a damaged
 record is a *torn tail* (an append that a crash interrupted and nobody was told of; it is cut)
-unless a later record proves that it had been durable, or a later file exists: `CorruptData`.
+unless a later record proves that it had been durable, or a later file exists: `CorruptData`. Of
+what was written last a note tells, in two slots of a small file beside the log: up to which entry
+it was durable. A log that ends before that is damaged as well.
 
 Invariant for the writer: a cut is durable before the next append, so that remnants of a cut suffix
 can never follow new records. Design §6 (entry), §8; Kudu's ``wals/``.
@@ -34,6 +36,11 @@ _RECORD_REST = struct.Struct("<IQQQ")  # bytes of the body, term, index, durable
 RECORD_HEADER_BYTES = _RECORD_HEAD.size + _CRC.size + _RECORD_REST.size
 _KINDS = {int(kind): kind for kind in EntryKind}
 _NAME_PREFIX = "log-"
+NOTE_NAME = "durable"
+NOTE_SLOT_BYTES = 512
+_NOTE_MAGIC = b"StRn"
+_NOTE = struct.Struct("<4sIQQ")  # magic, checksum, number, index
+_NOTE_REST = struct.Struct("<QQ")
 
 
 def log_file_name(first_index: int) -> str:
@@ -169,6 +176,36 @@ def _require_torn(where: str, data: bytes, offset: int, index: int, *, newest: b
     proof = _proof_of_damage(where, data, offset, index)
     if proof is not None:
         raise CorruptData(where, offset, f"entry {index} is damaged; {proof} shows it was durable")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Note:
+    """The ``number``-th note: the log was durable up to ``index``."""
+
+    number: int
+    index: int
+
+
+def _note_checksum(group_id: TabletId, note: Note) -> int:
+    return crc32c(group_id.encode(), crc32c(_NOTE_REST.pack(note.number, note.index)))
+
+
+def encode_note(group_id: TabletId, note: Note) -> bytes:
+    """For one slot."""
+    return _NOTE.pack(_NOTE_MAGIC, _note_checksum(group_id, note), note.number, note.index)
+
+
+def decode_notes(group_id: TabletId, data: bytes) -> list[Note]:
+    """What the slots of a file hold; those that are torn, or empty, are left out."""
+    notes = []
+    for offset in (0, NOTE_SLOT_BYTES):
+        if offset + _NOTE.size > len(data):
+            break
+        magic, checksum, number, index = _NOTE.unpack_from(data, offset)
+        note = Note(number, index)
+        if magic == _NOTE_MAGIC and checksum == _note_checksum(group_id, note):
+            notes.append(note)
+    return notes
 
 
 def check_sequence(where: str, entries: Sequence[Entry]) -> None:

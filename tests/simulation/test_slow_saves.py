@@ -81,7 +81,7 @@ def terms_after(who: str, seed: int, writers: int = 4) -> tuple[list[int], int]:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("who", WHO)
 def test_a_slow_disk_deposes_nobody(who: str, seed: int) -> None:
-    """One leader of one term all the time; writes are answered, at once where a majority is fast."""
+    """One leader of one term all the time; writes are answered, soon where a majority is fast."""
     seen, answered = terms_after(who, seed)
     assert len(dict.fromkeys(seen)) == 1, f"led in terms {list(dict.fromkeys(seen))}"
     fast = who in ("one follower", "the leader")
