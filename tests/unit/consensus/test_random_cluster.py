@@ -582,7 +582,7 @@ def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of these mistakes breaks a promise within a few hundred lives."""
     plant(bug, monkeypatch)
-    for seed in range(400):
+    for seed in range(800):
         cluster = Cluster(seed, bug=bug)
         if bug in ("vote not persisted", "ack before sync", "busy answer of too much"):
             cluster.crash_rate = 0.03
