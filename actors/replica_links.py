@@ -33,8 +33,8 @@ from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 
 CALL_TIMEOUT_S = 1.0
-SLOWEST_BYTES_PER_S = 4 << 20  # a large entry has so much more time, or it would never arrive,
-PATIENCE_MAX = 32.0  # and up to so much more again, where it did not arrive in time
+SLOWEST_BYTES_PER_S = 1 << 20  # a large entry has so much more time, or it would never arrive,
+PATIENCE_MAX = 16.0  # and up to so much more again, where it did not arrive in time
 CALLS_MAX = 8  # at a time, per peer: one lost answer must not silence the link
 OUTBOX_MAX = 256  # messages per peer
 BATCH_BYTES = 4 << 20  # of entries and snapshot chunks in one call, unless one is larger
