@@ -26,11 +26,11 @@ from stelae.actors.replica_requests import Proposal, ReplicaRequests
 from stelae.actors.replica_storage import ReplicaStorage
 from stelae.actors.replica_types import ReplicaSettings, RoleChange, SnapshotStore, StateMachine
 from stelae.consensus.messages import (
-    AppendRequest,
     Message,
     RaftMessages,
     SnapshotRequest,
     check_message,
+    replaces,
 )
 from stelae.consensus.raft import Raft
 from stelae.consensus.ready import Ready, Role, Tick, Unreachable
@@ -274,7 +274,7 @@ class ReplicaLoop:
     def _queue(self, message: Message, address: Address) -> None:
         if not self._is_for_us(message, address):
             return
-        if self._answer_while_busy(message) and self._inbox and _is_alike(self._inbox[-1], message):
+        if self._answer_while_busy(message) and self._inbox and replaces(message, self._inbox[-1]):
             self._inbox[-1] = message
         elif len(self._inbox) < self._settings.inbox_messages_max:
             self._inbox.append(message)
@@ -317,6 +317,8 @@ class ReplicaLoop:
             await self.flushes.trim(core)
             await self._own_snapshots.after_turn(core)
             self._tell(core)
+            if self._requests.has_queued and self._has_room(core):
+                self._wake.set()
 
     def _take_events(self, core: Raft) -> None:
         """Step the core by what has arrived."""
@@ -342,9 +344,7 @@ class ReplicaLoop:
 
     def _take_requests(self, core: Raft) -> None:
         """Proposals wait while this leader's disk, or the others, are too far behind."""
-        waiting_bytes = core.log.bytes_after(core.log.applied_index)
-        has_room = not self._writer.is_full and waiting_bytes < self._settings.queue_bytes
-        if core.leader is None or has_room:
+        if self._has_room(core):
             for proposal in self._requests.take_proposals():
                 self._propose(core, proposal)
         for request in self._requests.take_reads():
@@ -354,6 +354,11 @@ class ReplicaLoop:
                 self._requests.fail_read(request, self._not_leader())
             except StelaeError as error:
                 self._requests.fail_read(request, error)
+
+    def _has_room(self, core: Raft) -> bool:
+        waiting_bytes = core.log.bytes_after(core.log.applied_index)
+        is_behind = self._writer.is_full or waiting_bytes >= self._settings.queue_bytes
+        return core.leader is None or not is_behind
 
     def _propose(self, core: Raft, proposal: Proposal) -> None:
         try:
@@ -487,9 +492,3 @@ class ReplicaLoop:
 
     def _now_us(self) -> int:
         return int(self._runtime.clock.monotonic() * 1_000_000)
-
-
-def _is_alike(before: Message, message: Message) -> bool:
-    """Whether both are heartbeats of one leader, of which the newer one says all."""
-    beats = [m for m in (before, message) if isinstance(m, AppendRequest) and not m.entries]
-    return len(beats) == 2 and (before.source, before.term) == (message.source, message.term)

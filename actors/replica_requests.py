@@ -136,6 +136,11 @@ class ReplicaRequests:
         queue, self._queue = self._queue, {}
         return [proposal for proposal in queue.values() if not proposal.future.done()]
 
+    @property
+    def has_queued(self) -> bool:
+        """Whether proposals were held back."""
+        return bool(self._queue)
+
     def appended(self, proposal: Proposal, op_id: OpId) -> None:
         """The proposal is entry ``op_id`` of the leader's log."""
         proposal.op_id = op_id

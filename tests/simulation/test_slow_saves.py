@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from stelae.actors.replica_loop import ReplicaLoop
@@ -17,7 +18,7 @@ from stelae.consensus.messages import Message
 from stelae.consensus.raft import Raft
 from stelae.core.messages import WriteOp
 from stelae.simulation import Options, World
-from tests.simulation.tablet_group import Caller, Group
+from tests.simulation.tablet_group import SETTINGS, Caller, Group
 
 SLOWNESS = 3000.0
 """A sync takes two to ten seconds; an election, a third of one."""
@@ -111,3 +112,40 @@ def test_this_would_see_a_replica_that_waits_for_its_disk(
         monkeypatch.setattr(ReplicaLoop, "_execute", patiently)
         seen, _ = terms_after("the leader", 0)
     assert len(dict.fromkeys(seen)) > 1
+
+
+def test_a_leader_whose_followers_are_slow_does_not_pile_up_what_they_lack() -> None:
+    """Callers give up and try again, and each try is an entry: beyond a bound they wait outside of
+    the log, and nobody is forgotten there once there is room."""
+    limit = 20_000
+    world = World(2, Options())
+    group = Group(world, settings=msgspec.structs.replace(SETTINGS, queue_bytes=limit))
+    most = 0
+
+    async def write(number: int) -> None:
+        client = Caller(group, f"client {number}", attempt_s=0.2)
+        row = (number, "x" * 1000)
+        await client.write(WriteOp.UPSERT, [row], attempts=10_000)
+
+    async def story() -> None:
+        nonlocal most
+        await group.start()
+        leader = await group.wait_leader()
+        for name in group.names:
+            if name != leader:
+                world.nodes[name].disk.slowness = SLOWNESS
+        writes = [asyncio.create_task(write(number)) for number in range(5)]
+        until_s = world.loop.time() + SLOW_S
+        while world.loop.time() < until_s:
+            tablet = group.tablet(leader)
+            assert tablet is not None
+            log = tablet.replica.core.log
+            most = max(most, log.bytes_after(log.applied_index))
+            await asyncio.sleep(0.05)
+        for name in group.names:
+            world.nodes[name].disk.heal()
+        await asyncio.wait_for(asyncio.gather(*writes), 60.0)
+        await group.wait_agreement(group.names)
+
+    world.run(story(), limit_s=300.0)
+    assert limit / 2 < most < 1.5 * limit

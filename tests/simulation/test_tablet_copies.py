@@ -719,3 +719,25 @@ def test_an_order_that_names_another_end_of_the_log_is_refused() -> None:
         assert cluster.server(ahead).jobs._jobs
 
     Cluster().run(story)
+
+
+def test_a_large_entry_is_copied_over_a_slow_link() -> None:
+    """It comes whole, and in no less time than the link takes, which no setting knows."""
+    size_bytes = 60_000  # two seconds here, and calls have 0.3
+
+    async def story(cluster: Cluster) -> None:
+        leader = cluster.leader
+        for name in EVERYONE:
+            for pair in ((name, SPARE), (SPARE, name)):
+                cluster.world.network.bandwidths[pair] = 30_000.0
+        put = Put("large", "x" * (size_bytes // 20) + "-1")
+        await call_leader(cluster.world, cluster.client, PUT, put, 0, FOUNDERS)
+        term = cluster.server(leader).tablets[TABLET].replica.term
+        await cluster.order(SPARE, leader, term, DataState.ABSENT)
+        spare = cluster.server(SPARE)
+        await cluster.until(lambda: not spare.jobs._jobs, "the copy ends")
+        assert spare.data_state(TABLET) is DataState.READY
+        assert spare.jobs.problems == {}
+
+    patient = msgspec.structs.replace(COPY_SETTINGS, copy_idle_s=100.0)
+    Cluster(settings=patient, flush_every_s=1000.0).run(story)
