@@ -15,7 +15,7 @@ steps, without waking a task. So groups at rest cost little. Design §7, §8, §
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from stelae.actors.log_writer import LogWriter
 from stelae.actors.raft_host import RaftHost
@@ -143,9 +143,9 @@ class ReplicaLoop:
         self._links.learn(self._core.configuration)
         name = f"replica {self.group_id}"
         self._own.append(self._tasks.spawn(self._run(), name))
-        self._own.append(self._tasks.spawn(self._write(), f"{name} writes"))
+        self._own.append(self._tasks.spawn(self._write(self._writer.run()), f"{name} writes"))
         notes = self._storage.note_for_ever(self._runtime.clock)
-        self._own.append(self._tasks.spawn(notes, f"{name} notes"))
+        self._own.append(self._tasks.spawn(self._write(notes), f"{name} notes"))
         self._host.join(self.group_id, self)
 
     async def stop(self) -> None:
@@ -440,10 +440,10 @@ class ReplicaLoop:
         self._requests.release_reads(core.log.applied_index)
         self.copies.tell(ready.copies)
 
-    async def _write(self) -> None:
-        """Run the writer. A failure of the disk ends everything here at once."""
+    async def _write(self, work: Awaitable[None]) -> None:
+        """For ever. A failure of the disk ends everything here at once."""
         try:
-            await self._writer.run()
+            await work
         finally:
             self._is_stopped = True
 
