@@ -42,6 +42,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 _ENTRIES = msgspec.msgpack.Decoder(list[Entry])
 OBJECTS_LOST_MAX = 3
 """After so many the rest of a session's images is fetched in pieces."""
+PATIENCE_MAX = 16.0
 
 
 class Broken(Exception):
@@ -76,6 +77,7 @@ class SourceSession:
         self._done: list[str] = []
         """Images from the object store that are on disk, which the source does not know yet."""
         self._objects_lost = 0
+        self._patience = 1.0
 
     async def open(self, receiver: ServerUuid, files_of: FilesOf) -> None:
         """Begin it. Raises Broken, CorruptData for a plan that contradicts itself."""
@@ -172,15 +174,19 @@ class SourceSession:
         await self._call(END_COPY, EndCopy(self.plan.session))
 
     async def _call(self, method: Method[Q, R], request: Q) -> Reply[R]:
+        """Each call that is not answered in time gives the next one twice as long: an entry comes
+        whole, however large it is and however slow the link."""
         try:
             return await self._runtime.peers.call(
                 self._address,
                 method,
                 request,
-                timeout_s=self._settings.call_timeout_s,
+                timeout_s=self._settings.call_timeout_s * self._patience,
                 destination=self._source,
             )
         except (RetryLater, OutcomeUnknown) as error:
+            if isinstance(error, OutcomeUnknown):
+                self._patience = min(2 * self._patience, PATIENCE_MAX)
             raise Broken(error) from error
 
 

@@ -250,6 +250,7 @@ class CopyJobs:
         """From the first word with the source to a replica that runs."""
         tablet_id = job.tablet_id
         session = await self._interruptible(job, self._open(job))
+        self._check_reaches(tablet_id, session)
         if self._host.data_state(tablet_id) is DataState.READY:
             await self._make_way(job, session)
         job.attempt = await self._begin(job, session)
@@ -299,6 +300,13 @@ class CopyJobs:
         if session.plan.term < order.term:
             raise StaleTerm(f"the source {order.source}", session.plan.term, order.term)
         return session
+
+    def _check_reaches(self, tablet_id: TabletId, session: SourceSession) -> None:
+        """A copy from a source that has less than was acknowledged here could never be finished."""
+        last = self._host.last_op_id(tablet_id)
+        if last is not None and session.plan.log_last < last:
+            state = f"at {last}, and its source at {session.plan.log_last}"
+            raise TabletNotReady(tablet_id, state)
 
     async def _make_way(self, job: CopyJob, session: SourceSession) -> None:
         """Delete the replica that is here, if it cannot do without a copy."""

@@ -36,8 +36,9 @@ class Replica(ReplicaLoop):
 
     @property
     def is_leader(self) -> bool:
-        """False before `start`."""
-        return self._core is not None and self._core.role is Role.LEADER
+        """False before `start`, and once this is stopped, or its disk has failed."""
+        leads = self._core is not None and self._core.role is Role.LEADER
+        return leads and not self._is_stopped
 
     @property
     def term(self) -> int:
@@ -81,6 +82,7 @@ class Replica(ReplicaLoop):
         Raises:
             NotLeader: surely not done.
             Overloaded, TabletNotReady: surely not done.
+            TooLarge: no replica ever takes so much at once.
             OutcomeUnknown: still not decided after ``timeout_s``; it may be done later.
         """
         if not self.is_leader:
@@ -131,9 +133,12 @@ class Replica(ReplicaLoop):
             raise DeadlineExpired("read_barrier", "a majority of the replicas") from None
 
     async def wait_applied(self, index: int, timeout_s: float) -> None:
-        """Wait until this replica, leading or not, has applied it. Raises DeadlineExpired."""
+        """Wait until this replica, leading or not, has applied it. Raises DeadlineExpired, and
+        NotLeader once this is stopped."""
         if index <= self.core.log.applied_index:
             return
+        if self._is_stopped:
+            raise self._not_leader()
         request = self._requests.queue_read(index)
         try:
             async with asyncio.timeout(timeout_s):

@@ -4,9 +4,11 @@ What carries no entries goes with the mail of all replicas of this server
 (`stelae.actors.raft_host`). A few entries are posted to their peer in the turn in which they arose,
 and what it has to say by then comes back with the reply: no task, timer or message more than that.
 For more entries and for snapshots there is, per peer, a bounded outbox and a few calls at a time.
-What does not fit, and what fails, is lost, which Raft allows for. The core is told of peers that cannot be
-reached, and paces itself by heartbeats (KUDU-821), so that no failure makes a tight loop. Design §4
-(two ways between actors).
+What does not fit, and what fails, is lost, which Raft allows for. The core is told of peers that
+cannot be reached, and paces itself by heartbeats (KUDU-821), so that no failure makes a tight loop;
+and to whom something large is on its way (`ReplicaLinks.sending`), which it does not send again
+meanwhile. A large call that times out gives later ones to that peer more time, so that in the end
+one arrives. Design §4 (two ways between actors).
 """
 
 from __future__ import annotations
@@ -25,7 +27,14 @@ from stelae.consensus.messages import (
     SnapshotRequest,
     is_small,
 )
-from stelae.core.errors import InvalidArgument, StelaeError, TabletNotHere, TabletTombstoned
+from stelae.consensus.settings import LARGE_BYTES
+from stelae.core.errors import (
+    InvalidArgument,
+    OutcomeUnknown,
+    StelaeError,
+    TabletNotHere,
+    TabletTombstoned,
+)
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.replica_messages import DataState
 from stelae.core.replication import Configuration
@@ -34,7 +43,8 @@ from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 
 CALL_TIMEOUT_S = 1.0
-SLOWEST_BYTES_PER_S = 4 << 20  # a large entry has so much more time, or it would never arrive
+SLOWEST_BYTES_PER_S = 1 << 20  # a large entry has so much more time, or it would never arrive,
+PATIENCE_MAX = 16.0  # and up to so much more again, where it did not arrive in time
 CALLS_MAX = 8  # at a time, per peer: one lost answer must not silence the link
 OUTBOX_MAX = 256  # messages per peer
 BATCH_BYTES = 4 << 20  # of entries and snapshot chunks in one call, unless one is larger
@@ -47,9 +57,33 @@ class _Link:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.outbox: deque[Message] = deque(maxlen=OUTBOX_MAX)
+        self.outbox: deque[Message] = deque()
         self.calls: dict[asyncio.Task[None], None] = {}
         self.posts = 0
+        self.unanswered_bytes = 0
+        """Of entries and chunks, waiting or on their way."""
+        self.patience = 1.0
+        """How much longer than expected large calls may take."""
+
+    def put(self, message: Message) -> None:
+        """The oldest message of a full outbox is lost."""
+        if len(self.outbox) >= OUTBOX_MAX:
+            self.unanswered_bytes -= _content_bytes(self.outbox.popleft())
+        self.outbox.append(message)
+        self.unanswered_bytes += _content_bytes(message)
+
+    def timeout_s(self, size_bytes: int) -> float:
+        """Of a call with so much content."""
+        return CALL_TIMEOUT_S + self.patience * size_bytes / SLOWEST_BYTES_PER_S
+
+    def timed_out(self) -> None:
+        """A large call did not end in time."""
+        self.patience = min(2 * self.patience, PATIENCE_MAX)
+
+    def took(self, size_bytes: int, duration_s: float) -> None:
+        """A large call ended well: the next one may take twice as long."""
+        seen = 2 * (duration_s - CALL_TIMEOUT_S) * SLOWEST_BYTES_PER_S / size_bytes
+        self.patience = min(max(1.0, seen), PATIENCE_MAX)
 
 
 def _take_batch(outbox: deque[Message]) -> tuple[Message, ...]:
@@ -61,10 +95,6 @@ def _take_batch(outbox: deque[Message]) -> tuple[Message, ...]:
         size_bytes += _content_bytes(message)
         batch.append(message)
     return tuple(batch)
-
-
-def _timeout_s(batch: tuple[Message, ...]) -> float:
-    return CALL_TIMEOUT_S + sum(map(_content_bytes, batch)) / SLOWEST_BYTES_PER_S
 
 
 def _content_bytes(message: Message) -> int:
@@ -139,7 +169,7 @@ class ReplicaLinks:
             if self._host is not None and is_small(message):
                 self._host.post(message.destination, link.address, message, self)
             elif not self._post(message.destination, link, message):
-                link.outbox.append(message)
+                link.put(message)
                 touched[message.destination] = None
         for uuid in touched:
             self._flush(uuid)
@@ -166,6 +196,11 @@ class ReplicaLinks:
         link.posts += sent
         return sent
 
+    def sending(self) -> tuple[ServerUuid, ...]:
+        """To whom something large was sent which has neither arrived nor failed."""
+        links = self._links.items()
+        return tuple([uuid for uuid, link in links if link.unanswered_bytes >= LARGE_BYTES])
+
     async def stop(self) -> None:
         """Cancel the calls under way."""
         self._stopped = True
@@ -185,21 +220,32 @@ class ReplicaLinks:
     async def _drain(self, link: _Link, uuid: ServerUuid) -> None:
         """Deliver what is queued, batch after batch; other calls may do so beside this one."""
         while link.outbox:
-            await self._deliver(uuid, _take_batch(link.outbox))
+            batch = _take_batch(link.outbox)
+            size_bytes = sum(map(_content_bytes, batch))
+            try:
+                await self._deliver(link, uuid, batch, size_bytes)
+            finally:
+                link.unanswered_bytes -= size_bytes
 
-    async def _deliver(self, uuid: ServerUuid, batch: tuple[Message, ...]) -> None:
-        peers = self._runtime.peers
+    async def _deliver(
+        self, link: _Link, uuid: ServerUuid, batch: tuple[Message, ...], size_bytes: int
+    ) -> None:
+        peers, clock = self._runtime.peers, self._runtime.clock
         envelope = RaftMessages(self._group_id, peers.address, batch)
-        link = self._links[uuid]
+        began_s = clock.monotonic()
         try:
             reply = await peers.call(
                 link.address,
                 RAFT_MESSAGE,
                 envelope,
-                timeout_s=_timeout_s(batch),
+                timeout_s=link.timeout_s(size_bytes),
                 destination=uuid,
             )
+            if size_bytes >= LARGE_BYTES:
+                link.took(size_bytes, clock.monotonic() - began_s)
         except StelaeError as error:
+            if isinstance(error, OutcomeUnknown) and size_bytes >= LARGE_BYTES:
+                link.timed_out()
             self._failed(uuid, len(batch), error)
         else:
             self._answered(link, reply.body)
@@ -220,11 +266,19 @@ class ReplicaLinks:
             state = DataState.ABSENT
         elif isinstance(error, TabletTombstoned):
             state = DataState.DELETED
-        self.undelivered(uuid, state)
+        self._undelivered(uuid, state)
 
     def undelivered(self, uuid: ServerUuid, state: DataState | None) -> None:
-        """Messages to ``uuid`` did not arrive; ``state``: what it has of the tablet, if that is
-        known."""
+        """Mail to ``uuid`` did not arrive; ``state``: what it has of the tablet, if that is known.
+
+        Of large entries that are on their way it says nothing: their own call will.
+        """
+        link = self._links.get(uuid)
+        if state is None and link is not None and link.unanswered_bytes >= LARGE_BYTES:
+            return
+        self._undelivered(uuid, state)
+
+    def _undelivered(self, uuid: ServerUuid, state: DataState | None) -> None:
         if self._stopped:
             return
         self._lost(uuid)

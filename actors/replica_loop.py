@@ -15,7 +15,7 @@ steps, without waking a task. So groups at rest cost little. Design §7, §8, §
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 
 from stelae.actors.begun_turn import BegunTurn
 from stelae.actors.log_writer import LogWriter
@@ -23,7 +23,7 @@ from stelae.actors.raft_host import RaftHost
 from stelae.actors.replica_flush import CopyNeeds, OwnSnapshots, ReplicaFlushes
 from stelae.actors.replica_links import ReplicaLinks
 from stelae.actors.replica_members import MemberCare
-from stelae.actors.replica_requests import Proposal, ReplicaRequests
+from stelae.actors.replica_requests import Proposal, ReplicaRequests, transfer
 from stelae.actors.replica_storage import ReplicaStorage
 from stelae.actors.replica_types import ReplicaSettings, RoleChange, SnapshotStore, StateMachine
 from stelae.actors.role_news import RoleNews
@@ -32,10 +32,11 @@ from stelae.consensus.messages import (
     RaftMessages,
     SnapshotRequest,
     check_message,
+    replaces,
 )
 from stelae.consensus.raft import Raft
 from stelae.consensus.ready import Ready, Role, Tick, Unreachable
-from stelae.core.errors import InvalidArgument, NotLeader, StelaeError, TabletNotReady
+from stelae.core.errors import InvalidArgument, NotLeader, StelaeError
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.replica_messages import DataState
 from stelae.core.replication import (
@@ -120,6 +121,9 @@ class ReplicaLoop:
         self._tick_due: Tick | None = None
         self._written: OpId | None = None
         self._in_turn = False
+        """Whether the core is in the midst of something, and may not be stepped."""
+        self._is_busy = False
+        """Whether the loop waits for the disk, perhaps."""
         self._is_stopped = False
 
     # ---- life ------------------------------------------------------------------------------
@@ -143,7 +147,9 @@ class ReplicaLoop:
         self._links.learn(self._core.configuration)
         name = f"replica {self.group_id}"
         self._own.append(self._tasks.spawn(self._run(), name))
-        self._own.append(self._tasks.spawn(self._write(), f"{name} writes"))
+        self._own.append(self._tasks.spawn(self._write(self._writer.run()), f"{name} writes"))
+        notes = self._storage.note_for_ever(self._runtime.clock)
+        self._own.append(self._tasks.spawn(self._write(notes), f"{name} notes"))
         self._host.join(self.group_id, self)
 
     async def stop(self) -> None:
@@ -162,7 +168,9 @@ class ReplicaLoop:
         self._requests.close()
         self.flushes.close()
         for _, future in self._transfers:
-            future.cancel()
+            if not future.done():
+                future.set_exception(self._not_leader())
+        self._news.wake()
 
     # ---- what can be seen ------------------------------------------------------------------
 
@@ -240,6 +248,15 @@ class ReplicaLoop:
             core.step(message)
             self._go_on(core, role)
 
+    def _answer_while_busy(self, message: Message) -> bool:
+        """Tell a leader whose heartbeat has to wait for this replica's disk that it is followed."""
+        if self._core is None or not self._is_busy or self._is_stopped:
+            return False
+        answer = self._core.answer_while_busy(message)
+        if answer is not None:
+            self._links.send([answer])
+        return answer is not None
+
     def tick(self, tick: Tick) -> None:
         """The clock of the host has ticked. Ticks missed during a slow turn count as one."""
         core = self._free_core()
@@ -248,9 +265,15 @@ class ReplicaLoop:
             self._wake.set()
         else:
             role = core.role
-            core.step(tick)
-            self._care_for_members(core, tick.now_us)
+            self._step_tick(core, tick)
             self._go_on(core, role)
+
+    def _step_tick(self, core: Raft, tick: Tick) -> None:
+        if core.leader is not None and (sending := self._links.sending()):
+            tick = Tick(tick.now_us, sending)
+        core.step(tick)
+        if not self._care.change(core, tick.now_us):
+            self._runtime.metrics.count("member_changes_put_off")
 
     def spread_commit(self) -> None:
         """A follower waits to hear how far all is committed."""
@@ -278,7 +301,9 @@ class ReplicaLoop:
     def _queue(self, message: Message, address: Address) -> None:
         if not self._is_for_us(message, address):
             return
-        if len(self._inbox) < self._settings.inbox_messages_max:
+        if self._answer_while_busy(message) and self._inbox and replaces(message, self._inbox[-1]):
+            self._inbox[-1] = message
+        elif len(self._inbox) < self._settings.inbox_messages_max:
             self._inbox.append(message)
         else:
             self._runtime.metrics.count("raft_messages_dropped")
@@ -303,13 +328,13 @@ class ReplicaLoop:
         core = self.core
         self._tell(core)
         while True:
-            self._in_turn = False
+            self._in_turn = self._is_busy = False
             await self._wake.wait()
             begun, is_sent = self._begun.take()
             if self._is_stopped:
                 return
             self._wake.clear()
-            self._in_turn = True
+            self._in_turn = self._is_busy = True
             if begun is not None:
                 await self._execute(core, begun, is_sent=is_sent)
             self._take_events(core)
@@ -318,9 +343,12 @@ class ReplicaLoop:
                 if core.log.applied_index < core.log.commit_index:
                     await asyncio.sleep(0)  # a long log: the server has others to serve
             self.copies.tell_absent(core)
+            self._in_turn = False  # nothing is half done: heartbeats go on while files are written
             await self.flushes.trim(core)
             await self._own_snapshots.after_turn(core)
             self._tell(core)
+            if self._requests.has_queued and self._has_room(core):
+                self._wake.set()
 
     def _take_events(self, core: Raft) -> None:
         """Step the core by what has arrived."""
@@ -338,10 +366,17 @@ class ReplicaLoop:
                 core.step(Unreachable(uuid))
         if self._tick_due is not None:
             tick, self._tick_due = self._tick_due, None
-            core.step(tick)
-            self._care_for_members(core, tick.now_us)
-        for proposal in self._requests.take_proposals():
-            self._propose(core, proposal)
+            self._step_tick(core, tick)
+        self._take_requests(core)
+        transfers, self._transfers = self._transfers, []
+        for target, future in transfers:
+            transfer(core, target, future, self._not_leader)
+
+    def _take_requests(self, core: Raft) -> None:
+        """Proposals wait while this leader's disk, or the others, are too far behind."""
+        if self._has_room(core):
+            for proposal in self._requests.take_proposals():
+                self._propose(core, proposal)
         for request in self._requests.take_reads():
             try:
                 core.read(request)
@@ -349,9 +384,11 @@ class ReplicaLoop:
                 self._requests.fail_read(request, self._not_leader())
             except StelaeError as error:
                 self._requests.fail_read(request, error)
-        transfers, self._transfers = self._transfers, []
-        for target, future in transfers:
-            self._transfer(core, target, future)
+
+    def _has_room(self, core: Raft) -> bool:
+        waiting_bytes = core.log.bytes_after(core.log.applied_index)
+        is_behind = self._writer.is_full or waiting_bytes >= self._settings.queue_bytes
+        return core.leader is None or not is_behind
 
     def _propose(self, core: Raft, proposal: Proposal) -> None:
         try:
@@ -365,29 +402,6 @@ class ReplicaLoop:
             self._requests.refuse(proposal, error)
         else:
             self._requests.appended(proposal, op_id)
-
-    def _care_for_members(self, core: Raft, now_us: int) -> None:
-        change = self._care.due(core, now_us)
-        if change is None:
-            return
-        try:
-            core.change_members(change)
-        except TabletNotReady:  # too few would be reachable: looked at again with the next tick
-            self._runtime.metrics.count("member_changes_put_off", kind=change.kind.value)
-
-    def _transfer(
-        self, core: Raft, target: ServerUuid | None, future: asyncio.Future[None]
-    ) -> None:
-        if future.done():
-            return
-        try:
-            core.transfer(target)
-        except NotLeader:
-            future.set_exception(self._not_leader())
-        except StelaeError as error:
-            future.set_exception(error)
-        else:
-            future.set_result(None)
 
     async def _execute(self, core: Raft, ready: Ready, *, is_sent: bool = False) -> None:
         """Carry out one Ready, in this order: durable, then sent, then applied.
@@ -413,8 +427,6 @@ class ReplicaLoop:
             self._own_snapshots.restored()
         self._apply(core, ready.committed)
         self._finish(core, ready, is_written=not leads)
-        if self._writer.is_full:
-            await self._writer.drained()
 
     def _apply(self, core: Raft, committed: Sequence[Entry]) -> None:
         for entry in committed:
@@ -440,10 +452,10 @@ class ReplicaLoop:
         self._requests.release_reads(core.log.applied_index)
         self.copies.tell(ready.copies)
 
-    async def _write(self) -> None:
-        """Run the writer. A failure of the disk ends everything here at once."""
+    async def _write(self, work: Awaitable[None]) -> None:
+        """For ever. A failure of the disk ends everything here at once."""
         try:
-            await self._writer.run()
+            await work
         finally:
             self._is_stopped = True
 
@@ -468,8 +480,8 @@ class ReplicaLoop:
         self._wake.set()
 
     def _not_leader(self) -> NotLeader:
-        if self._core is None:
-            return NotLeader(self.uuid, 0, "")
+        if self._core is None or self._is_stopped:
+            return NotLeader(self.uuid, self._core.term if self._core is not None else 0, "")
         return NotLeader(self.uuid, self._core.term, self.leader_address or "")
 
     def _lost(self, uuid: ServerUuid) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from stelae.consensus.leader import Leader
 from stelae.consensus.membership import ChangeKind, MemberChange
 from stelae.consensus.raft import Raft
+from stelae.core.errors import TabletNotReady
 from stelae.core.ids import ServerUuid
 
 
@@ -38,6 +39,16 @@ class MemberCare:
     def copy_advanced(self, uuid: ServerUuid, size_bytes: int) -> None:
         """The host has brought so much of its copy to that member."""
         self._copied[uuid] = size_bytes
+
+    def change(self, core: Raft, now_us: int) -> bool:
+        """Propose what is due. False: it was put off, and is looked at again with the next tick."""
+        due = self.due(core, now_us)
+        if due is not None:
+            try:
+                core.change_members(due)
+            except TabletNotReady:  # too few would be reachable
+                return False
+        return True
 
     def due(self, core: Raft, now_us: int) -> MemberChange | None:
         """The change that is to be made now, if there is one and it may begin."""

@@ -13,15 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stelae.consensus.membership import MemberChange
+from stelae.consensus.raft import Raft
 from stelae.core.errors import (
     DeadlineExpired,
     NotLeader,
     OutcomeUnknown,
     Overloaded,
     StelaeError,
+    TooLarge,
 )
 from stelae.core.ids import OpId, ServerUuid, TabletId
 from stelae.runtime.deadlines import Deadlines
+
+FORGOTTEN_READS_MAX = 64
+"""That wait in the heap beside others, for an index that may never come."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +67,7 @@ class ReplicaRequests:
         self._deadlines: Deadlines | None = None
         self._undecided: dict[int, Proposal] = {}
         self._last_proposal = 0
-        self._queue: list[Proposal] = []
+        self._queue: dict[int, Proposal] = {}
         self._appended: dict[int, Proposal] = {}
         self._reads: dict[int, ReadRequest] = {}
         self._reads_queue: list[int] = []
@@ -72,7 +77,10 @@ class ReplicaRequests:
     # ---- proposals -------------------------------------------------------------------------
 
     def queue_proposal(self, command: bytes, timeout_s: float) -> Proposal:
-        """Queue a command, to be awaited by `decided`. Raises Overloaded."""
+        """Queue a command, to be awaited by `decided`. Raises Overloaded, TooLarge."""
+        if len(command) > self._queue_bytes:
+            what = f"a command of tablet {self._group_id}"
+            raise TooLarge(what, len(command), self._queue_bytes)
         if self._bytes + len(command) > self._queue_bytes:
             raise Overloaded(f"commands of tablet {self._group_id}", self._queue_bytes)
         return self._queued(command, timeout_s)
@@ -95,7 +103,7 @@ class ReplicaRequests:
         proposal.bucket = self._deadlines.add(number, loop.time() + timeout_s)
         self._undecided[number] = proposal
         self._bytes += len(command)
-        self._queue.append(proposal)
+        self._queue[number] = proposal
         return proposal
 
     async def decided(self, proposal: Proposal) -> object:
@@ -106,7 +114,8 @@ class ReplicaRequests:
             self._forget(proposal)
 
     def _forget(self, proposal: Proposal) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more: if it is queued yet, it never was."""
+        self._queue.pop(proposal.number, None)
         if self._undecided.pop(proposal.number, None) is not None:
             assert self._deadlines is not None
             self._deadlines.remove(proposal.number, proposal.bucket)
@@ -127,8 +136,13 @@ class ReplicaRequests:
 
     def take_proposals(self) -> list[Proposal]:
         """All that are queued and still wanted."""
-        queue, self._queue = self._queue, []
-        return [proposal for proposal in queue if not proposal.future.done()]
+        queue, self._queue = self._queue, {}
+        return [proposal for proposal in queue.values() if not proposal.future.done()]
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether proposals were held back."""
+        return bool(self._queue)
 
     def appended(self, proposal: Proposal, op_id: OpId) -> None:
         """The proposal is entry ``op_id`` of the leader's log."""
@@ -208,6 +222,9 @@ class ReplicaRequests:
     def forget_read(self, request: ReadRequest) -> None:
         """The caller has gone."""
         self._reads.pop(request.number, None)
+        if len(self._reads_waiting) > 2 * len(self._reads) + FORGOTTEN_READS_MAX:
+            self._reads_waiting = [pair for pair in self._reads_waiting if pair[1] in self._reads]
+            heapq.heapify(self._reads_waiting)
 
     # ---- end -------------------------------------------------------------------------------
 
@@ -215,7 +232,7 @@ class ReplicaRequests:
         """The replica stops: nobody will decide these here."""
         if self._deadlines is not None:
             self._deadlines.close()
-        for proposal in self._queue:
+        for proposal in self._queue.values():
             self.refuse(proposal, NotLeader(self._uuid, 0, ""))
         for proposal in self._appended.values():
             self._unknown(proposal)
@@ -223,3 +240,22 @@ class ReplicaRequests:
             self.fail_read(number, NotLeader(self._uuid, 0, ""))
         self._queue.clear()
         self._appended.clear()
+
+
+def transfer(
+    core: Raft,
+    target: ServerUuid | None,
+    begun: asyncio.Future[None],
+    not_leader: Callable[[], NotLeader],
+) -> None:
+    """Have the core hand its leadership on, and say whether that has begun."""
+    if begun.done():
+        return
+    try:
+        core.transfer(target)
+    except NotLeader:
+        begun.set_exception(not_leader())
+    except StelaeError as error:
+        begun.set_exception(error)
+    else:
+        begun.set_result(None)

@@ -2,7 +2,8 @@
 
 Invariants: everything given to `save` is durable when it returns; the term is durable before
 entries of that term, a snapshot before the log that it replaces is removed; a cut is durable before
-the next append. So a crash at any point leaves a state that `load` accepts. Formats:
+the next append. So a crash at any point leaves a state that `load` accepts; and a log that ends
+before what is noted as durable (`stelae.actors.log_note`) it does not. Formats:
 `stelae.storage.raft_log`, `stelae.storage.consensus_metadata`. Design §8.
 """
 
@@ -12,11 +13,12 @@ import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stelae.actors.log_note import LogNote
 from stelae.actors.replica_types import SnapshotStore
 from stelae.core.errors import CorruptData
 from stelae.core.ids import TabletId
 from stelae.core.replication import Configuration, Entry, Snapshot, TermAndVote
-from stelae.core.runtime import Disk, File
+from stelae.core.runtime import Clock, Disk, File
 from stelae.storage.consensus_metadata import (
     ConsensusMetadata,
     decode_consensus_metadata,
@@ -25,6 +27,7 @@ from stelae.storage.consensus_metadata import (
     encode_snapshot,
 )
 from stelae.storage.raft_log import (
+    DecodedFile,
     check_sequence,
     decode_file,
     encode_file_header,
@@ -138,6 +141,7 @@ class ReplicaStorage:
         self._durable_index = 0
         self._written: Sequence[Entry] | None = None
         """At the end of the newest file, and not durable yet."""
+        self._note = LogNote(disk, self._log_folder, group_id)
         self._configuration: Configuration | None = None
         self._term_and_vote = TermAndVote(0, None)
 
@@ -155,7 +159,7 @@ class ReplicaStorage:
             self._configuration = metadata.configuration
             self._term_and_vote = metadata.term_and_vote
         snapshot = await self._snapshots.load()
-        entries = await self._load_log()
+        entries = await self._load_log(snapshot.last.index if snapshot is not None else 0)
         entries = await self._after_snapshot(snapshot, entries)
         if entries and entries[-1].term > self._term_and_vote.term:
             reason = f"term {self._term_and_vote.term} is below that of {entries[-1].op_id}"
@@ -163,27 +167,39 @@ class ReplicaStorage:
         assert self._configuration is not None
         return Loaded(self._term_and_vote, self._configuration, snapshot, entries)
 
-    async def _load_log(self) -> tuple[Entry, ...]:
+    async def _load_log(self, covered: int) -> tuple[Entry, ...]:
+        """All entries, after what a crash left half written is gone. ``covered``: by the snapshot.
+
+        Nothing is changed unless all that was durable is there."""
+        noted = await self._note.load()
         names = await self._disk.list(self._log_folder)
         firsts = [(parse_log_file_name(name), f"{self._log_folder}/{name}") for name in names]
         found = [(first, path) for first, path in firsts if first is not None]
-        entries: list[Entry] = []
-        for position, (first, path) in enumerate(found):
-            newest = position == len(found) - 1
+        decoded_files: list[tuple[int, str, DecodedFile]] = []
+        for first, path in found:
+            newest = path == found[-1][1]
             data = await self._disk.read(path)
             decoded = decode_file(path, self._group_id, first, data, newest=newest)
+            decoded_files.append((first, path, decoded))
+        entries = [entry for _, _, decoded in decoded_files for entry in decoded.entries]
+        last = entries[-1].index if entries else 0
+        if max(last, covered) < noted:
+            where, offset = self._log_folder, 0
+            if decoded_files:
+                where, offset = decoded_files[-1][1], decoded_files[-1][2].end
+            raise CorruptData(where, offset, f"the log ends at {last}, and was durable to {noted}")
+        for first, path, decoded in decoded_files:
             if not decoded.entries:  # its first append never became durable
                 await self._disk.remove(path)
                 continue
             file = await self._disk.open(path)
             if decoded.torn:
                 file.truncate(decoded.end)
-            if newest:  # what is read here will be vouched for: it must not vanish later
+            if path == decoded_files[-1][1]:  # will be vouched for: it must not vanish later
                 await file.sync()
             self._files.append(_LogFile(path, file, first, list(decoded.offsets), decoded.end))
-            entries.extend(decoded.entries)
         check_sequence(self._log_folder, entries)
-        self._durable_index = entries[-1].index if entries else 0
+        self._durable_index = last
         return tuple(entries)
 
     async def _after_snapshot(
@@ -199,8 +215,7 @@ class ReplicaStorage:
         joined = [entry for entry in entries if entry.index == covered]
         stale = bool(joined) and joined[0].term != snapshot.last.term
         if stale or not entries or entries[-1].index < covered:
-            await self._remove_log()
-            self._durable_index = covered
+            await self._remove_log(covered)
             return ()
         return entries
 
@@ -219,8 +234,7 @@ class ReplicaStorage:
             await self._replace_metadata(term_and_vote, self._configuration)
         if snapshot is not None:
             await self._snapshots.replace(snapshot)
-            await self._remove_log()
-            self._durable_index = snapshot.last.index
+            await self._remove_log(snapshot.last.index)
         if entries:
             if entries[0].index <= self._durable_index:
                 await self._cut(entries[0].index)
@@ -239,7 +253,7 @@ class ReplicaStorage:
         self._write(newest, entries)
         if not newest.file.sync_at_once():
             return False
-        self._written, self._durable_index = None, entries[-1].index
+        self._is_durable(entries)
         return True
 
     async def save_snapshot(self, snapshot: Snapshot) -> None:
@@ -256,13 +270,20 @@ class ReplicaStorage:
         for log_file in self._files:
             log_file.file.close()
         self._files.clear()
+        self._note.close()
+
+    async def note_for_ever(self, clock: Clock) -> None:
+        """Note how far the log is durable. Raises OSError."""
+        await self._note.run(lambda: self._durable_index, clock)
 
     async def _replace_metadata(self, vote: TermAndVote, configuration: Configuration) -> None:
         await self._metadata.replace(vote, configuration)
         self._term_and_vote, self._configuration = vote, configuration
 
-    async def _remove_log(self) -> None:
+    async def _remove_log(self, covered: int) -> None:
         """Newest first: what a crash leaves is a prefix, which `load` knows to be stale."""
+        self._durable_index = covered
+        await self._note.lower(covered)
         while self._files:
             await self._remove(self._files.pop())
 
@@ -272,6 +293,8 @@ class ReplicaStorage:
 
     async def _cut(self, index: int) -> None:
         """Durably remove all entries from ``index`` on."""
+        self._durable_index = index - 1
+        await self._note.lower(index - 1)
         while self._files and self._files[-1].first_index >= index:
             await self._remove(self._files.pop())
         if self._files and self._files[-1].last_index >= index:
@@ -281,7 +304,6 @@ class ReplicaStorage:
             newest.file.truncate(newest.end)
             await newest.file.sync()
             del newest.offsets[position:]
-        self._durable_index = index - 1
 
     async def _append(self, entries: Sequence[Entry]) -> None:
         if self._written is None:
@@ -290,7 +312,11 @@ class ReplicaStorage:
             self._write(self._files[-1], entries)
         assert self._written is entries, "other entries were begun to be written"
         await self._files[-1].file.sync()
+        self._is_durable(entries)
+
+    def _is_durable(self, entries: Sequence[Entry]) -> None:
         self._written, self._durable_index = None, entries[-1].index
+        self._note.grown(self._durable_index)
 
     def _write(self, newest: _LogFile, entries: Sequence[Entry]) -> None:
         """Write at the end of the newest file, which may be new. Nothing is durable yet."""

@@ -25,7 +25,11 @@ class RoleNews:
         if change == self._told:
             return
         self._told = change
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self.wake()
         for watcher in self.watchers:
             watcher(change)
+
+    def wake(self) -> None:
+        """Whoever waits looks again: something is new, or nothing will be any more."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -151,6 +151,13 @@ class LogView:
         before = bisect_left(self._ends, self._ends[-1] - size_bytes)
         return self.base.index + min(before, len(self._ends) - 1) + 2
 
+    def bytes_after(self, index: int) -> int:
+        """Of content, in all entries after ``index``, which is not before the base."""
+        if index >= self.last.index:
+            return 0
+        before = index - self.base.index
+        return self._ends[-1] - (self._ends[before - 1] if before else self._start)
+
     def unstable(self) -> tuple[Entry, ...]:
         """Entries neither durable here nor being written."""
         return tuple(self._entries[self.handed_index - self.base.index :])

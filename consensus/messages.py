@@ -174,6 +174,12 @@ def is_small(message: Message) -> bool:
     return not isinstance(message, SnapshotRequest)
 
 
+def replaces(newer: Message, older: Message) -> bool:
+    """Whether both are heartbeats of one leader, of which the newer one says all."""
+    beats = [m for m in (newer, older) if isinstance(m, AppendRequest) and not m.entries]
+    return len(beats) == 2 and (older.source, older.term) == (newer.source, newer.term)
+
+
 def check_message(message: Message) -> None:
     """Refuse what no correct peer sends. Raises InvalidArgument."""
     if message.term < 0 or message.source == message.destination:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from stelae.core.errors import InvalidArgument
 
+LARGE_BYTES = 1 << 16
+"""Of entries in one message, from which on it may be overtaken by heartbeats."""
+
 
 @dataclass(frozen=True, slots=True)
 class RaftSettings:
@@ -22,7 +25,7 @@ class RaftSettings:
     batch_bytes_max: int = 1 << 20
     inflight_max: int = 16  # unanswered batches per follower
     inflight_bytes_max: int = 16 << 20  # in them, before another one is sent
-    large_bytes: int = 1 << 16  # from here on a batch may be overtaken by heartbeats
+    large_bytes: int = LARGE_BYTES
     snapshot_chunk_bytes: int = 1 << 20
     snapshot_bytes_max: int = 1 << 30  # a follower refuses to assemble more
     pending_reads_max: int = 10_000

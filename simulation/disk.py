@@ -155,6 +155,12 @@ class SimDisk:
         content.live[offset] ^= flip
         content.durable[offset] ^= flip
 
+    def cut(self, path: str, size_bytes: int) -> None:
+        """Lose the durable end of a file, as a file system does that was repaired."""
+        content = self._files[path]
+        for held in (content.live, content.durable):
+            del held[size_bytes:]
+
     def make_unreadable(self, path: str) -> None:
         """Let every later reading of a file fail with EIO, as that of a bad sector does."""
         self._files[path].unreadable = True

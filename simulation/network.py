@@ -115,6 +115,10 @@ class Network:
         self._numbers = 0
         self.messages = 0
         """Requests sent so far."""
+        self.bandwidths: dict[tuple[str, str], float] = {}
+        """Of links that are slower than the others, in bytes per second: (sender, receiver)."""
+        self.sent_bytes: dict[tuple[str, str], int] = {}
+        """In requests so far, of each link."""
         self.drop_filter: Callable[[str, str, str], bool] | None = None
         """For scenarios: (sender, receiver, method) -> lose this request."""
 
@@ -217,7 +221,11 @@ class Network:
             else:
                 self._park(sender, receiver, arrive)
 
-        self._later(max(0.0, clogged_s) + self.latency(size), at_receiver)
+        latency_s = self.latency(size)
+        slow = self.bandwidths.get((sender, receiver))
+        if slow is not None:
+            latency_s += size / slow
+        self._later(max(0.0, clogged_s) + latency_s, at_receiver)
         return True
 
     def _park(self, sender: str, receiver: str, arrive: Callable[[], None]) -> bool:
@@ -249,6 +257,7 @@ class Network:
             self.note(sender, f"request {request.number} {request.method} to {receiver} is lost")
             return
         size = len(request.body) + sum(map(len, request.blobs))
+        self.sent_bytes[sender, receiver] = self.sent_bytes.get((sender, receiver), 0) + size
         if not self._transmit(sender, receiver, size, lambda: self._arrive(request, target)):
             # A connection that has to be made first fails for certain; one that stood does not.
             request.surely_not_sent = self._rng.random() < 0.3

@@ -91,7 +91,7 @@ def test_a_killed_tserver_is_replaced_within_moments() -> None:
         phases = [page["phases_s"][name] for name in ("raised", "fenced", "planned", "opened")]
         assert phases == sorted(phases)
 
-    world = World(2, Options())
+    world = World(3, Options())
     world.run(story(world))
 
 

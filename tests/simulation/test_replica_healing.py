@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from stelae.actors.log_note import REST_S
 from stelae.client.table import AsyncTable
 from stelae.coordinator.replica_health import RETURN_GRACE_S
 from stelae.core.durability import replicas
@@ -189,6 +190,7 @@ def test_a_leader_whose_disk_fails_acknowledges_nothing_more(tservers: int) -> N
         world = healed.world
         victim = healed.leader
         server, tablet = world.server(victim), world.server(victim).replicas.tablet(healed.tablet)
+        await asyncio.sleep(2 * REST_S)  # the next sync is of the log, and not of its note
         world.nodes[victim].disk.fail_next_sync = True
         durable = tablet.replica.core.log.stable_index
         writing = asyncio.create_task(healed.write(1))

@@ -21,7 +21,7 @@ from stelae.core.errors import (
     TabletDeleted,
     TabletNotReady,
 )
-from stelae.core.ids import TabletId
+from stelae.core.ids import OpId, TabletId
 from stelae.core.replica_messages import (
     BEGIN_COPY,
     END_COPY,
@@ -645,3 +645,99 @@ def test_a_copy_that_goes_on_elsewhere_forgets_the_log_of_its_first_source() -> 
     """What was not committed there may have been replaced by then."""
     cluster = Cluster(settings=SINGLE_ENTRIES, flush_every_s=1000.0)
     cluster.run(resume_elsewhere)
+
+
+async def tombstone_ahead(cluster: Cluster) -> tuple[str, str]:
+    """A server whose tombstone acknowledged more than another one's replica has: (it, that one)."""
+    world = cluster.world
+    await cluster.add()
+    await cluster.finished()
+    leader = cluster.leader
+    replica = cluster.server(leader).tablets[TABLET].replica
+    await cluster.until(lambda: uuid_of(SPARE) in replica.members.voters, "it votes")
+    ahead, behind = (name for name in FOUNDERS if name != leader)
+    rest = [name for name in EVERYONE if name != behind]
+    world.partition([behind], rest)
+    world.partition(rest, [behind])
+    await cluster.put(8)
+    await cluster.finished(ahead)
+    change = Change("remove", ahead, world.address(ahead))
+    await cluster.client.peers.call(world.address(leader), CHANGE, change, timeout_s=2.0)
+    server = cluster.server(ahead)
+    async with server.lock(TABLET):
+        await server.store.tombstone(TABLET, await server._stop(TABLET))
+    await server.settle(TABLET)
+    world.unpartition([behind], [ahead])
+    world.unpartition([ahead], [behind])
+    return ahead, behind
+
+
+def test_a_source_that_has_less_than_was_acknowledged_here_is_refused_at_once() -> None:
+    """A copy from it could never be finished: nothing of it is fetched, nothing changes here."""
+
+    async def story(cluster: Cluster) -> None:
+        ahead, behind = await tombstone_ahead(cluster)
+        server = cluster.server(ahead)
+        before = server.store.superblock(TABLET)
+        assert before is not None
+        assert before.tombstone is not None
+        term = cluster.server(cluster.leader).tablets[TABLET].replica.term
+        await cluster.order(ahead, behind, term, DataState.DELETED)
+        await cluster.until(lambda: TABLET in server.jobs.problems, "it is given up")
+        assert "its source at" in server.jobs.problems[TABLET]
+        assert server.store.superblock(TABLET) == before
+        assert cluster.count(behind, "copy_bytes_sent") == 0
+
+    Cluster().run(story)
+
+
+def test_an_order_that_names_another_end_of_the_log_is_refused() -> None:
+    """The seed's ``last_opid_in_log``: what the leader believes must be so, if it says it."""
+
+    async def story(cluster: Cluster) -> None:
+        ahead, _ = await tombstone_ahead(cluster)
+        superblock = cluster.server(ahead).store.superblock(TABLET)
+        assert superblock is not None
+        last = superblock.tombstone
+        assert last is not None
+        leader = cluster.leader
+        replica = cluster.server(leader).tablets[TABLET].replica
+        address = cluster.world.address(leader)
+        order = StartTabletCopy(
+            TABLET, uuid_of(leader), address, replica.term, DataState.DELETED, last
+        )
+
+        async def give(order: StartTabletCopy) -> None:
+            peers, target = cluster.client.peers, cluster.world.address(ahead)
+            await peers.call(target, START_TABLET_COPY, order, timeout_s=1.0)
+
+        for other in (OpId(last.term, last.index - 1), OpId(last.term, last.index + 1)):
+            with pytest.raises(TabletNotReady, match="not at"):
+                await give(msgspec.structs.replace(order, last=other))
+        assert not cluster.server(ahead).jobs._jobs
+        await give(order)
+        assert cluster.server(ahead).jobs._jobs
+
+    Cluster().run(story)
+
+
+def test_a_large_entry_is_copied_over_a_slow_link() -> None:
+    """It comes whole, and in no less time than the link takes, which no setting knows."""
+    size_bytes = 60_000  # two seconds here, and calls have 0.3
+
+    async def story(cluster: Cluster) -> None:
+        leader = cluster.leader
+        for name in EVERYONE:
+            for pair in ((name, SPARE), (SPARE, name)):
+                cluster.world.network.bandwidths[pair] = 30_000.0
+        put = Put("large", "x" * (size_bytes // 20) + "-1")
+        await call_leader(cluster.world, cluster.client, PUT, put, 0, FOUNDERS)
+        term = cluster.server(leader).tablets[TABLET].replica.term
+        await cluster.order(SPARE, leader, term, DataState.ABSENT)
+        spare = cluster.server(SPARE)
+        await cluster.until(lambda: not spare.jobs._jobs, "the copy ends")
+        assert spare.data_state(TABLET) is DataState.READY
+        assert spare.jobs.problems == {}
+
+    patient = msgspec.structs.replace(COPY_SETTINGS, copy_idle_s=100.0)
+    Cluster(settings=patient, flush_every_s=1000.0).run(story)

@@ -59,6 +59,10 @@ class Group:
 
     def accept(self, uuid: ServerUuid, index: int, round_number: int = 1) -> None:
         hint = OpId(2 if index > ENTRIES else 1, index)
+        assert self.core.leader is not None
+        progress = self.core.leader.progress[uuid]
+        if progress.state is ProgressState.PROBE and index < progress.next_index - 1:
+            self.refuse(uuid, progress.next_index - 1, hint, round_number)
         self.core.step(AppendResponse(GROUP, uuid, N1, 2, True, index, hint, round_number))
         self.turn(ticks=0)
 

@@ -1,0 +1,120 @@
+"""A disk that fails one sync while a replica is made, and works again: see
+`stelae.actors.replica_lives`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+import pytest
+
+from stelae.core.errors import TabletNotReady
+from stelae.core.ids import OpId
+from stelae.core.messages import ReplicaRole
+from stelae.core.replica_messages import (
+    CHANGE_REPLICAS,
+    CREATE_REPLICA,
+    ChangeKind,
+    ChangeReplicas,
+)
+from stelae.core.replication import Configuration, Peer
+from stelae.simulation import Options, World
+from stelae.simulation.disk import SimDisk
+from tests.simulation.tablet_group import TABLET, Caller, Group
+from tests.simulation.test_tablet_orders import role
+
+
+class OneFailure:
+    """Lets the ``number``-th sync of files from now on fail, and no other."""
+
+    def __init__(self, disk: SimDisk, number: int) -> None:
+        self.has_failed = False
+        self._left = number
+        self._disk = disk
+        self._sync = disk.sync
+        disk.sync = self.sync  # type: ignore[method-assign]
+
+    async def sync(self, content: Any, path: str) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._disk.fail_next_sync = self.has_failed = True
+        await self._sync(content, path)
+
+
+async def restart_if_failed(world: World, group: Group, name: str) -> None:
+    """As an operator does with a server that says that a replica of it has failed."""
+    if role(group, name) is ReplicaRole.FAILED:
+        world.crash(name, restart=False)
+        world.restart(name)
+        await world.wait_ready(name)
+
+
+@pytest.mark.parametrize("number", range(1, 4))
+def test_a_creation_whose_sync_fails_is_carried_out_after_a_restart(number: int) -> None:
+    """It is refused, or its replica is reported failed; the server lives on, and its next life has
+    the replica, at the latest when the order is given again."""
+    world = World(number, Options())
+    group = Group(world, servers=3, count=2)
+
+    async def story() -> None:
+        await group.start()
+        await group.wait_leader()
+        name = group.names[2]
+        life = world.nodes[name].lives
+        failure = OneFailure(world.nodes[name].disk, number)
+        member = Peer(group.uuid(name), world.address(name), True, name)
+        members = Configuration(OpId(0, 0), (*group.configuration.peers, member))
+        order = msgspec.structs.replace(group.creation(), configuration=members)
+        with contextlib.suppress(TabletNotReady):
+            await group.order(name, CREATE_REPLICA, order)
+        await asyncio.sleep(3.0)
+        assert world.nodes[name].lives == life
+        await restart_if_failed(world, group, name)
+        await group.insist(name, CREATE_REPLICA, order)
+        running = lambda: group.tablet(name) is not None  # noqa: E731
+        await world.wait_until(running, 10.0, "it runs")
+        assert failure.has_failed
+
+    world.run(story(), limit_s=120.0)
+
+
+@pytest.mark.parametrize("number", range(1, 11))
+def test_a_copy_whose_sync_fails_comes_after_a_restart(number: int) -> None:
+    """Whichever sync it is: nothing half-made counts, and the copy is ordered anew and comes."""
+    world = World(number, Options())
+    group = Group(world, servers=4, count=3)
+
+    async def story() -> None:
+        await group.start()
+        leader = await group.wait_leader()
+        client = Caller(group, "client")
+        for n in range(40):
+            await client.upsert(n, f"value {n} " + "x" * 100)
+        spare = group.names[3]
+        tablet = group.tablet(leader)
+        assert tablet is not None
+        await tablet.flush()
+        failure = OneFailure(world.nodes[spare].disk, number)
+        order = ChangeReplicas(
+            TABLET,
+            ChangeKind.ADD,
+            group.uuid(spare),
+            world.address(spare),
+            spare,
+            tablet.replica.members.op_id,
+        )
+        await group.order(leader, CHANGE_REPLICAS, order)
+        for _ in range(30):
+            await restart_if_failed(world, group, spare)
+            states = [group.state(name) for name in group.names]
+            if None not in states and len(dict.fromkeys(states)) == 1:
+                break
+            await asyncio.sleep(1.0)
+        await group.wait_agreement(group.names)
+        assert failure.has_failed
+        for n in range(40):
+            assert (await client.get(n) or ("", 0))[0].startswith(f"value {n} ")
+
+    world.run(story(), limit_s=300.0)
