@@ -68,10 +68,10 @@ PLANTED = [
     ),
     pytest.param(
         "ProposerAcceptor.tla",
-        "![a].log = SubSeq(@, 1, end)",
-        "![a].log = @",
+        "LET end == Divergence(prop[p].log, acc[a].log)",
+        "LET end == Min(Len(prop[p].log), Len(acc[a].log))",
         "ProposerAcceptor_three",
-        id="logs are not cut",
+        id="logs are not cut where they part",
     ),
     pytest.param(
         "ProposerAcceptor.tla",
@@ -82,8 +82,8 @@ PLANTED = [
     ),
     pytest.param(
         "Migration.tla",
-        "    /\\ acc[a].conf.generation <= conf.generation\n    /\\ acc' = [acc EXCEPT ![a] = Absent",
-        "    /\\ acc' = [acc EXCEPT ![a] = Absent",
+        "<= conf.generation\n    /\\ acc' = [acc EXCEPT ![a] = Absent",
+        "< 99\n    /\\ acc' = [acc EXCEPT ![a] = Absent",
         "Migration_again",
         id="deletion under a lower generation",
     ),
@@ -92,9 +92,7 @@ PLANTED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "right", "wrong", "config"), PLANTED)
-def test_a_planted_mistake_is_found(
-    tmp_path: Path, file: str, right: str, wrong: str, config: str
-):
+def test_a_planted_mistake_is_found(tmp_path: Path, file: str, right: str, wrong: str, config: str):
     """The invariants see a protocol that lacks one of its rules."""
     for path in SPEC.glob("*"):
         shutil.copy(path, tmp_path)
