@@ -198,6 +198,11 @@ MIGRATORS = [
         ),
         "has not reached sync_term 3",
     ),
+    BadTrace(
+        "no finish before step 4 is done",
+        without("m hears 2", "m confirms 1", "m confirms 4"),
+        "no majority of the old set had the joint configuration",
+    ),
     BadTrace("new_joined: a majority", without("m confirms 4"), "no majority of the new set"),
     BadTrace(
         "new_joined: in the joint configuration",
