@@ -25,6 +25,7 @@ HOLDS = "Models that hold"
 LARGER = "Larger models"
 FAILS = "Models that must fail"
 RANDOM = "Random behaviours"
+UNFINISHED = "Too large to finish"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30, help="limit of each model")
     arguments = parser.parse_args()
     wrong = 0
-    for section in (HOLDS, FAILS, RANDOM, LARGER):
+    sections = (HOLDS, FAILS, RANDOM, LARGER, *((UNFINISHED,) if arguments.names else ()))
+    for section in sections:
         for model in models(section):
             if arguments.names and model.name not in arguments.names:
                 continue
