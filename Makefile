@@ -5,6 +5,7 @@
 #   make lint    ruff, mypy --strict, import-linter
 #   make bench   benchmarks against etcd and PostgreSQL, where these are installed
 #   make soak    the simulator over many seeds:  make soak SEEDS=5000 SEED=1 MINUTES=60
+#   make spec    the TLA+ models of spec/, the larger ones too (SPEC_ARGS="--workers 2 NAME ...")
 #
 # Also: make test-slow, make ci (what CI runs), make clean, make java (says which Java 17 is found).
 
@@ -27,8 +28,9 @@ SCENARIO ?= masters tables
 MINUTES ?= 600
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+SPEC_ARGS ?=
 
-.PHONY: help venv java java-17 demo test test-fast test-ray test-slow lint lint-style lint-types lint-imports tree bench soak ci clean
+.PHONY: help venv java java-17 demo test test-fast test-ray test-slow lint lint-style lint-types lint-imports tree bench soak spec ci clean
 
 help:
 	@sed -n '2,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
@@ -76,6 +78,9 @@ done = run_seeds(load_scenario(scenario), range(first, first + count), budget_s=
 print(f"{len(done)} seeds of {scenario!r} ran from {first} on (kept ones first); every rule held")
 endef
 export SOAK
+
+spec: $(STAMP)
+	$(BIN)/python tests/spec/tlc.py $(SPEC_ARGS)
 
 # --- tests ------------------------------------------------------------------------------------
 # pytest's exit code 5 says that no test has these markers; that is no failure of a part.
