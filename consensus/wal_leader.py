@@ -134,6 +134,7 @@ class WalLeader:
         """What to fetch for a member that needs entries which are not held here any more."""
         first_lsn = link.next_lsn
         is_waiting = link.fetching is not None or link.retry_ticks > 0
+        is_waiting = is_waiting or not link.has_room(self._settings.inflight_bytes_max)
         if link.state is not LinkState.STREAMING or first_lsn > self._log.base.index or is_waiting:
             return None
         sources = [
