@@ -330,6 +330,26 @@ def test_an_unanswered_session_is_given_up_and_begun_again() -> None:
     assert isinstance(bench.last[S1], ProposerElected)
 
 
+def test_who_only_waits_for_others_is_greeted_again() -> None:
+    """Their configuration may be out of date by now: a safekeeper of the next one tells."""
+    bench = Bench(TimelineConfiguration(2, (S1, S2), (S2,)), silence_ticks=4)
+    bench.greet([S2])
+    assert bench.core.phase is Phase.GREETING  # S1 has deleted the timeline
+    for _ in range(4):
+        bench.core.tick()
+    bench.conf = TimelineConfiguration(3, (S2,))
+    bench.greet([S2])
+    assert bench.core.phase is Phase.VOTING
+    for _ in range(4):
+        bench.core.tick()
+    bench.vote([])
+    for _ in range(4):
+        bench.core.tick()
+    bench.greet([S2], term=1)
+    bench.vote([S2])
+    assert bench.core.phase is Phase.LEADING
+
+
 def test_the_horizon_never_passes_the_commit_and_is_learned_from_safekeepers() -> None:
     """So a new proposer does not ask for what an older one had trimmed."""
     bench = Bench()
