@@ -63,6 +63,7 @@ class WalLeader:
         takes nothing back."""
         self.lagging: list[SafekeeperId] = []
         self.ready_reads: list[WalReadReady] = []
+        self._members = configuration.members
         self._log = log
         self._settings = settings
         self._rounds: dict[SafekeeperId, int] = {}
@@ -80,7 +81,7 @@ class WalLeader:
     @property
     def needed_from(self) -> int:
         """The first entry that some member may lack."""
-        return min(self.acked.get(member, 0) for member in self.configuration.members) + 1
+        return min(self.acked.get(member, 0) for member in self._members) + 1
 
     # ---- sending ---------------------------------------------------------------------------
 
