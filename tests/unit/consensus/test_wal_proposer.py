@@ -344,6 +344,17 @@ def test_who_only_waits_for_others_is_greeted_again() -> None:
     assert bench.core.phase is Phase.LEADING
 
 
+def test_a_leader_is_told_by_the_masters_that_its_members_are_gone() -> None:
+    """Nobody of the old configuration is left to say so; an older one changes nothing."""
+    bench = Bench()
+    bench.lead(FIRST.members)
+    bench.core.learn(FIRST)
+    assert bench.core.phase is Phase.LEADING
+    bench.core.learn(TimelineConfiguration(5, (S4,)))
+    assert bench.core.phase is Phase.GREETING
+    assert S4 in bench.core.links
+
+
 def test_the_horizon_never_passes_the_commit_and_is_learned_from_safekeepers() -> None:
     """So a new proposer does not ask for what an older one had trimmed."""
     bench = Bench()
