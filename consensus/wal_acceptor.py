@@ -163,7 +163,7 @@ class WalAcceptor:
 
     @property
     def is_member(self) -> bool:
-        return self.safekeeper in self.configuration.members
+        return any(self.safekeeper in members for members in self.configuration.member_sets)
 
     @property
     def last(self) -> OpId:
@@ -192,10 +192,9 @@ class WalAcceptor:
     def take_ready(self) -> AcceptorReady:
         """Everything to be done now; a false value if there is nothing. `advance` must follow."""
         assert self._taken is None, "take_ready twice"
-        state: AcceptorState | None = self.state
         trim_to = self._durable.horizon_lsn
         ready = AcceptorReady(
-            state=state if self._has_changed else None,
+            state=self.state if self._has_changed else None,
             restart_after=self._restart_after,
             cut_after=self._cut_after,
             entries=tuple(self._entries),
@@ -225,11 +224,13 @@ class WalAcceptor:
 
     @property
     def _has_changed(self) -> bool:
-        now, durable = self.state, self._durable
-        return self._checkpoint or (
-            now.configuration != durable.configuration
-            or (now.term, now.voted_for) != (durable.term, durable.voted_for)
-            or now.horizon_lsn > durable.horizon_lsn
+        durable = self._durable
+        return (
+            self._checkpoint
+            or self.term != durable.term
+            or self.voted_for != durable.voted_for
+            or self.configuration != durable.configuration
+            or min(self.horizon_lsn, self.commit_lsn, self._durable_lsn) > durable.horizon_lsn
         )
 
     # ---- calls of the controller -----------------------------------------------------------

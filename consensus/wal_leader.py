@@ -63,6 +63,7 @@ class WalLeader:
         takes nothing back."""
         self.lagging: list[SafekeeperId] = []
         self.ready_reads: list[WalReadReady] = []
+        self._members = configuration.members
         self._log = log
         self._settings = settings
         self._rounds: dict[SafekeeperId, int] = {}
@@ -80,7 +81,7 @@ class WalLeader:
     @property
     def needed_from(self) -> int:
         """The first entry that some member may lack."""
-        return min(self.acked.get(member, 0) for member in self.configuration.members) + 1
+        return min(self.acked.get(member, 0) for member in self._members) + 1
 
     # ---- sending ---------------------------------------------------------------------------
 
@@ -134,6 +135,7 @@ class WalLeader:
         """What to fetch for a member that needs entries which are not held here any more."""
         first_lsn = link.next_lsn
         is_waiting = link.fetching is not None or link.retry_ticks > 0
+        is_waiting = is_waiting or not link.has_room(self._settings.inflight_bytes_max)
         if link.state is not LinkState.STREAMING or first_lsn > self._log.base.index or is_waiting:
             return None
         sources = [

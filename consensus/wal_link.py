@@ -76,6 +76,7 @@ class Link:
         self.reset()
         self.session, self.greeted_generation = session, generation
         self.sequence, self._answered = 0, -1
+        self.idle_ticks = 0
         self.state = LinkState.GREETING
 
     def reset(self, wait_ticks: int = 0) -> None:
@@ -115,11 +116,19 @@ class Link:
         self._answered = max(self._answered, message.sequence)
 
     def tick(self, silence_ticks: int) -> None:
-        """Time passes; a session in which an answer stays out for so long is over."""
+        """Time passes; a session in which an answer stays out for so long is over.
+
+        So is one that only waits for other safekeepers: this one may have gone on meanwhile.
+        """
         self._wait_ticks = max(0, self._wait_ticks - 1)
         self.retry_ticks = max(0, self.retry_ticks - 1)
         self.idle_ticks += 1
-        if self.state is LinkState.SILENT or self._answered >= self.sequence:
+        if self.state is LinkState.SILENT:
+            return
+        if self._answered >= self.sequence:
+            waits = self.state in (LinkState.GREETED, LinkState.VOTED)
+            if waits and self.idle_ticks >= silence_ticks:
+                self.reset()
             return
         self._quiet_ticks += 1
         if self._quiet_ticks >= silence_ticks:

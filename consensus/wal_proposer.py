@@ -82,7 +82,7 @@ class WalProposer:
         self.links: dict[SafekeeperId, Link] = {}
         self.horizon_lsn = 0
         self._settings = settings
-        self._dial = sorted(dial)
+        self._dial = list(dial)
         self._highest = configuration
         self._term_floor = 0
         self._votes: dict[SafekeeperId, WalVoteResponse] = {}
@@ -105,9 +105,11 @@ class WalProposer:
         self._term_floor = max(self._term_floor, min_term - 1)
         self._restart()
 
-    def dial(self, safekeepers: Collection[SafekeeperId]) -> None:
-        """Whom to greet while it looks for a configuration."""
-        self._dial = sorted(safekeepers)
+    def learn(self, configuration: TimelineConfiguration) -> None:
+        """The masters told of it: all members of an older one may be gone, and silent."""
+        self._dial = list(configuration.members)
+        if self.phase is not Phase.ENDED:
+            self._heard_higher(configuration, 0)
         if self.phase is Phase.GREETING:
             self._link_up()
 

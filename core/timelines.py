@@ -10,6 +10,7 @@ which term wrote which of them: terms and starts rise, and every entry that is t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from typing import NewType, TypeAlias
 
@@ -169,7 +170,8 @@ def extended_history(history: TermHistory, entries: Iterable[Entry]) -> TermHist
 
 def cut_history(history: TermHistory, last_lsn: int) -> TermHistory:
     """The history of a log cut after ``last_lsn``."""
-    return tuple(start for start in history if start.start_lsn <= last_lsn)
+    count = _terms_at(history, last_lsn)
+    return history if count == len(history) else history[:count]
 
 
 def joined_history(kept: TermHistory, base_lsn: int, in_log: TermHistory) -> TermHistory:
@@ -183,5 +185,12 @@ def joined_history(kept: TermHistory, base_lsn: int, in_log: TermHistory) -> Ter
 
 def term_at(history: TermHistory, lsn: int) -> int:
     """The term that wrote the entry at ``lsn``; 0 before all."""
-    before = cut_history(history, lsn)
-    return before[-1].term if before else 0
+    count = _terms_at(history, lsn)
+    return history[count - 1].term if count else 0
+
+
+def _terms_at(history: TermHistory, lsn: int) -> int:
+    """How many terms had begun."""
+    if history and history[-1].start_lsn <= lsn:  # nearly always
+        return len(history)
+    return bisect_right(history, lsn, key=lambda start: start.start_lsn)

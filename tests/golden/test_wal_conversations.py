@@ -433,7 +433,7 @@ def test_the_conversation_is_as_recorded(path: Path) -> None:
 
 def test_there_are_conversations() -> None:
     """An empty folder would make the test above prove nothing."""
-    assert len(list(FOLDER.glob("*.txt"))) >= 7
+    assert len(list(FOLDER.glob("*.txt"))) >= 9
 
 
 def test_without_the_term_bump_a_term_is_won_twice() -> None:
@@ -444,3 +444,10 @@ def test_without_the_term_bump_a_term_is_won_twice() -> None:
     without = play(text.replace("min_term=1", "min_term=0"))
     assert "a is leading in term 1" in without
     assert "b is leading in term 1" in without
+
+
+def test_without_the_term_bump_a_stale_copy_takes_the_place_of_what_was_committed() -> None:
+    """Two proposers win one term, so that its history does not tell their entries apart."""
+    text = (FOLDER / "stale_copy.txt").read_text()
+    with pytest.raises(AssertionError, match="two at one LSN"):
+        play(text.replace("min_term=2", "min_term=0"))

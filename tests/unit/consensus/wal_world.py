@@ -223,20 +223,22 @@ class World:
             if core.end is EndReason.TRIMMED:
                 self.begin(owner)
             else:
-                core.dial(self.dial())
+                core.learn(self.told())
                 core.campaign()
+        elif self.calm and rng.random() < 0.02:
+            core.learn(self.told())
         elif core.phase is not Phase.LEADING and rng.random() < 0.02:
-            core.dial(self.dial())
+            core.learn(self.told())
             core.campaign()
         if rng.random() < self.write_rate:
             self.work(owner)
         if owner.core is not None:
             self.carry_out_proposer(owner)
 
-    def dial(self) -> tuple[SafekeeperId, ...]:
+    def told(self) -> TimelineConfiguration:
         """Whom the masters named, which may be out of date."""
         known = self.store.configurations[-1:] if self.calm else self.store.configurations[-3:]
-        return self.rng.choice(known).members
+        return self.rng.choice(known)
 
     def begin(self, owner: Owner) -> None:
         owner.lives += 1
@@ -248,7 +250,7 @@ class World:
         owner.core = WalProposer(
             timeline_id=TIMELINE,
             proposer=ProposerId(f"{owner.name}{owner.lives}"),
-            dial=self.dial(),
+            dial=self.told().members,
             base=base,
             settings=self.settings,
         )
