@@ -208,7 +208,7 @@ class ReplicaLoop:
         for message in envelope.messages:
             self._check(message)
         core = self._free_core()
-        if core is not None and envelope.messages and self._writer.is_idle:
+        if core is not None and not self._is_busy and envelope.messages and self._writer.is_idle:
             return self._receive_now(core, envelope)
         for message in envelope.messages:
             self._queue(message, envelope.address)

@@ -105,8 +105,8 @@ def test_this_would_see_a_replica_that_waits_for_its_disk(
     else:
         execute = ReplicaLoop._execute
 
-        async def patiently(loop: ReplicaLoop, *args: Any) -> None:
-            await execute(loop, *args)
+        async def patiently(loop: ReplicaLoop, *args: Any, **named: Any) -> None:
+            await execute(loop, *args, **named)
             await loop._writer.drained()
 
         monkeypatch.setattr(ReplicaLoop, "_execute", patiently)
