@@ -52,7 +52,7 @@ class Replica(ReplicaLoop):
 
     def on_role_change(self, watcher: Callable[[RoleChange], None]) -> None:
         """Call ``watcher`` from the loop at each change of role, term, leader or readiness."""
-        self._watchers.append(watcher)
+        self._news.watchers.append(watcher)
 
     def on_copy_needed(self, watcher: Callable[[ServerUuid], None]) -> None:
         """Call ``watcher`` from the loop, again and again, while a member needs a copy.
@@ -160,7 +160,7 @@ class Replica(ReplicaLoop):
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.leader_ready:
-                    await self._changed.wait()
+                    await self._news.wait()
                 return self.term
         except TimeoutError:
             raise DeadlineExpired("wait_leader_ready", "an election") from None
@@ -179,6 +179,6 @@ class Replica(ReplicaLoop):
             async with asyncio.timeout(timeout_s):
                 await future
                 while self.is_leader:
-                    await self._changed.wait()
+                    await self._news.wait()
         except TimeoutError:
             raise DeadlineExpired("transfer_leadership", f"{target} to catch up") from None

@@ -4,9 +4,9 @@ What carries no entries goes with the mail of all replicas of this server
 (`stelae.actors.raft_host`). A few entries are posted to their peer in the turn in which they arose,
 and what it has to say by then comes back with the reply: no task, timer or message more than that.
 For more entries and for snapshots there is, per peer, a bounded outbox and a few calls at a time.
-What does not fit, and what fails, is lost, which Raft allows for. The core is told of peers that cannot be
-reached, and paces itself by heartbeats (KUDU-821), so that no failure makes a tight loop. Design §4
-(two ways between actors).
+What does not fit, and what fails, is lost, which Raft allows for. The core is told of peers that
+cannot be reached, and paces itself by heartbeats (KUDU-821), so that no failure makes a tight loop.
+Design §4 (two ways between actors).
 """
 
 from __future__ import annotations
@@ -86,12 +86,10 @@ class ReplicaLinks:
         lost: Callable[[ServerUuid], None],
         absent: Callable[[ServerUuid, DataState], None],
         host: RaftHost | None = None,
-        take: Callable[[Message, Address], None] | None = None,
     ) -> None:
         """``absent`` is told of servers that answer, and have no such tablet, or its tombstone.
 
-        Without a ``host`` every message goes by itself. ``take`` is given what comes with replies;
-        it may raise InvalidArgument.
+        Without a ``host`` every message goes by itself.
         """
         self._runtime = runtime
         self._tasks = tasks
@@ -100,7 +98,8 @@ class ReplicaLinks:
         self._lost = lost
         self._absent = absent
         self._host = host
-        self._take = take
+        self.take: Callable[[Message, Address], None] | None = None
+        """Is given what comes with replies; it may raise InvalidArgument."""
         self._stopped = False
         self._links = {uuid: _Link(address) for uuid, address in sorted(addresses.items())}
         self._learned: Configuration | None = None
@@ -206,11 +205,11 @@ class ReplicaLinks:
             self._answered(link, reply.body)
 
     def _answered(self, link: _Link, answers: RaftAnswers) -> None:
-        if self._take is None or self._stopped:
+        if self.take is None or self._stopped:
             return
         for message in answers.messages:
             try:
-                self._take(message, link.address)
+                self.take(message, link.address)
             except InvalidArgument:
                 self._runtime.metrics.count("raft_answers_refused", peer=message.source)
 

@@ -15,8 +15,9 @@ steps, without waking a task. So groups at rest cost little. Design §7, §8, §
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from stelae.actors.begun_turn import BegunTurn
 from stelae.actors.log_writer import LogWriter
 from stelae.actors.raft_host import RaftHost
 from stelae.actors.replica_flush import CopyNeeds, OwnSnapshots, ReplicaFlushes
@@ -25,6 +26,7 @@ from stelae.actors.replica_members import MemberCare
 from stelae.actors.replica_requests import Proposal, ReplicaRequests
 from stelae.actors.replica_storage import ReplicaStorage
 from stelae.actors.replica_types import ReplicaSettings, RoleChange, SnapshotStore, StateMachine
+from stelae.actors.role_news import RoleNews
 from stelae.consensus.messages import (
     Message,
     RaftMessages,
@@ -86,7 +88,9 @@ class ReplicaLoop:
             log_ahead_bytes=settings.log_ahead_bytes,
             snapshots=snapshots,
         )
-        self._writer = LogWriter(self._storage, self._on_written)
+        self._writer = LogWriter(
+            runtime.clock, self._storage, self._on_written, self._others_suffice
+        )
         self.flushes = ReplicaFlushes(self._storage, settings.keep_bytes)
         """Where hosts copy state; a copy session pins the log here."""
         self._own_snapshots = OwnSnapshots(self._storage, settings, state_machine)
@@ -97,22 +101,14 @@ class ReplicaLoop:
         self._host = host or RaftHost(runtime, tasks, settings.tick_s)
         self._owns_host = host is None
         self._links = ReplicaLinks(
-            runtime,
-            tasks,
-            group_id,
-            self_uuid,
-            peers,
-            self._lost,
-            self._is_absent,
-            self._host,
-            self.take_mail,
+            runtime, tasks, group_id, self_uuid, peers, self._lost, self._is_absent, self._host
         )
+        self._links.take = self.take_mail
         self._requests = ReplicaRequests(group_id, self_uuid, settings.queue_bytes)
         self._core: Raft | None = None
         self._own: list[asyncio.Task[None]] = []
-        self._watchers: list[Callable[[RoleChange], None]] = []
-        self._told: RoleChange | None = None
-        self._changed = asyncio.Event()  # replaced at each change of role
+        self._news = RoleNews()
+        self._begun = BegunTurn(self._storage, self._links)
         self._begin_events()
 
     def _begin_events(self) -> None:
@@ -123,11 +119,6 @@ class ReplicaLoop:
         self._transfers: list[tuple[ServerUuid | None, asyncio.Future[None]]] = []
         self._tick_due: Tick | None = None
         self._written: OpId | None = None
-        self._begun: Ready | None = None
-        """A follower's, taken where its messages arrived."""
-        self._is_sent = False
-        """Whether that is durable and sent, and only has to be applied."""
-        self._failure: OSError | None = None
         self._in_turn = False
         self._is_stopped = False
 
@@ -223,25 +214,15 @@ class ReplicaLoop:
             if self._is_for_us(message, envelope.address):
                 self.copies.heard(message)
                 core.step(message)
-        if not core.follows_plainly:
+        if core.leader is not None or not core.is_plain:
             self._go_on(core, role)
             return ()
-        ready = core.take_ready()
-        if not ready:
+        answers = self._begun.begin(core, envelope.messages[0].source)
+        if answers is None:
             return ()
-        self._links.learn(core.configuration)
-        self._begun, self._is_sent = ready, False
+        self._is_stopped = self._begun.has_failed
         self._wake.set()
-        try:
-            if ready.entries and not self._storage.save_at_once(ready.entries):
-                return ()
-        except OSError as error:  # ends the loop, and nothing is answered any more
-            self._failure, self._is_stopped = error, True
-            return ()
-        self._is_sent = True
-        source = envelope.messages[0].source
-        self._links.send([m for m in ready.messages if m.destination != source])
-        return tuple([m for m in ready.messages if m.destination == source])
+        return answers
 
     def take_mail(self, message: Message, address: Address) -> None:
         """Deal with a small message at once, if that needs neither the disk nor the state machine.
@@ -324,13 +305,13 @@ class ReplicaLoop:
         while True:
             self._in_turn = False
             await self._wake.wait()
-            if self._failure is not None:
-                raise self._failure
+            begun, is_sent = self._begun.take()
             if self._is_stopped:
                 return
             self._wake.clear()
             self._in_turn = True
-            await self._end_begun(core)
+            if begun is not None:
+                await self._execute(core, begun, is_sent=is_sent)
             self._take_events(core)
             while ready := core.take_ready():
                 await self._execute(core, ready)
@@ -340,17 +321,6 @@ class ReplicaLoop:
             await self.flushes.trim(core)
             await self._own_snapshots.after_turn(core)
             self._tell(core)
-
-    async def _end_begun(self, core: Raft) -> None:
-        """Do the rest of what was begun where messages arrived."""
-        ready, self._begun = self._begun, None
-        if ready is None:
-            return
-        if self._is_sent:
-            self._apply(core, ready.committed)
-            self._finish(core, ready)
-        else:
-            await self._execute(core, ready)
 
     def _take_events(self, core: Raft) -> None:
         """Step the core by what has arrived."""
@@ -419,12 +389,16 @@ class ReplicaLoop:
         else:
             future.set_result(None)
 
-    async def _execute(self, core: Raft, ready: Ready) -> None:
+    async def _execute(self, core: Raft, ready: Ready, *, is_sent: bool = False) -> None:
         """Carry out one Ready, in this order: durable, then sent, then applied.
 
         But a leader whose term and vote are durable does not wait for its own entries
         (`LogWriter`): nothing that it says to others depends on them.
         """
+        if is_sent:  # by a turn that was begun
+            self._apply(core, ready.committed)
+            self._finish(core, ready)
+            return
         self._links.learn(core.configuration)
         leads = core.leader is not None and ready.term_and_vote is None
         if not leads and (ready.entries or ready.term_and_vote is not None or ready.snapshot):
@@ -449,7 +423,8 @@ class ReplicaLoop:
                 result = self._state_machine.apply(entry.index, entry.term, entry.body)
             elif entry.kind is EntryKind.CONFIGURATION:
                 result = configuration_of(entry)
-            self._requests.applied(entry.op_id, result, self._not_leader)
+            if self._requests.awaits(entry.index):
+                self._requests.applied(entry.op_id, result, self._not_leader)
             self._own_snapshots.applied(entry)
         if committed:
             core.applied(committed[-1].index)
@@ -472,6 +447,10 @@ class ReplicaLoop:
         finally:
             self._is_stopped = True
 
+    def _others_suffice(self) -> bool:
+        leader = self.core.leader
+        return leader is not None and leader.others_suffice()
+
     def _on_written(self, op_id: OpId) -> None:
         self._written = op_id
         self._wake.set()
@@ -480,21 +459,9 @@ class ReplicaLoop:
 
     def _tell(self, core: Raft) -> None:
         """Tell the watchers what is new."""
-        change = RoleChange(
-            core.role,
-            core.term,
-            core.leader_uuid,
-            self.leader_address,
-            self.leader_ready,
-            self.members.op_id,
-        )
-        if change == self._told:
-            return
-        self._told = change
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-        for watcher in self._watchers:
-            watcher(change)
+        leader, address = core.leader_uuid, self.leader_address
+        ready, members = self.leader_ready, self.members.op_id
+        self._news.tell(RoleChange(core.role, core.term, leader, address, ready, members))
 
     def _is_absent(self, uuid: ServerUuid, state: DataState) -> None:
         self.copies.is_absent(uuid, state)

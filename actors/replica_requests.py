@@ -58,6 +58,7 @@ class ReplicaRequests:
         self._uuid = self_uuid
         self._queue_bytes = queue_bytes
         self._bytes = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._deadlines: Deadlines | None = None
         self._undecided: dict[int, Proposal] = {}
         self._last_proposal = 0
@@ -85,9 +86,10 @@ class ReplicaRequests:
         return proposal
 
     def _queued(self, command: bytes, timeout_s: float) -> Proposal:
-        loop = asyncio.get_running_loop()
-        if self._deadlines is None:
-            self._deadlines = Deadlines(loop, self._expire)
+        if self._loop is None or self._deadlines is None:  # asked for once: it is a system call
+            self._loop = asyncio.get_running_loop()
+            self._deadlines = Deadlines(self._loop, self._expire)
+        loop = self._loop
         self._last_proposal = number = self._last_proposal + 1
         proposal = Proposal(command, loop.create_future(), number, timeout_s)
         proposal.bucket = self._deadlines.add(number, loop.time() + timeout_s)
@@ -140,6 +142,10 @@ class ReplicaRequests:
         """The proposal is surely not in the log."""
         if not proposal.future.done():
             proposal.future.set_exception(error)
+
+    def awaits(self, index: int) -> bool:
+        """Whether a proposal was put at that index of the log."""
+        return index in self._appended
 
     def applied(self, op_id: OpId, result: object, lost: Callable[[], NotLeader]) -> None:
         """Entry ``op_id`` was applied: that decides the proposal that was put at its index."""

@@ -227,8 +227,9 @@ class ReplicaStorage:
             await self._append(entries)
 
     def save_at_once(self, entries: Sequence[Entry]) -> bool:
-        """What `save` does with entries that follow the log, where the disk is quick. If false, they
-        are not durable, and `save` of the same must follow, before anything else. Raises OSError.
+        """What `save` does with entries that follow the log, where the disk is quick.
+
+        If false, they are not durable, and `save` of the same must come next. Raises OSError.
         """
         newest = self._files[-1] if self._files else None
         if newest is None or newest.end >= self._log_file_bytes:

@@ -179,11 +179,11 @@ def check_message(message: Message) -> None:
     if message.term < 0 or message.source == message.destination:
         raise InvalidArgument(f"malformed {type(message).__name__} from {message.source}")
     if isinstance(message, AppendRequest):
-        before = message.previous
+        term, index = message.previous.term, message.previous.index
         for entry in message.entries:
-            if entry.index != before.index + 1 or not before.term <= entry.term <= message.term:
-                raise InvalidArgument(f"entry {entry.op_id} cannot follow {before}")
-            before = entry.op_id
+            if entry.index != index + 1 or not term <= entry.term <= message.term:
+                raise InvalidArgument(f"entry {entry.op_id} cannot follow {OpId(term, index)}")
+            term, index = entry.term, entry.index
             if entry.kind is EntryKind.CONFIGURATION:
                 _check_configuration(entry)
     if isinstance(message, SnapshotRequest):

@@ -184,27 +184,15 @@ class Raft:
         return min(snapshot_index + 1, max(needed, self.log.first_within(keep_bytes)))
 
     @property
-    def is_light(self) -> bool:
-        """Whether a `Ready` taken now would have nothing to be made durable, nor to be applied."""
-        durable = self._durable_term_and_vote
-        return (
-            self.log.is_settled
-            and self._installed is None
-            and self.term == durable.term
-            and self.voted_for == durable.voted_for
-        )
+    def is_plain(self) -> bool:
+        """Whether a `Ready` taken now would have nothing but entries to be made durable."""
+        current = TermAndVote(self.term, self.voted_for)
+        return self._installed is None and current == self._durable_term_and_vote
 
     @property
-    def follows_plainly(self) -> bool:
-        """Whether a `Ready` taken now would be that of a follower with nothing but entries to be
-        made durable."""
-        durable = self._durable_term_and_vote
-        return (
-            self.leader is None
-            and self._installed is None
-            and self.term == durable.term
-            and self.voted_for == durable.voted_for
-        )
+    def is_light(self) -> bool:
+        """Whether a `Ready` taken now would have nothing to be made durable, nor to be applied."""
+        return self.log.is_settled and self.is_plain
 
     @property
     def is_stirred(self) -> bool:

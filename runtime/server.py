@@ -79,6 +79,7 @@ class Service:
         self.connections: dict[Connection, None] = {}
         self.unproved: dict[Connection, None] = {}
         self._next_task = 0
+        self._loop = asyncio.get_running_loop()  # asked for once: it is a system call
 
     def run(self, work: Callable[[int], Coroutine[Any, Any, None]], *, is_prompt: bool) -> None:
         """Run a request's coroutine, which takes its number out of `running` at its end.
@@ -95,7 +96,7 @@ class Service:
             except StopIteration:
                 return
             coroutine = _resume(coroutine, waits_for)
-        self.running[number] = asyncio.get_running_loop().create_task(coroutine)
+        self.running[number] = self._loop.create_task(coroutine)
 
     async def close(self) -> None:
         """End all connections and cancel what still runs."""

@@ -252,7 +252,7 @@ class SimDisk:
         raise InjectedDiskError(errno.EIO, f"Input/output error: {path}")
 
     def sync_at_once(self, content: _Content) -> bool:
-        """Now and then a disk is quick; whatever is to befall a sync befalls one that takes time."""
+        """Now and then a disk is quick; whatever is to befall a sync befalls a slow one."""
         if self.slowness > 1.0 or self.fail_next_sync or self.on_sync is not None:
             return False
         if self._rng.random() < SLOW_SYNC_PROBABILITY:

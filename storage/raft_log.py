@@ -68,7 +68,8 @@ def encode_record(entry: Entry, durable_index: int) -> bytes:
     """One entry as a record; the log was durable up to ``durable_index`` before this append."""
     head = _RECORD_HEAD.pack(RECORD_MAGIC, FORMAT_VERSION, int(entry.kind), 0)
     rest = _RECORD_REST.pack(len(entry.body), entry.term, entry.index, durable_index)
-    return b"".join((head, _checksum(head, rest, entry.body), rest, entry.body))
+    body = entry.body
+    return b"".join((head, _CRC.pack(crc32c(body, crc32c(head + rest))), rest, body))
 
 
 @dataclass(frozen=True, slots=True)
