@@ -17,7 +17,7 @@ from tests.simulation.planted_group import BUGS
 from tests.simulation.tablet_group import TABLET, Caller, Group
 
 SEEDS = 12
-BUG_SEEDS = 60
+BUG_SEEDS = 200
 COUNTED_SEEDS = 4
 
 
