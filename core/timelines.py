@@ -2,19 +2,30 @@
 
 One function, `has_majority`, is the quorum of one member set; a joint configuration applies it once
 to each of its two sets and never mixes them (Neon RFC 035, "Definitions" and "Compute changes").
+`AcceptorState` is what a safekeeper keeps of a timeline beside the entries.
+
+A log with LSN n has the entries 1 to n, those up to its base trimmed away. Its term history says
+which term wrote which of them: terms and starts rise, and every entry that is there bears it out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import NewType
+from collections.abc import Collection, Iterable, Mapping
+from typing import NewType, TypeAlias
 
 import msgspec
 
+from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
+from stelae.core.replication import Entry
 
 SafekeeperId = NewType("SafekeeperId", int)
 """How operators and configurations call a safekeeper (a node id of the seed); never reused."""
+
+ProposerId = NewType("ProposerId", str)
+"""One life of a proposer: drawn anew whenever a tablet server begins to propose to a timeline."""
+
+NOBODY = ProposerId("")
 
 NO_GENERATION = 0
 """Of a safekeeper that has been given no configuration yet; the first one has generation 1."""
@@ -87,6 +98,44 @@ class LogPosition(msgspec.Struct, frozen=True, array_like=True, order=True):
     flush_lsn: int
 
 
+class TermStart(msgspec.Struct, frozen=True, array_like=True):
+    """The entry ``start_lsn`` is the first that ``term`` wrote."""
+
+    term: int
+    start_lsn: int
+
+
+TermHistory: TypeAlias = tuple[TermStart, ...]
+
+
+class AcceptorState(msgspec.Struct, frozen=True, array_like=True):
+    """What a safekeeper keeps of one timeline beside its entries; replaced as one.
+
+    ``term_history`` is surely right up to the trimmed part's end, ``horizon_lsn``: what comes after
+    it may have been cut or added to since, and is known from the entries (`joined_history`).
+    """
+
+    configuration: TimelineConfiguration
+    term: int = 0
+    """The highest one seen; terms below it are refused. Nobody ever wins term 0."""
+    voted_for: ProposerId = NOBODY
+    """Who got the vote of this safekeeper in ``term``; nobody, if it only heard of that term."""
+    term_history: TermHistory = ()
+    commit_lsn: int = 0
+    """At least so far the entries are committed: what is here up to there never changes."""
+    horizon_lsn: int = 0
+    """Entries up to here may be removed, whether they were already or not; never above the
+    commit."""
+
+
+class LogExtent(msgspec.Struct, frozen=True, array_like=True):
+    """What was read back of a timeline's log: entries after ``base_lsn``, and who wrote them."""
+
+    base_lsn: int = 0
+    last_lsn: int = 0
+    history: TermHistory = ()
+
+
 class SwitchReply(msgspec.Struct, frozen=True):
     """A safekeeper's answer to a configuration: all of it taken at one point, after the switch to
     the higher of both is durable (the seed's ConfigurationSwitchResponse)."""
@@ -110,3 +159,57 @@ def majority_lsn(members: Collection[SafekeeperId], lsns: Mapping[SafekeeperId, 
     """The highest LSN that more than half of one member set has reached."""
     reached = sorted((lsns.get(member, 0) for member in members), reverse=True)
     return reached[len(reached) // 2] if reached else 0
+
+
+def check_configuration(configuration: TimelineConfiguration) -> None:
+    """Refuse what can be no configuration. Raises InvalidArgument."""
+    for members in configuration.member_sets:
+        if not members or len(set(members)) != len(members):
+            raise InvalidArgument(f"safekeepers {list(members)}: at least one, and each once")
+    if configuration.generation <= NO_GENERATION:
+        raise InvalidArgument(f"generation {configuration.generation}: the first is 1")
+
+
+def check_history(history: TermHistory) -> None:
+    """Refuse a history whose terms or starts do not rise. Raises InvalidArgument."""
+    before = TermStart(0, 0)
+    for start in history:
+        if start.term <= before.term or start.start_lsn <= before.start_lsn:
+            raise InvalidArgument(f"{start} cannot follow {before} in a term history")
+        before = start
+
+
+def history_of(entries: Iterable[Entry]) -> TermHistory:
+    """The terms that wrote these entries, which follow one another."""
+    return extended_history((), entries)
+
+
+def extended_history(history: TermHistory, entries: Iterable[Entry]) -> TermHistory:
+    """The history of a log after ``entries`` were appended to it."""
+    added: list[TermStart] = []
+    term = history[-1].term if history else 0
+    for entry in entries:
+        if entry.term != term:
+            term = entry.term
+            added.append(TermStart(term, entry.index))
+    return (*history, *added) if added else history
+
+
+def cut_history(history: TermHistory, last_lsn: int) -> TermHistory:
+    """The history of a log cut after ``last_lsn``."""
+    return tuple(start for start in history if start.start_lsn <= last_lsn)
+
+
+def joined_history(kept: TermHistory, base_lsn: int, in_log: TermHistory) -> TermHistory:
+    """The history of a log of which ``in_log`` was read back, after ``base_lsn``, and of which
+    ``kept`` says who wrote what was trimmed away up to there."""
+    before = cut_history(kept, base_lsn)
+    if before and in_log and in_log[0].term == before[-1].term:
+        in_log = in_log[1:]
+    return (*before, *in_log)
+
+
+def term_at(history: TermHistory, lsn: int) -> int:
+    """The term that wrote the entry at ``lsn``; 0 before all."""
+    before = cut_history(history, lsn)
+    return before[-1].term if before else 0
