@@ -28,6 +28,7 @@ from stelae.actors.replicated_tablet import ReplicatedTablet
 from stelae.actors.scans import ScanSessions
 from stelae.actors.server_copies import ServerCopies
 from stelae.actors.tablet import Tablet
+from stelae.actors.tablet_logs import segment_log_of
 from stelae.actors.tablet_recovery import Intake
 from stelae.actors.tablet_replicas import TabletReplicas
 from stelae.client.masters import MastersClient
@@ -278,13 +279,21 @@ class TabletServer:
             raise StaleTerm(
                 "incarnation of " + self._name, record.owner_incarnation, self.info.incarnation
             )
-        tablet = Tablet(
+        make_log = segment_log_of(
             self._runtime,
             self._settings,
             self.members,
             table=call.body.table,
             record=record,
             raise_epoch=self._raise_epoch_of(record.tablet_id, record.term),
+            intake=self._intake,
+        )
+        tablet = Tablet(
+            self._runtime,
+            self._settings,
+            table=call.body.table,
+            record=record,
+            make_log=make_log,
             tasks=self.tasks,
             intake=self._intake,
         )
