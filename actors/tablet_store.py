@@ -14,10 +14,12 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from crc32c import crc32c
 
+from stelae.actors.carry_through import carry_through
 from stelae.actors.quarantine_room import QuarantineRoom
 from stelae.actors.tablet_files import (
     CONSENSUS_META,
@@ -31,7 +33,6 @@ from stelae.actors.tablet_startup import FilesOf, LoadedTablets, load_tablets, u
 from stelae.core.errors import (
     CorruptData,
     StaleTerm,
-    StelaeError,
     TabletDeleted,
     TabletNotReady,
 )
@@ -451,34 +452,9 @@ class TabletStore:
 
     async def carry_through(self, tablet_id: TabletId, work: Coroutine[Any, Any, T]) -> T:
         """Run to the end, whatever happens to the caller: half a transition is for crashes only."""
-        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        async def run() -> None:
-            try:
-                result = await work
-            except StelaeError as error:
-                if not outcome.done():
-                    outcome.set_exception(error)
-            except OSError as error:
-                if not outcome.done():
-                    outcome.set_exception(error)
-                elif self.on_failed is not None:
-                    self.on_failed(tablet_id, error)
-                else:
-                    raise
-            except BaseException as error:
-                if not outcome.done():
-                    if isinstance(error, asyncio.CancelledError):
-                        outcome.cancel()
-                    else:
-                        outcome.set_exception(error)
-                raise
-            else:
-                if not outcome.done():
-                    outcome.set_result(result)
-
-        self._tasks.spawn(run(), "transition of a tablet")
-        return await outcome
+        on_failed = self.on_failed
+        tell = None if on_failed is None else partial(on_failed, tablet_id)
+        return await carry_through(self._tasks, work, "transition of a tablet", tell)
 
 
 class TabletSnapshots:
