@@ -60,6 +60,7 @@ from stelae.core.timelines import (
     cut_history,
     extended_history,
     joined_history,
+    term_at,
 )
 
 ControlReply: TypeAlias = SwitchReply | ExcludeReply | TimelineStatus
@@ -77,13 +78,15 @@ class Answer:
 class AcceptorReady:
     """One batch of effects, to be carried out in the order of the fields.
 
-    ``entries`` follow the last entry after the cut, and are synced before anything is sent.
+    ``restart_after``: the log is to be emptied, and begins after that LSN. ``cut_after``: what
+    comes after that LSN is to be removed. ``entries`` follow, synced before anything is sent.
     Entries up to ``trim_to`` may be removed at leisure. ``alarms`` say what no correct peer does;
     nothing was done about it here. ``excluded``: the timeline is to be deleted here, leaving a
     tombstone of that generation, before the answers go out; the acceptor takes nothing any more.
     """
 
     state: AcceptorState | None
+    restart_after: int | None
     cut_after: int | None
     entries: tuple[Entry, ...]
     excluded: int | None
@@ -95,8 +98,8 @@ class AcceptorReady:
     @property
     def is_durable_already(self) -> bool:
         """Whether there is nothing to write before the answers."""
-        nothing_cut = self.cut_after is None and self.excluded is None
-        return self.state is None and nothing_cut and not self.entries
+        removed = (self.restart_after, self.cut_after, self.excluded)
+        return self.state is None and not self.entries and removed == (None, None, None)
 
     def __bool__(self) -> bool:
         said = self.messages or self.answers or self.alarms
@@ -114,7 +117,11 @@ class WalAcceptor:
         state: AcceptorState,
         log: LogExtent,
     ) -> None:
-        """Raises CorruptData: the log lacks what the state says is there."""
+        """Raises CorruptData: the log lacks what the state says is there.
+
+        A log that does not have the entry at the horizon was given up for what follows it, and the
+        safekeeper crashed before it was removed: it is removed now.
+        """
         self.timeline_id = timeline_id
         self.safekeeper = safekeeper
         self.configuration = state.configuration
@@ -130,6 +137,7 @@ class WalAcceptor:
         self._durable = state
         self._durable_lsn = log.last_lsn
         self._sessions = Sessions()
+        self._restart_after: int | None = None
         self._cut_after: int | None = None
         self._entries: list[Entry] = []
         self._messages: list[ToProposer] = []
@@ -139,9 +147,14 @@ class WalAcceptor:
         self._trimmed_to = log.base_lsn
         self._excluded: int | None = None
         self._taken: AcceptorReady | None = None
-        if log.last_lsn < state.commit_lsn or log.base_lsn > state.horizon_lsn:
+        horizon_lsn = state.horizon_lsn
+        horizon_term = term_at(state.term_history, horizon_lsn)
+        has_horizon = log.base_lsn <= horizon_lsn <= log.last_lsn
+        if not has_horizon or term_at(self.history, horizon_lsn) != horizon_term:
+            self._restart_log(horizon_lsn, state.term_history)
+        if self.last_lsn < state.commit_lsn or log.base_lsn > horizon_lsn:
             found = f"entries {log.base_lsn + 1} to {log.last_lsn}, of which"
-            found += f" {state.horizon_lsn + 1} to {state.commit_lsn} are committed"
+            found += f" {horizon_lsn + 1} to {state.commit_lsn} are committed"
             raise CorruptData(f"timeline {timeline_id}", log.last_lsn, found)
 
     @property
@@ -183,6 +196,7 @@ class WalAcceptor:
         trim_to = self._durable.horizon_lsn
         ready = AcceptorReady(
             state=state if self._has_changed else None,
+            restart_after=self._restart_after,
             cut_after=self._cut_after,
             entries=tuple(self._entries),
             excluded=self._excluded,
@@ -194,7 +208,7 @@ class WalAcceptor:
         taken: Sequence[list[Any]] = (self._entries, self._messages, self._answers, self._alarms)
         for effects in taken:
             effects.clear()
-        self._cut_after = self._excluded = None
+        self._restart_after = self._cut_after = self._excluded = None
         self._checkpoint = False
         self._trimmed_to = max(self._trimmed_to, trim_to)
         if ready:
@@ -374,7 +388,9 @@ class WalAcceptor:
         self._raise_term(elected.term)
         self.proposer = elected.proposer
         session.elected_term = elected.term
-        if common_lsn < self.last_lsn:
+        if common_lsn < elected.horizon_lsn:
+            self._restart_log(elected.horizon_lsn, elected.history)
+        elif common_lsn < self.last_lsn:
             self._cut(common_lsn)
         self._acknowledge(elected, 0)
 
@@ -427,6 +443,16 @@ class WalAcceptor:
         if last_lsn < self._durable_lsn:
             self._durable_lsn = last_lsn
             self._cut_after = last_lsn
+
+    def _restart_log(self, horizon_lsn: int, history: TermHistory) -> None:
+        """Go on after the horizon: all before it is committed, and needed no more."""
+        self.history = cut_history(history, horizon_lsn)
+        self.last_lsn = self._durable_lsn = horizon_lsn
+        self.horizon_lsn = self._trimmed_to = horizon_lsn
+        self.commit_lsn = max(self.commit_lsn, horizon_lsn)
+        self._entries.clear()
+        self._cut_after = None
+        self._restart_after = horizon_lsn
 
     def check_invariants(self) -> None:
         """Assert what the module docstring promises; tests call it after each step."""

@@ -93,10 +93,7 @@ class WalLeader:
     def outgoing(self, link: Link) -> list[ToAcceptor]:
         """What is to be sent to that member now."""
         if link.state in (LinkState.GREETED, LinkState.VOTING, LinkState.VOTED):
-            assert self._log.history is not None
-            link.state = LinkState.ELECTED
-            header = self.sender.header(link, link.number())
-            return [ProposerElected(*header, self._log.history)]
+            return [self.elected(link)]
         if link.state is not LinkState.STREAMING:
             return []
         messages: list[ToAcceptor] = []
@@ -107,9 +104,19 @@ class WalLeader:
             )
             messages.append(self.append(link, entries))
         is_due = link.idle_ticks >= self._settings.heartbeat_ticks
+        if not messages and link.next_lsn <= min(self.horizon_lsn, self._log.base.index):
+            return [self.elected(link)]  # what it needs may be gone everywhere, and is not needed
         if not messages and (is_due or link.sent_round < self._round):
             messages.append(self.append(link, ()))
         return messages
+
+    def elected(self, link: Link) -> ProposerElected:
+        """Have that member find out where its log parts from ours."""
+        assert self._log.history is not None
+        link.state = LinkState.ELECTED
+        link.elected_sequence = link.number()
+        header = self.sender.header(link, link.elected_sequence)
+        return ProposerElected(*header, self._log.history, self.horizon_lsn)
 
     def append(self, link: Link, entries: tuple[Entry, ...]) -> WalAppendRequest:
         """The request with these entries, which come next for that member."""
@@ -155,14 +162,13 @@ class WalLeader:
         if flush_lsn > self._log.last.index:
             return f"safekeeper {member} acknowledges {flush_lsn} of {self._log.last}"
         acked_lsn, problem = self.acked.get(member, 0), None
-        if link.state is LinkState.ELECTED:
+        if link.state is LinkState.ELECTED and response.sequence >= link.elected_sequence:
             link.state = LinkState.STREAMING
             link.next_lsn = flush_lsn + 1
             if flush_lsn < acked_lsn:
                 problem = f"safekeeper {member} has {flush_lsn} of {acked_lsn} acknowledged"
                 acked_lsn = flush_lsn
         link.acked(flush_lsn)
-        link.horizon_lsn = max(link.horizon_lsn, response.horizon_lsn)
         self.acked[member] = max(acked_lsn, flush_lsn)
         self._rounds[member] = max(self._rounds.get(member, 0), response.round)
         self._advance_commit()

@@ -46,6 +46,8 @@ class Link:
         """These two as it last said."""
         self.next_lsn = 0
         self.horizon_lsn = 0
+        self.elected_sequence = 0
+        """Of the message which it was told in who is elected."""
         self.fetching: int | None = None
         """The number of the fetch whose entries are to be sent there."""
         self.retry_ticks = 0

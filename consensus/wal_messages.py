@@ -64,9 +64,14 @@ class WalVoteRequest(WalHeader, frozen=True, array_like=True, tag="vote"):
 
 class ProposerElected(WalHeader, frozen=True, array_like=True, tag="elected"):
     """The proposer has won ``term``. ``history`` is that of its log, its own term being the last:
-    the safekeeper cuts its log where they part, and says where that is."""
+    the safekeeper cuts its log where they part, and says where that is.
+
+    Entries up to ``horizon_lsn`` are committed, and needed no more: a log that parts before it
+    goes on after it, without them.
+    """
 
     history: TermHistory
+    horizon_lsn: int
 
 
 class WalAppendRequest(WalHeader, frozen=True, array_like=True, tag="append"):
@@ -264,6 +269,8 @@ def check_message(message: ToAcceptor | ToProposer) -> None:
             check_history(message.history)
             if not message.history or message.history[-1].term != message.term:
                 raise InvalidArgument("ProposerElected whose history does not end in its term")
+            if message.horizon_lsn < 0:
+                raise InvalidArgument(f"ProposerElected with horizon {message.horizon_lsn}")
         case WalAppendRequest():
             _check_entries(message)
         case WalVoteResponse():

@@ -134,8 +134,8 @@ class WalProposer:
         self._require_leader().read(request)
 
     def trim(self, horizon_lsn: int) -> None:
-        """Entries up to there are needed no more: backups hold them, and so does every member
-        that is to be caught up from the timeline (`needed_from`)."""
+        """Entries up to there are needed no more: backups hold them. A member that lacks some of
+        them goes on after them; so they may be kept for a while for those (`needed_from`)."""
         self.horizon_lsn = max(self.horizon_lsn, min(horizon_lsn, self.log.commit_lsn))
 
     @property
@@ -150,21 +150,23 @@ class WalProposer:
 
     def fetched(self, number: int, reply: FetchedEntries) -> None:
         """What came of that fetch; replies to those that nobody waits for any more are dropped."""
+        link = self._fetching_link(number)
         if number == self._recovery_fetch:
             self._on_recovered(reply)
-            return
-        for link in self.links.values():
-            if link.fetching == number:
-                self._on_caught_up(link, reply)
+        elif link is not None:
+            self._on_caught_up(link, reply)
 
     def fetch_failed(self, number: int) -> None:
         """The call had no answer: another safekeeper may have what was asked for."""
+        link = self._fetching_link(number)
         if number == self._recovery_fetch:
             self._restart()
-            return
-        for link in self.links.values():
-            if link.fetching == number:
-                link.fetching = None
+        elif link is not None:
+            link.fetching = None
+
+    def _fetching_link(self, number: int) -> Link | None:
+        found = (link for link in self.links.values() if link.fetching == number)
+        return next(found, None)
 
     def take_ready(self) -> ProposerReady:
         """Everything to be done now; a false value if there is nothing."""
@@ -406,6 +408,9 @@ class WalProposer:
             return
         link.heard(message)
         link.term, link.generation = message.term, message.generation
+        if isinstance(message, WalVoteResponse | WalAppendResponse):
+            link.horizon_lsn = max(link.horizon_lsn, message.horizon_lsn)
+            self.horizon_lsn = max(self.horizon_lsn, message.horizon_lsn)
         match message:
             case AcceptorGreeting():
                 self._on_greeting(link, message)
@@ -452,7 +457,6 @@ class WalProposer:
     def _on_vote(self, link: Link, vote: WalVoteResponse) -> None:
         if link.state is LinkState.VOTING:
             link.state = LinkState.VOTED
-        link.horizon_lsn = max(link.horizon_lsn, vote.horizon_lsn)
         if self.phase is Phase.VOTING and vote.term == self.term:
             self._votes[link.safekeeper] = vote
             self._count_votes()

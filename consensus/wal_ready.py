@@ -97,9 +97,9 @@ class ProposerReady:
     """One batch of effects. Nothing of it has to be durable at the proposer.
 
     ``rewound_to`` comes first: entries above it, which were proposed, are no part of the log any
-    more, and never were committed; whoever had applied them must go back. ``committed`` follow what
-    was handed out before. ``lagging`` are members that need entries which no other member has any
-    more: they have to be given a copy. ``alarms`` say what no correct peer does.
+    more, and never were committed; whoever had applied them must go back. ``committed`` follow
+    what was handed out before. ``lagging`` are members that need entries which no other one can
+    give at the moment. ``alarms`` say what no correct peer does.
     """
 
     rewound_to: int | None

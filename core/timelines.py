@@ -124,8 +124,8 @@ class AcceptorState(msgspec.Struct, frozen=True, array_like=True):
     commit_lsn: int = 0
     """At least so far the entries are committed: what is here up to there never changes."""
     horizon_lsn: int = 0
-    """Entries up to here may be removed, whether they were already or not; never above the
-    commit."""
+    """Entries up to here are needed no more; never above the commit. They may be here still; or
+    even others in their place, which are to be removed: see `WalAcceptor`."""
 
 
 class LogExtent(msgspec.Struct, frozen=True, array_like=True):
