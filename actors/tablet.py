@@ -25,7 +25,6 @@ from stelae.actors.tablet_recovery import Intake
 from stelae.core.errors import (
     OutcomeUnknown,
     Overloaded,
-    RetryElsewhere,
     RowExists,
     RowNotFound,
     StelaeError,
@@ -173,13 +172,13 @@ class Tablet(TabletReads):
         return self._schemas.table
 
     async def _committed(self, index: int, timeout_s: float) -> None:
-        """If the log was fenced, or its backups do not come in time, nobody here knows whether the
+        """If the log has failed, or who has to agree does not come in time, nobody here knows whether the
         entry counts: the retry will be told."""
         if index <= self._log.committed_index:
             return
         try:
             await self._log.wait_committed(index, timeout_s)
-        except (RetryElsewhere, TimeoutError) as error:
+        except (StelaeError, TimeoutError) as error:
             raise OutcomeUnknown(f"tablet {self.tablet_id}", "write or read", timeout_s) from error
 
     # ---- schema -----------------------------------------------------------------------------
