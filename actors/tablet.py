@@ -172,8 +172,8 @@ class Tablet(TabletReads):
         return self._schemas.table
 
     async def _committed(self, index: int, timeout_s: float) -> None:
-        """If the log has failed, or who has to agree does not come in time, nobody here knows whether the
-        entry counts: the retry will be told."""
+        """If the log has failed, or who has to agree does not come in time, nobody here knows
+        whether the entry counts: the retry will be told."""
         if index <= self._log.committed_index:
             return
         try:

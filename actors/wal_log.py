@@ -1,8 +1,8 @@
 """The log of one ``wal(n, …)`` tablet: its tail on a timeline, its sealed segments on backups.
 
 Entries of one turn of the event loop travel together, as one entry of the timeline, and count once
-majorities of its safekeepers have them. A head is in memory and in the timeline only, and ends where
-the prologue of the next one stands there. Invariants:
+majorities of its safekeepers have them. A head is in memory and in the timeline only, and ends
+where the prologue of the next one stands there. Invariants:
 
 1. A segment is sealed once the next one's prologue is committed: its content is the same for
    whoever reads the timeline from then on, so it keeps its id whoever seals it.
