@@ -47,7 +47,6 @@ def test_another_owner_finds_everything_in_the_timeline_and_on_backups() -> None
         await here.until(lambda: here.keeper(1).log.base_lsn > 0, "the timeline is trimmed")
         here.world.crash(here.owner, restart=False)
         await here.take_over()
-        assert len(here.log._live) == 2, "what backups hold was not in the timeline"
         await check(here, 10)
         await fill(here, 10, 10)
         await here.take_over()

@@ -262,8 +262,9 @@ class WalWorld:
     # ---- calls ------------------------------------------------------------------------------
 
     def request(self) -> RequestId:
+        """Each of another client, so that any number may be under way."""
         self._sequence += 1
-        return RequestId(ClientId("client"), self._sequence, self._sequence)
+        return RequestId(ClientId(f"c{self._sequence}"), 1, 1)
 
     async def write(
         self,
