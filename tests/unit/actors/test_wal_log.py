@@ -102,6 +102,7 @@ def test_writes_without_a_quorum_end_by_their_deadline_and_are_bounded() -> None
         assert any(isinstance(each, Overloaded) for each in found)
         assert all(isinstance(each, Overloaded | OutcomeUnknown) for each in found)
         here.world.unpartition([here.owner], others)
+        await here.until(lambda: here.log.pending_bytes == 0, "what waited counts")
         assert (await here.write(500, "late")).first_version > 0
 
     run(scenario)

@@ -248,7 +248,8 @@ class WalWorld:
         await self.world.wait_until(
             lambda: tablet.progress is not TabletProgress.OPENING, timeout_s, "the tablet opens"
         )
-        assert tablet.progress is TabletProgress.PREPARED, tablet.report().problem
+        if tablet.progress is not TabletProgress.PREPARED:
+            raise AssertionError(f"not opened: {tablet.report().problem}")
         self.world.spawn(self.owner, self._serve(tablet))
         await self.world.wait_until(
             lambda: tablet.progress is TabletProgress.SERVING, 5.0, "it serves"
@@ -299,7 +300,11 @@ class WalWorld:
 
     # ---- the migration ----------------------------------------------------------------------
 
-    async def migrate(self, desired: Sequence[int]) -> None:
+    async def migrate(
+        self,
+        desired: Sequence[int],
+        before_final: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
         """Neon RFC 035, steps 3 to 9, by one driver that never gives up. A new member begins
         empty: the proposer brings it up."""
         before = self.configuration
@@ -310,15 +315,25 @@ class WalWorld:
         position = max(reply.position for reply in old.values())
         term = max(reply.term for reply in old.values())
         for n in wanted:
-            await self.until(lambda n=n: self.is_up(f"sk{n}"), "the new member")
-            await self._in(f"sk{n}", self.keeper(n).create(joint))
+            await self._create(n, joint)
         caught_up: dict[SafekeeperId, SwitchReply] = {}
         while 2 * len(caught_up) <= len(wanted):
             found = await self._switch(wanted, joint, term)
             caught_up = {k: r for k, r in found.items() if r.position >= position}
             await asyncio.sleep(0.1)
+        if before_final is not None:
+            await before_final()
         self.configuration = TimelineConfiguration(joint.generation + 1, wanted)
         await self._switch(wanted, self.configuration)
+
+    async def _create(self, n: int, configuration: TimelineConfiguration) -> None:
+        while True:
+            await self.until(lambda: self.is_up(f"sk{n}"), "the new member")
+            try:
+                await self._in(f"sk{n}", self.keeper(n).create(configuration))
+            except TimeoutError:
+                continue
+            return
 
     async def _switch(
         self, members: Sequence[SafekeeperId], conf: TimelineConfiguration, term: int = 0
