@@ -18,7 +18,7 @@ import pytest
 from stelae.actors.wal_log import WalLog
 from stelae.core.errors import StelaeError
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages import TabletProgress, WriteOp
+from stelae.core.messages import WriteOp
 from stelae.core.timelines import TimelineConfiguration, majority_lsn
 from stelae.simulation import Options
 from stelae.simulation.node import SimulationFailure
@@ -42,9 +42,10 @@ class Life:
         """Insert each row once: a retry that was not recognised would be refused."""
         for n in range(ROWS):
             request = RequestId(ClientId("writer"), n + 1, n + 1)
+            here = self.here
+            await asyncio.sleep(self.rng.expovariate(1 / 0.05))
             while True:
-                here = self.here
-                if self.is_serving:
+                if here.is_serving:
                     try:
                         await here.write(
                             n, value(n), request=request, op=WriteOp.INSERT, timeout_s=2.0
@@ -55,12 +56,6 @@ class Life:
                 await asyncio.sleep(0.02)
             self.acknowledged = n + 1
         self.is_done = True
-
-    @property
-    def is_serving(self) -> bool:
-        here = self.here
-        up = bool(here.owner) and here.is_up(here.owner)
-        return up and here.tablet.progress is TabletProgress.SERVING
 
     async def take_over(self) -> None:
         """Name owners until one serves."""
@@ -93,7 +88,7 @@ class Life:
                     await self.take_over()
                 case "zombie" if rng.random() < 0.5:
                     await self.take_over()
-            if not self.is_serving:
+            if not here.is_serving:
                 await self.take_over()
 
     async def exchange(self) -> None:

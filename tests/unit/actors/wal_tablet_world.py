@@ -88,7 +88,7 @@ class Owner:
         self.tasks = Tasks()
         self.members = Membership()
         self.info: ServerInfo
-        self.tablet: Tablet
+        self.tablet: Tablet | None = None
         self._runtime = runtime
         self._name = name
         self._mailbox = AcceptorMailbox(name)
@@ -100,7 +100,8 @@ class Owner:
     async def stop(self) -> None:
         await self._runtime.peers.close()
         await self.tasks.close()
-        await self.tablet.close()
+        if self.tablet is not None:
+            await self.tablet.close()
 
     def make(self, term: int, source: TimelineSource) -> Tablet:
         """A tablet in that term; not open yet."""
@@ -183,8 +184,16 @@ class WalWorld:
 
     @property
     def tablet(self) -> Tablet:
-        found: Tablet = self.world.server(self.owner).tablet
+        found: Tablet | None = self.world.server(self.owner).tablet
+        assert found is not None
         return found
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the newest owner does."""
+        server = self.world.server(self.owner) if self.owner and self.is_up(self.owner) else None
+        tablet = None if server is None else server.tablet
+        return tablet is not None and tablet.progress is TabletProgress.SERVING
 
     @property
     def log(self) -> WalLog:
@@ -211,8 +220,10 @@ class WalWorld:
         """Fence all backups in the present term, and plan from what they hold."""
         inventories: dict[ServerInfo, LogInventory] = {}
         for name in self.world.names("backup"):
-            info = self.world.server(name).info
-            while info not in inventories:
+            answered = False
+            while not answered:
+                await self.until(lambda name=name: self.is_up(name), f"{name} comes back")
+                info = self.world.server(name).info
                 try:
                     reply = await self.masters.peers.call(
                         info.address, FENCE_LOGS, FenceLogs(((TABLET, self.term),)), timeout_s=1.0
@@ -221,6 +232,7 @@ class WalWorld:
                     await asyncio.sleep(0.1)
                 else:
                     (inventories[info],) = reply.body.logs
+                    answered = True
         return plan_sealed(inventories)
 
     def source(self) -> TimelineSource:
