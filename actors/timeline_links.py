@@ -51,9 +51,9 @@ class TimelineLinks:
         members: Membership,
         tasks: Tasks,
         source: TimelineSource,
-        lost: Callable[[SafekeeperId], None],
+        lost: Callable[[SafekeeperId, int], None],
     ) -> None:
-        """``lost`` is told of safekeepers that messages did not reach."""
+        """``lost`` is told of safekeepers that messages of a session did not reach."""
         self._runtime = runtime
         self._members = members
         self._tasks = tasks
@@ -93,7 +93,7 @@ class TimelineLinks:
 
         def ended(outcome: Reply[Empty] | StelaeError) -> None:
             if isinstance(outcome, StelaeError):
-                self._failed(safekeeper)
+                self._failed(messages[0])
 
         return self._runtime.peers.post(
             found[0],
@@ -114,7 +114,7 @@ class TimelineLinks:
                 message = box.waiting.popleft()
                 found = self.find(safekeeper)
                 if found is None:
-                    self._failed(safekeeper)
+                    self._failed(message)
                     continue
                 try:
                     await self._runtime.peers.call(
@@ -125,14 +125,18 @@ class TimelineLinks:
                         destination=found[1],
                     )
                 except StelaeError:
-                    self._failed(safekeeper)
+                    self._failed(message)
         finally:
             box.calls -= 1
 
-    def _failed(self, safekeeper: SafekeeperId) -> None:
-        self._runtime.metrics.count("wal_messages_lost", safekeeper=str(safekeeper))
-        self._outboxes[safekeeper].waiting.clear()
-        self._lost(safekeeper)
+    def _failed(self, message: ToAcceptor) -> None:
+        """With it, what comes after it in its session is lost: nothing else is."""
+        self._runtime.metrics.count("wal_messages_lost", safekeeper=str(message.safekeeper))
+        waiting = self._outboxes[message.safekeeper].waiting
+        kept = [other for other in waiting if other.session != message.session]
+        waiting.clear()
+        waiting.extend(kept)
+        self._lost(message.safekeeper, message.session)
 
 
 def _size_bytes(message: ToAcceptor) -> int:

@@ -49,6 +49,8 @@ STATUS_PAUSE_S = 0.2
 FETCH_TIMEOUT_S = 5.0
 HEARTBEAT_TICKS = 10
 SILENCE_TICKS = 20
+RETAINED_SEGMENTS = 2
+"""So much is kept in memory for safekeepers that lag; they get the rest from others."""
 
 
 class AcceptorMailbox:
@@ -193,6 +195,7 @@ class TimelineProposer:
             settings=ProposerSettings(
                 heartbeat_ticks=HEARTBEAT_TICKS,
                 silence_ticks=SILENCE_TICKS,
+                retained_bytes_max=RETAINED_SEGMENTS * self._settings.segment_bytes,
                 uncommitted_bytes_max=self._settings.queue_bytes,
             ),
             configuration=configuration,
@@ -267,9 +270,10 @@ class TimelineProposer:
         what = f"timeline of tablet {self._source.tablet_id}"
         return StaleTerm(what, self._term, term >> CAMPAIGN_BITS)
 
-    def _lost(self, safekeeper: SafekeeperId) -> None:
+    def _lost(self, safekeeper: SafekeeperId, session: int) -> None:
+        """Leave that session, if it is the present one: the core would find out by silence."""
         link = self._core.links.get(safekeeper) if self._core is not None else None
-        if link is not None:
+        if link is not None and link.session == session:
             link.is_heard = False
             link.reset(HEARTBEAT_TICKS // 2)
 

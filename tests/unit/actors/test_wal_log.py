@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
 import pytest
 
+from stelae.actors.timeline_proposer import TimelineProposer
 from stelae.core.errors import OutcomeUnknown, Overloaded
 from stelae.core.messages import TabletProgress
+from stelae.simulation.node import SimulationFailure
 from tests.unit.actors.wal_tablet_world import WalWorld, run
 
 BIG = "x" * 700
@@ -69,6 +72,36 @@ def test_a_replaced_owner_neither_commits_nor_goes_on() -> None:
         await check(here, 2)
 
     run(scenario)
+
+
+async def late_owner(here: WalWorld) -> None:
+    """The first owner reaches nobody until the second one serves."""
+    here.world.partition(["t1"], ["sk1", "sk2", "sk3"])
+    here.world.partition(["sk1", "sk2", "sk3"], ["t1"])
+    first = await here.begin()
+    await asyncio.sleep(1.0)
+    second = await here.take_over()
+    await fill(here, 2)
+    here.world.heal()
+    await here.until(lambda: first.progress is not TabletProgress.OPENING, "it hears of that")
+    await asyncio.sleep(1.0)
+    assert first.progress is TabletProgress.FAILED
+    assert second.progress is TabletProgress.SERVING, "the late one was elected after it"
+    await fill(here, 2, 2)
+
+
+def test_an_owner_that_comes_late_does_not_depose_its_successor() -> None:
+    """The tablet's term goes before the campaign's number."""
+    run(late_owner)
+
+
+def test_without_the_masters_term_a_late_owner_would() -> None:
+    """The same story, with that left out."""
+    with (
+        patch.object(TimelineProposer, "_is_another", lambda self, term: False),
+        pytest.raises(SimulationFailure),
+    ):
+        run(late_owner)
 
 
 def test_without_a_quorum_it_says_whom_it_waits_for_and_opens_later() -> None:
