@@ -40,7 +40,13 @@ from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply, prompt
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
-from stelae.core.timelines import ProposerId, SafekeeperId, TimelineSource, term_at
+from stelae.core.timelines import (
+    ProposerId,
+    SafekeeperId,
+    TimelineConfiguration,
+    TimelineSource,
+    term_at,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +112,10 @@ class TimelineProposer:
         self._on_progress = on_progress
         self._on_failed = on_failed
         self._links = TimelineLinks(runtime, members, tasks, source, self._lost)
+        self._configuration = source.configuration
+        """The newest one that was heard of before the campaign."""
+        self._horizon_lsn = 0
+        """At least so far backups hold the log, as a campaign has found out."""
         self._answered: dict[SafekeeperId, TimelineStatus | str] = {}
         self._core: WalProposer | None = None
         self._is_open = self._is_closed = False
@@ -134,7 +144,9 @@ class TimelineProposer:
             while not self._is_open:
                 self._check()
                 assert self._core is not None
-                if self._core.end is EndReason.TRIMMED:  # the former owner did, meanwhile
+                if self._core.end is EndReason.TRIMMED:  # meanwhile, or by members unknown here
+                    self._heard_of(self._core.configuration)
+                    self._horizon_lsn = self._core.horizon_lsn
                     break
                 await self._changed.wait()
                 self._changed.clear()
@@ -144,23 +156,39 @@ class TimelineProposer:
 
     async def _horizon(self) -> OpId:
         """The last entry that backups hold, by who knows best of a majority, or of all who answer:
-        what any safekeeper was told of it was committed, and on the backups, before that."""
+        what any safekeeper was told of it was committed, and on the backups, before that. Who is
+        no member any more is not told: so the newest configuration that anybody knows is asked."""
         while True:
+            asked_of = self._configuration
             self._answered.clear()
-            members = self._source.configuration.members
-            asked = {asyncio.ensure_future(self._ask(member)) for member in members}
+            asked = {asyncio.ensure_future(self._ask(member)) for member in asked_of.members}
             try:
-                while asked and not self._source.configuration.agreed(self._found):
+                while asked and not (asked_of.agreed(self._found) and self._base() is not None):
                     _, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 for each in asked:
                     each.cancel()
-            found = self._found.values()
-            if found:
-                newest = max(found, key=lambda status: status.horizon_lsn)
-                return OpId(term_at(newest.history, newest.horizon_lsn), newest.horizon_lsn)
-            await self._runtime.clock.sleep(STATUS_PAUSE_S)
             self._check()
+            for status in self._found.values():
+                self._heard_of(status.configuration)
+            base = self._base()
+            if base is not None and self._configuration == asked_of:
+                return base
+            await self._runtime.clock.sleep(STATUS_PAUSE_S)
+
+    def _base(self) -> OpId | None:
+        """The horizon, by those who answered; None: it is known to be beyond what they know."""
+        found = self._found.values()
+        lsn = max((status.horizon_lsn for status in found), default=0)
+        lsn = max(lsn, self._horizon_lsn)
+        for status in found:
+            if status.commit_lsn >= lsn:
+                return OpId(term_at(status.history, lsn), lsn)
+        return None
+
+    def _heard_of(self, configuration: TimelineConfiguration | None) -> None:
+        if configuration is not None and configuration.generation > self._configuration.generation:
+            self._configuration = configuration
 
     @property
     def _found(self) -> dict[SafekeeperId, TimelineStatus]:
@@ -186,11 +214,10 @@ class TimelineProposer:
 
     def _begin(self, base: OpId) -> None:
         self._tail.clear()
-        configuration = self._source.configuration
         self._core = WalProposer(
             timeline_id=self._source.tablet_id,
             proposer=ProposerId(make_uuid(self._runtime.rng)),
-            dial=configuration.members,
+            dial=self._configuration.members,
             base=base,
             settings=ProposerSettings(
                 heartbeat_ticks=HEARTBEAT_TICKS,
@@ -198,7 +225,7 @@ class TimelineProposer:
                 retained_bytes_max=RETAINED_SEGMENTS * self._settings.segment_bytes,
                 uncommitted_bytes_max=self._settings.queue_bytes,
             ),
-            configuration=configuration,
+            configuration=self._configuration,
         )
         self._core.campaign((self._term << CAMPAIGN_BITS) + 1)
 
@@ -209,7 +236,7 @@ class TimelineProposer:
         if self._is_closed or self.leads:
             return ""
         established = core.configuration if core is not None else None
-        configuration = established or self._source.configuration
+        configuration = established or self._configuration
         links = core.links if core is not None else {}
         heard = [str(k) for k in configuration.members if k in links and links[k].is_heard]
         of = " and of ".join(str(list(members)) for members in configuration.member_sets)

@@ -101,13 +101,14 @@ class Life:
     async def live(self) -> None:
         here = self.here
         await self.take_over()
-        others = [asyncio.create_task(work) for work in (self.disturb(), self.exchange())]
-        writing = asyncio.create_task(self.write_all())
-        await asyncio.wait([writing, *others], return_when=asyncio.FIRST_EXCEPTION)
-        for task in (writing, *others):
-            if task.done():
-                task.result()
+        exchanging = asyncio.create_task(self.exchange())
+        await asyncio.gather(self.write_all(), self.disturb())
         here.world.heal()
+        while not exchanging.done():  # which needs an owner
+            if not here.is_serving:
+                await self.take_over()
+            await asyncio.sleep(0.2)
+        await exchanging
         await self.take_over()
         await read_all(here, ROWS)
         check_logs(here)

@@ -194,3 +194,22 @@ def test_the_safekeepers_are_exchanged_while_it_serves() -> None:
         await check(here, 18)
 
     run(scenario)
+
+
+def test_an_order_with_an_outdated_configuration_is_good_enough() -> None:
+    """Its members are none any more, and the timeline was trimmed since: those who know are
+    asked."""
+
+    async def scenario(here: WalWorld) -> None:
+        await here.take_over()
+        await fill(here, 4)
+        outdated = here.configuration
+        await here.migrate([3, 4, 5])
+        await fill(here, 8, 4)
+        await here.until(lambda: here.keeper(4).log.base_lsn > 8, "the timeline is trimmed")
+        here.world.crash(here.owner, restart=False)
+        here.configuration = outdated
+        await here.take_over()
+        await check(here, 12)
+
+    run(scenario)
