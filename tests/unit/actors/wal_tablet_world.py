@@ -355,6 +355,7 @@ class WalWorld:
         while 2 * len(found) <= len(members):
             for member in members:
                 if not self.is_up(f"sk{member}") or self.keeper(member).acceptor is None:
+                    await asyncio.sleep(0.05)
                     continue
                 try:
                     reply = await self.masters.peers.call(
