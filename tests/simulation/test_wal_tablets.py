@@ -51,7 +51,7 @@ class Life:
                             n, value(n), request=request, op=WriteOp.INSERT, timeout_s=2.0
                         )
                         break
-                    except (TimeoutError, *_AGAIN):
+                    except (TimeoutError, StelaeError):
                         here.world.note("writer", f"again: row {n}")
                 await asyncio.sleep(0.02)
             self.acknowledged = n + 1
@@ -112,9 +112,6 @@ class Life:
         await self.take_over()
         await read_all(here, ROWS)
         check_logs(here)
-
-
-_AGAIN = (StelaeError,)
 
 
 def crash(here: WalWorld, name: str) -> None:
