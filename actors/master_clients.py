@@ -16,7 +16,12 @@ import msgspec
 
 from stelae.actors.coordinator import Coordinator
 from stelae.coordinator.alter import by_id, draft_alter, waiting_for
-from stelae.coordinator.assignment import check_enough_backups, check_enough_tservers, check_media
+from stelae.coordinator.assignment import (
+    check_enough_backups,
+    check_enough_safekeepers,
+    check_enough_tservers,
+    check_media,
+)
 from stelae.coordinator.catalog import CatalogBatch
 from stelae.coordinator.ddl import (
     check_order,
@@ -60,7 +65,7 @@ from stelae.core.catalog_messages import (
     TabletLocation,
     TabletLocations,
 )
-from stelae.core.durability import Replicas, media_of
+from stelae.core.durability import Replicas, Wal, media_of
 from stelae.core.errors import InvalidArgument, TableNotFound, TabletNotFound
 from stelae.core.ids import Address, TabletId
 from stelae.core.records import ServerKind, TableRecord, TableState, TabletRecord, TabletState
@@ -123,6 +128,9 @@ class ClientRequests:
         is_new = master.catalog.find(order.name) is None
         if knows_all and is_new and isinstance(order.durability, Replicas):
             check_enough_tservers(what, order.durability.count, known)
+        if is_new and isinstance(order.durability, Wal):
+            keepers = liveness.live(ServerKind.SAFEKEEPER, now)
+            check_enough_safekeepers(what, order.durability.count, len(keepers))
         batch = draft_create(master.catalog, order, loads, master.runtime.rng)
         if knows_all:
             check_enough_backups(what, media, known)

@@ -1,4 +1,4 @@
-"""What a server knows of the others: the live tservers and backups that the leader master lists."""
+"""What a server knows of the others: the live servers that the leader master lists."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import HeartbeatReply
 from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.timelines import SafekeeperId
 
 
 class Membership:
@@ -15,6 +16,7 @@ class Membership:
 
     def __init__(self) -> None:
         self._by_uuid: dict[ServerUuid, ServerInfo] = {}
+        self._safekeepers: dict[SafekeeperId, ServerInfo] = {}
         self._changed = asyncio.Event()
         self.version = 0
         """Of the list, as the masters number them; 0: there is none yet."""
@@ -30,6 +32,11 @@ class Membership:
         by_uuid = {server.uuid: server for server in servers}
         if by_uuid != self._by_uuid:
             self._by_uuid = by_uuid
+            self._safekeepers = {
+                server.safekeeper_id: server
+                for server in by_uuid.values()
+                if server.kind is ServerKind.SAFEKEEPER and server.safekeeper_id is not None
+            }
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -44,6 +51,10 @@ class Membership:
             if server.kind is ServerKind.BACKUP and medium in server.media
         ]
         return sorted(found, key=lambda server: server.uuid)
+
+    def safekeeper(self, safekeeper_id: SafekeeperId) -> ServerInfo | None:
+        """The live safekeeper that configurations call so."""
+        return self._safekeepers.get(safekeeper_id)
 
     async def wait_change(self) -> None:
         """Wait until the list differs from what it is now."""

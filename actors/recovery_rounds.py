@@ -21,7 +21,7 @@ from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.decide import Pacing, Recover
 from stelae.coordinator.liveness import Liveness
 from stelae.coordinator.recoveries import Recoveries
-from stelae.core.durability import media_of
+from stelae.core.durability import Wal, media_of
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.messages import (
@@ -43,7 +43,7 @@ from stelae.recovery.engine import (
     SparkEngine,
     SparkState,
 )
-from stelae.recovery.plan import plan_recovery
+from stelae.recovery.plan import plan_recovery, plan_sealed
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,11 @@ class RecoveryRounds:
         try:
             if calls:
                 await asyncio.wait(calls, timeout=FENCE_PATIENCE_S)
-            waiting = await self._plan_and_open(orders, inventories)
+            # The end of a timeline is not known here: who could not be asked may be missed by it.
+            are_in = all(call.done() for call in calls)
+            ready = [order for order in orders if are_in or not self._has_timeline(order)]
+            waiting = [order for order in orders if not are_in and self._has_timeline(order)]
+            waiting += await self._plan_and_open(ready, inventories)
             if waiting and any(not call.done() for call in calls):
                 await asyncio.wait(calls)
                 waiting = await self._plan_and_open(waiting, inventories)
@@ -147,6 +151,9 @@ class RecoveryRounds:
                 call.cancel()
         for order in waiting:
             self._pause(order.tablet.tablet_id, MISSING_RETRY_S)
+
+    def _has_timeline(self, order: Recover) -> bool:
+        return isinstance(self._catalog.tables[order.tablet.table_id].durability, Wal)
 
     async def _fence(
         self, backup: ServerInfo, request: FenceLogs, inventories: Inventories
@@ -180,9 +187,11 @@ class RecoveryRounds:
             tablet = order.tablet
             table = self._catalog.tables[tablet.table_id]
             try:
-                sources = plan_recovery(
-                    tablet, len(media_of(table.durability)), inventories[tablet.tablet_id]
-                )
+                found = inventories[tablet.tablet_id]
+                if isinstance(table.durability, Wal):
+                    sources = plan_sealed(found)
+                else:
+                    sources = plan_recovery(tablet, len(media_of(table.durability)), found)
             except SegmentsMissing as error:
                 self._note(tablet.tablet_id, str(error))
                 waiting.append(order)
@@ -197,18 +206,23 @@ class RecoveryRounds:
 
     async def _open_with_engine(self, jobs: list[RecoveryJob]) -> None:
         spark = self._spark_engine()
-        may = [job for job in jobs if job.tablet.tablet_id not in self._without_spark]
+        may = [job for job in jobs if self._may_use_spark(job)]
         state = None if spark is None or not may else spark.state
         choice = self.chooser.choose(may or jobs, state)
         if choice.engine is RecoveryEngine.NATIVE or spark is None:
             self._begin_attempt(choice, state, jobs)
             await self._open_all(jobs, RecoveryEngine.NATIVE)
             return
-        natively = [job for job in jobs if job.tablet.tablet_id in self._without_spark]
+        natively = [job for job in jobs if not self._may_use_spark(job)]
         self._begin_attempt(choice, state, may)
         await asyncio.gather(
             self._open_all(natively, RecoveryEngine.NATIVE), self._merge_by_spark(spark, may)
         )
+
+    def _may_use_spark(self, job: RecoveryJob) -> bool:
+        """Spark reads backups; a timeline's end is not on them."""
+        has_timeline = isinstance(job.table.durability, Wal)
+        return not has_timeline and job.tablet.tablet_id not in self._without_spark
 
     def _begin_attempt(
         self, choice: Choice, spark: SparkState | None, jobs: list[RecoveryJob]

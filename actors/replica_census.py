@@ -18,10 +18,13 @@ asks, because it alone knows its log.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Protocol
 
-from stelae.actors.segment_log import SegmentLog
+from stelae.actors.membership import Membership
+from stelae.actors.replicated_segment import ReplicatedSegment
 from stelae.core.errors import StelaeError
-from stelae.core.ids import ServerUuid
+from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages import (
     FREE_REPLICAS,
     INVENTORY,
@@ -31,16 +34,32 @@ from stelae.core.messages import (
     ReplicaState,
 )
 from stelae.core.records import ServerInfo
+from stelae.core.runtime import Runtime
+from stelae.core.settings import Settings
 
 FULL_ROUND_S = 60.0
 SOON_S = 2.0
 """Before a backup is asked again that did not answer, or holds strays that are needed yet."""
 
 
+class CensusedLog(Protocol):
+    """What a census asks of a log."""
+
+    runtime: Runtime
+    settings: Settings
+    members: Membership
+    tablet_id: TabletId
+    term: int
+
+    @property
+    def segments(self) -> Sequence[ReplicatedSegment]:
+        """All of the log, ascending."""
+
+
 class ReplicaCensus:
     """One log's census of the backups."""
 
-    def __init__(self, log: SegmentLog, media: tuple[str, ...]) -> None:
+    def __init__(self, log: CensusedLog, media: tuple[str, ...]) -> None:
         self._log = log
         self._media = tuple(sorted(set(media)))
         self._asked: dict[ServerUuid, int] = {}

@@ -28,21 +28,23 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from stelae.actors.log_waits import LogWaits
 from stelae.actors.membership import Membership
+from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.replicated_segment import ReplicatedSegment
+from stelae.actors.tablet_log import BuildImage, FoundSegment
+from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
 from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid, TabletId, segment_id
-from stelae.core.messages import Certified
+from stelae.core.messages import Certified, SegmentSource
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
-from stelae.runtime.deadlines import Deadlines
+from stelae.storage.keys import KeyCodec
 
 RaiseEpoch = Callable[[int, int], Awaitable[None]]
 """(segment id, epoch): durable in the catalog on return; raises StaleTerm if fenced."""
-BuildImage = Callable[[int], Awaitable[pa.Buffer]]
-"""Segment id of a closed head: seals it in memory and returns its image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class _Pending:
     size: int
 
 
-class SegmentLog:
+class SegmentLog(LogWaits):
     """Segments in order, the last one the head. All methods run on the event loop; none blocks."""
 
     def __init__(
@@ -71,32 +73,28 @@ class SegmentLog:
         raise_epoch: RaiseEpoch,
         build_image: BuildImage,
         on_failed: Callable[[StelaeError], None],
+        intake: Intake,
     ) -> None:
+        super().__init__(on_failed)
         self.runtime = runtime
         self.settings = settings
         self.members = members
         self.tasks = tasks
         self.tablet_id = tablet_id
         self.term = term
-        self.committed_index = 0
         self.pending_bytes = 0
         self._media = media
         self._raise_epoch = raise_epoch
         self._build_image = build_image
-        self._on_failed = on_failed
+        self._intake = intake
         self._segments: dict[int, ReplicatedSegment] = {}
         self._unsealed: list[ReplicatedSegment] = []
+        self._rewritten: list[int] = []
+        """What the former owner left in row form, under new ids."""
         self._pending: deque[_Pending] = deque()
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        # A timer of its own for each write would cost as much as writing it down.
-        self._deadlines: Deadlines | None = None
-        self._expiring: dict[int, asyncio.Future[None]] = {}
-        self._waits = 0
         self._epoch_work = asyncio.Event()
         self._handed_over = asyncio.Event()
         self._seal_work = asyncio.Event()
-        self._observers: list[asyncio.Future[None]] = []
-        self._failure: StelaeError | None = None
         self._segments_made = 0
 
     def start(self) -> None:
@@ -109,6 +107,52 @@ class SegmentLog:
     def hand_over(self) -> None:
         """The catalog says that this log is the tablet's: raised epochs may stand there too."""
         self._handed_over.set()
+        census = ReplicaCensus(self, self._media)
+        self.tasks.spawn(census.run(), f"{self.tablet_id[:8]}/census")
+
+    # ---- what a former owner left -----------------------------------------------------------
+
+    async def read(
+        self, sources: Sequence[SegmentSource], codec: KeyCodec
+    ) -> Sequence[FoundSegment]:
+        """All segments of the log, each from one of its replicas."""
+        if not sources:
+            return ()
+        fetched = await fetch_segments(
+            self.runtime, self.settings, self.tablet_id, sources, self._intake
+        )
+        segments = await recovered_segments(self.runtime, fetched, self.next_id, codec)
+        return [
+            FoundSegment(rows, one.image, one.handle, tuple(one.holders), one.source.epoch)
+            for one, rows in zip(fetched, segments, strict=True)
+        ]
+
+    async def adopt(self, segment: FoundSegment) -> None:
+        """Take over a loaded segment. What was in row form (the old head above all) is sealed on
+        all replicas, as a new segment, before the log is opened: from the hand-over on, open
+        replicas of earlier terms are ignored. Under a new id, because two recoveries may read
+        different ends of one old head."""
+        segment_id = segment.segment_id
+        if segment.image is not None:
+            self.adopt_image(segment_id, segment.image.buffer, list(segment.holders), segment.epoch)
+        else:
+            self.adopt_image(segment_id, await self._build_image(segment_id), [], 0)
+            self._rewritten.append(segment_id)
+
+    async def wait_opened(self, head: int) -> None:
+        """The head's prologue is on all replicas, and so is all of what was rewritten."""
+        opened = self._segments[head]
+        await self.wait_until(lambda: opened.is_opened)
+        await self.wait_until(lambda: self.are_sealed(self._rewritten))
+
+    @property
+    def waits_for(self) -> str:
+        """Missing backups show in ``under_replicated``."""
+        return ""
+
+    @property
+    def is_on_backups(self) -> bool:
+        return True
 
     # ---- segments ---------------------------------------------------------------------------
 
@@ -135,6 +179,14 @@ class SegmentLog:
         return sum(segment.length - segment.shared_bytes for segment in self._unsealed)
 
     @property
+    def under_replicated(self) -> int:
+        return sum(1 for segment in self.segments if segment.missing_replicas)
+
+    @property
+    def holders(self) -> list[list[ServerUuid]]:
+        return [segment.holders for segment in self.segments]
+
+    @property
     def unclosed_heads(self) -> int:
         """Heads in whose content bytes may wait for the order rules (1 in quiet times)."""
         return sum(1 for segment in self._unsealed if not segment.was_closed)
@@ -144,7 +196,7 @@ class SegmentLog:
         self._segments_made += 1
         return segment_id(self.term, self._segments_made)
 
-    def adopt(
+    def adopt_image(
         self, segment: int, image: pa.Buffer, holders: list[tuple[ServerUuid, str]], epoch: int
     ) -> ReplicatedSegment:
         """Take over a segment of the log from before a recovery, in its last epoch.
@@ -158,9 +210,7 @@ class SegmentLog:
         adopted.start()
         return adopted
 
-    def open_head(
-        self, segment_id: int, prologue: list[Blob], certificate: Certified
-    ) -> ReplicatedSegment:
+    def open_head(self, segment_id: int, prologue: list[Blob], certificate: Certified) -> None:
         """Make the next head current; its replicas follow as the order rules permit."""
         segment = ReplicatedSegment(self, segment_id, self._media)
         segment.append(prologue, certificate)
@@ -168,65 +218,25 @@ class SegmentLog:
         self._unsealed.append(segment)
         segment.start()
         self.progressed()
-        return segment
 
     # ---- appending --------------------------------------------------------------------------
 
     def append(
         self, buffers: list[Blob], certificate: Certified, index: int, shared_bytes: int = 0
-    ) -> None:
-        """Add an entry to the head; `wait_committed` tells when it counts.
-
-        ``shared_bytes`` of it are buffers that the tablet's rows in memory are views of.
-        """
+    ) -> int:
+        """Add an entry to the head; `wait_committed` tells when it counts."""
         self.check()
         head = self.head
         start = head.length
         head.append(buffers, certificate)
         head.shared_bytes += shared_bytes
-        size = head.length - start
-        self._pending.append(_Pending(head, head.length, index, size))
+        length = certificate.length
+        size = length - start
+        self._pending.append(_Pending(head, length, index, size))
         self.pending_bytes += size
         if not self._media:
             self.progressed()
-
-    async def wait_committed(self, index: int, timeout_s: float) -> None:
-        """Wait until all replicas have the entry ``index`` and everything before it.
-
-        Raises:
-            TimeoutError: they have not in time.
-            StaleTerm: the log was fenced (or whatever else ended it).
-        """
-        if index <= self.committed_index:
-            return
-        self.check()
-        loop = asyncio.get_running_loop()
-        if self._deadlines is None:
-            self._deadlines = Deadlines(loop, self._expire)
-        waiter: asyncio.Future[None] = loop.create_future()
-        self._waiters.append((index, waiter))
-        self._waits += 1
-        number = self._waits
-        self._expiring[number] = waiter
-        bucket = self._deadlines.add(number, loop.time() + timeout_s)
-        try:
-            await waiter
-        finally:
-            self._deadlines.remove(number, bucket)
-            del self._expiring[number]
-
-    def _expire(self, number: int) -> None:
-        waiter = self._expiring.get(number)
-        if waiter is not None and not waiter.done():
-            waiter.set_exception(TimeoutError())
-
-    async def wait_until(self, holds: Callable[[], bool]) -> None:
-        """Wait until replicas have got so far that ``holds()``. Raises what fenced the log."""
-        while not holds():
-            self.check()
-            observer = asyncio.get_running_loop().create_future()
-            self._observers.append(observer)
-            await observer
+        return length
 
     def are_sealed(self, segments: Sequence[int]) -> bool:
         """Whether these segments are in columnar form on all replicas."""
@@ -242,22 +252,11 @@ class SegmentLog:
             self._pending.popleft()
             self.pending_bytes -= entry.size
             self.committed_index = entry.index
-        waiters = self._waiters
-        while waiters and waiters[0][0] <= self.committed_index:
-            _, waiter = waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-        self._wake_observers()
+        self._answer()
         if len(self._unsealed) > 1 and self._unsealed[0].was_closed:
             self._seal_work.set()
         if any(s.epoch_registered < s.epoch for s in self._unsealed):
             self._epoch_work.set()
-
-    def _wake_observers(self) -> None:
-        observers, self._observers = self._observers, []
-        for observer in observers:
-            if not observer.done():
-                observer.set_result(None)
 
     def _permit(self) -> None:
         """Grant what the order rules of the module docstring allow by now."""
@@ -284,20 +283,6 @@ class SegmentLog:
         """Raise what ended the log, if something did."""
         if self._failure is not None:
             raise self._failure
-
-    def fail(self, error: StelaeError) -> None:
-        """Another server owns the tablet: nothing is acknowledged any more."""
-        if self._failure is not None:
-            return
-        self._failure = error
-        for _, waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
-        self._waiters.clear()
-        if self._deadlines is not None:
-            self._deadlines.close()
-        self._wake_observers()
-        self._on_failed(error)
 
     def let_go(self) -> None:
         """Forget all content. The log has failed, and none of its tasks runs any more."""

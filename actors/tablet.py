@@ -1,8 +1,9 @@
-"""One tablet with ``segments(…)`` durability: rows in memory, its log, and the calls on both.
+"""One tablet with a single copy of its rows: memory, its log, and the calls on both.
 
 The write path has no await between its check and its append: a write is checked against memory,
-applied, encoded and put into the head in one turn of the event loop, and then waits until all
-replicas have it. Reads are in `stelae.actors.tablet_reads`.
+applied, encoded and put into the head in one turn of the event loop, and then waits until the log
+says that it counts. Whom the log asks is its durability's affair (`stelae.actors.tablet_log`).
+Reads are in `stelae.actors.tablet_reads`.
 
 If the log is fenced, memory may hold rows that were never acknowledged; the tablet is then given
 up as a whole (FAILED), never repaired.
@@ -17,18 +18,14 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.actors.load_rate import LoadRate
-from stelae.actors.membership import Membership
 from stelae.actors.merge_offer import MergeOffer
-from stelae.actors.replica_census import ReplicaCensus
-from stelae.actors.segment_log import RaiseEpoch, SegmentLog
 from stelae.actors.tablet_input import payload_of, read_rows
+from stelae.actors.tablet_log import MakeLog
 from stelae.actors.tablet_reads import TabletReads
-from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
-from stelae.core.durability import media_of
+from stelae.actors.tablet_recovery import Intake
 from stelae.core.errors import (
     OutcomeUnknown,
     Overloaded,
-    RetryElsewhere,
     RowExists,
     RowNotFound,
     StelaeError,
@@ -73,11 +70,10 @@ class Tablet(TabletReads):
         self,
         runtime: Runtime,
         settings: Settings,
-        members: Membership,
         *,
         table: TableRecord,
         record: TabletRecord,
-        raise_epoch: RaiseEpoch,
+        make_log: MakeLog,
         tasks: Tasks,
         intake: Intake,
     ) -> None:
@@ -100,41 +96,25 @@ class Tablet(TabletReads):
         self._objects: dict[int, ObjectHandle] = {}
         self._first_head = 0
         self._load = LoadRate()
-        self._log = SegmentLog(
-            runtime,
-            settings,
-            members,
-            self.tasks,
-            tablet_id=record.tablet_id,
-            term=record.term,
-            media=media_of(table.durability),
-            raise_epoch=raise_epoch,
-            build_image=self._seal,
-            on_failed=self._on_fenced,
-        )
+        self._log = make_log(self.tasks, self._seal, self._on_fenced)
 
     # ---- life -------------------------------------------------------------------------------
 
     async def open(self, sources: Sequence[SegmentSource], engine: RecoveryEngine) -> None:
         """Bring the log back, open a head of this term, and be PREPARED; or FAILED, saying why.
 
-        What the old owner left in row form (its head above all) is sealed on all replicas, as new
-        segments, before this returns: from the hand-over on, open replicas of earlier terms are
-        ignored. Under new ids, because two recoveries may read different ends of one old head.
+        From then on nothing that the old owner may still do makes a difference.
         """
         try:
             with self._intake.opening():
-                rewritten = await self._recover(sources, engine)
+                await self._recover(sources, engine)
                 await self._wait_schema()
             self._log.start()
-            self._roll()
             # An alter may begin further heads meanwhile; they wait for the end of this one, which
             # may have to wait for the hand-over: until then the masters register no epoch of it.
-            first = self._log.head
-            self._first_head = first.segment_id
+            self._first_head = self._roll()
             started = self._runtime.clock.monotonic()
-            await self._log.wait_until(lambda: first.is_opened)
-            await self._log.wait_until(lambda: self._log.are_sealed(rewritten))
+            await self._log.wait_opened(self._first_head)
             self._phase("replicate", started)
         except StelaeError as error:
             self._on_fenced(error)
@@ -147,8 +127,6 @@ class Tablet(TabletReads):
         if self.progress is TabletProgress.PREPARED:
             self.progress = TabletProgress.SERVING
             self._log.hand_over()
-            census = ReplicaCensus(self._log, media_of(self._table.durability))
-            self.tasks.spawn(census.run(), f"{self.tablet_id[:8]}/census")
 
     async def close(self) -> None:
         """Stop all work on the tablet; waiting calls end as they do when a server dies."""
@@ -171,21 +149,19 @@ class Tablet(TabletReads):
         return self._memory.memory_bytes + self._log.content_bytes
 
     def holders(self) -> list[list[ServerUuid]]:
-        """Of each segment the backups that hold all of it; the head's are last."""
-        if self.progress is not TabletProgress.SERVING:
-            return []
-        return [segment.holders for segment in self._log.segments]
+        """Of each segment the backups that hold all of it, the newest one last."""
+        return self._log.holders if self.progress is TabletProgress.SERVING else []
 
     def report(self) -> TabletReport:
         return TabletReport(
             self.tablet_id,
             self.term,
             self.progress,
-            self._problem,
+            self._problem or self._log.waits_for,
             self._memory.row_count,
             self.memory_bytes,
             self._log.segment_count,
-            sum(1 for segment in self._log.segments if segment.missing_replicas),
+            self._log.under_replicated,
             tuple(self._phases),
             self._first_head,
             self._schema.version,
@@ -201,13 +177,13 @@ class Tablet(TabletReads):
         return self._schemas.table
 
     async def _committed(self, index: int, timeout_s: float) -> None:
-        """If the log was fenced, or its backups do not come in time, nobody here knows whether the
-        entry counts: the retry will be told."""
+        """If the log has failed, or who has to agree does not come in time, nobody here knows
+        whether the entry counts: the retry will be told."""
         if index <= self._log.committed_index:
             return
         try:
             await self._log.wait_committed(index, timeout_s)
-        except (RetryElsewhere, TimeoutError) as error:
+        except (StelaeError, TimeoutError) as error:
             raise OutcomeUnknown(f"tablet {self.tablet_id}", "write or read", timeout_s) from error
 
     # ---- schema -----------------------------------------------------------------------------
@@ -242,21 +218,19 @@ class Tablet(TabletReads):
 
     # ---- recovery ---------------------------------------------------------------------------
 
-    async def _recover(self, sources: Sequence[SegmentSource], engine: RecoveryEngine) -> list[int]:
-        """Take the log's rows back into memory; return the segments made of those in row form.
+    async def _recover(self, sources: Sequence[SegmentSource], engine: RecoveryEngine) -> None:
+        """Take the log's rows back into memory.
 
-        All of them are in the log, and so in the next digest, before this returns.
+        All their segments are in the log, and so in the next digest, before this returns.
         """
-        if not sources:
-            return []
-        if engine is RecoveryEngine.SPARK:
+        if engine is RecoveryEngine.SPARK and sources and self._log.is_on_backups:
             self.merge_offer.expect()
         runtime, now = self._runtime, self._runtime.clock.monotonic()
-        fetched = await fetch_segments(
-            runtime, self._settings, self.tablet_id, sources, self._intake
-        )
+        found = await self._log.read(sources, self._memory.codec)
+        if not found:
+            return
         now = self._phase("read", now)
-        segments = await recovered_segments(runtime, fetched, self._log.next_id, self._memory.codec)
+        segments = [each.rows for each in found]
         merged = await self.merge_offer.wait([len(segment.summary) for segment in segments])
         if merged is None:
             summaries = [s.summary for s in segments]
@@ -265,23 +239,19 @@ class Tablet(TabletReads):
         index = await runtime.offload(merged.index)
         self._memory.adopt(segments, merged, now, index)
         self._log.committed_index = self._memory.last_index
-        rewritten = []
-        for slot, (one, segment) in enumerate(zip(fetched, segments, strict=True)):
-            new_id = segment.meta.segment_id
-            if one.image is not None and one.handle is not None:
-                self._objects[new_id] = one.handle
-                self._log.adopt(new_id, one.image.buffer, one.holders, one.source.epoch)
-                continue
-            self._slots[new_id] = slot
-            self._log.adopt(new_id, await self._seal(new_id), [], 0)
-            rewritten.append(new_id)
+        for slot, each in enumerate(found):
+            if each.handle is not None:
+                self._objects[each.segment_id] = each.handle
+            else:
+                self._slots[each.segment_id] = slot
+            await self._log.adopt(each)
         self._phase("install", now)
-        return rewritten
 
     # ---- the head and sealing ---------------------------------------------------------------
 
-    def _roll(self) -> None:
-        """Open the next head: its prologue says everything that a recovery needs beside rows."""
+    def _roll(self) -> int:
+        """Open the next head, and return its id. Its prologue says everything that a recovery needs
+        beside rows."""
         memory, segment = self._memory, self._log.next_id()
         memory.results.expire(self._runtime.clock.monotonic(), self._settings.client_expiry_s)
         self._slots[segment] = memory.new_head(segment)
@@ -308,6 +278,7 @@ class Tablet(TabletReads):
         buffers = encode_entry(entry)
         certificate = self._certificates.extend(buffers[0], entry_length(buffers[0]))
         self._log.open_head(segment, buffers, certificate)
+        return segment
 
     async def _seal(self, segment: int) -> pa.Buffer:
         """Build a closed segment's image, put it into shared memory, and hold that from now on."""
@@ -394,8 +365,8 @@ class Tablet(TabletReads):
         entry = Entry(self.term, index, kind, first_version, count, (result,), payload)
         buffers = encode_entry(entry)
         certificate = self._certificates.extend(buffers[0], entry_length(buffers[0]))
-        self._log.append(buffers, certificate, index, shared_bytes)
-        if self._log.head.length >= self._settings.segment_bytes:
+        head_bytes = self._log.append(buffers, certificate, index, shared_bytes)
+        if head_bytes >= self._settings.segment_bytes:
             self._roll()
         return outcome
 

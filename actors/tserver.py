@@ -30,12 +30,23 @@ from stelae.actors.replicated_tablet import ReplicatedTablet
 from stelae.actors.scans import ScanSessions
 from stelae.actors.server_copies import ServerCopies
 from stelae.actors.tablet import Tablet
+from stelae.actors.tablet_log import MakeLog
+from stelae.actors.tablet_logs import segment_log_of, wal_log_of
 from stelae.actors.tablet_recovery import Intake
 from stelae.actors.tablet_replicas import TabletReplicas
+from stelae.actors.timeline_proposer import AcceptorMailbox
 from stelae.client.masters import MastersClient
 from stelae.coordinator.reports import Report, Reporter, tablet_fingerprint
 from stelae.core.alter_messages import ALTER_TABLET, AlterTablet
-from stelae.core.errors import OutOfMemory, StaleTerm, StelaeError, TabletNotHere, TabletNotReady
+from stelae.core.durability import Wal
+from stelae.core.errors import (
+    InvalidArgument,
+    OutOfMemory,
+    StaleTerm,
+    StelaeError,
+    TabletNotHere,
+    TabletNotReady,
+)
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.messages import (
     CLOSE_TABLET,
@@ -119,6 +130,7 @@ class TabletServer:
         self._report_now: dict[Address, asyncio.Event] = {}
         self._memory_bytes = 0
         self._intake = Intake()
+        self._mailbox = AcceptorMailbox(name)
         self.replicas = TabletReplicas(
             runtime,
             settings,
@@ -175,6 +187,7 @@ class TabletServer:
             GET: self._on_get,
             GET_MANY: self._on_get_many,
             SCAN: self._on_scan,
+            **self._mailbox.handlers(),
             **self._orders.handlers(),
             **ReplicaDigests(self._runtime, self.replicas).handlers(),
             **self.replicas.raft_handlers(),
@@ -284,19 +297,39 @@ class TabletServer:
             raise StaleTerm(
                 "incarnation of " + self._name, record.owner_incarnation, self.info.incarnation
             )
+        make_log = self._log_of(call.body)
         tablet = Tablet(
             self._runtime,
             self._settings,
-            self.members,
             table=call.body.table,
             record=record,
-            raise_epoch=self._raise_epoch_of(record.tablet_id, record.term),
+            make_log=make_log,
             tasks=self.tasks,
             intake=self._intake,
         )
         self._tablets[record.tablet_id] = tablet
         tablet.tasks.spawn(self._open(tablet, call.body), f"open {record.tablet_id[:8]}")
         return EMPTY
+
+    def _log_of(self, order: OpenTablet) -> MakeLog:
+        """Raises InvalidArgument: a timeline is needed, and not named."""
+        table, record = order.table, order.tablet
+        world = (self._runtime, self._settings, self.members)
+        if not isinstance(table.durability, Wal):
+            raise_epoch = self._raise_epoch_of(record.tablet_id, record.term)
+            return segment_log_of(
+                *world, table=table, record=record, raise_epoch=raise_epoch, intake=self._intake
+            )
+        if order.timeline is None:
+            raise InvalidArgument(f"no timeline of tablet {record.tablet_id}, {table.durability}")
+        return wal_log_of(
+            *world,
+            self._mailbox,
+            table=table,
+            record=record,
+            source=order.timeline,
+            intake=self._intake,
+        )
 
     async def _open(self, tablet: Tablet, order: OpenTablet) -> None:
         await tablet.open(order.sources, order.engine)

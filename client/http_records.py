@@ -14,7 +14,7 @@ import pyarrow as pa
 from stelae.client.json_values import column_to_json, from_json_value
 from stelae.core.alter import SchemaChange
 from stelae.core.catalog_messages import ReplicaLocation, TabletLocation
-from stelae.core.durability import Durability, Replicas, replicas, segments
+from stelae.core.durability import Durability, Replicas, Segments, Wal, replicas, segments, wal
 from stelae.core.errors import Unavailable
 from stelae.core.ids import Address, ServerUuid, TableId
 from stelae.core.partition import HashPartition, Partitioning, RangePartition
@@ -84,15 +84,21 @@ def tablet_location(info: Mapping[str, Any]) -> TabletLocation:
 
 def durability_json(durability: Durability) -> dict[str, Any]:
     """A durability as JSON, the same in requests and answers."""
-    if isinstance(durability, Replicas):
-        return {"replicas": durability.count}
-    return {"segments": list(durability.media)}
+    match durability:
+        case Replicas(count):
+            return {"replicas": count}
+        case Wal(count, media):
+            return {"wal": count, "segments": list(media)}
+        case Segments(media):
+            return {"segments": list(media)}
 
 
 def durability_of(info: Mapping[str, Any]) -> Durability:
     """The durability that `durability_json` made this of."""
     if "replicas" in info:
         return replicas(info["replicas"])
+    if "wal" in info:
+        return wal(info["wal"], info["segments"])
     return segments(*info["segments"])
 
 

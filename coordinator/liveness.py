@@ -95,6 +95,7 @@ class Roster:
 
     tservers: tuple[Seen, ...]
     backups: tuple[Seen, ...]
+    safekeepers: tuple[Seen, ...]
     servers: tuple[ServerInfo, ...]
     """All of them, in that order."""
     version: int
@@ -287,7 +288,15 @@ class Liveness:
     def live(self, kind: ServerKind, now: float) -> tuple[Seen, ...]:
         """Live servers of a kind, by name."""
         roster = self.roster(now)
-        return roster.tservers if kind is ServerKind.TSERVER else roster.backups
+        match kind:
+            case ServerKind.TSERVER:
+                return roster.tservers
+            case ServerKind.BACKUP:
+                return roster.backups
+            case ServerKind.SAFEKEEPER:
+                return roster.safekeepers
+            case ServerKind.MASTER:
+                return ()
 
     def live_server(self, uuid: ServerUuid, now: float) -> Seen | None:
         """A server by its UUID, if its latest run is live and was heard."""
@@ -323,12 +332,13 @@ class Liveness:
         live = [seen for seen in self.all() if self.is_live(run_of(seen), now)]
         tservers = tuple(seen for seen in live if seen.server.kind is ServerKind.TSERVER)
         backups = tuple(seen for seen in live if seen.server.kind is ServerKind.BACKUP)
-        servers = tuple(seen.server for seen in (*tservers, *backups))
+        keepers = tuple(seen for seen in live if seen.server.kind is ServerKind.SAFEKEEPER)
+        servers = tuple(seen.server for seen in (*tservers, *backups, *keepers))
         content = msgspec.msgpack.encode(servers)
         digest = hashlib.blake2b(content, digest_size=7).digest()
         heard = min((self._silent_since(seen.heard_at) for seen in live), default=NEVER)
         until = heard + self._settings.dead_after_s
-        return Roster(tservers, backups, servers, int.from_bytes(digest, "big") + 1, until)
+        return Roster(tservers, backups, keepers, servers, int.from_bytes(digest, "big") + 1, until)
 
 
 def run_of(seen: Seen) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -30,7 +31,18 @@ class Replicas(msgspec.Struct, frozen=True, tag="replicas"):
         return f"replicas({self.count})"
 
 
-Durability: TypeAlias = Segments | Replicas
+class Wal(msgspec.Struct, frozen=True, tag="wal"):
+    """A majority of ``count`` safekeepers has the entry. A sealed segment has one replica on each
+    medium named; only then is the safekeepers' log cut to where that segment ends."""
+
+    count: int
+    media: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"wal({self.count}, segments={self.media!r})"
+
+
+Durability: TypeAlias = Segments | Replicas | Wal
 
 
 def replicas(count: int) -> Replicas:
@@ -39,11 +51,33 @@ def replicas(count: int) -> Replicas:
     A write is acknowledged once a majority has it on disk; the table serves on while a majority of
     each tablet's replicas lives. Odd, as one more replica survives no more failures.
     """
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise InvalidArgument(f"replicas({count!r}): a number of replicas")
-    if not 1 <= count <= MAX_REPLICAS or count % 2 == 0:
-        raise InvalidArgument(f"replicas({count}): an odd number from 1 to {MAX_REPLICAS}")
+    _check_majority("replicas", count)
     return Replicas(count)
+
+
+def wal(count: int, segments: Sequence[str] = ("disk", "disk")) -> Wal:
+    """``count`` safekeepers for the log of each tablet, and one copy of its rows in memory.
+
+    A write is acknowledged once a majority of them has it on disk; the table serves on while a
+    majority lives, and their set can be changed while it does. ``segments`` names the medium of
+    each replica of what is sealed: at least one, as the safekeepers keep only what backups do not
+    have yet, and their disks would fill up without.
+    """
+    _check_majority("wal", count)
+    if isinstance(segments, str) or not segments:
+        raise InvalidArgument(
+            f"wal({count}, segments={segments!r}): name at least one medium of cluster.yaml, as in "
+            'segments=("disk",): the log is cut to what the backups hold'
+        )
+    return Wal(count, _checked_media(segments))
+
+
+def _check_majority(kind: str, count: int) -> None:
+    """Odd, as one more survives no more failures. Raises InvalidArgument."""
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise InvalidArgument(f"{kind}({count!r}): a number, as in {kind}(3)")
+    if not 1 <= count <= MAX_REPLICAS or count % 2 == 0:
+        raise InvalidArgument(f"{kind}({count}): an odd number from 1 to {MAX_REPLICAS}")
 
 
 def checked(durability: Durability) -> Durability:
@@ -53,11 +87,13 @@ def checked(durability: Durability) -> Durability:
             return segments(*media)
         case Replicas(count):
             return replicas(count)
+        case Wal(count, media):
+            return wal(count, media)
 
 
 def media_of(durability: Durability) -> tuple[str, ...]:
-    """The medium of each segment replica; none for tables whose tablets have no segments' log."""
-    return durability.media if isinstance(durability, Segments) else ()
+    """The medium of each segment replica; none for tables whose segments are on no backups."""
+    return () if isinstance(durability, Replicas) else durability.media
 
 
 def segments(*media: str) -> Segments:
@@ -66,8 +102,15 @@ def segments(*media: str) -> Segments:
     A write is acknowledged once all of them have it. ``segments()`` keeps rows in memory only:
     they die with their tablet server.
     """
+    return Segments(_checked_media(media))
+
+
+def _checked_media(media: Sequence[str]) -> tuple[str, ...]:
+    """Raises InvalidArgument."""
     if len(media) > MAX_REPLICAS:
         raise InvalidArgument(f"{len(media)} segment replicas; the limit is {MAX_REPLICAS}")
     if not all(isinstance(medium, str) and medium for medium in media):
-        raise InvalidArgument(f"segments{media!r}: name a medium of cluster.yaml for each replica")
-    return Segments(media)
+        raise InvalidArgument(
+            f"segments{tuple(media)!r}: name a medium of cluster.yaml for each replica"
+        )
+    return tuple(media)

@@ -14,6 +14,7 @@ from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.records import MasterMember, ServerInfo, TableRecord, TabletRecord
 from stelae.core.replication import Configuration
 from stelae.core.rpc import Body, Empty, Method
+from stelae.core.timelines import TimelineSource
 
 # ---- clients to masters (in `stelae.core.catalog_messages`) -----------------------------------
 
@@ -258,6 +259,8 @@ class OpenTablet(Body, frozen=True):
     tablet: TabletRecord
     sources: tuple[SegmentSource, ...] = ()
     engine: RecoveryEngine = RecoveryEngine.NATIVE
+    timeline: TimelineSource | None = None
+    """Of a table with ``wal(n, …)``: its log's tail, without which it cannot be opened."""
 
 
 class ServeTablet(Body, frozen=True):

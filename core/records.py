@@ -12,12 +12,14 @@ from stelae.core.partition import Partitioning
 from stelae.core.replication import Configuration
 from stelae.core.runtime import ProcessIdentity
 from stelae.core.schema import TableSchema
+from stelae.core.timelines import SafekeeperId
 
 
 class ServerKind(enum.StrEnum):
     MASTER = "master"
     TSERVER = "tserver"
     BACKUP = "backup"
+    SAFEKEEPER = "safekeeper"
     CAS_STORE = "cas_store"
 
 
@@ -41,6 +43,8 @@ class ServerInfo(msgspec.Struct, frozen=True):
     process: ProcessIdentity
     media: tuple[str, ...] = ()
     """Of a backup: the media it offers."""
+    safekeeper_id: SafekeeperId | None = None
+    """Of a safekeeper: how configurations of timelines call it."""
 
 
 class MasterMember(msgspec.Struct, frozen=True, array_like=True):

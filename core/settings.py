@@ -40,6 +40,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tablet_tick_s: float = 0.0
     """Of the groups of tablets, of which there are many; 0: twice that of the masters' group."""
     tablet_election_ticks: int = 8
+    wal_tick_s: float = 0.1
+    """Of the proposers of timelines: ten to a heartbeat, twenty to silence."""
     raft_snapshot_entries: int = 2000
     raft_keep_bytes: int = 16 * MIB
     """Of a tablet's log, kept for replicas that lag; one that lacks more gets a copy."""

@@ -17,6 +17,7 @@ from typing import NewType, TypeAlias
 import msgspec
 
 from stelae.core.errors import InvalidArgument
+from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.replication import Entry
 
 SafekeeperId = NewType("SafekeeperId", int)
@@ -62,6 +63,33 @@ class TimelineConfiguration(msgspec.Struct, frozen=True):
     def agreed_lsn(self, lsns: Mapping[SafekeeperId, int]) -> int:
         """The highest LSN that a majority of each member set has reached; 0 of who is not named."""
         return min(majority_lsn(members, lsns) for members in self.member_sets)
+
+
+class SafekeeperPlace(msgspec.Struct, frozen=True, array_like=True):
+    """Which server a safekeeper of a configuration is, and where it was when this was written.
+
+    Its address changes when it restarts: whoever has a newer list of live servers looks there.
+    """
+
+    safekeeper_id: SafekeeperId
+    uuid: ServerUuid
+    address: Address
+
+
+class TimelineSource(msgspec.Struct, frozen=True):
+    """Where a tablet's timeline lies, for the tablet server that is to propose to it.
+
+    The configuration is a hint: the safekeepers tell of a higher one in their greetings, and only
+    they bind. ``safekeepers`` names all of its members; those of a higher one are found among the
+    live servers.
+    """
+
+    table_id: TableId
+    """The seed's tenant."""
+    tablet_id: TabletId
+    """The seed's timeline."""
+    configuration: TimelineConfiguration
+    safekeepers: tuple[SafekeeperPlace, ...]
 
 
 class LogPosition(msgspec.Struct, frozen=True, array_like=True, order=True):

@@ -32,6 +32,9 @@ different open replicas of an old head, of which only the later one was put into
 avoid it by making such segments under an id of their own term; besides, only replicas that agree
 with the one of the highest term are named here.
 
+Of a ``wal`` tablet the end of the log is a timeline on safekeepers, and backups hold nothing but
+sealed segments: `plan_sealed`.
+
 Source: RAMCloud, `Recovery::buildReplicaMap` and `findLogDigest`.
 """
 
@@ -84,6 +87,17 @@ def plan_recovery(
     sources = [_final_source(s, final[s]) for s in sorted(digest) if s != head]
     sources.append(_source(replicas, sealed=False, is_head=True))
     return tuple(sources)
+
+
+def plan_sealed(inventories: Mapping[ServerInfo, LogInventory]) -> tuple[SegmentSource, ...]:
+    """Where each segment of a ``wal`` tablet that is on backups can be read, in order of ids.
+
+    Which of them make up the log, and whether all are there, says the digest in the timeline, which
+    its proposer reads: it raises `SegmentsMissing`. The rest it has freed.
+    """
+    by_segment = _by_segment(inventories)
+    final = {s: [h for h in held if _is_final(h)] for s, held in by_segment.items()}
+    return tuple(_final_source(s, final[s]) for s in sorted(final) if final[s])
 
 
 def _by_segment(inventories: Mapping[ServerInfo, LogInventory]) -> dict[int, list[_Held]]:

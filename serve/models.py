@@ -76,7 +76,18 @@ class ReplicasModel(Body):
     )
 
 
-DurabilityModel: TypeAlias = SegmentsModel | ReplicasModel
+class WalModel(Body):
+    wal: int = Field(
+        examples=[3],
+        description="Safekeepers that keep the log of each tablet; a majority acknowledges.",
+    )
+    segments: list[str] = Field(
+        examples=[["disk", "disk"]],
+        description="The medium of each replica of a sealed segment: at least one.",
+    )
+
+
+DurabilityModel: TypeAlias = SegmentsModel | ReplicasModel | WalModel
 
 
 class CreateTableRequest(Body):
@@ -91,7 +102,8 @@ class CreateTableRequest(Body):
     partition: Partition | None = None
     durability: DurabilityModel | None = Field(
         default=None,
-        description='`{"segments": ["disk", "disk"]}` if absent; or `{"replicas": 3}`.',
+        description='`{"segments": ["disk", "disk"]}` if absent; or `{"replicas": 3}`, '
+        'or `{"wal": 3, "segments": ["disk"]}`.',
     )
 
     model_config = ConfigDict(

@@ -16,7 +16,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from stelae.core.durability import replicas, segments
+from stelae.core.durability import replicas, segments, wal
 from stelae.core.errors import StelaeError
 from stelae.core.partition import hash_and_range, hash_partition, range_partition
 
@@ -46,6 +46,7 @@ __all__ = [
     "range_partition",
     "replicas",
     "segments",
+    "wal",
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stelae.core.durability import Durability, Segments, replicas, segments
+from stelae.core.durability import Durability, Replicas, Segments, Wal, replicas, segments
 
 ALL: tuple[Durability, ...] = (
     segments(),
@@ -18,6 +18,10 @@ ONE_OF_EACH_KIND: tuple[Durability, ...] = (segments("ram", "ram"), replicas(3))
 
 def as_json(durability: Durability) -> dict[str, Any]:
     """As HTTP has it."""
-    if isinstance(durability, Segments):
-        return {"segments": list(durability.media)}
-    return {"replicas": durability.count}
+    match durability:
+        case Segments(media):
+            return {"segments": list(media)}
+        case Wal(count, media):
+            return {"wal": count, "segments": list(media)}
+        case Replicas(count):
+            return {"replicas": count}

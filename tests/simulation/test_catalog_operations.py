@@ -20,7 +20,7 @@ from stelae.core.catalog_messages import (
     DeleteTable,
     GetTabletLocations,
 )
-from stelae.core.durability import Segments, segments
+from stelae.core.durability import Segments, Wal, segments, wal
 from stelae.core.errors import (
     InvalidArgument,
     NotEnoughServers,
@@ -168,6 +168,7 @@ BAD: dict[str, tuple[CreateTable, type[StelaeError], str]] = {
         "needs 6 backups with medium 'disk'",
     ),
     "medium that nobody has": (but(durability=Segments(("tape",))), TooManyReplicas, "'tape'"),
+    "log that is never cut": (but(durability=Wal(3, ())), InvalidArgument, "at least one medium"),
     "more replicas than anybody may have": (
         but(durability=Segments(("disk",) * 8)),
         InvalidArgument,
@@ -196,6 +197,23 @@ def test_bad_input_is_rejected_with_reasons_and_leaves_no_trace(case: str) -> No
         assert master.coordinator.operations._reserved == {}
 
     tell(story, tablets_per_table_max=8, tablets_max=10)
+
+
+def test_a_timeline_without_safekeepers_is_refused_and_leaves_no_trace() -> None:
+    """More may come, so the client may try again; until then no record of the table exists."""
+
+    async def story(world: World, cluster: SimCluster, database: AsyncDatabase) -> None:
+        leader = cluster.leader() or ""
+        address, catalog = cluster.addresses[leader], world.server(leader).catalog
+        before = content(catalog)
+        with pytest.raises(NotEnoughServers, match="needs 3 live safekeepers, there are 0"):
+            await database.runtime.peers.call(
+                address, CREATE_TABLE, but(durability=wal(3)), timeout_s=5.0
+            )
+        await asyncio.sleep(1.0)
+        assert content(catalog) == before
+
+    tell(story)
 
 
 def test_what_is_not_there_is_refused_without_a_trace() -> None:

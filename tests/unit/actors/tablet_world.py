@@ -12,6 +12,7 @@ import pyarrow as pa
 from stelae.actors.backup import Backup
 from stelae.actors.membership import Membership
 from stelae.actors.tablet import Tablet
+from stelae.actors.tablet_logs import segment_log_of
 from stelae.actors.tablet_recovery import Intake
 from stelae.core.durability import segments
 from stelae.core.errors import StelaeError
@@ -156,15 +157,24 @@ class TabletWorld:
             TableState.RUNNING,
         )
         record = TabletRecord(TABLET, table.table_id, 0, TabletState.RUNNING, term, OWNER, 1)
-        return Tablet(
+        intake = Intake()
+        make_log = segment_log_of(
             self.runtime,  # type: ignore[arg-type]
             self.settings,
             self.members,
             table=table,
             record=record,
             raise_epoch=self._raise_epoch,
+            intake=intake,
+        )
+        return Tablet(
+            self.runtime,  # type: ignore[arg-type]
+            self.settings,
+            table=table,
+            record=record,
+            make_log=make_log,
             tasks=self.tasks,
-            intake=Intake(),
+            intake=intake,
         )
 
     async def _raise_epoch(self, segment: int, epoch: int) -> None:

@@ -157,7 +157,7 @@ def test_a_backup_that_was_dead_before_the_log_began_to_look_is_replaced() -> No
         first = log.segments[0]
         assert first.image is not None
         other = here.make(TERM + 1)
-        adopted = other._log.adopt(
+        adopted = other._log.adopt_image(
             first.segment_id, first.image, [(here.info("b1").uuid, "disk"), (_GONE, "disk")], 0
         )
         assert adopted.missing_replicas == 1

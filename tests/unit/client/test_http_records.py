@@ -9,7 +9,7 @@ import pytest
 
 from stelae.client.http_records import table_record, tablet_location
 from stelae.core.catalog_messages import ReplicaLocation, TabletLocation
-from stelae.core.durability import Durability, checked, media_of, replicas, segments
+from stelae.core.durability import Durability, checked, media_of, replicas, segments, wal
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
 from stelae.core.partition import Partitioning
@@ -21,9 +21,11 @@ from stelae.serve.tables import describe_location, describe_table
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 
 
-@pytest.mark.parametrize("durability", [segments(), segments("disk", "ram"), replicas(5)])
+@pytest.mark.parametrize(
+    "durability", [segments(), segments("disk", "ram"), replicas(5), wal(3, ["ram"])]
+)
 def test_tables_of_each_durability_come_back_as_they_were(durability: Durability) -> None:
-    """Requests and answers say ``{"segments": [...]}`` or ``{"replicas": n}``."""
+    """Requests and answers say ``{"segments": [...]}``, ``{"replicas": n}``, or both of ``wal``."""
     table = TableRecord(TableId("T"), "t", SCHEMA, Partitioning(), durability, TableState.RUNNING)
     assert table_record(json.loads(json.dumps(describe_table(table)))) == table
     assert checked(durability) == durability

@@ -18,7 +18,7 @@ from stelae.core.ids import segment_id
 from stelae.core.messages import LogInventory, ReplicaInfo, ReplicaState, SegmentSource
 from stelae.core.records import ServerInfo
 from stelae.recovery import plan
-from stelae.recovery.plan import plan_recovery
+from stelae.recovery.plan import plan_recovery, plan_sealed
 
 _SPEC = importlib.util.spec_from_file_location(
     "recovery_log_model", Path(__file__).with_name("log_model.py")
@@ -292,3 +292,22 @@ def test_a_planted_bug_is_found_by_the_model(
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         run()
+
+
+def test_of_a_timelines_segments_all_final_replicas_are_named() -> None:
+    """The digest is in the timeline: nothing is left out, and nothing open is taken for a segment.
+    Of one segment only replicas that agree with the newest are named."""
+    sources = plan_sealed(
+        held(
+            {
+                A: [replica(1, SEALED), replica(2, SEALED, length=9, term=1)],
+                B: [replica(1, SEALED), replica(2, SEALED, length=8, term=3), replica(3, OPEN)],
+            }
+        )
+    )
+    assert ids(sources) == [(1, True, False), (2, True, False)]
+    assert [[uuid for uuid, _, _ in source.replicas] for source in sources] == [
+        [A.uuid, B.uuid],
+        [B.uuid],
+    ]
+    assert plan_sealed({}) == ()
