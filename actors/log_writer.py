@@ -5,9 +5,6 @@ to the others at once, and its own copy counts once it is durable here (`Raft.wr
 arrives while one sync is under way shares the next one, and an entry that a majority has otherwise
 is committed without this server's disk. Raft thesis §10.2.1.
 
-While a majority of the others stream along, the leader's disk is not needed for the next commit.
-Its entries gather for `GATHER_S` then: one sync for several appends.
-
 Invariant: entries are written in the order given; whoever else writes to the log waits until all of
 them are (`drained`). After a failure nothing is written or told any more.
 """
@@ -20,9 +17,7 @@ from collections.abc import Callable, Sequence
 from stelae.actors.replica_storage import ReplicaStorage
 from stelae.core.ids import OpId
 from stelae.core.replication import Entry
-from stelae.core.runtime import Clock
 
-GATHER_S = 0.001
 AHEAD_BYTES_MAX = 16 << 20
 """A leader is ahead of its own disk by no more."""
 
@@ -30,18 +25,9 @@ AHEAD_BYTES_MAX = 16 << 20
 class LogWriter:
     """Writes the entries of one leader. `run` is to be a task of the replica."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        storage: ReplicaStorage,
-        on_written: Callable[[OpId], None],
-        may_gather: Callable[[], bool],
-    ) -> None:
-        """``on_written`` is told up to which entry the log is durable. ``may_gather``: whether
-        others make what is given here durable as soon."""
-        self._clock = clock
+    def __init__(self, storage: ReplicaStorage, on_written: Callable[[OpId], None]) -> None:
+        """``on_written`` is told up to which entry the log is durable."""
         self._storage = storage
-        self._may_gather = may_gather
         self._on_written = on_written
         self._waiting: list[Entry] = []
         self._waiting_bytes = 0
@@ -74,8 +60,6 @@ class LogWriter:
         """Write for ever. Raises OSError: nothing is known of the disk any more."""
         while True:
             await self._due.wait()
-            if self._may_gather():
-                await self._clock.sleep(GATHER_S)
             self._due.clear()
             entries, self._waiting = self._waiting, []
             self._waiting_bytes = 0

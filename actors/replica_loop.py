@@ -89,9 +89,7 @@ class ReplicaLoop:
             log_ahead_bytes=settings.log_ahead_bytes,
             snapshots=snapshots,
         )
-        self._writer = LogWriter(
-            runtime.clock, self._storage, self._on_written, self._others_suffice
-        )
+        self._writer = LogWriter(self._storage, self._on_written)
         self.flushes = ReplicaFlushes(self._storage, settings.keep_bytes)
         """Where hosts copy state; a copy session pins the log here."""
         self._own_snapshots = OwnSnapshots(self._storage, settings, state_machine)
@@ -458,10 +456,6 @@ class ReplicaLoop:
             await work
         finally:
             self._is_stopped = True
-
-    def _others_suffice(self) -> bool:
-        leader = self.core.leader
-        return leader is not None and leader.others_suffice()
 
     def _on_written(self, op_id: OpId) -> None:
         self._written = op_id

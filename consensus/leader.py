@@ -311,16 +311,6 @@ class Leader:
         progress.acked_round = max(progress.acked_round, round_number)
         self.confirm_rounds()
 
-    def others_suffice(self) -> bool:
-        """Whether a majority of the voters, without this one, take entries as they are sent."""
-        voters = self.configuration.voters
-        streaming = [
-            uuid
-            for uuid, progress in self.progress.items()
-            if progress.state is ProgressState.REPLICATE and progress.is_heard and uuid in voters
-        ]
-        return len(streaming) >= majority(len(voters))
-
     def advance_commit(self) -> bool:
         """Commit what a majority holds durably, if it is of this term (Raft §5.4.2)."""
         reached = {uuid: progress.match_index for uuid, progress in self.progress.items()}

@@ -295,7 +295,7 @@ class Liveness:
                 return roster.backups
             case ServerKind.SAFEKEEPER:
                 return roster.safekeepers
-            case ServerKind.MASTER:
+            case ServerKind.MASTER | ServerKind.CAS_STORE:
                 return ()
 
     def live_server(self, uuid: ServerUuid, now: float) -> Seen | None:

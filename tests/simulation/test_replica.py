@@ -185,6 +185,8 @@ def plant(replica: Replica, bug: str) -> None:
             await save(vote, snapshot, entries)
 
         storage.save = hasty  # type: ignore[method-assign]
+        # All goes that way; that what is saved at once is durable is shown by "no sync".
+        storage.save_at_once = lambda entries: False  # type: ignore[method-assign]
 
 
 async def call_leader(
