@@ -24,8 +24,6 @@ from stelae.simulation.options import Options
 from stelae.simulation.process import Process
 
 SECTOR_BYTES = 512
-
-
 SLOW_SYNC_PROBABILITY = 0.5
 ROOM_BYTES = 1 << 40
 """What a disk says that it has left while it is not full."""
