@@ -49,6 +49,9 @@ from stelae.core.replication import (
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 
+GATHER_BYTES = 16 << 10
+"""So much waits for the entries under way: by then there is more."""
+
 
 class ReplicaLoop:
     """What `stelae.actors.replica.Replica` is made of."""
@@ -371,7 +374,8 @@ class ReplicaLoop:
             transfer(core, target, future, self._not_leader)
 
     def _take_requests(self, core: Raft) -> None:
-        """Proposals wait while this leader's disk, or the others, are too far behind."""
+        """Proposals wait while this leader's disk, or the others, are too far behind; a few small
+        ones also for what is under way, to share one append and one sync of each replica."""
         if self._has_room(core):
             for proposal in self._requests.take_proposals():
                 self._propose(core, proposal)
@@ -384,9 +388,13 @@ class ReplicaLoop:
                 self._requests.fail_read(request, error)
 
     def _has_room(self, core: Raft) -> bool:
-        waiting_bytes = core.log.bytes_after(core.log.applied_index)
-        is_behind = self._writer.is_full or waiting_bytes >= self._settings.queue_bytes
-        return core.leader is None or not is_behind
+        log = core.log
+        if core.leader is None:
+            return True
+        if log.last.index > log.commit_index and self._requests.queued_bytes < GATHER_BYTES:
+            return False
+        waiting_bytes = log.bytes_after(log.applied_index)
+        return not self._writer.is_full and waiting_bytes < self._settings.queue_bytes
 
     def _propose(self, core: Raft, proposal: Proposal) -> None:
         try:

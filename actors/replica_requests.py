@@ -63,6 +63,8 @@ class ReplicaRequests:
         self._uuid = self_uuid
         self._queue_bytes = queue_bytes
         self._bytes = 0
+        self.queued_bytes = 0
+        """Of commands that are not in the log yet."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadlines: Deadlines | None = None
         self._undecided: dict[int, Proposal] = {}
@@ -103,6 +105,7 @@ class ReplicaRequests:
         proposal.bucket = self._deadlines.add(number, loop.time() + timeout_s)
         self._undecided[number] = proposal
         self._bytes += len(command)
+        self.queued_bytes += len(command)
         self._queue[number] = proposal
         return proposal
 
@@ -115,7 +118,8 @@ class ReplicaRequests:
 
     def _forget(self, proposal: Proposal) -> None:
         """Nobody waits for it any more: if it is queued yet, it never was."""
-        self._queue.pop(proposal.number, None)
+        if self._queue.pop(proposal.number, None) is not None:
+            self.queued_bytes -= len(proposal.command)
         if self._undecided.pop(proposal.number, None) is not None:
             assert self._deadlines is not None
             self._deadlines.remove(proposal.number, proposal.bucket)
@@ -137,6 +141,7 @@ class ReplicaRequests:
     def take_proposals(self) -> list[Proposal]:
         """All that are queued and still wanted."""
         queue, self._queue = self._queue, {}
+        self.queued_bytes = 0
         return [proposal for proposal in queue.values() if not proposal.future.done()]
 
     @property
@@ -239,6 +244,7 @@ class ReplicaRequests:
         for number in list(self._reads):
             self.fail_read(number, NotLeader(self._uuid, 0, ""))
         self._queue.clear()
+        self.queued_bytes = 0
         self._appended.clear()
 
 

@@ -63,10 +63,10 @@ def _evict_first(self: Any, has_spare: bool) -> Any:
     return _evict_voter(self, has_spare)
 
 
-async def _send_first(self: Replica, core: Raft, ready: Ready) -> None:
+async def _send_first(self: Replica, core: Raft, ready: Ready, *, is_sent: bool = False) -> None:
     """What is sent twice does no harm; what is sent before it is durable does."""
     self._links.send(ready.messages)
-    await _execute(self, core, ready)
+    await _execute(self, core, ready, is_sent=is_sent)
 
 
 def _blindly(self: Leader, change: MemberChange, expected: OpId | None) -> tuple[Peer, ...]:

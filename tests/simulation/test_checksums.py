@@ -81,7 +81,7 @@ def test_replicas_are_equal_at_one_index_while_writes_go_on() -> None:
     """Each comparison is at one index of each log; writes between mark and answer do not matter."""
 
     async def story(stage: Stage) -> None:
-        writers = [asyncio.create_task(stage.write(1000 * n, 100)) for n in range(4)]
+        writers = [asyncio.create_task(stage.write(1000 * n, 400)) for n in range(4)]
         await asyncio.sleep(0.1)
         indexes = []
         while not all(writer.done() for writer in writers):

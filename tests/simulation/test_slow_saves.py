@@ -117,14 +117,14 @@ def test_this_would_see_a_replica_that_waits_for_its_disk(
 def test_a_leader_whose_followers_are_slow_does_not_pile_up_what_they_lack() -> None:
     """Callers give up and try again, and each try is an entry: beyond a bound they wait outside of
     the log, and nobody is forgotten there once there is room."""
-    limit = 20_000
+    limit = 200_000
     world = World(2, Options())
     group = Group(world, settings=msgspec.structs.replace(SETTINGS, queue_bytes=limit))
     most = 0
 
     async def write(number: int) -> None:
         client = Caller(group, f"client {number}", attempt_s=0.2)
-        row = (number, "x" * 1000)
+        row = (number, "x" * 10_000)
         await client.write(WriteOp.UPSERT, [row], attempts=10_000)
 
     async def story() -> None:

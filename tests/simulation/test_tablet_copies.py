@@ -14,6 +14,7 @@ import pytest
 
 from stelae.actors.copy_fetch import Broken, SourceSession
 from stelae.actors.copy_jobs import IMAGES_AT_A_TIME
+from stelae.actors.replica_loop import GATHER_BYTES
 from stelae.core.errors import (
     OutcomeUnknown,
     Overloaded,
@@ -604,6 +605,10 @@ def test_a_source_that_is_left_for_another_has_its_place_again_at_once(
     Cluster(options=SLOW, settings=patient).run(story)
 
 
+LARGE = GATHER_BYTES // 20 + 1
+"""So much of a value, which is written twenty times more, makes a large command."""
+
+
 async def resume_elsewhere(cluster: Cluster) -> None:
     """A copy of a log whose end is not committed, and is cut before the copy is complete."""
     world, old = cluster.world, cluster.leader
@@ -612,7 +617,9 @@ async def resume_elsewhere(cluster: Cluster) -> None:
     world.partition(others, [old])
     replica = cluster.server(old).tablets[TABLET].replica
     for number in range(4):
-        put = Put(f"lost{number}", f"lost-{number}")
+        put = Put(
+            f"lost{number}", "l" * LARGE + f"-{number}"
+        )  # small ones would wait for the first
         with pytest.raises(OutcomeUnknown):
             await cluster.client.peers.call(world.address(old), PUT, put, timeout_s=0.03)
     await cluster.order(SPARE, old, replica.term, DataState.ABSENT)
