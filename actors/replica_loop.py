@@ -382,10 +382,9 @@ class ReplicaLoop:
         for request in self._requests.take_reads():
             try:
                 core.read(request)
-            except NotLeader:
-                self._requests.fail_read(request, self._not_leader())
             except StelaeError as error:
-                self._requests.fail_read(request, error)
+                told = self._not_leader() if isinstance(error, NotLeader) else error
+                self._requests.fail_read(request, told)
 
     def _has_room(self, core: Raft) -> bool:
         log = core.log
