@@ -387,10 +387,10 @@ class ReplicaLoop:
                 self._requests.fail_read(request, told)
 
     def _has_room(self, core: Raft) -> bool:
-        log = core.log
-        if core.leader is None:
+        log, requests = core.log, self._requests
+        if core.leader is None or requests.has_change:
             return True
-        if log.last.index > log.commit_index and self._requests.queued_bytes < GATHER_BYTES:
+        if log.last.index > log.commit_index and requests.queued_bytes < GATHER_BYTES:
             return False
         waiting_bytes = log.bytes_after(log.applied_index)
         return not self._writer.is_full and waiting_bytes < self._settings.queue_bytes

@@ -65,6 +65,8 @@ class ReplicaRequests:
         self._bytes = 0
         self.queued_bytes = 0
         """Of commands that are not in the log yet."""
+        self.has_change = False
+        """Whether one of the members is queued: the core says by itself whether it may begin."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deadlines: Deadlines | None = None
         self._undecided: dict[int, Proposal] = {}
@@ -93,6 +95,7 @@ class ReplicaRequests:
         """Queue a change of the members."""
         proposal = self._queued(b"", timeout_s)
         proposal.change, proposal.expected = change, expected
+        self.has_change = True
         return proposal
 
     def _queued(self, command: bytes, timeout_s: float) -> Proposal:
@@ -141,7 +144,7 @@ class ReplicaRequests:
     def take_proposals(self) -> list[Proposal]:
         """All that are queued and still wanted."""
         queue, self._queue = self._queue, {}
-        self.queued_bytes = 0
+        self.queued_bytes, self.has_change = 0, False
         return [proposal for proposal in queue.values() if not proposal.future.done()]
 
     @property

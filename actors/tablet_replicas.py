@@ -159,11 +159,27 @@ class TabletReplicas(ReplicaLives):
             except NoSpace:
                 if self.data_state(tablet_id) is DataState.READY and tablet is not None:
                     await self._open_again(tablet_id)
+                elif forever and tablet_id not in self._burials:
+                    self._burials[tablet_id] = None
+                    self._tasks.spawn(self._bury_later(tablet_id), f"bury {tablet_id}")
                 raise
             self._failed.pop(tablet_id, None)
             self._stopped.pop(tablet_id, None)
             await self._entomb(tablet_id)
         self._on_news()
+
+    async def _bury_later(self, tablet_id: TabletId) -> None:
+        """A tombstone for ever is reported no more, so nobody asks for the rest of its deletion."""
+        while True:
+            await self._runtime.clock.sleep(self._pause_when_full(tablet_id))
+            try:
+                await self.delete(tablet_id, forever=True)
+            except NoSpace:
+                continue
+            except StelaeError:  # its disk failed: the next start sees to it
+                self._runtime.metrics.count("tablet_drops_failed")
+            del self._burials[tablet_id]
+            return
 
     def _check_removed(self, tablet_id: TabletId, known: OpId | None, leader_term: int) -> None:
         """By the newest configuration in its log, be that committed or not: if it was added again,

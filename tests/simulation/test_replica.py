@@ -429,15 +429,15 @@ def test_a_planted_bug_in_the_shell_is_found(bug: str) -> None:
         options = Options.draw(seed)
         if bug != "no read barrier":
             options = options.but(
-                crash_every_s=0.3,
-                crash_in_sync_every_s=0.5,
+                crash_every_s=0.5,
+                crash_in_sync_every_s=0.25,
                 keep_unsynced_rate=0.0,
                 restart_min_s=0.02,
                 restart_mean_s=0.05,
             )
         world = World(seed, options)
         try:
-            world.run(scenario(world, bug, duration_s=4.0))
+            world.run(scenario(world, bug, duration_s=8.0))
         except SimulationFailure as failure:
             if isinstance(failure.error, AttributeError | TypeError | NameError):
                 raise  # the plant is broken, not the promise
