@@ -47,5 +47,7 @@ def test_servers_restart_one_by_one_while_a_table_of_replicas_is_written(
         assert table.count() == written[0] > 0
         assert max(pauses) < LONGEST_PAUSE_S, told
         assert database.check(checksums=True, wait=20).is_well
-        with pytest.raises(errors.InvalidArgument, match="no tserver"):
-            database.restart_server("master-1")
+        database.restart_server("master-1", progress=told.append)
+        assert database.check(wait=20).is_well
+        with pytest.raises(errors.InvalidArgument, match="no tserver or master"):
+            database.restart_server("backup-1")
