@@ -23,7 +23,7 @@ from stelae.actors.raft_host import RaftHost
 from stelae.actors.replica_flush import CopyNeeds, OwnSnapshots, ReplicaFlushes
 from stelae.actors.replica_links import ReplicaLinks
 from stelae.actors.replica_members import MemberCare
-from stelae.actors.replica_requests import Proposal, ReplicaRequests, transfer
+from stelae.actors.replica_requests import Group, ReplicaRequests, command_of, transfer
 from stelae.actors.replica_storage import ReplicaStorage
 from stelae.actors.replica_types import ReplicaSettings, RoleChange, SnapshotStore, StateMachine
 from stelae.actors.role_news import RoleNews
@@ -377,8 +377,8 @@ class ReplicaLoop:
         """Proposals wait while this leader's disk, or the others, are too far behind; a few small
         ones also for what is under way, to share one append and one sync of each replica."""
         if self._has_room(core):
-            for proposal in self._requests.take_proposals():
-                self._propose(core, proposal)
+            for group in self._requests.take_proposals():
+                self._propose(core, group)
         for request in self._requests.take_reads():
             try:
                 core.read(request)
@@ -395,18 +395,19 @@ class ReplicaLoop:
         waiting_bytes = log.bytes_after(log.applied_index)
         return not self._writer.is_full and waiting_bytes < self._settings.queue_bytes
 
-    def _propose(self, core: Raft, proposal: Proposal) -> None:
+    def _propose(self, core: Raft, group: Group) -> None:
+        first = group[0]
         try:
-            if proposal.change is not None:
-                op_id = core.change_members(proposal.change, proposal.expected)
+            if first.change is not None:
+                op_id = core.change_members(first.change, first.expected)
             else:
-                op_id = core.propose(proposal.command)
+                op_id = core.propose(command_of(group))
         except NotLeader:
-            self._requests.refuse(proposal, self._not_leader())
+            self._requests.refuse(group, self._not_leader())
         except StelaeError as error:
-            self._requests.refuse(proposal, error)
+            self._requests.refuse(group, error)
         else:
-            self._requests.appended(proposal, op_id)
+            self._requests.appended(group, op_id)
 
     async def _execute(self, core: Raft, ready: Ready, *, is_sent: bool = False) -> None:
         """Carry out one Ready, in this order: durable, then sent, then applied.

@@ -24,6 +24,7 @@ from stelae.actors.raft_host import RaftHost
 from stelae.actors.replica import Replica, ReplicaSettings, RoleChange
 from stelae.actors.replica_report import ReplicaReports
 from stelae.actors.replica_storage import ReplicaStorage
+from stelae.actors.small_writes import SmallWrite, is_small
 from stelae.actors.tablet_flushes import TabletFlushes
 from stelae.actors.tablet_input import SMALL_BATCH_BYTES, read_rows
 from stelae.actors.tablet_reads import TabletReads
@@ -390,11 +391,17 @@ class ReplicatedTablet(TabletReads):
             return answer(known)
         if refusal is not None:
             raise refusal
-        self._machine.check_write(request, rows)
-        command = await self._command(call, rows)
-        limit = min(COMMAND_BYTES_MAX, self._settings.queue_bytes)
-        if len(command) > limit:
-            raise TooLarge(f"a write to table {self._schemas.table.name!r}", len(command), limit)
+        size_bytes = self._machine.check_write(request, rows)
+        command: bytes | SmallWrite
+        if is_small(request, size_bytes):
+            version = request.schema_version or self._schemas.present.version
+            command = SmallWrite(request, rows, self._stamp(), version, size_bytes)
+        else:
+            command = await self._command(call, rows)
+            limit = min(COMMAND_BYTES_MAX, self._settings.queue_bytes)
+            if len(command) > limit:
+                what = f"a write to table {self._schemas.table.name!r}"
+                raise TooLarge(what, len(command), limit)
         outcome = await self.replica.propose(command, call.timeout_s)
         assert isinstance(outcome, bytes), "the outcome of a write"
         return answer(outcome)
