@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,10 +27,8 @@ from stelae.core.errors import (
 from stelae.core.ids import OpId, ServerUuid, TabletId
 from stelae.runtime.deadlines import Deadlines
 
-JOINED_MAX = 256
-"""Proposals in one entry,"""
 JOINED_BYTES_MAX = 64 << 10
-"""to which none is added once it has so much."""
+"""No proposal is added to an entry that has so much."""
 FORGOTTEN_READS_MAX = 64
 """That wait in the heap beside others, for an index that may never come."""
 
@@ -189,8 +187,7 @@ class ReplicaRequests:
         if group and group[0].op_id != op_id:
             self.refuse(group, lost())
             return
-        results = result if len(group) > 1 and isinstance(result, tuple) else (result,)
-        for proposal, own in zip(group, results, strict=True):
+        for proposal, own in _shares(group, result):
             if not proposal.future.done():
                 proposal.future.set_result(own)
 
@@ -266,6 +263,21 @@ class ReplicaRequests:
         self._appended.clear()
 
 
+def _shares(group: Group, result: object) -> Iterator[tuple[Proposal, object]]:
+    """Of each proposal what it came to: if it is of several commands, of each of them."""
+    if len(group) == 1:
+        yield group[0], result
+        return
+    assert isinstance(result, tuple), "an entry of several has several results"
+    start = 0
+    for proposal in group:
+        assert not isinstance(proposal.command, bytes), "only parts share an entry"
+        end = start + proposal.command.count
+        yield proposal, result[start] if end == start + 1 else result[start:end]
+        start = end
+    assert start == len(result), "each command has its result"
+
+
 def command_of(group: Group) -> bytes:
     """What stands in the log for proposals that share an entry."""
     first = group[0].command
@@ -279,8 +291,7 @@ def _grouped(proposals: Sequence[Proposal]) -> list[Group]:
     groups: list[list[Proposal]] = []
     size_bytes = 0
     for proposal in proposals:
-        has_room = bool(groups) and len(groups[-1]) < JOINED_MAX and size_bytes < JOINED_BYTES_MAX
-        if has_room and _fit(groups[-1][0].command, proposal.command):
+        if size_bytes < JOINED_BYTES_MAX and groups and _fit(groups[-1][0], proposal):
             groups[-1].append(proposal)
             size_bytes += proposal.size_bytes
         else:
@@ -289,8 +300,9 @@ def _grouped(proposals: Sequence[Proposal]) -> list[Group]:
     return [tuple(group) for group in groups]
 
 
-def _fit(one: bytes | Part, other: bytes | Part) -> bool:
-    return not isinstance(one, bytes) and not isinstance(other, bytes) and one.fits(other)
+def _fit(first: Proposal, other: Proposal) -> bool:
+    one, two = first.command, other.command
+    return not isinstance(one, bytes) and not isinstance(two, bytes) and one.fits(two)
 
 
 def transfer(

@@ -34,10 +34,15 @@ class StateMachine(Protocol):
 
 
 class Part(Protocol):
-    """A small command that can share an entry of the log with its like.
+    """A small command, or a few, that can share an entry of the log with its like.
 
     What the state machine gives for an entry of several is a tuple: of each what it came to.
     """
+
+    @property
+    def count(self) -> int:
+        """Of how many commands this is."""
+        ...
 
     @property
     def size_bytes(self) -> int:

@@ -8,12 +8,18 @@ refused by itself, answered by itself. Design §5, §8.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from stelae.actors.replica_types import Part
-from stelae.core.messages import Write, WriteOp
+from stelae.core.errors import InvalidArgument, StelaeError
+from stelae.core.ids import RequestId
+from stelae.core.messages import Write, WriteMany, WriteOp, WriteReply
+from stelae.core.row_messages import WRITES_MAX
+from stelae.core.rpc import Call
+from stelae.storage.outcomes import done, refused
 from stelae.storage.tablet_commands import GroupCommand, Stamp, encode_group, encode_write
 
 SMALL_BYTES_MAX = 4 << 10
@@ -32,38 +38,77 @@ def is_small(write: Write, size_bytes: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SmallWrite:
-    """A `Part`: see the module."""
+    """A `Part`: one call of a client, or several that came in one message."""
 
-    write: Write
-    rows: tuple[tuple[Any, ...], ...]
+    call: Write | WriteMany
+    requests: tuple[RequestId, ...]
     stamp: Stamp
     schema_version: int
     row_bytes: int
 
     @property
+    def count(self) -> int:
+        return len(self.requests)
+
+    @property
     def size_bytes(self) -> int:
-        return self.row_bytes + _REQUEST_BYTES
+        return self.row_bytes + _REQUEST_BYTES * len(self.requests)
 
     def fits(self, other: Part) -> bool:
         if not isinstance(other, SmallWrite):
             return False
-        mine, its = self.write, other.write
+        mine, its = self.call, other.call
         is_alike = mine.op is its.op and mine.columns == its.columns
         return is_alike and self.schema_version == other.schema_version
 
     def joined(self, others: Sequence[Part]) -> bytes:
-        version = self.schema_version
-        if not others:
-            stamp = self.stamp
-            return encode_write(self.write, self.rows, None, schema_version=version, stamp=stamp)
+        call, version = self.call, self.schema_version
+        if not others and isinstance(call, Write):
+            return encode_write(call, call.rows, None, schema_version=version, stamp=self.stamp)
         parts = [self, *[other for other in others if isinstance(other, SmallWrite)]]
         return encode_group(
             GroupCommand(
                 parts[-1].stamp,
-                self.write.op,
+                call.op,
                 version,
-                self.write.columns,
-                tuple([part.write.request for part in parts]),
-                tuple([part.rows[0] for part in parts]),
+                call.columns,
+                tuple([request for part in parts for request in part.requests]),
+                tuple([row for part in parts for row in part.call.rows]),
             )
         )
+
+
+class Writable(Protocol):
+    """A tablet of any durability."""
+
+    async def read_rows(self, call: Call[Write]) -> Any: ...
+
+    async def write(
+        self, call: Call[Write], rows: Any, refusal: StelaeError | None
+    ) -> WriteReply: ...
+
+
+def check_many(many: WriteMany) -> None:
+    """Raises InvalidArgument: it is none."""
+    count = len(many.requests)
+    if not 0 < count <= WRITES_MAX or len(many.rows) != count or many.op not in _UNCONDITIONAL:
+        raise InvalidArgument(f"{count} requests to {many.op.name}, with {len(many.rows)} rows")
+
+
+async def one_by_one(
+    tablet: Writable, call: Call[WriteMany], refusal: StelaeError | None
+) -> tuple[bytes, ...]:
+    """What each call of a message came to, begun in order, by itself."""
+    many = call.body
+
+    async def one(request: RequestId, row: tuple[Any, ...]) -> bytes:
+        shared = (many.tablet_id, many.schema_version, many.op)
+        write = Call(Write(*shared, request, (row,), many.columns), (), call.timeout_s)
+        try:
+            reply = await tablet.write(write, await tablet.read_rows(write), refusal)
+        except StelaeError as error:
+            return refused(error)
+        return done(reply.first_version, reply.row_count)
+
+    pairs = zip(many.requests, many.rows, strict=True)
+    return tuple(await asyncio.gather(*[one(request, row) for request, row in pairs]))

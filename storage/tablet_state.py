@@ -28,7 +28,7 @@ from crc32c import crc32c
 
 from stelae.core.errors import CorruptData, InvalidArgument, Rejected, StelaeError, TabletNotReady
 from stelae.core.ids import OpId, RequestId, TabletId
-from stelae.core.messages import Write, WriteOp
+from stelae.core.messages import Write, WriteMany, WriteOp
 from stelae.core.records import TableRecord
 from stelae.core.schema import TableSchema
 from stelae.storage.checksum import ChecksumSource
@@ -272,6 +272,19 @@ class TabletStateMachine:
         if rows:
             view.write(write.op, rows, write.columns)
         return 0
+
+    def check_many(self, many: WriteMany) -> int:
+        """About how many bytes the rows of calls take that can be carried out together; 0: they
+        are to be looked at one by one, which tells what is the matter."""
+        results = self.memory.results
+        if any([results.find(request) is not None for request in many.requests]):
+            return 0
+        try:
+            if self.schemas.view(many.schema_version) is not None:
+                return 0
+            return self.memory.check_rows(many.op, many.rows, many.columns)
+        except StelaeError:
+            return 0
 
     # ---- flush --------------------------------------------------------------------------------
 
