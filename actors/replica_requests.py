@@ -184,7 +184,9 @@ class ReplicaRequests:
     def applied(self, op_id: OpId, result: object, lost: Callable[[], NotLeader]) -> None:
         """Entry ``op_id`` was applied: that decides the proposals that were put at its index."""
         group = self._appended.pop(op_id.index, ())
-        if group and group[0].op_id != op_id:
+        if not group:
+            return
+        if group[0].op_id != op_id:
             self.refuse(group, lost())
             return
         for proposal, own in _shares(group, result):
