@@ -147,6 +147,9 @@ class Recoveries:
             before = {p: at for p, at in tablet.reached.items() if p not in later}
             tablet.reached = {**before, phase: min([now, *noted.values()]), **noted}
             if phase == "running":
+                if "planned" in before:  # its report may overtake the answer to the order to open
+                    before.setdefault("opened", now)
+                    tablet.reached = {**before, phase: now}
                 tablet.problem = ""
                 del self._of_tablet[tablet_id]
 

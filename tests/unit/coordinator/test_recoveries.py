@@ -51,3 +51,19 @@ def test_what_is_noted_late_takes_nothing_back_that_has_followed_from_it() -> No
     found = phases(recoveries)
     assert list(found) == ["raised", "fenced", "planned"]
     assert list(found.values()) == sorted(found.values())
+
+
+def test_a_tablet_that_runs_was_opened_even_if_that_is_heard_later() -> None:
+    """The report of the new owner may come before its answer to the order."""
+    recoveries = begun()
+    for at, phase in enumerate(("raised", "fenced", "planned", "opened")):
+        recoveries.reached([ONE], phase, 11.0 + at)
+        if phase != "opened":
+            recoveries.reached([OTHER], phase, 11.0 + at)
+    recoveries.reached([OTHER], "running", 15.0)
+    recoveries.reached([OTHER], "opened", 16.0)
+    recoveries.reached([ONE], "running", 17.0)
+    found = phases(recoveries)
+    assert list(found) == list(PHASES)
+    assert found["opened"] == 5.0
+    assert found["running"] == 7.0
