@@ -186,6 +186,8 @@ def test_calls_that_are_not_answered_hold_a_bounded_number_of_bytes() -> None:
         for index in range(1, 200):
             sender.links.send([append(index, size_bytes)])
             await asyncio.sleep(0.001)
+        await asyncio.sleep(2 * CALL_TIMEOUT_S)  # the first ones have ended: now there is a queue
+        assert len(receiver.indexes) > CALLS_MAX
         assert 0 < receiver.most <= CALLS_MAX
         assert receiver.most_bytes <= CALLS_MAX * BATCH_BYTES
         assert sender.links.sending() == (TARGET,), "the core sends it no more of that meanwhile"

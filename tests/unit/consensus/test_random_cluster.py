@@ -25,7 +25,7 @@ from stelae.consensus.log_view import LogView
 from stelae.consensus.membership import ChangeKind, MemberChange, changed_peers
 from stelae.consensus.messages import AppendRequest, AppendResponse, Message, VoteResponse
 from stelae.consensus.raft import Raft
-from stelae.consensus.ready import Role, Tick, Unreachable
+from stelae.consensus.ready import Ready, Role, Tick, Unreachable
 from stelae.consensus.settings import RaftSettings
 from stelae.consensus.tombstone import answer
 from stelae.core.errors import InvalidArgument, RetryElsewhere, RetryLater, TabletNotReady
@@ -41,6 +41,7 @@ from stelae.core.replication import (
 
 TICK_US = 1000
 GROUP = TabletId("group")
+STRIKE_TICKS = 40
 
 
 @dataclass
@@ -136,6 +137,11 @@ class Cluster:
         self.delay_us = rng.choice([300, 1500, 4000])
         self.crash_rate = rng.choice([0.0, 0.002, 0.01])
         self.snapshot_every = rng.choice([5, 20, 10_000])
+        self.voter_crash_rate: float | None = None
+        """Of one that saves its vote; None: as others."""
+        self.strikes = random.Random(f"{seed}/strikes")
+        self.strike_rate = 0.0
+        """So often a leader is cut off in the moment in which it becomes one."""
         self.now_us = 0
         self.numbers = itertools.count()
         self.queue: list[tuple[int, int, Callable[[], None]]] = []
@@ -249,6 +255,24 @@ class Cluster:
             delay = 10 + int(rng.expovariate(1 / self.delay_us))
             self.at(delay, lambda: self.deliver(message.destination, message))
 
+    def crash_rate_after(self, node: Node, ready: Ready) -> float:
+        vote = ready.term_and_vote
+        if self.voter_crash_rate is None or vote is None or vote.voted_for in (None, node.uuid):
+            return self.crash_rate
+        return self.voter_crash_rate
+
+    def strike(self, name: ServerUuid) -> None:
+        """Cut one off for as long as the others need to elect somebody else."""
+        if self.strikes.random() >= self.strike_rate:
+            return
+        apart = {(name, other) for other in self.names} | {(other, name) for other in self.names}
+        self.cut = self.cut | apart
+
+        def heal() -> None:
+            self.cut = self.cut - apart
+
+        self.at(STRIKE_TICKS * TICK_US, heal)
+
     def carry_out(self, node: Node) -> None:
         rng = self.rng
         while ready := node.core.take_ready():
@@ -268,7 +292,7 @@ class Cluster:
             if self.bug != "ack before sync":
                 for message in ready.messages:
                     self.send(message)
-            if rng.random() < self.crash_rate:
+            if rng.random() < self.crash_rate_after(node, ready):
                 node.start()
                 return
             self.wants_copies(node, ready.copies)
@@ -342,6 +366,7 @@ class Cluster:
             assert known in (None, node.uuid), f"two leaders in term {core.term}"
             if known is None:
                 self.leaders[core.term] = node.uuid
+                self.strike(node.uuid)
                 for index, entry in self.history.items():
                     kept = index <= core.log.base.index or core.log.matches(entry.op_id)
                     assert kept, "leader completeness: a leader lacks a committed entry"
