@@ -147,10 +147,9 @@ class ReplicaLoop:
         )
         self._links.learn(self._core.configuration)
         name = f"replica {self.group_id}"
-        self._own.append(self._tasks.spawn(self._run(), name))
-        self._own.append(self._tasks.spawn(self._write(self._writer.run()), f"{name} writes"))
         notes = self._storage.note_for_ever(self._runtime.clock)
-        self._own.append(self._tasks.spawn(self._write(notes), f"{name} notes"))
+        for work, of in ((self._run(), ""), (self._writer.run(), " writes"), (notes, " notes")):
+            self._own.append(self._tasks.spawn(self._for_ever(work), f"{name}{of}"))
         self._host.join(self.group_id, self)
 
     async def stop(self) -> None:
@@ -458,8 +457,8 @@ class ReplicaLoop:
         self._requests.release_reads(core.log.applied_index)
         self.copies.tell(ready.copies)
 
-    async def _write(self, work: Awaitable[None]) -> None:
-        """For ever. A failure of the disk ends everything here at once."""
+    async def _for_ever(self, work: Awaitable[None]) -> None:
+        """A failure of the disk ends everything here at once, also answers to heartbeats."""
         try:
             await work
         finally:
