@@ -158,6 +158,22 @@ class ReplicaRequests:
         self.queued_bytes, self.has_change = 0, False
         return _grouped([p for p in queue.values() if not p.future.done()])
 
+    def propose_all(self, core: Raft, not_leader: Callable[[], NotLeader]) -> None:
+        """Append to the leader's log all that are queued; what it does not take is refused."""
+        for group in self.take_proposals():
+            first = group[0]
+            try:
+                if first.change is not None:
+                    op_id = core.change_members(first.change, first.expected)
+                else:
+                    op_id = core.propose(command_of(group))
+            except NotLeader:
+                self.refuse(group, not_leader())
+            except StelaeError as error:
+                self.refuse(group, error)
+            else:
+                self.appended(group, op_id)
+
     @property
     def has_queued(self) -> bool:
         """Whether proposals were held back."""
