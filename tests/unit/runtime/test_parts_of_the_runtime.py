@@ -154,6 +154,24 @@ def test_deadlines_fire_once_in_order_never_early_and_within_a_tick() -> None:
     assert not [timer for timer in loop.timers if not timer[2].cancelled]  # type: ignore[attr-defined]
 
 
+def test_calls_that_were_answered_wake_nobody() -> None:
+    """However many there were: one that waits still has its deadline, and that is all."""
+    loop = SteppedLoop()
+    fired: list[int] = []
+    deadlines = Deadlines(loop, fired.append)  # type: ignore[arg-type]
+    for key in range(1, 501):
+        bucket = deadlines.add(key, 100.0 + key / 100)
+        if key != 400:
+            deadlines.remove(key, bucket)
+    before = len(loop.timers)
+    loop.advance(103.9)
+    assert len(loop.timers) - before <= 2
+    assert fired == []
+    loop.advance(110.0)
+    assert fired == [400]
+    assert not [timer for timer in loop.timers if not timer[2].cancelled]  # type: ignore[attr-defined]
+
+
 # ---- requests -------------------------------------------------------------------------------
 
 
