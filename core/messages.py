@@ -14,7 +14,7 @@ from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.records import MasterMember, ServerInfo, TableRecord, TabletRecord
 from stelae.core.replication import Configuration
 from stelae.core.rpc import Body, Empty, Method
-from stelae.core.timelines import TimelineSource
+from stelae.core.timelines import SafekeeperId, TimelineSource
 
 # ---- clients to masters (in `stelae.core.catalog_messages`) -----------------------------------
 
@@ -145,11 +145,12 @@ NO_REPORT = -1
 
 
 class Heartbeat(Body, frozen=True):
-    """From every tserver and backup to every master, each ``heartbeat_s``; followers take liveness
-    and load only.
+    """From every tserver, backup and safekeeper to every master, each ``heartbeat_s``; followers
+    take liveness and load only.
 
-    ``tablets`` (of a tserver) and ``logs`` (of a backup: what it holds replicas of) are everything,
-    or what has changed ``since`` (`stelae.coordinator.reports`).
+    ``tablets`` (of a tserver) and ``logs`` (of a backup: what it holds replicas of; of a
+    safekeeper: its timelines) are everything, or what has changed ``since``
+    (`stelae.coordinator.reports`).
     """
 
     server: ServerInfo
@@ -196,6 +197,8 @@ class HeartbeatReply(Body, frozen=True):
     servers_version: int = 0
     masters: tuple[MasterMember, ...] = ()
     """All masters, to which to heartbeat from now on; of a follower: those it knows of."""
+    safekeeper_id: SafekeeperId | None = None
+    """Of a safekeeper: its id in the catalog (see `stelae.core.safekeeper_calls`)."""
 
 
 class RaiseEpoch(Body, frozen=True):
