@@ -36,7 +36,6 @@ from stelae.coordinator.migration_steps import (
     PutConfiguration,
     ReadRecord,
     Request,
-    SafekeeperStatus,
     Statuses,
     Step,
     Verdict,
@@ -55,6 +54,7 @@ from stelae.core.errors import StaleTerm, StelaeError
 from stelae.core.timelines import (
     LogPosition,
     SafekeeperId,
+    SafekeeperStatus,
     SwitchReply,
     TimelineConfiguration,
     has_majority,

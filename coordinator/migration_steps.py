@@ -18,7 +18,13 @@ import msgspec
 
 from stelae.core.configurations import StoredRecord, TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument
-from stelae.core.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
+from stelae.core.timelines import (
+    LogPosition,
+    SafekeeperId,
+    SafekeeperStatus,
+    SwitchReply,
+    TimelineConfiguration,
+)
 
 
 class Step(enum.IntEnum):
@@ -258,16 +264,6 @@ class MigrationProgress(msgspec.Struct, frozen=True):
     """When something moved last; both by the driver's clock."""
     sync_position: LogPosition | None = None
     verdict: str = ""
-
-
-class SafekeeperStatus(enum.StrEnum):
-    """What operators say of a safekeeper (seed 004, "Schema")."""
-
-    ACTIVE = "active"
-    OFFLINE = "offline"
-    """It is expected back: nothing is asked of it, and what it holds stays."""
-    DECOMMISSIONED = "decommissioned"
-    """It never comes back: nothing waits for it."""
 
 
 Statuses: TypeAlias = Mapping[SafekeeperId, SafekeeperStatus]

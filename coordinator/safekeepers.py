@@ -22,12 +22,11 @@ import msgspec
 from stelae.coordinator.migration_steps import (
     Exclude,
     MoveTo,
-    SafekeeperStatus,
     Statuses,
 )
 from stelae.core.configurations import TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
-from stelae.core.timelines import SafekeeperId
+from stelae.core.timelines import SafekeeperId, SafekeeperStatus
 
 
 class Safekeeper(msgspec.Struct, frozen=True):

@@ -136,6 +136,8 @@ class TabletReport(Body, frozen=True):
     load_per_s: float = 0.0
     """Calls a second of late (`stelae.actors.load_rate`), by its owner or leader; or
     `LOAD_UNKNOWN`."""
+    timeline_generation: int = 0
+    """Of a ``wal`` tablet: of the newest configuration of its timeline that its owner knows."""
 
 
 FULL = 0
@@ -273,6 +275,15 @@ class ServeTablet(Body, frozen=True):
     term: int
 
 
+class LearnTimeline(Body, frozen=True):
+    """The catalog knows of this configuration of a ``wal`` tablet's timeline: its owner may not
+    hear of it otherwise, once all members of the older one are gone."""
+
+    tablet_id: TabletId
+    term: int
+    timeline: TimelineSource
+
+
 class CloseTablet(Body, frozen=True):
     """Forget a tablet of this or a lower term (deleted, or given to another server)."""
 
@@ -291,6 +302,7 @@ class InstallMerge(Body, frozen=True):
 
 OPEN_TABLET = Method("tserver.open_tablet", OpenTablet, Empty)
 SERVE_TABLET = Method("tserver.serve_tablet", ServeTablet, Empty)
+LEARN_TIMELINE = Method("tserver.learn_timeline", LearnTimeline, Empty)
 CLOSE_TABLET = Method("tserver.close_tablet", CloseTablet, Empty)
 INSTALL_MERGE = Method("tserver.install_merge", InstallMerge, Empty)
 
