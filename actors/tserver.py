@@ -54,6 +54,7 @@ from stelae.core.messages import (
     GET_MANY,
     HEARTBEAT,
     INSTALL_MERGE,
+    LEARN_TIMELINE,
     OPEN_TABLET,
     RAISE_EPOCH,
     SCAN,
@@ -66,6 +67,7 @@ from stelae.core.messages import (
     Heartbeat,
     HeartbeatReply,
     InstallMerge,
+    LearnTimeline,
     OpenTablet,
     RaiseEpoch,
     RecoveryEngine,
@@ -183,6 +185,7 @@ class TabletServer:
             CLOSE_TABLET: self._on_close,
             ALTER_TABLET: self._on_alter,
             INSTALL_MERGE: self._on_install_merge,
+            LEARN_TIMELINE: self._on_learn_timeline,
             WRITE: self._on_write,
             GET: self._on_get,
             GET_MANY: self._on_get_many,
@@ -387,6 +390,13 @@ class TabletServer:
         if tablet is None or tablet.term != call.body.term:
             raise TabletNotHere(call.body.tablet_id, self._name)
         tablet.merge_offer.offer(call.body.next_version, call.blobs)
+        return EMPTY
+
+    async def _on_learn_timeline(self, call: Call[LearnTimeline]) -> Reply[Empty]:
+        tablet = self._tablets.get(call.body.tablet_id)
+        if tablet is None or tablet.term != call.body.term:
+            raise TabletNotHere(call.body.tablet_id, self._name)
+        tablet.learn(call.body.timeline)
         return EMPTY
 
     async def _close(self, tablet_id: TabletId) -> None:
