@@ -23,7 +23,6 @@ from stelae.coordinator.migration_steps import (
     Effect,
     Exclude,
     FinishPending,
-    MigrationProgress,
     MigrationSettings,
     Notify,
     Order,
@@ -50,6 +49,7 @@ from stelae.core.errors import OutcomeUnknown, Overloaded, StelaeError
 from stelae.core.ids import make_uuid
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
+from stelae.core.timeline_messages import MigrationProgress
 from stelae.core.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
 
 LEAST_WAIT_S = 0.001

@@ -24,7 +24,6 @@ from stelae.coordinator.migration_knowledge import Knowledge
 from stelae.coordinator.migration_steps import (
     Effect,
     Exclude,
-    MigrationProgress,
     MigrationSettings,
     MoveTo,
     Notify,
@@ -51,6 +50,7 @@ from stelae.core.configurations import (
     TimelineRecord,
 )
 from stelae.core.errors import StaleTerm, StelaeError
+from stelae.core.timeline_messages import MigrationProgress
 from stelae.core.timelines import (
     LogPosition,
     SafekeeperId,

@@ -247,25 +247,6 @@ class MigrationSettings(msgspec.Struct, frozen=True, kw_only=True):
         assert 0 < self.first_pause_s <= self.longest_pause_s < self.patience_s
 
 
-class MigrationProgress(msgspec.Struct, frozen=True):
-    """One migration as status pages show it."""
-
-    timeline: TimelineId
-    step: int
-    step_name: str
-    generation: int
-    members: tuple[SafekeeperId, ...]
-    desired: tuple[SafekeeperId, ...] | None
-    waits_for: tuple[str, ...]
-    problems: Mapping[str, str]
-    """What failed last, by effect."""
-    started_s: float
-    moved_s: float
-    """When something moved last; both by the driver's clock."""
-    sync_position: LogPosition | None = None
-    verdict: str = ""
-
-
 Statuses: TypeAlias = Mapping[SafekeeperId, SafekeeperStatus]
 
 

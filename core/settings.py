@@ -20,6 +20,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Silence after which the leader takes a server for dead (a hung one; a crash shows sooner)."""
     replica_dead_after_s: float = 30.0
     """Silence of a server after which its replicas are made anew elsewhere: it may come back."""
+    safekeeper_dead_after_s: float = 30.0
+    """Silence of a safekeeper after which others take its place in its timelines."""
+    timeline_scan_s: float = 5.0
+    """Between looks of the leader at what is left to be done for timelines."""
     rebalance_after_s: float = 0.0
     """After so long without anything to heal, replicas and leaders are spread more evenly, one at a
     time with as long between two; 0: never."""
@@ -82,5 +86,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         assert self.lease_s >= 3 * self.heartbeat_s, "a lease must outlast lost heartbeats"
         assert self.dead_after_s >= self.lease_s, "a server is not given up before its lease ends"
         assert self.replica_dead_after_s >= self.dead_after_s, "a replica outlives its server"
+        assert self.safekeeper_dead_after_s >= self.dead_after_s, "a safekeeper may be restarted"
         assert self.raft_election_ticks >= 3 * self.raft_heartbeat_ticks
         assert self.tablet_election_ticks >= 3 * self.raft_heartbeat_ticks
