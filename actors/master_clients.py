@@ -179,6 +179,8 @@ class ClientRequests:
         for tablet_id in tablets:
             coordinator.problems.pop(tablet_id, None)
         coordinator.wake()
+        if self._master.timelines is not None:
+            self._master.timelines.wake()
         return EMPTY
 
     async def _on_alter_table(self, call: Call[AlterTable]) -> Reply[TableReply]:

@@ -131,11 +131,9 @@ class SafekeeperRequests:
         number = call.body.safekeeper_id
         keeper = await self._lead(call.timeout_s)
         known_safekeeper(self._master.catalog, number)
-        master = self._master
-        async with asyncio.timeout(call.timeout_s):
-            return Reply(
-                await scrub(master.runtime, master.catalog, master.liveness, keeper.ports, number)
-            )
+        found = await scrub(self._master.catalog, keeper.ports, number)
+        self._master.runtime.metrics.count("timelines_scrubbed", len(found.removed))
+        return Reply(found)
 
     # ---- migrations -------------------------------------------------------------------------
 
@@ -162,7 +160,7 @@ class SafekeeperRequests:
         check_target(desired, tablet.timeline, statuses, durability.count)
         if len(desired) != durability.count:
             raise InvalidArgument(
-                f"safekeepers {list(desired)}: the table is {durability}, and has {durability.count}"
+                f"safekeepers {list(desired)}: of {durability} there are {durability.count}"
             )
         return Duty(timeline_of(tablet), MoveTo(desired), "asked for")
 

@@ -18,7 +18,8 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from stelae.actors.migration_runner import MigrationPorts, MigrationRunner, RunnerSettings
+from stelae.actors.master_ports import MasterPorts
+from stelae.actors.migration_runner import MigrationRunner, RunnerSettings
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.liveness import Liveness
 from stelae.coordinator.migration_steps import Create, Request, Statuses, Verdict
@@ -69,7 +70,7 @@ class TimelineKeeper:
         tasks: Tasks,
         catalog: Catalog,
         liveness: Liveness,
-        ports: MigrationPorts,
+        ports: MasterPorts,
         migrations: RunnerSettings,
     ) -> None:
         self.ports = ports

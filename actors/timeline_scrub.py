@@ -10,32 +10,23 @@ Implements seed 004 (``PUT …/safekeepers/:node_id/scrub``); design §10.
 
 from __future__ import annotations
 
-from stelae.actors.migration_runner import MigrationPorts
+from stelae.actors.master_ports import MasterPorts
 from stelae.coordinator.catalog import Catalog
-from stelae.coordinator.liveness import Liveness
 from stelae.coordinator.safekeepers import Held, decide_scrub
-from stelae.coordinator.timeline_placement import where_is
 from stelae.core.configurations import TimelineId, TimelineRecord
-from stelae.core.errors import StelaeError, Unavailable
+from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
-from stelae.core.runtime import Runtime
-from stelae.core.safekeeper_calls import LIST_TIMELINES, HeldTimeline, ListTimelines
 from stelae.core.timeline_messages import ScrubReply
 from stelae.core.timelines import SafekeeperId
 
 CALL_TIMEOUT_S = 5.0
 
 
-async def scrub(
-    runtime: Runtime,
-    catalog: Catalog,
-    liveness: Liveness,
-    ports: MigrationPorts,
-    safekeeper: SafekeeperId,
-) -> ScrubReply:
+async def scrub(catalog: Catalog, ports: MasterPorts, safekeeper: SafekeeperId) -> ScrubReply:
     """Remove what is proven garbage. Raises StelaeError: the safekeeper or the store does not
     answer."""
-    listed = await _list(runtime, catalog, liveness, safekeeper)
+    pages = ports.safekeepers.timelines(safekeeper, timeout_s=CALL_TIMEOUT_S)
+    listed = [one async for one in pages]
     held: list[Held] = []
     records: dict[TimelineId, TimelineRecord] = {}
     unknown: list[TabletId] = []
@@ -65,26 +56,4 @@ async def scrub(
             problems[order.timeline.tablet_id] = str(error)
         else:
             removed.append(order.timeline)
-    runtime.metrics.count("timelines_scrubbed", len(removed))
     return ScrubReply(len(listed), tuple(removed), tuple(unknown), problems)
-
-
-async def _list(
-    runtime: Runtime, catalog: Catalog, liveness: Liveness, safekeeper: SafekeeperId
-) -> list[HeldTimeline]:
-    place = where_is(catalog, liveness, safekeeper)
-    if place is None:
-        raise Unavailable(f"safekeeper {safekeeper}", "it was not heard yet")
-    found: list[HeldTimeline] = []
-    while True:
-        after = found[-1].tablet_id if found else TabletId("")
-        reply = await runtime.peers.call(
-            place[0],
-            LIST_TIMELINES,
-            ListTimelines(after),
-            timeout_s=CALL_TIMEOUT_S,
-            destination=place[1],
-        )
-        found += reply.body.timelines
-        if not reply.body.more or not reply.body.timelines:
-            return found

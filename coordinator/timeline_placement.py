@@ -113,10 +113,10 @@ def place_of(
 
 def where_is(
     catalog: Catalog, liveness: Liveness, safekeeper: SafekeeperId
-) -> tuple[Address, ServerUuid] | None:
+) -> tuple[ServerUuid, Address] | None:
     """The same, for a call to it."""
     place = place_of(catalog, liveness, safekeeper)
-    return None if place is None else (place.address, place.uuid)
+    return None if place is None else (place.uuid, place.address)
 
 
 def source_of(catalog: Catalog, liveness: Liveness, tablet: TabletRecord) -> TimelineSource | None:

@@ -225,17 +225,13 @@ class PutBlob(Body, frozen=True):
 
 
 class GetBlob(Body, frozen=True):
-    """A piece of it is the blob of the reply. Raises CorruptData."""
+    """All of it is the blob of the reply. Raises CorruptData: what is here is damaged."""
 
     name: str
-    offset: int
-    size_bytes: int
 
 
-class BlobPiece(Body, frozen=True):
-    """None: it is not here."""
-
-    total_bytes: int | None
+class BlobFound(Body, frozen=True):
+    is_here: bool
 
 
 class DeleteBlobs(Body, frozen=True):
@@ -244,17 +240,22 @@ class DeleteBlobs(Body, frozen=True):
     names: tuple[str, ...]
 
 
-class FindBlobs(Body, frozen=True):
+class ListBlobs(Body, frozen=True):
+    """Those of one safekeeper after ``after``, in order, at most ``limit``."""
+
+    safekeeper_id: SafekeeperId
+    after: str = ""
+    limit: int = LIST_MAX
+
+
+class BlobNames(Body, frozen=True):
+    """``more``: others follow the last one."""
+
     names: tuple[str, ...]
-
-
-class BlobsFound(Body, frozen=True):
-    """Those of the names that are here."""
-
-    names: tuple[str, ...]
+    more: bool = False
 
 
 PUT_BLOB: Method[PutBlob, Empty] = Method("backup.put_blob", PutBlob, Empty)
-GET_BLOB = Method("backup.get_blob", GetBlob, BlobPiece)
+GET_BLOB = Method("backup.get_blob", GetBlob, BlobFound)
 DELETE_BLOBS: Method[DeleteBlobs, Empty] = Method("backup.delete_blobs", DeleteBlobs, Empty)
-FIND_BLOBS = Method("backup.find_blobs", FindBlobs, BlobsFound)
+LIST_BLOBS = Method("backup.list_blobs", ListBlobs, BlobNames)
