@@ -10,11 +10,28 @@ import pyarrow as pa
 import pytest
 
 from stelae.client.database import AsyncDatabase
+from stelae.client.masters import MastersClient
 from stelae.client.table import AsyncTable
+from stelae.core.configurations import TimelineRecord
 from stelae.core.durability import wal
 from stelae.core.errors import NotEnoughServers
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.partition import hash_partition
+from stelae.core.timeline_messages import (
+    ABORT_MIGRATION,
+    LIST_MIGRATIONS,
+    LOCATE_TIMELINE,
+    MIGRATE_SAFEKEEPER,
+    MIGRATE_TIMELINE,
+    SCRUB_SAFEKEEPER,
+    AbortMigration,
+    ListMigrations,
+    LocateTimeline,
+    MigrateSafekeeper,
+    MigrateTimeline,
+    ScrubSafekeeper,
+)
+from stelae.core.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 
@@ -68,6 +85,15 @@ class Here:
 
     async def until(self, condition: Callable[[], object], what: str, limit_s: float = 60) -> None:
         await self.world.wait_until(lambda: bool(condition()), limit_s, what)
+
+    async def until_registered(self, count: int) -> None:
+        """So many safekeepers have their ids, and are heard under them."""
+
+        def are_there() -> bool:
+            statuses = self.leader.timelines.statuses
+            return sum(status is SafekeeperStatus.ACTIVE for status in statuses.values()) == count
+
+        await self.until(are_there, f"{count} safekeepers")
 
     def held(self) -> dict[str, list[TabletId]]:
         """Which timelines each running safekeeper has."""
@@ -131,7 +157,7 @@ def test_too_few_safekeepers_are_said_to_be_too_few() -> None:
     """Which kind of server, how many are needed and how many there are; no table is left."""
 
     async def story(here: Here) -> None:
-        await here.until(lambda: len(here.leader.catalog.timelines.safekeepers) == 3, "ids")
+        await here.until_registered(3)
         with pytest.raises(NotEnoughServers, match="needs 5 live safekeepers, there are 3"):
             await here.database.create_table(
                 "t", SCHEMA, key=["id"], durability=wal(5), timeout=3.0
@@ -139,3 +165,234 @@ def test_too_few_safekeepers_are_said_to_be_too_few() -> None:
         assert not await here.database.tables()
 
     tell(story)
+
+
+async def ask(here: Here, method: Any, body: Any, timeout_s: float = 10.0) -> Any:
+    """A call of an operator's to whichever master leads."""
+    masters = MastersClient(here.database.runtime, list(here.cluster.addresses.values()))
+    return await masters.call(method, body, timeout_s=timeout_s)
+
+
+def timelines(here: Here) -> dict[TabletId, TimelineConfiguration]:
+    """Of all live tablets, as the catalog was told."""
+    tablets = here.leader.catalog.live_tablets()
+    return {t.tablet_id: t.timeline for t in tablets if t.timeline is not None}
+
+
+def records(here: Here) -> list[TimelineRecord]:
+    """What the configuration store has, if that is the catalog."""
+    return [stored.record for stored in here.leader.catalog.timelines.all()]
+
+
+def placed(here: Here) -> dict[str, list[TabletId]]:
+    """Where timelines should be, by the catalog."""
+    wanted: dict[str, list[TabletId]] = {name: [] for name in here.cluster.safekeepers}
+    for tablet_id, configuration in timelines(here).items():
+        for member in configuration.members:
+            wanted[here.keeper(member)].append(tablet_id)
+    return {name: sorted(held) for name, held in wanted.items()}
+
+
+async def until_at_rest(here: Here, limit_s: float = 90.0) -> None:
+    """Nothing is left to be done, and each safekeeper that runs has what it should have."""
+
+    def is_at_rest() -> bool:
+        if here.cluster.leader() is None or not all(r.is_finished for r in records(here)):
+            return False
+        wanted = placed(here)
+        return all(wanted[name] == held for name, held in here.held().items())
+
+    await here.until(is_at_rest, "all timelines at rest", limit_s)
+
+
+def test_a_dropped_table_leaves_nothing_on_safekeepers() -> None:
+    """Not even on one that was away when it was dropped; and its record says so for ever."""
+
+    async def story(here: Here) -> None:
+        table = await here.create()
+        await here.create("stays")
+        await write(table, 0, 10)
+        here.world.crash("safekeeper-1", restart=False)
+        await here.database.delete_table("t")
+        await asyncio.sleep(3.0)
+        here.world.restart("safekeeper-1")
+        await until_at_rest(here)
+        assert {name: len(held) for name, held in here.held().items()} == {
+            name: 2 for name in here.cluster.safekeepers
+        }
+        gone = [record for record in records(here) if record.deleted]
+        assert len(gone) == 2
+        assert not any(record.departed for record in gone)
+
+    tell(story)
+
+
+def test_a_dead_safekeeper_is_replaced_and_writes_go_on() -> None:
+    """After the grace time another one has its place in every timeline; when it comes back it
+    holds nothing any more."""
+
+    async def story(here: Here) -> None:
+        table = await here.create()
+        await write(table, 0, 30)
+        victim = here.keeper(next(iter(timelines(here).values())).sk_set[0])
+        here.world.crash(victim, restart=False)
+        await write(table, 30, 10)
+        registry = here.leader.catalog.timelines.safekeepers
+        (dead,) = [number for number, record in registry.items() if record.name == victim]
+        await here.until(
+            lambda: not any(dead in c.members for c in timelines(here).values()), "replacement"
+        )
+        await write(table, 40, 10)
+        here.world.restart(victim)
+        await until_at_rest(here)
+        assert here.held()[victim] == []
+        for owner in here.owners():
+            here.world.crash(owner)
+        await read_all(table, 50)
+
+    tell(story, safekeepers=4, safekeeper_dead_after_s=5.0)
+
+
+def test_timelines_move_while_clients_write() -> None:
+    """To other members, one safekeeper's all or so many; each ends by itself, and nothing is left
+    behind; the writer follows to members that it has never heard of."""
+
+    async def story(here: Here) -> None:
+        table = await here.create()
+        await here.until_registered(6)
+        writing = asyncio.create_task(write(table, 0, 150))
+        before = timelines(here)
+        for tablet_id, configuration in before.items():
+            others = tuple(SafekeeperId(n) for n in range(1, 7) if n not in configuration.members)
+            scheduled = await ask(here, MIGRATE_TIMELINE, MigrateTimeline(tablet_id, others))
+            assert [one.desired_set for one in scheduled.scheduled] == [others]
+        await here.until(
+            lambda: all(c.generation == 3 for c in timelines(here).values()), "both moved"
+        )
+        await until_at_rest(here)
+        source = next(iter(timelines(here).values())).sk_set[0]
+        target = next(
+            n for n in range(1, 7) if not any(n in c.members for c in timelines(here).values())
+        )
+        moved = await ask(
+            here, MIGRATE_SAFEKEEPER, MigrateSafekeeper(source, SafekeeperId(target), 1)
+        )
+        assert len(moved.scheduled) == 1
+        await here.until(
+            lambda: any(target in c.sk_set for c in timelines(here).values()), "one moved"
+        )
+        await writing
+        await until_at_rest(here)
+        for owner in here.owners():
+            here.world.crash(owner)
+        await read_all(table, 150)
+        ended = (await ask(here, LIST_MIGRATIONS, ListMigrations())).ended
+        assert {result.verdict for result in ended} == {"done"}
+
+    tell(story, safekeepers=6)
+
+
+def test_a_migration_that_cannot_go_on_is_aborted() -> None:
+    """The new members have gone: the old ones alone are members again, and writes go on."""
+
+    async def story(here: Here) -> None:
+        table = await here.create(buckets=1)
+        await here.until_registered(6)
+        ((tablet_id, first),) = timelines(here).items()
+        others = tuple(SafekeeperId(n) for n in range(1, 7) if n not in first.members)
+        names = [here.keeper(n) for n in others]
+        await ask(here, MIGRATE_TIMELINE, MigrateTimeline(tablet_id, others))
+        await here.until(lambda: records(here)[0].configuration.is_joint, "a joint one")
+        for name in names:
+            here.world.crash(name, restart=False)
+        await asyncio.sleep(4.0)
+        assert records(here)[0].configuration.is_joint
+        result = await ask(here, ABORT_MIGRATION, AbortMigration(tablet_id))
+        assert result.verdict in ("aborted", "under way")
+        await here.until(lambda: not records(here)[0].configuration.is_joint, "the abort")
+        await write(table, 0, 20)
+        assert set(timelines(here)[tablet_id].members) == set(first.members)
+        for name in names:
+            here.world.restart(name)
+        await until_at_rest(here)
+        assert [n for n, held in here.held().items() if held] == sorted(
+            here.keeper(n) for n in first.members
+        )
+
+    tell(story, safekeepers=6, safekeeper_dead_after_s=300.0)
+
+
+def test_without_its_store_nothing_moves_and_everything_is_written() -> None:
+    """The store is away: writes and recoveries go on, and a migration waits for it."""
+
+    async def story(here: Here) -> None:
+        table = await here.create(buckets=1)
+        await here.until_registered(4)
+        ((tablet_id, first),) = timelines(here).items()
+        here.world.crash("cas-store", restart=False)
+        other = next(SafekeeperId(n) for n in range(1, 5) if n not in first.members)
+        desired = (*first.sk_set[:2], other)
+        await ask(here, MIGRATE_TIMELINE, MigrateTimeline(tablet_id, desired))
+        await write(table, 0, 20)
+        here.world.crash(here.owners()[0])
+        await read_all(table, 20)
+        assert timelines(here)[tablet_id] == first
+        view = await ask(here, LOCATE_TIMELINE, LocateTimeline(tablet_id))
+        assert view.store_problem
+        assert view.running is not None
+        here.world.restart("cas-store")
+        await here.until(lambda: timelines(here)[tablet_id].sk_set == desired, "the migration")
+        await write(table, 20, 10)
+        await read_all(table, 30)
+
+    tell(story, safekeepers=4, cas_store=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_migration_goes_on_under_the_next_leader(seed: int) -> None:
+    """The leader master dies somewhere in it; nobody has to ask again."""
+
+    async def story(here: Here) -> None:
+        table = await here.create()
+        await here.until_registered(6)
+        wanted = {}
+        for tablet_id, configuration in timelines(here).items():
+            others = tuple(SafekeeperId(n) for n in range(1, 7) if n not in configuration.members)
+            await ask(here, MIGRATE_TIMELINE, MigrateTimeline(tablet_id, others))
+            wanted[tablet_id] = others
+        await here.until(lambda: any(r.configuration.is_joint for r in records(here)), "joint")
+        await asyncio.sleep(0.01 * seed)
+        joint = [r.timeline.tablet_id for r in records(here) if r.generation > 1]
+        here.world.crash(here.cluster.leader() or "")
+        await write(table, 0, 20)
+        await until_at_rest(here)
+        for tablet_id in joint:
+            assert timelines(here)[tablet_id].sk_set == wanted[tablet_id]
+        await read_all(table, 20)
+
+    tell(story, seed, safekeepers=6)
+
+
+def test_a_scrub_removes_what_is_proven_garbage_and_nothing_else() -> None:
+    """A timeline that a safekeeper should have left, by the store, goes; one that the store does
+    not know stays."""
+
+    async def story(here: Here) -> None:
+        await here.create()
+        await until_at_rest(here)
+        ids = here.leader.catalog.timelines.safekeepers
+        tablet_id, configuration = next(iter(timelines(here).items()))
+        other = next(n for n in ids if n not in configuration.members)
+        server = here.world.server(here.keeper(other))
+        stray = TimelineConfiguration(1, (SafekeeperId(other),))
+        await server.timelines.store(tablet_id).create(tablet_id, stray)
+        await server.timelines.store(TabletId("f" * 32)).create(TabletId("f" * 32), stray)
+        here.world.restart(here.keeper(other))
+        await asyncio.sleep(3.0)
+        reply = await ask(here, SCRUB_SAFEKEEPER, ScrubSafekeeper(other))
+        assert [timeline.tablet_id for timeline in reply.removed] == [tablet_id]
+        assert reply.unknown == ("f" * 32,)
+        again = await ask(here, SCRUB_SAFEKEEPER, ScrubSafekeeper(other))
+        assert not again.removed
+
+    tell(story, safekeepers=4)
