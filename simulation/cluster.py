@@ -6,6 +6,7 @@ from typing import Any
 
 from stelae.actors.backup import Backup
 from stelae.actors.master import Master
+from stelae.actors.safekeeper import Safekeeper
 from stelae.actors.tserver import GivenUp, TabletServer
 from stelae.client.database import AsyncDatabase
 from stelae.core.ids import Address
@@ -17,6 +18,7 @@ from stelae.storage.frames import MediumSpec
 
 CLUSTER = "simulated"
 MEMORY_LIMIT_BYTES = 64 << 20
+WAL_FILE_BYTES = 4096
 MEDIA = {
     "disk": MediumSpec(name="disk", path="disk"),
     "ram": MediumSpec(name="ram", size_bytes=16 << 20),
@@ -45,6 +47,7 @@ class SimCluster:
         self.masters = [f"master-{n}" for n in range(1, servers.masters + 1)]
         self.tservers = [f"tserver-{n}" for n in range(1, servers.tservers + 1)]
         self.backups = [f"backup-{n}" for n in range(1, servers.backups + 1)]
+        self.safekeepers = [f"safekeeper-{n}" for n in range(1, servers.safekeepers + 1)]
 
     @property
     def addresses(self) -> dict[str, Address]:
@@ -56,6 +59,8 @@ class SimCluster:
             self.world.start(name, self._master(name), kind="master")
         for name in self.backups:
             self.world.start(name, self._backup(name), kind="backup", fixed_port=False)
+        for name in self.safekeepers:
+            self._start_safekeeper(name)
         for name in self.tservers:
             self._start_tserver(name)
         self.world.leader_hint = self.leader
@@ -65,6 +70,16 @@ class SimCluster:
         self.world.start(
             name, self._tserver(name), kind="tserver", fixed_port=False, exits=(GivenUp,)
         )
+
+    def _start_safekeeper(self, name: str) -> None:
+        self.world.start(name, self._safekeeper(name), kind="safekeeper", fixed_port=False)
+
+    def add_safekeeper(self) -> str:
+        """Start one more; its name."""
+        name = f"safekeeper-{len(self.safekeepers) + 1}"
+        self.safekeepers.append(name)
+        self._start_safekeeper(name)
+        return name
 
     def add_tserver(self) -> str:
         """Start one more; its name."""
@@ -101,6 +116,19 @@ class SimCluster:
                 masters=list(self.addresses.values()),
                 settings=self.settings,
                 media=MEDIA,
+            )
+
+        return make
+
+    def _safekeeper(self, name: str) -> Factory:
+        def make(runtime: Runtime) -> Safekeeper:
+            return Safekeeper(
+                runtime,
+                name=name,
+                cluster=CLUSTER,
+                masters=list(self.addresses.values()),
+                settings=self.settings,
+                file_bytes=WAL_FILE_BYTES,
             )
 
         return make
