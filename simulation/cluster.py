@@ -21,6 +21,7 @@ from stelae.storage.frames import MediumSpec
 
 CLUSTER = "simulated"
 MEMORY_LIMIT_BYTES = 64 << 20
+WAL_FILE_BYTES = 4096
 MEDIA = {
     "disk": MediumSpec(name="disk", path="disk"),
     "ram": MediumSpec(name="ram", size_bytes=16 << 20),
@@ -38,13 +39,11 @@ class SimCluster:
         self,
         world: World,
         *,
-        safekeepers: int = 0,
         cas_store: bool = False,
         migrations: RunnerSettings | None = None,
         **changes: Any,
     ) -> None:
         self.world = world
-        self.safekeepers = [f"safekeeper-{n}" for n in range(1, safekeepers + 1)]
         self.cas_store = "cas-store" if cas_store else None
         self._migrations = migrations
         limits = world.options.limits
@@ -61,6 +60,7 @@ class SimCluster:
         self.masters = [f"master-{n}" for n in range(1, servers.masters + 1)]
         self.tservers = [f"tserver-{n}" for n in range(1, servers.tservers + 1)]
         self.backups = [f"backup-{n}" for n in range(1, servers.backups + 1)]
+        self.safekeepers = [f"safekeeper-{n}" for n in range(1, servers.safekeepers + 1)]
 
     @property
     def addresses(self) -> dict[str, Address]:
@@ -85,6 +85,16 @@ class SimCluster:
         self.world.start(
             name, self._tserver(name), kind="tserver", fixed_port=False, exits=(GivenUp,)
         )
+
+    def _start_safekeeper(self, name: str) -> None:
+        self.world.start(name, self._safekeeper(name), kind="safekeeper", fixed_port=False)
+
+    def add_safekeeper(self) -> str:
+        """Start one more; its name."""
+        name = f"safekeeper-{len(self.safekeepers) + 1}"
+        self.safekeepers.append(name)
+        self._start_safekeeper(name)
+        return name
 
     def add_tserver(self) -> str:
         """Start one more; its name."""
@@ -148,7 +158,7 @@ class SimCluster:
                 cluster=CLUSTER,
                 masters=list(self.addresses.values()),
                 settings=self.settings,
-                file_bytes=8 * self.settings.segment_bytes,
+                file_bytes=WAL_FILE_BYTES,
             )
 
         return make

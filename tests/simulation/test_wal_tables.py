@@ -34,6 +34,7 @@ from stelae.core.timeline_messages import (
 from stelae.core.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
+from stelae.simulation.options import Servers
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
 
@@ -43,7 +44,7 @@ class Here:
 
     def __init__(self, world: World, **options: Any) -> None:
         self.world = world
-        self.cluster = SimCluster(world, **{"safekeepers": 3, "segment_bytes": 2000, **options})
+        self.cluster = SimCluster(world, **{"segment_bytes": 2000, **options})
         self.database: AsyncDatabase
 
     async def start(self) -> None:
@@ -81,7 +82,8 @@ class Here:
 
     def keeper(self, number: int) -> str:
         """The name of a safekeeper."""
-        return self.name_of(self.leader.catalog.timelines.safekeepers[number].uuid)
+        name: str = self.leader.catalog.timelines.safekeepers[number].name
+        return name
 
     async def until(self, condition: Callable[[], object], what: str, limit_s: float = 60) -> None:
         await self.world.wait_until(lambda: bool(condition()), limit_s, what)
@@ -123,8 +125,10 @@ async def read_all(table: AsyncTable, count: int) -> None:
     assert sorted(found.column("id").to_pylist()) == list(range(count))
 
 
-def tell(story: Callable[[Here], Awaitable[None]], seed: int = 1, **options: Any) -> World:
-    world = World(seed, Options())
+def tell(
+    story: Callable[[Here], Awaitable[None]], seed: int = 1, safekeepers: int = 3, **options: Any
+) -> World:
+    world = World(seed, Options(servers=Servers(safekeepers=safekeepers)))
     here = Here(world, **options)
 
     async def run() -> None:
@@ -270,13 +274,10 @@ def test_timelines_move_while_clients_write() -> None:
             lambda: all(c.generation == 3 for c in timelines(here).values()), "both moved"
         )
         await until_at_rest(here)
-        source = next(iter(timelines(here).values())).sk_set[0]
-        target = next(
-            n for n in range(1, 7) if not any(n in c.members for c in timelines(here).values())
-        )
-        moved = await ask(
-            here, MIGRATE_SAFEKEEPER, MigrateSafekeeper(source, SafekeeperId(target), 1)
-        )
+        members = next(iter(timelines(here).values())).sk_set
+        target = next(SafekeeperId(n) for n in range(1, 7) if n not in members)
+        order = MigrateSafekeeper(members[0], target, 1)
+        moved = await ask(here, MIGRATE_SAFEKEEPER, order)
         assert len(moved.scheduled) == 1
         await here.until(
             lambda: any(target in c.sk_set for c in timelines(here).values()), "one moved"
