@@ -84,7 +84,7 @@ class TimelineKeeper:
         self._jobs: dict[TimelineId, _Job] = {}
         self._created: dict[TimelineId, None] = {}
         """Of tablets still CREATING: their timelines are there."""
-        self._pauses: Pauses[TimelineId] = Pauses()
+        self._pauses: Pauses[tuple[TimelineId, str]] = Pauses()
         self._own: dict[asyncio.Task[None], None] = {}
         self._scan_now = asyncio.Event()
         self.results: dict[TimelineId, MigrationResult] = {}
@@ -202,7 +202,7 @@ class TimelineKeeper:
         if isinstance(request, Create) and is_there:
             self._created[timeline] = None
         now = self._runtime.clock.monotonic()
-        self._pauses.begin(timeline, now + RETRY_S, now)
+        self._pauses.begin((timeline, result.request), now + RETRY_S, now)
         if isinstance(request, Create) and not is_there:
             logger.info("timeline %s: %s: %s", timeline.key, result.verdict, result.reason)
 
@@ -261,6 +261,7 @@ class TimelineKeeper:
                 return
             job = self._jobs.get(duty.timeline)
             may_begin = job is None or supersedes(duty.request, job.request)
-            if may_begin and self._pauses.is_over(duty.timeline, now):
+            key = (duty.timeline, named(duty.request))
+            if may_begin and self._pauses.is_over(key, now):
                 logger.info("timeline %s: %s", duty.timeline.key, duty.reason)
                 self.request(duty.timeline, duty.request)

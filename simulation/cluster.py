@@ -86,16 +86,6 @@ class SimCluster:
             name, self._tserver(name), kind="tserver", fixed_port=False, exits=(GivenUp,)
         )
 
-    def _start_safekeeper(self, name: str) -> None:
-        self.world.start(name, self._safekeeper(name), kind="safekeeper", fixed_port=False)
-
-    def add_safekeeper(self) -> str:
-        """Start one more; its name."""
-        name = f"safekeeper-{len(self.safekeepers) + 1}"
-        self.safekeepers.append(name)
-        self._start_safekeeper(name)
-        return name
-
     def add_tserver(self) -> str:
         """Start one more; its name."""
         name = f"tserver-{len(self.tservers) + 1}"

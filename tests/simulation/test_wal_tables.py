@@ -203,8 +203,7 @@ async def until_at_rest(here: Here, limit_s: float = 90.0) -> None:
     def is_at_rest() -> bool:
         if here.cluster.leader() is None or not all(r.is_finished for r in records(here)):
             return False
-        wanted = placed(here)
-        return all(wanted[name] == held for name, held in here.held().items())
+        return placed(here) == here.held()
 
     await here.until(is_at_rest, "all timelines at rest", limit_s)
 
