@@ -314,6 +314,7 @@ class ClientRequests:
                 liveness=master.liveness,
                 recoveries=coordinator.recoveries if coordinator is not None else Recoveries(),
                 problems=coordinator.problems if coordinator is not None else {},
+                migrations=master.timelines.progress() if master.timelines is not None else (),
                 is_leader=coordinator is not None,
             )
         )

@@ -84,16 +84,24 @@ def statuses_in(catalog: Catalog) -> dict[SafekeeperId, SafekeeperStatus]:
 
 
 def fleet_of(catalog: Catalog, liveness: Liveness, now: float) -> Fleet:
-    """All safekeepers, as whoever chooses among them sees them."""
+    """All safekeepers, as whoever chooses among them sees them.
+
+    One that is dead, while a later one of its name lives, has lost its disk: it never comes back.
+    """
     fleet: dict[SafekeeperId, Safekeeper] = {}
-    for number, record in sorted(catalog.timelines.safekeepers.items()):
+    registry = sorted(catalog.timelines.safekeepers.items())
+    newest = {record.name: record for _, record in registry}
+    for number, record in registry:
         seen = liveness.live_server(record.uuid, now)
+        status, successor = record.status, newest[record.name]
+        if seen is None and liveness.live_server(successor.uuid, now) is not None:
+            status = SafekeeperStatus.DECOMMISSIONED
         node = record.node if seen is None else seen.server.process.node
         heard_s = now - liveness.silent_s(record.uuid, now)
         is_ready = seen is not None and seen.server.safekeeper_id == number
         if seen is not None and not is_ready:
             heard_s = float("-inf")  # it has not taken its id up yet
-        fleet[number] = Safekeeper(number, node, record.status, heard_s)
+        fleet[number] = Safekeeper(number, node, status, heard_s)
     return fleet
 
 
