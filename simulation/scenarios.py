@@ -51,6 +51,7 @@ SCENARIOS: dict[str, str] = {
     "strikes": "tests/simulation/tables.py:STRUCK",
     "tables": "tests/simulation/tables.py:SCENARIO",
     "timelines": "tests/simulation/timelines.py:SCENARIO",
+    "wal": "tests/simulation/wal_tables.py:SCENARIO",
 }
 """Name -> ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` of a `Scenario`."""
 
