@@ -2,9 +2,10 @@
 
 Which backups a blob goes to first is drawn from its name, so that blobs spread over all of them,
 and those of one timeline's safekeepers fall on different ones. Nobody remembers where a blob is:
-all live backups are asked. Invariant: a blob counts as put once so many backups say that it is
-durable. Neon RFC 035, "Integration with evicted timelines"; rendezvous hashing (Thaler, Ravishankar
-1998); design §10.
+all live backups are asked. Invariants: a blob counts as put once so many backups say that it is
+durable; nobody waits for a deletion, as what it leaves is found by a census, since no control file
+names it. Neon RFC 035, "Integration with evicted timelines"; rendezvous hashing (Thaler and
+Ravishankar, 1998); design §10.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from crc32c import crc32c
 from stelae.actors.membership import Membership
 from stelae.core.errors import CorruptData, NotEnoughServers, StelaeError, Unavailable
 from stelae.core.records import ServerInfo
-from stelae.core.rpc import Blob
+from stelae.core.rpc import Blob, Empty, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.safekeeper_calls import (
     DELETE_BLOBS,
@@ -42,6 +43,8 @@ class BackupOffload:
         self._runtime = runtime
         self._settings = settings
         self._members = members
+        self.may_have_left = True
+        """Whether backups may have blobs that were deleted, or were never counted."""
 
     @property
     def backup_count(self) -> int:
@@ -101,9 +104,22 @@ class BackupOffload:
         raise Unavailable(f"blob {name}", said)
 
     async def delete(self, name: str) -> None:
-        """See `Offload`. Backups that are away keep theirs until the upkeep finds it."""
+        """See `Offload`. All live backups are told, and not waited for."""
+        self.may_have_left = True
+
+        def ended(outcome: Reply[Empty] | StelaeError) -> None:
+            if isinstance(outcome, StelaeError):
+                self._runtime.metrics.count("blobs_not_deleted")
+
         for backup in self._backups(name):
-            await self.delete_at(backup, [name])
+            self._runtime.peers.post(
+                backup.address,
+                DELETE_BLOBS,
+                DeleteBlobs((name,)),
+                ended,
+                timeout_s=self._settings.call_timeout_s,
+                destination=backup.uuid,
+            )
 
     async def delete_at(self, backup: ServerInfo, names: Iterable[str]) -> None:
         """Raises StelaeError."""

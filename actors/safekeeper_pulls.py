@@ -17,9 +17,11 @@ from stelae.actors.timeline_pull import PullAttempt
 from stelae.core.errors import (
     CorruptData,
     InvalidArgument,
+    OutcomeUnknown,
     Overloaded,
     StelaeError,
     TabletNotReady,
+    Unavailable,
 )
 from stelae.core.ids import TabletId
 from stelae.core.rpc import Call, Empty, Handlers, Reply
@@ -42,6 +44,7 @@ from stelae.core.timelines import SafekeeperPlace, SwitchReply, check_configurat
 PULLS_MAX = 4
 SLOWEST_BYTES_PER_S = 4 << 20
 """A large piece has so much more time, or it would never arrive."""
+LOST_PAUSE_S = 0.05
 ABANDONED_FACTOR = 20
 """What came of a pull is removed after so many idle times of its source: nobody goes on with it."""
 
@@ -138,7 +141,22 @@ class PullReceiver:
         file: WalFile,
         offset: int,
     ) -> bool:
-        """The next piece of a file; whether that is whole now."""
+        """The next piece of a file, once it arrives; whether that is whole now."""
+        while True:  # until the deadline of the pull
+            try:
+                return await self._fetch_once(attempt, session, source, file, offset)
+            except (OutcomeUnknown, Unavailable):
+                self._runtime.metrics.count("pull_pieces_lost")
+                await self._runtime.clock.sleep(LOST_PAUSE_S)
+
+    async def _fetch_once(
+        self,
+        attempt: PullAttempt,
+        session: str,
+        source: SafekeeperPlace,
+        file: WalFile,
+        offset: int,
+    ) -> bool:
         size_bytes = min(self._settings.copy_piece_bytes, file.size_bytes - offset)
         reply = await self._runtime.peers.call(
             source.address,

@@ -178,13 +178,15 @@ class ActiveTimeline:
         if found is not None:
             size_bytes = min(call.size_max_bytes, FETCH_BYTES_MAX)
             entries = await timeline.read(found[0], found[1], size_bytes)
-            # Meanwhile the log may have been cut, or another term have begun.
-            last = entries[-1].index if entries else found[0] - 1
-            again = self._acceptor is acceptor and acceptor.fetchable(call)
-            if not again or again[1] < last:
+            if self._acceptor is not acceptor:
+                raise TabletNotReady(self.tablet_id, "another one since it was asked for")
+            # Meanwhile the log may have been cut, as another term has begun.
+            again = acceptor.fetchable(call)
+            if again is None or (entries and again[1] < entries[-1].index):
                 entries = []
-        state = timeline.acceptor
-        return FetchedEntries(tuple(entries), state.term, state.configuration, state.horizon_lsn)
+        return FetchedEntries(
+            tuple(entries), acceptor.term, acceptor.configuration, acceptor.horizon_lsn
+        )
 
     def checkpoint(self) -> None:
         """Keep on the disk what is known to be committed, if that has risen."""

@@ -56,7 +56,6 @@ class Upkeep:
         self._uses: dict[TabletId, _Use] = {}
         self._short: set[TabletId] = set()
         """Those that had too few copies at the last look."""
-        self._looked_for_blobs = False
 
     async def run(self) -> None:
         """Sweep for ever."""
@@ -121,10 +120,11 @@ class Upkeep:
     async def _look_at_blobs(self, store: TimelineStore) -> None:
         """See to it that each blob that counts is there often enough, and no other at all."""
         known = store.blobs
-        if not known and not self._settings.evict_after_s and self._looked_for_blobs:
+        if not (known or self._settings.evict_after_s or self._blobs.may_have_left):
             return
         found = await self._blobs.census(store.safekeeper)
-        await self._delete_unknown(store, found)
+        unknown = await self._delete_unknown(store, found)
+        self._blobs.may_have_left = unknown or not self._blobs.backup_count
         short = set(self._short_of(store, found))
         if self._blobs.backup_count >= self._settings.evict_copies:
             for tablet_id in sorted(short & self._short):
@@ -132,17 +132,19 @@ class Upkeep:
                     await store.timeline(tablet_id).resident()
                     self._runtime.metrics.count("timelines_returned_for_copies")
         self._short = short
-        self._looked_for_blobs = self._blobs.backup_count > 0
 
     async def _delete_unknown(
         self, store: TimelineStore, found: Mapping[str, Sequence[ServerInfo]]
-    ) -> None:
-        """A name is used once: one that no control file has (any more) never counts again."""
-        known = store.blobs  # after the census: what was there before it is named here
+    ) -> bool:
+        """A name is used once: one that no control file has (any more) never counts again. Whether
+        there were any."""
+        known, were_any = store.blobs, False  # after the census: what was put before is known now
         for name, backups in found.items():
             if name not in known and not self._may_be_of_failed(store, name):
+                were_any = True
                 for backup in backups:
                     await self._blobs.delete_at(backup, [name])
+        return were_any
 
     def _may_be_of_failed(self, store: TimelineStore, name: str) -> bool:
         """Nobody knows what a control file said that cannot be read."""
