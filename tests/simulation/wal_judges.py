@@ -196,9 +196,9 @@ class Look:
         """What is committed is the same on all members."""
         committed: dict[tuple[TabletId, int], Entry] = {}
         for server in self.keepers().values():
-            for tablet_id, timeline in server.timelines.store("").timelines.items():
+            for tablet_id, timeline in list(server.timelines.store("").timelines.items()):
                 commit_lsn, first = timeline.acceptor.commit_lsn, timeline.base_lsn + 1
-                if timeline.is_evicted:
+                if timeline.is_evicted or timeline.failure is not None:
                     continue
                 while first <= commit_lsn:
                     entries = await timeline.read(first, commit_lsn, 1 << 20)
