@@ -197,9 +197,9 @@ class Look:
         committed: dict[tuple[TabletId, int], Entry] = {}
         for server in self.keepers().values():
             for tablet_id, timeline in list(server.timelines.store("").timelines.items()):
-                commit_lsn, first = timeline.acceptor.commit_lsn, timeline.base_lsn + 1
-                if timeline.is_evicted or timeline.failure is not None:
+                if not timeline.control.exists or timeline.is_evicted or timeline.failure:
                     continue
+                commit_lsn, first = timeline.acceptor.commit_lsn, timeline.base_lsn + 1
                 while first <= commit_lsn:
                     entries = await timeline.read(first, commit_lsn, 1 << 20)
                     for entry in entries:
