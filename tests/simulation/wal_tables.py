@@ -145,9 +145,10 @@ async def _rest(world: World, look: Look) -> int:
     while problem := look.unrest():
         now_s = world.loop.time()
         assert now_s < began_s + HEAL_TIMEOUT_S, f"not in order after {HEAL_TIMEOUT_S} s: {problem}"
-        if problem != said:
+        kind = problem.partition(":")[0]
+        if kind != said:
             world.note("world", problem)
-            said, calm_since_s = problem, now_s
+            said, calm_since_s = kind, now_s
         if now_s - calm_since_s > CALM_S:
             calm_since_s = now_s
             for name in look.failed():
