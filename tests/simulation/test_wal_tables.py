@@ -13,23 +13,28 @@ from stelae.client.database import AsyncDatabase
 from stelae.client.masters import MastersClient
 from stelae.client.table import AsyncTable
 from stelae.core.configurations import TimelineRecord
-from stelae.core.durability import wal
-from stelae.core.errors import NotEnoughServers
-from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.durability import replicas, wal
+from stelae.core.errors import InvalidArgument, NotEnoughServers, StelaeError, TabletNotFound
+from stelae.core.ids import ClientId, RequestId, ServerUuid, TabletId
+from stelae.core.messages import WRITE, Write, WriteOp
 from stelae.core.partition import hash_partition
 from stelae.core.timeline_messages import (
     ABORT_MIGRATION,
     LIST_MIGRATIONS,
+    LIST_SAFEKEEPERS,
     LOCATE_TIMELINE,
     MIGRATE_SAFEKEEPER,
     MIGRATE_TIMELINE,
     SCRUB_SAFEKEEPER,
+    SET_SAFEKEEPER_STATUS,
     AbortMigration,
     ListMigrations,
+    ListSafekeepers,
     LocateTimeline,
     MigrateSafekeeper,
     MigrateTimeline,
     ScrubSafekeeper,
+    SetSafekeeperStatus,
 )
 from stelae.core.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from stelae.simulation import Options, World
@@ -396,3 +401,125 @@ def test_a_scrub_removes_what_is_proven_garbage_and_nothing_else() -> None:
         assert not again.removed
 
     tell(story, safekeepers=4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_owner_that_was_replaced_can_neither_acknowledge_nor_answer(seed: int) -> None:
+    """Cut off from the masters, but not from clients nor, for a while, from safekeepers: once
+    another one owns its tablets, nothing that it says is wrong, and nothing it writes counts."""
+
+    async def story(here: Here) -> None:
+        world, cluster = here.world, here.cluster
+        table = await here.create(buckets=1)
+        await write(table, 0, 20)
+        (old,) = here.owners()
+        tablet = next(iter(world.server(old)._tablets.values()))
+        world.partition([old], cluster.masters)
+        world.partition(cluster.masters, [old])
+        await here.until(lambda: here.owners() != [old], "another owner")
+        assert not world.server(old)._lease.is_valid
+        await write(table, 20, 10)
+        request = Write(
+            tablet.tablet_id, 1, WriteOp.UPSERT, RequestId(ClientId("raw"), 1, 1), ((0, "wrong"),)
+        )
+        address = world.server(old).info.address
+        with pytest.raises(StelaeError):
+            await here.database.runtime.peers.call(address, WRITE, request, timeout_s=2.0)
+        world.server(old)._lease._until = world.loop.time() + 1e6  # even without that rule
+        with pytest.raises(StelaeError):
+            await here.database.runtime.peers.call(address, WRITE, request, timeout_s=2.0)
+        world.heal()
+        await read_all(table, 30)
+
+    tell(story, seed)
+
+
+def test_a_decommissioned_safekeeper_is_emptied_and_waited_for_no_more() -> None:
+    """Its timelines go to others at once; what it cannot be told is nobody's work any more."""
+
+    async def story(here: Here) -> None:
+        table = await here.create()
+        await here.until_registered(4)
+        victim = next(iter(timelines(here).values())).sk_set[0]
+        here.world.crash(here.keeper(victim), restart=False)
+        order = SetSafekeeperStatus(victim, SafekeeperStatus.DECOMMISSIONED)
+        await ask(here, SET_SAFEKEEPER_STATUS, order)
+        await here.until(
+            lambda: (
+                not any(victim in c.members for c in timelines(here).values())
+                and all(record.is_finished for record in records(here))
+            ),
+            "all moved, and nothing left to be done",
+        )
+        await write(table, 0, 10)
+        listed = await ask(here, LIST_SAFEKEEPERS, ListSafekeepers())
+        (view,) = [one for one in listed.safekeepers if one.record.safekeeper_id == victim]
+        assert (view.timelines, view.is_live) == (0, False)
+        refused = MigrateTimeline(next(iter(timelines(here))), (victim, *ids_but(here, victim, 2)))
+        with pytest.raises(InvalidArgument, match=f"safekeeper {victim} is decommissioned"):
+            await ask(here, MIGRATE_TIMELINE, refused)
+
+    tell(story, safekeepers=4, safekeeper_dead_after_s=300.0)
+
+
+def ids_but(here: Here, but: SafekeeperId, count: int) -> tuple[SafekeeperId, ...]:
+    known = sorted(here.leader.catalog.timelines.safekeepers)
+    return tuple(SafekeeperId(number) for number in known if number != but)[:count]
+
+
+@pytest.mark.parametrize(
+    ("desired", "reason"),
+    [
+        ((1, 2), "3 or more"),
+        ((1, 2, 2), "named twice"),
+        ((1, 2, 9), "no safekeeper 9"),
+        ((1, 2, 3, 4), "there are 3"),
+    ],
+)
+def test_members_that_cannot_be_are_refused_before_anything_is_begun(
+    desired: tuple[int, ...], reason: str
+) -> None:
+    """With the reason; the store is as it was."""
+
+    async def story(here: Here) -> None:
+        await here.create(buckets=1)
+        await here.until_registered(4)
+        (tablet_id,) = timelines(here)
+        before = records(here)
+        order = MigrateTimeline(tablet_id, tuple(map(SafekeeperId, desired)))
+        with pytest.raises(InvalidArgument, match=reason):
+            await ask(here, MIGRATE_TIMELINE, order)
+        with pytest.raises(TabletNotFound):
+            await ask(
+                here, MIGRATE_TIMELINE, MigrateTimeline(TabletId("f" * 32), (order.desired_set))
+            )
+        await asyncio.sleep(1.0)
+        assert [r.configuration for r in records(here)] == [r.configuration for r in before]
+
+    tell(story, safekeepers=4)
+
+
+def test_servers_of_other_kinds_are_never_taken_for_each_other() -> None:
+    """A safekeeper owns no tablet, is not among tservers or backups, and the status says what it
+    is; a check finds nothing to complain of."""
+
+    async def story(here: Here) -> None:
+        await here.create()
+        await here.database.create_table(
+            "r", SCHEMA, key=["id"], durability=replicas(3), timeout=30.0
+        )
+        await until_at_rest(here)
+        await asyncio.sleep(1.0)
+        status = await here.database.status()
+        kinds = {server["id"]: server for server in status["servers"]}
+        for name in here.cluster.safekeepers:
+            assert kinds[name]["kind"] == "safekeeper"
+            assert kinds[name]["status"] == "active"
+            assert kinds[name]["timelines"] == 2
+            assert "tablets" not in kinds[name]
+        assert {t["leader"] for t in status["tablets"]} <= set(here.cluster.tservers)
+        assert sum("timeline" in t for t in status["tablets"]) == 2
+        report = await here.database.check(timeout=5.0)
+        assert not [str(finding) for finding in report.problems]
+
+    tell(story)
