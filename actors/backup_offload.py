@@ -34,6 +34,8 @@ from stelae.core.timelines import SafekeeperId
 
 SLOWEST_BYTES_PER_S = 4 << 20
 PAGES_MAX = 1000
+GET_ROUNDS = 3
+"""Backups that did not answer are asked so often: a timeline waits."""
 
 
 class BackupOffload:
@@ -80,28 +82,39 @@ class BackupOffload:
 
     async def get(self, name: str) -> Blob:
         """See `Offload`. Raises Unavailable if none of the live backups gives it."""
+        asked = self._backups(name)
+        count = len(asked)
         damage: CorruptData | None = None
         problems: list[str] = []
-        for backup in self._backups(name):
-            try:
-                reply = await self._runtime.peers.call(
-                    backup.address,
-                    GET_BLOB,
-                    GetBlob(name),
-                    timeout_s=4 * self._settings.call_timeout_s,
-                    destination=backup.uuid,
-                )
-            except CorruptData as error:
-                damage = error
-            except StelaeError as error:
-                problems.append(str(error))
-            else:
-                if reply.body.is_here and reply.blobs:
-                    return reply.blobs[0]
+        for _ in range(GET_ROUNDS):
+            again: list[ServerInfo] = []
+            problems.clear()
+            for backup in asked:
+                try:
+                    found = await self._get_from(backup, name)
+                except CorruptData as error:
+                    damage = error
+                except StelaeError as error:
+                    again.append(backup)
+                    problems.append(str(error))
+                else:
+                    if found is not None:
+                        return found
+            asked = again
         if damage is not None and not problems:
             raise damage
-        said = "; ".join(problems) or f"none of {self.backup_count} live backups has it"
+        said = "; ".join(problems) or f"none of {count} live backups has it"
         raise Unavailable(f"blob {name}", said)
+
+    async def _get_from(self, backup: ServerInfo, name: str) -> Blob | None:
+        reply = await self._runtime.peers.call(
+            backup.address,
+            GET_BLOB,
+            GetBlob(name),
+            timeout_s=2 * self._settings.call_timeout_s,
+            destination=backup.uuid,
+        )
+        return reply.blobs[0] if reply.body.is_here and reply.blobs else None
 
     async def delete(self, name: str) -> None:
         """See `Offload`. All live backups are told, and not waited for."""

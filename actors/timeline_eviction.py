@@ -110,7 +110,7 @@ class TimelineEviction:
             log, control = timeline.log, timeline.control
             if log is None or timeline.holds or not log.is_idle:
                 return None
-            uses = timeline.uses  # with the sizes: entries may be written during the commit
+            uses = timeline.uses  # before the wait: what is written during it is not in `files`
             prefix = f"{self._store.safekeeper}/{control.tablet_id}/{control.number + 1}"
             files = [
                 (file.name, file.end, f"{prefix}/{file.name}")

@@ -424,6 +424,9 @@ async def live(life: Life) -> Life:
     restart_failed(life)
     await world.wait_ready()
     await until_over(life)
+    for name in world.names("driver"):  # what was asked for late would begin anew
+        world.crash(name, restart=False)
+    await asyncio.sleep(2 * RUNNER.migration.pull_timeout_s)
     answered = {t: len(judge.acknowledged) for t, judge in life.judges.items()}
     await world.wait_until(
         lambda: all(len(life.judges[t].acknowledged) > n for t, n in answered.items()),
@@ -490,7 +493,8 @@ async def check_logs(life: Life) -> None:
     for one in life.ids:
         name = f"sk{one}"
         await life.world.wait_ready(name)
-        for tablet_id, timeline in life.world.server(name).timelines.store("").timelines.items():
+        store = life.world.server(name).timelines.store("")
+        for tablet_id, timeline in list(store.timelines.items()):
             judge = life.judges[TimelineId(TABLE, tablet_id)]
             first, last = timeline.base_lsn + 1, timeline.acceptor.commit_lsn
             if first <= last:
