@@ -114,6 +114,7 @@ class SafekeeperRequests:
             round(liveness.silent_s(record.uuid, now), 3),
             seen.server.address if seen is not None else Address(""),
             timelines,
+            self._master.lead_timelines().broken.count(record.safekeeper_id),
         )
 
     async def _on_set_status(self, call: Call[SetSafekeeperStatus]) -> Reply[SafekeeperView]:

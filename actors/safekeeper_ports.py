@@ -25,6 +25,7 @@ from stelae.core.safekeeper_calls import (
     HeldTimeline,
     ListTimelines,
     Ping,
+    Pong,
     PullTimelineFrom,
     PutConfiguration,
     TimelineStatusOf,
@@ -53,6 +54,10 @@ class SafekeeperPorts:
     async def ping(self, safekeeper: SafekeeperId, *, timeout_s: float) -> None:
         """Raises StelaeError unless it answers, under that id."""
         await self._call(safekeeper, PING, Ping(safekeeper), timeout_s)
+
+    async def look(self, safekeeper: SafekeeperId, *, timeout_s: float) -> Pong:
+        """How its timelines are. Raises as `ping` does."""
+        return await self._call(safekeeper, PING, Ping(safekeeper), timeout_s)
 
     async def put_configuration(
         self,

@@ -18,6 +18,7 @@ from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from stelae.actors.broken_timelines import BrokenTimelines
 from stelae.actors.master_ports import MasterPorts
 from stelae.actors.migration_runner import MigrationRunner, RunnerSettings
 from stelae.coordinator.catalog import Catalog
@@ -41,8 +42,11 @@ from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 from stelae.core.timeline_messages import MigrationProgress, MigrationResult
+from stelae.core.timelines import SafekeeperStatus
 
 logger = logging.getLogger(__name__)
+
+ACTIVE = SafekeeperStatus.ACTIVE
 
 REPLACEMENTS_MAX = 8
 """Timelines whose lost members are replaced at a time."""
@@ -87,6 +91,7 @@ class TimelineKeeper:
         self._pauses: Pauses[tuple[TimelineId, str]] = Pauses()
         self._own: dict[asyncio.Task[None], None] = {}
         self._scan_now = asyncio.Event()
+        self.broken = BrokenTimelines(runtime, catalog, ports.safekeepers)
         self.results: dict[TimelineId, MigrationResult] = {}
         """How the last request about each ended, the newest last."""
         self.problem = ""
@@ -238,9 +243,11 @@ class TimelineKeeper:
         """Begin whatever is left to be done. Raises StelaeError: the store does not answer."""
         if not self._catalog.timelines.safekeepers:
             return
-        records = await self.records()
+        records, statuses = await self.records(), self.statuses
+        self._take(left_to_do(self._catalog, records, statuses))
+        await self.broken.look(number for number, status in statuses.items() if status is ACTIVE)
         now, silence_s = self._runtime.clock.monotonic(), self._settings.dead_after_s
-        self._take(left_to_do(self._catalog, records, self.statuses))
+        grace_s = self._settings.safekeeper_dead_after_s
         self._take(
             replacements(
                 records,
@@ -248,8 +255,9 @@ class TimelineKeeper:
                 self._jobs,
                 now,
                 silence_s=silence_s,
-                grace_s=self._settings.safekeeper_dead_after_s,
+                grace_s=grace_s,
                 limit=REPLACEMENTS_MAX,
+                broken=self.broken.lasting(grace_s),
             )
         )
 

@@ -15,8 +15,9 @@ Implements seed 004 ("storage_controller implementation", "API"); design §10.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.migration_steps import (
@@ -34,7 +35,7 @@ from stelae.core.configurations import TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument, TabletNotFound
 from stelae.core.ids import TabletId
 from stelae.core.records import TabletRecord, TabletState
-from stelae.core.timelines import SafekeeperStatus
+from stelae.core.timelines import SafekeeperId, SafekeeperStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +91,11 @@ def replacements(
     silence_s: float,
     grace_s: float,
     limit: int,
+    broken: Mapping[TimelineId, Collection[SafekeeperId]] = MappingProxyType({}),
 ) -> list[Duty]:
     """Members that are lost for good, as far as anybody can tell, give way to others."""
     moves = decide_replacements(
-        records, fleet, now, silence_s=silence_s, grace_s=grace_s, limit=limit
+        records, fleet, now, silence_s=silence_s, grace_s=grace_s, limit=limit, broken=broken
     )
     return [
         Duty(move.timeline, move.request, move.reason)

@@ -33,6 +33,8 @@ class SafekeeperView(Body, frozen=True):
     """Where it was heard last; empty: this leader never heard it."""
     timelines: int
     """Of which it is a member, by the catalog."""
+    broken: int = 0
+    """Of these, so many do nothing any more there: a disk failed below them."""
 
 
 class ListSafekeepers(Body, frozen=True):

@@ -523,3 +523,35 @@ def test_servers_of_other_kinds_are_never_taken_for_each_other() -> None:
         assert not [str(finding) for finding in report.problems]
 
     tell(story)
+
+
+def test_a_member_below_which_the_disk_failed_is_replaced() -> None:
+    """Its safekeeper lives, and keeps other timelines; this one does nothing there any more: it
+    goes to another, and what is left of it is removed."""
+
+    async def story(here: Here) -> None:
+        table = await here.create(buckets=1)
+        await here.until_registered(4)
+        ((tablet_id, first),) = timelines(here).items()
+        victim = first.sk_set[1]
+        here.world.nodes[here.keeper(victim)].disk.fail_next_sync = True
+        await write(table, 0, 20)
+
+        async def broken() -> int:
+            listed = await ask(here, LIST_SAFEKEEPERS, ListSafekeepers())
+            return sum(one.broken for one in listed.safekeepers)
+
+        for _ in range(50):
+            if await broken():
+                break
+            await asyncio.sleep(0.1)
+        assert await broken() == 1
+        await here.until(
+            lambda: victim not in timelines(here)[tablet_id].members, "another member", 30.0
+        )
+        await write(table, 20, 10)
+        await until_at_rest(here)
+        assert here.held()[here.keeper(victim)] == []
+        await read_all(table, 30)
+
+    tell(story, safekeepers=4, safekeeper_dead_after_s=3.0, timeline_scan_s=0.5)
