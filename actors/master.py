@@ -49,6 +49,7 @@ from stelae.core.rpc import Handlers
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
+from stelae.core.timelines import SafekeeperId
 from stelae.recovery.engine import EnginePolicy, SparkEngine
 
 CATALOG_FOLDER = "catalog"
@@ -251,7 +252,10 @@ class Master:
             tablet_id = record.timeline.tablet_id
             await operations.change(lambda: draft_notified(catalog, record), tablets=[tablet_id])
 
-        safekeepers = SafekeeperPorts(runtime, lambda one: where_is(catalog, self.liveness, one))
+        def find(safekeeper: SafekeeperId) -> tuple[ServerUuid, Address] | None:
+            return where_is(catalog, self.liveness, safekeeper, runtime.clock.monotonic())
+
+        safekeepers = SafekeeperPorts(runtime, find)
         ports = MasterPorts(safekeepers, store, notify)
         return TimelineKeeper(
             runtime, self.settings, self.tasks, catalog, self.liveness, ports, self._migrations

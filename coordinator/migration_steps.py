@@ -238,6 +238,9 @@ class MigrationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing moves in step 7 for so long: take the position to be reached anew (step 4)."""
     patience_s: float = 60.0
     """Nothing moves for so long: the run ends, and a scan goes on later."""
+    tidy_patience_s: float = 5.0
+    """The same once all is decided and delivered to a majority: runs must not wait in each other's
+    way for one safekeeper that hangs."""
     races_max: int = 10
     """Lost compare-and-sets of one run."""
     members_min: int = 3
@@ -245,6 +248,10 @@ class MigrationSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         assert self.settle_s < self.stall_s < self.patience_s
         assert 0 < self.first_pause_s <= self.longest_pause_s < self.patience_s
+
+    def patience_at(self, step: Step) -> float:
+        """How long nothing may move in this step."""
+        return min(self.tidy_patience_s, self.patience_s) if step is Step.TIDY else self.patience_s
 
 
 Statuses: TypeAlias = Mapping[SafekeeperId, SafekeeperStatus]

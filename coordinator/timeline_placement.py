@@ -120,11 +120,12 @@ def place_of(
 
 
 def where_is(
-    catalog: Catalog, liveness: Liveness, safekeeper: SafekeeperId
+    catalog: Catalog, liveness: Liveness, safekeeper: SafekeeperId, now: float
 ) -> tuple[ServerUuid, Address] | None:
-    """The same, for a call to it."""
-    place = place_of(catalog, liveness, safekeeper)
-    return None if place is None else (place.uuid, place.address)
+    """Where to call it; None while it does not live: a call would only end in its time."""
+    record = catalog.timelines.safekeepers.get(safekeeper)
+    seen = None if record is None else liveness.live_server(record.uuid, now)
+    return None if seen is None else (seen.server.uuid, seen.server.address)
 
 
 def source_of(catalog: Catalog, liveness: Liveness, tablet: TabletRecord) -> TimelineSource | None:

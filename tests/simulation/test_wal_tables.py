@@ -555,3 +555,20 @@ def test_a_member_below_which_the_disk_failed_is_replaced() -> None:
         await read_all(table, 30)
 
     tell(story, safekeepers=4, safekeeper_dead_after_s=3.0, timeline_scan_s=0.5)
+
+
+def test_a_safekeeper_that_hangs_keeps_no_other_timeline_waiting() -> None:
+    """Many tablets are created while one of their safekeepers does not answer, and is not known to
+    be away yet: a majority is enough for each of them."""
+
+    async def story(here: Here) -> None:
+        await here.until_registered(3)
+        here.world.pause("safekeeper-2")
+        began = here.world.loop.time()
+        table = await here.create(buckets=64)
+        await write(table, 0, 64)
+        assert here.world.loop.time() - began < 12.0
+        here.world.resume("safekeeper-2")
+        await until_at_rest(here)
+
+    tell(story, safekeepers=3)

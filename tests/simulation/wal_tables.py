@@ -72,6 +72,7 @@ def make_cluster(world: World) -> SimCluster:
         settle_s=rng.choice([0.0, 0.1]),
         pings_max=2,
         stall_s=1.0,
+        tidy_patience_s=rng.choice([0.5, 3.0]),
         patience_s=rng.choice([3.0, 8.0]),
         members_min=1,
     )
