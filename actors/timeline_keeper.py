@@ -137,12 +137,12 @@ class TimelineKeeper:
         return tuple(self._runner.progress())
 
     async def records(self) -> list[TimelineRecord]:
-        """All that the store has. Raises StelaeError: it does not answer."""
+        """All that the store has and is not over. Raises StelaeError: it does not answer."""
         store, timeout_s = self.ports.store, self._migrations.store_timeout_s
         found: list[TimelineRecord] = []
         after: TimelineId | None = None
         while page := await store.list(None, after, PAGE_MAX, timeout_s=timeout_s):
-            found += [stored.record for stored in page]
+            found += [stored.record for stored in page if not stored.record.is_over]
             after = page[-1].record.timeline
         return found
 

@@ -6,15 +6,18 @@ Invariants:
 - an id of a safekeeper is given once, to one server, and its record stays for ever;
 - a configuration follows the one before it as a step of the procedure leads to it
   (`check_succession`), whoever wrote it: its revision is the compare-and-set;
-- of a timeline that is deleted, with nothing left to be done, one record stays for ever.
+- of a timeline that is deleted, with nothing left to be done, the last record stays for ever: it
+  is *over*, packed away with others, found by its id and listed no more.
 
 Implements seed 004 ("Schema": safekeepers, timelines; "configuration storage"); design §10.
 """
 
 from __future__ import annotations
 
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -28,11 +31,29 @@ HISTORY_MAX = 32
 """Records kept of one timeline, the newest: by them a repeated write is recognised."""
 
 
+PACK_SIZE = 256
+"""Records packed away together."""
+_LEVEL = 1
+
+
+class Packed(msgspec.Struct, frozen=True, array_like=True):
+    """The last records of timelines that are over; opened when somebody asks for one."""
+
+    timelines: tuple[TimelineId, ...]
+    records: bytes
+
+
 class TimelineState(msgspec.Struct, array_like=True):
     """All of it, in a snapshot."""
 
     safekeepers: list[SafekeeperRecord] = []
     timelines: list[list[StoredRecord]] = []
+    over: list[StoredRecord] = []
+    packed: list[Packed] = []
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_RECORDS = msgspec.msgpack.Decoder(list[StoredRecord])
 
 
 class TimelineCatalog:
@@ -44,13 +65,21 @@ class TimelineCatalog:
         self._id_of: dict[ServerUuid, SafekeeperId] = {}
         self._history: dict[TimelineId, list[StoredRecord]] = {}
         self._keys: list[tuple[str, TimelineId]] | None = None
+        self._over = {row.record.timeline: row for row in state.over}
+        self._packed = list(state.packed)
+        self._pack_of = {timeline: pack for pack in self._packed for timeline in pack.timelines}
         self.commit(state.safekeepers, ())
         for rows in state.timelines:
             self._history[rows[-1].record.timeline] = list(rows)
 
     def state(self) -> TimelineState:
         """For a snapshot."""
-        return TimelineState(list(self.safekeepers.values()), list(self._history.values()))
+        return TimelineState(
+            list(self.safekeepers.values()),
+            list(self._history.values()),
+            list(self._over.values()),
+            list(self._packed),
+        )
 
     # ---- changes ----------------------------------------------------------------------------
 
@@ -90,8 +119,22 @@ class TimelineCatalog:
                 rows = self._history[timeline] = []
                 self._keys = None
             rows.append(row)
-            is_over = row.record.deleted and row.record.is_finished
-            del rows[: -1 if is_over else -HISTORY_MAX]
+            del rows[:-HISTORY_MAX]
+            if row.record.is_over:
+                self._put_away(row)
+
+    def _put_away(self, row: StoredRecord) -> None:
+        """Nothing of it ever changes again."""
+        del self._history[row.record.timeline]
+        self._keys = None
+        self._over[row.record.timeline] = row
+        if len(self._over) < PACK_SIZE:
+            return
+        records = zlib.compress(_ENCODER.encode(list(self._over.values())), _LEVEL)
+        pack = Packed(tuple(self._over), records)
+        self._packed.append(pack)
+        self._pack_of.update(dict.fromkeys(pack.timelines, pack))
+        self._over = {}
 
     # ---- readers ----------------------------------------------------------------------------
 
@@ -106,31 +149,39 @@ class TimelineCatalog:
 
     def current(self, timeline: TimelineId) -> StoredRecord | None:
         """The newest record of a timeline; None: there never was one."""
-        rows = self._history.get(timeline)
+        rows = self.history(timeline)
         return rows[-1] if rows else None
 
     def history(self, timeline: TimelineId) -> Sequence[StoredRecord]:
         """The newest records of a timeline, oldest first."""
-        return self._history.get(timeline, ())
+        rows = self._history.get(timeline)
+        if rows is not None:
+            return rows
+        over = self._over.get(timeline)
+        pack = self._pack_of.get(timeline)
+        if over is None and pack is not None:
+            records = _RECORDS.decode(zlib.decompress(pack.records))
+            over = records[pack.timelines.index(timeline)]
+        return () if over is None else (over,)
 
     def page(
         self, table_id: TableId | None, after: TimelineId | None, limit: int
     ) -> list[StoredRecord]:
-        """Newest records, in the order of their keys."""
+        """Newest records, in the order of their keys; none of timelines that are over."""
         if self._keys is None:
             self._keys = sorted((timeline.key, timeline) for timeline in self._history)
         prefix = "" if table_id is None else f"{table_id}/"
         keys = self._keys
         start = bisect_right(keys, after.key if after is not None else prefix, key=_first)
         found: list[StoredRecord] = []
-        for key, timeline in keys[start:]:
+        for key, timeline in islice(keys, start, None):
             if len(found) >= limit or not key.startswith(prefix):
                 break
             found.append(self._history[timeline][-1])
         return found
 
     def all(self) -> Iterator[StoredRecord]:
-        """The newest record of each timeline, in the order of creation."""
+        """The newest record of each timeline that is not over, in the order of creation."""
         return (rows[-1] for rows in self._history.values())
 
 

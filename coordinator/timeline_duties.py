@@ -72,9 +72,9 @@ def left_to_do(
     """What to remove and what to finish; ``records``: of the store."""
     found: list[Duty] = []
     for record in records:
-        tablet = catalog.tablets.get(record.timeline.tablet_id)
-        is_gone = tablet is not None and tablet.state.is_gone
-        if is_gone and not record.deleted:
+        # Deleted tables are packed away: nobody looks for the tablets of deleted timelines.
+        tablet = None if record.deleted else catalog.tablets.get(record.timeline.tablet_id)
+        if tablet is not None and tablet.state.is_gone:
             found.append(Duty(record.timeline, Remove(), "its tablet is gone"))
         elif needs_work(record, statuses):
             left = ", ".join(record.unfinished)

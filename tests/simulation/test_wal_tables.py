@@ -220,6 +220,10 @@ def test_a_dropped_table_leaves_nothing_on_safekeepers() -> None:
         table = await here.create()
         await here.create("stays")
         await write(table, 0, 10)
+        await here.until(lambda: len(records(here)) == 4, "four timelines")
+        dropped = [
+            r.timeline for r in records(here) if r.timeline.table_id == table.record.table_id
+        ]
         here.world.crash("safekeeper-1", restart=False)
         await here.database.delete_table("t")
         await asyncio.sleep(3.0)
@@ -228,9 +232,8 @@ def test_a_dropped_table_leaves_nothing_on_safekeepers() -> None:
         assert {name: len(held) for name, held in here.held().items()} == {
             name: 2 for name in here.cluster.safekeepers
         }
-        gone = [record for record in records(here) if record.deleted]
-        assert len(gone) == 2
-        assert not any(record.departed for record in gone)
+        known = here.leader.catalog.timelines
+        assert [known.current(timeline).record.is_over for timeline in dropped] == [True, True]
 
     tell(story)
 

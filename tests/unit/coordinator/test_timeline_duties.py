@@ -16,7 +16,12 @@ from stelae.coordinator.decide import Learn, Open, decide
 from stelae.coordinator.liveness import Liveness
 from stelae.coordinator.migration_steps import Abort, Create, FinishPending, MoveTo, Remove
 from stelae.coordinator.pacing import Pacing
-from stelae.coordinator.timeline_catalog import HISTORY_MAX, TimelineCatalog
+from stelae.coordinator.timeline_catalog import (
+    HISTORY_MAX,
+    PACK_SIZE,
+    TimelineCatalog,
+    TimelineState,
+)
 from stelae.coordinator.timeline_duties import (
     Duty,
     creations,
@@ -247,6 +252,35 @@ def test_the_store_keeps_what_repeats_are_known_by_and_little_of_what_is_over() 
     )
     timelines.commit((), (stored(done, 101),))
     assert [row.record for row in timelines.history(A)] == [done]
+
+
+def test_what_is_over_is_packed_away_found_by_id_and_listed_no_more() -> None:
+    """However many there are, in a snapshot too; and nobody can begin it anew."""
+    timelines, last = TimelineCatalog(), {}
+    for number in range(3 * PACK_SIZE - 5):
+        timeline = TimelineId(TableId("T"), TabletId(f"{number:05}"))
+        record = TimelineRecord(timeline, configuration(1, 1, 2, 3))
+        timelines.commit((), (stored(record, 1),))
+        if number % 7:
+            removed = record.removed()
+            timelines.commit((), (stored(removed, 2),))
+            done = msgspec.structs.replace(
+                removed, departed=(), notified_generation=removed.generation
+            )
+            last[timeline] = stored(done, 3)
+            timelines.commit((), (last[timeline],))
+        else:
+            last[timeline] = stored(record, 1)
+    again = TimelineCatalog(
+        msgspec.msgpack.decode(msgspec.msgpack.encode(timelines.state()), type=TimelineState)
+    )
+    for each in (timelines, again):
+        assert {timeline: each.current(timeline) for timeline in last} == last
+        live = [row for row in last.values() if not row.record.deleted]
+        assert each.page(None, None, 10_000) == live == list(each.all())
+        gone = next(timeline for timeline, row in last.items() if row.record.deleted)
+        anew = stored(TimelineRecord(gone, configuration(1, 1, 2, 3)), 4)
+        assert "cannot be stored" in each.refusal((), (anew,))
 
 
 @given(
