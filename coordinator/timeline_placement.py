@@ -86,7 +86,8 @@ def statuses_in(catalog: Catalog) -> dict[SafekeeperId, SafekeeperStatus]:
 def fleet_of(catalog: Catalog, liveness: Liveness, now: float) -> Fleet:
     """All safekeepers, as whoever chooses among them sees them.
 
-    One that is dead, while a later one of its name lives, has lost its disk: it never comes back.
+    Where a later one of its name lives, a safekeeper has lost its disk, or is what is left of one
+    that runs elsewhere by now: it counts as gone for good, even if it is heard still.
     """
     fleet: dict[SafekeeperId, Safekeeper] = {}
     registry = sorted(catalog.timelines.safekeepers.items())
@@ -94,7 +95,7 @@ def fleet_of(catalog: Catalog, liveness: Liveness, now: float) -> Fleet:
     for number, record in registry:
         seen = liveness.live_server(record.uuid, now)
         status, successor = record.status, newest[record.name]
-        if seen is None and liveness.live_server(successor.uuid, now) is not None:
+        if successor is not record and liveness.live_server(successor.uuid, now) is not None:
             status = SafekeeperStatus.DECOMMISSIONED
         node = record.node if seen is None else seen.server.process.node
         heard_s = now - liveness.silent_s(record.uuid, now)

@@ -94,9 +94,10 @@ class Operators:
         return tuple(self._rng.sample(ids, min(self._count, len(ids))))
 
     async def _ids(self) -> list[SafekeeperId]:
-        """Of safekeepers that live."""
+        """Of safekeepers that live; of two of one name the one that came later."""
         listed = await self._call(LIST_SAFEKEEPERS, ListSafekeepers())
-        return [one.record.safekeeper_id for one in listed.safekeepers if one.is_live]
+        newest = {one.record.name: one for one in listed.safekeepers if one.is_live}
+        return [one.record.safekeeper_id for one in newest.values()]
 
     async def _call(self, method: Any, body: Any) -> Any:
         return await self._masters.call(method, body, timeout_s=3.0)
