@@ -14,7 +14,13 @@ from stelae.client.masters import MastersClient
 from stelae.client.table import AsyncTable
 from stelae.core.configurations import TimelineRecord
 from stelae.core.durability import replicas, wal
-from stelae.core.errors import InvalidArgument, NotEnoughServers, StelaeError, TabletNotFound
+from stelae.core.errors import (
+    InvalidArgument,
+    NotEnoughServers,
+    RetryLater,
+    StelaeError,
+    TabletNotFound,
+)
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TabletId
 from stelae.core.messages import WRITE, Write, WriteOp
 from stelae.core.partition import hash_partition
@@ -575,3 +581,44 @@ def test_a_safekeeper_that_hangs_keeps_no_other_timeline_waiting() -> None:
         await until_at_rest(here)
 
     tell(story, safekeepers=3)
+
+
+def test_operators_watch_a_migration_to_its_end() -> None:
+    """By the client: listed, moved, waited for; and one that ends otherwise is told of."""
+
+    async def story(here: Here) -> None:
+        database = here.database
+        table = await here.create(buckets=1)
+        await here.until_registered(4)
+        ((_, tablet_id, first),) = (await database.timelines("t")).timelines
+        (spare,) = {one.record.safekeeper_id for one in await database.safekeepers()} - set(
+            first.sk_set
+        )
+        desired = [*first.sk_set[:2], spare]
+        (scheduled,) = await database.migrate_timeline(tablet_id, desired)
+        assert scheduled.desired_set == tuple(desired)
+        looks: list[str] = []
+        view = await database.wait_migrated(
+            tablet_id, desired, on_look=lambda seen: looks.append(seen.store_problem)
+        )
+        assert view.configuration.generation == 3
+        assert [stored.record.generation for stored in view.history][-1] == 3
+        assert set(looks) == {""}
+        await write(table, 0, 5)
+        assert (await database.abort_migration(tablet_id)).verdict == "done"
+        with pytest.raises(RetryLater, match="there is nothing to take back"):
+            await database.wait_migrated(tablet_id, first.sk_set, timeout=5.0)
+        moved = await database.migrate_table("t", first.sk_set)
+        assert [one.timeline.tablet_id for one in moved] == [tablet_id]
+        await database.wait_migrated(tablet_id, first.sk_set)
+        assert not await database.migrate_table("t", first.sk_set)
+        assert (await database.set_safekeeper_status(spare, "offline")).record.status == "offline"
+        with pytest.raises(InvalidArgument, match="one of active, offline, decommissioned"):
+            await database.set_safekeeper_status(spare, "retired")
+        with pytest.raises(InvalidArgument, match="no active safekeeper"):
+            await database.migrate_safekeeper(first.sk_set[0], spare)
+        assert (await database.scrub_safekeeper(first.sk_set[0])).removed == ()
+        assert len((await database.migrations()).ended) == 1
+        assert (await database.locate_timeline(tablet_id)).running is None
+
+    tell(story, safekeepers=4)
