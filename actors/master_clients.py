@@ -8,6 +8,7 @@ multi-master, appendix B; design §7.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -237,8 +238,15 @@ class ClientRequests:
     ) -> tuple[TabletLocation, ...]:
         """Where tablets are, by the catalog and their owners' heartbeats; no cache of its own."""
         now = self._master.runtime.clock.monotonic()
-        problems = coordinator.problems if coordinator is not None else {}
+        problems = self._problems(coordinator)
         return tuple(self._locate(problems, tablet, now) for tablet in tablets)
+
+    def _problems(self, coordinator: Coordinator | None) -> Mapping[TabletId, str]:
+        """What the leader knows of why tablets are offline; others know nothing."""
+        timelines = self._master.timelines
+        if coordinator is None or timelines is None:
+            return {}
+        return ChainMap(timelines.problems, coordinator.problems)
 
     def _locate(
         self, problems: Mapping[TabletId, str], tablet: TabletRecord, now: float
@@ -313,7 +321,7 @@ class ClientRequests:
                 catalog=master.catalog,
                 liveness=master.liveness,
                 recoveries=coordinator.recoveries if coordinator is not None else Recoveries(),
-                problems=coordinator.problems if coordinator is not None else {},
+                problems=self._problems(coordinator),
                 migrations=master.timelines.progress() if master.timelines is not None else (),
                 is_leader=coordinator is not None,
             )

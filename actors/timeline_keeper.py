@@ -38,6 +38,7 @@ from stelae.coordinator.timeline_duties import (
 from stelae.coordinator.timeline_placement import fleet_of
 from stelae.core.configurations import PAGE_MAX, TimelineId, TimelineRecord
 from stelae.core.errors import Overloaded, StelaeError, TabletNotReady
+from stelae.core.ids import TabletId
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
@@ -94,6 +95,8 @@ class TimelineKeeper:
         self.broken = BrokenTimelines(runtime, catalog, ports.safekeepers)
         self.results: dict[TimelineId, MigrationResult] = {}
         """How the last request about each ended, the newest last."""
+        self.problems: dict[TabletId, str] = {}
+        """Why the timelines of tablets that are being created are not there."""
         self.problem = ""
         """Why the store could not be looked at the last time; empty: it could."""
 
@@ -206,9 +209,12 @@ class TimelineKeeper:
         is_there = outcome.verdict in (Verdict.DONE, Verdict.DELETED)
         if isinstance(request, Create) and is_there:
             self._created[timeline] = None
+            self.problems.pop(timeline.tablet_id, None)
         now = self._runtime.clock.monotonic()
         self._pauses.begin((timeline, result.request), now + RETRY_S, now)
         if isinstance(request, Create) and not is_there:
+            why = outcome.reason or outcome.verdict.value
+            self.problems[timeline.tablet_id] = f"its timeline cannot be created: {why}"
             logger.info("timeline %s: %s: %s", timeline.key, result.verdict, result.reason)
 
     # ---- duties -----------------------------------------------------------------------------
@@ -219,6 +225,8 @@ class TimelineKeeper:
             wanted = creations(self._catalog)
             present = {duty.timeline: None for duty in wanted}
             self._created = {known: None for known in self._created if known in present}
+            tablets = {timeline.tablet_id for timeline in present}
+            self.problems = {i: text for i, text in self.problems.items() if i in tablets}
             self._take(duty for duty in wanted if duty.timeline not in self._created)
             await self._runtime.clock.sleep(self._settings.coordinator_period_s)
 

@@ -9,9 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from stelae.actors.migration_runner import RunnerSettings
 from stelae.client.database import AsyncDatabase
 from stelae.client.masters import MastersClient
 from stelae.client.table import AsyncTable
+from stelae.coordinator.migration_steps import MigrationSettings
 from stelae.core.configurations import TimelineRecord
 from stelae.core.durability import replicas, wal
 from stelae.core.errors import (
@@ -622,3 +624,24 @@ def test_operators_watch_a_migration_to_its_end() -> None:
         assert (await database.locate_timeline(tablet_id)).running is None
 
     tell(story, safekeepers=4)
+
+
+def test_a_table_waits_for_the_store_and_says_so() -> None:
+    """Its timelines cannot begin without the store; the client is told why, and once the store is
+    there the table is too."""
+
+    async def story(here: Here) -> None:
+        await here.until_registered(3)
+        here.world.crash("cas-store", restart=False)
+        with pytest.raises(StelaeError, match="its timeline cannot be created: nothing moves"):
+            await here.database.create_table(
+                "t", SCHEMA, key=["id"], durability=wal(3), timeout=15.0
+            )
+        here.world.restart("cas-store")
+        table = await here.database.table("t")
+        await write(table, 0, 5)
+        await read_all(table, 5)
+
+    migration = MigrationSettings(members_min=1, patience_s=6.0, stall_s=2.0)
+    runner = RunnerSettings(migration=migration)
+    tell(story, cas_store=True, migrations=runner)
