@@ -423,10 +423,9 @@ async def live(life: Life) -> Life:
     life.is_calm = True
     restart_failed(life)
     await world.wait_ready()
+    for name in world.names("driver"):  # the next ones finish what was begun, and no more
+        world.crash(name)
     await until_over(life)
-    for name in world.names("driver"):  # what was asked for late would begin anew
-        world.crash(name, restart=False)
-    await asyncio.sleep(2 * RUNNER.migration.pull_timeout_s)
     answered = {t: len(judge.acknowledged) for t, judge in life.judges.items()}
     await world.wait_until(
         lambda: all(len(life.judges[t].acknowledged) > n for t, n in answered.items()),
