@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from stelae.actors.backup import Backup
@@ -242,7 +242,6 @@ class Session:
         self.timeline = timeline
         self.sequence = 0
         self.last = OpId(0, 0)
-        self.log: list[Entry] = []
 
     def header(self) -> tuple[TabletId, ProposerId, SafekeeperId, int, int, int, int]:
         self.sequence += 1
@@ -265,14 +264,16 @@ class Session:
         assert isinstance(answer, WalVoteResponse | Refusal)
         return answer
 
-    async def elected(self, log: list[Entry], horizon_lsn: int = 0) -> WalAppendResponse | Refusal:
-        """The proposer leads, with that log of earlier terms."""
-        self.log = log
+    async def elected(
+        self, log: list[Entry], horizon_lsn: int = 0, *, own: Sequence[Entry] = ()
+    ) -> WalAppendResponse | Refusal:
+        """The proposer leads, with that log of earlier terms, and entries of its own term."""
         history = extended_history((), [*log, entry(self.term, len(log) + 1)])
         answer = await self._ask(ProposerElected(*self.header(), history, horizon_lsn))
         assert isinstance(answer, WalAppendResponse | Refusal)
         if isinstance(answer, WalAppendResponse):
-            self.last = log[answer.flush_lsn - 1].op_id if answer.flush_lsn else OpId(0, 0)
+            whole = [*log, *own]
+            self.last = whole[answer.flush_lsn - 1].op_id if answer.flush_lsn else OpId(0, 0)
         return answer
 
     def request(
