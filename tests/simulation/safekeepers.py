@@ -32,7 +32,7 @@ from stelae.actors.safekeeper_timeline import ActiveTimeline
 from stelae.actors.timeline import Timeline
 from stelae.actors.timeline_proposer import AcceptorMailbox, TimelineProposer
 from stelae.consensus.wal_acceptor import AcceptorReady, WalAcceptor
-from stelae.consensus.wal_messages import ToProposer, WalAppendResponse, WalVoteResponse
+from stelae.consensus.wal_messages import ToProposer, WalAppendResponse
 from stelae.coordinator.migration_steps import (
     Abort,
     FinishPending,
@@ -547,7 +547,6 @@ def _told_first(kind: type[ToProposer]) -> Any:
 
 BUGS: dict[str, Any] = {
     "ack before sync": _told_first(WalAppendResponse),
-    "vote before flush": _told_first(WalVoteResponse),
 }
 
 
