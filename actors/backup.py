@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from stelae.actors.backup_blobs import BackupBlobs
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_list import MasterList
 from stelae.coordinator.reports import Report, Reporter, log_fingerprint
@@ -103,6 +104,7 @@ class Backup:
         self._media: dict[str, Medium] = {}
         self._fences = Fences(runtime.disk)
         self._holdings = Holdings(runtime, self._media, name)
+        self._blobs = BackupBlobs(runtime, name)
         self._servers_version = 0  # of a list that it has no use for, and need not be sent again
 
     async def start(self) -> None:
@@ -110,6 +112,7 @@ class Backup:
         runtime = self._runtime
         instance = await take_identity(runtime, self._cluster, ServerKind.BACKUP, self._name)
         await self._fences.load()
+        await self._blobs.load()
         for name, spec in self._specs.items():
             if spec.path is None:
                 self._media[name] = MemoryMedium(spec, self._name)
@@ -148,6 +151,7 @@ class Backup:
             READ_SUMMARIES: self._read_summaries,
             FREE_REPLICAS: self._free_replicas,
             DROP_LOGS: self._drop_logs,
+            **self._blobs.handlers(),
         }
 
     # ---- writing ----------------------------------------------------------------------------
@@ -346,6 +350,7 @@ class Backup:
                 if replica is not None:
                     self._holdings.forget(replica)
         self._fences.forget(log)
+        await self._blobs.drop(log)
 
     # ---- heartbeats -------------------------------------------------------------------------
 
@@ -354,7 +359,8 @@ class Backup:
         runtime = self._runtime
         reporter = Reporter(log_fingerprint)
         while self._masters.has(master):
-            report = reporter.next(dict.fromkeys(self._holdings.logs))
+            held = dict.fromkeys([*self._holdings.logs, *self._blobs.tablets])
+            report = reporter.next(held)
             try:
                 reply = await runtime.peers.call(
                     master, HEARTBEAT, self._beat(report), timeout_s=self._settings.lease_s

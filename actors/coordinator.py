@@ -25,9 +25,9 @@ from stelae.coordinator.decide import (
     Action,
     GiveUp,
     HandOver,
+    Learn,
     Move,
     Open,
-    Pacing,
     Recover,
     Replace,
     Serve,
@@ -45,17 +45,21 @@ from stelae.coordinator.group_decisions import (
 from stelae.coordinator.leaving import Close
 from stelae.coordinator.liveness import Liveness, Run, run_of
 from stelae.coordinator.operations import Operations
+from stelae.coordinator.pacing import Pacing
 from stelae.coordinator.pauses import Pauses
 from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.replacements import CopyLimits
+from stelae.coordinator.timeline_placement import source_of
 from stelae.core.alter_messages import ALTER_TABLET, AlterTablet
 from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.messages import (
     CLOSE_TABLET,
+    LEARN_TIMELINE,
     OPEN_TABLET,
     SERVE_TABLET,
     CloseTablet,
+    LearnTimeline,
     OpenTablet,
     ServeTablet,
 )
@@ -214,6 +218,9 @@ class Coordinator:
                 key = ("serve", tablet.tablet_id, str(tablet.term))
                 serve = ServeTablet(tablet.tablet_id, tablet.term)
                 self._once(key, lambda: self._tell(key, owner, SERVE_TABLET, serve))
+            case Learn(tablet, owner):
+                key = ("learn", tablet.tablet_id, str(tablet.generation))
+                self._once(key, lambda: self._tell_timeline(key, tablet, owner))
             case Alter(tablet, _, alter_term):
                 key = ("alter", tablet.tablet_id, str(alter_term))
                 self._once(key, lambda: self._alter(action))
@@ -306,7 +313,9 @@ class Coordinator:
     async def _replace_stuck(self, action: Replace) -> None:
         """Put new tablets in the place of stuck ones; the next look tells their owners."""
         await self.operations.change(
-            lambda: draft_replace(self._catalog, action.stuck, action.holders, self._runtime.rng),
+            lambda: draft_replace(
+                self._catalog, action.stuck, action.holders, self._runtime.rng, action.timelines
+            ),
             tables=[action.table_id],
             tablets=[tablet.tablet_id for tablet in action.stuck],
         )
@@ -380,11 +389,18 @@ class Coordinator:
 
     async def _open(self, action: Open) -> None:
         tablet, owner = action.tablet, action.owner
-        order = OpenTablet(self._catalog.tables[tablet.table_id], tablet)
+        timeline = source_of(self._catalog, self._liveness, tablet)
+        order = OpenTablet(self._catalog.tables[tablet.table_id], tablet, timeline=timeline)
         now = self._runtime.clock.monotonic()
         self._pacing.ordered(tablet.tablet_id, now + RETRY_S)
         await self._call(owner, OPEN_TABLET, order)
         self._pacing.ordered(tablet.tablet_id, self._runtime.clock.monotonic() + RESEND_S)
+
+    async def _tell_timeline(self, key: Key, tablet: TabletRecord, owner: ServerInfo) -> None:
+        source = source_of(self._catalog, self._liveness, tablet)
+        assert source is not None, "only who has a timeline is told of it"
+        order = LearnTimeline(tablet.tablet_id, tablet.term, source)
+        await self._tell(key, owner, LEARN_TIMELINE, order)
 
     async def _alter(self, action: Alter) -> None:
         """Tell an owner of its table's newest record; what it then reports is news at once."""

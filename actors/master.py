@@ -15,8 +15,10 @@ Source: seed "Multi-master support for Kudu 1.0"; design §7.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from stelae.actors.cas_store import RemoteConfigurations
+from stelae.actors.catalog_configurations import CatalogConfigurations
 from stelae.actors.coordinator import Coordinator
 from stelae.actors.freshness import Freshness
 from stelae.actors.hand_over import hand_over
@@ -25,11 +27,20 @@ from stelae.actors.master_clients import ClientRequests
 from stelae.actors.master_group import MasterGroup
 from stelae.actors.master_members import MasterMembers, MemberRequests
 from stelae.actors.master_operators import OperatorRequests
+from stelae.actors.master_ports import MasterPorts
+from stelae.actors.master_safekeepers import SafekeeperRequests
 from stelae.actors.master_servers import ServerRequests
+from stelae.actors.migration_runner import RunnerSettings
 from stelae.actors.replica import Replica, ReplicaSettings, RoleChange, raft_handlers
+from stelae.actors.safekeeper_ports import SafekeeperPorts
+from stelae.actors.timeline_keeper import TimelineKeeper
 from stelae.consensus.settings import RaftSettings
 from stelae.coordinator.catalog import CATALOG_ID, Catalog
 from stelae.coordinator.liveness import Liveness, Run
+from stelae.coordinator.migration_steps import MigrationSettings
+from stelae.coordinator.operations import Operations
+from stelae.coordinator.timeline_placement import draft_notified, where_is
+from stelae.core.configurations import ConfigurationStore, TimelineRecord
 from stelae.core.errors import NotLeader, TooStale
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.member_messages import MasterState
@@ -38,6 +49,7 @@ from stelae.core.rpc import Handlers
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
+from stelae.core.timelines import SafekeeperId
 from stelae.recovery.engine import EnginePolicy, SparkEngine
 
 CATALOG_FOLDER = "catalog"
@@ -58,6 +70,12 @@ def replica_settings(settings: Settings) -> ReplicaSettings:
     )
 
 
+def runner_settings(settings: Settings) -> RunnerSettings:
+    """How migrations run. How many safekeepers a timeline has, its table says."""
+    migration = MigrationSettings(call_timeout_s=settings.call_timeout_s, members_min=1)
+    return RunnerSettings(migration=migration, store_timeout_s=settings.call_timeout_s)
+
+
 class Master:
     """One master. ``masters`` are all of them by name, this one included."""
 
@@ -71,18 +89,22 @@ class Master:
         settings: Settings,
         engine: EnginePolicy = "auto",
         joining: bool = False,
+        cas_stores: Callable[[], Sequence[Address]] | None = None,
+        migrations: RunnerSettings | None = None,
     ) -> None:
         """Addresses may be empty, and come by `update_master_address` once they are known.
 
         ``masters`` found the group. One that is ``joining``, on an empty disk, founds nothing, but
         waits to be added, and then is what the replicated configuration makes of it, as every
-        master is.
+        master is. ``cas_stores`` says where the servers of the configuration store listen; without
+        it the catalog is the store.
         """
         self.tasks = Tasks()
         self.catalog = Catalog()
         self.liveness = Liveness(settings)
         self.coordinator: Coordinator | None = None
-        """While this master leads."""
+        """While this master leads; and so is ``timelines``."""
+        self.timelines: TimelineKeeper | None = None
         self.spark_engine: SparkEngine | None = None
         """Set by the host where Spark is to be had."""
         self._runtime = runtime
@@ -91,6 +113,8 @@ class Master:
         self.settings = settings
         self._engine = engine
         self._joining = joining
+        self._cas_stores = cas_stores
+        self._migrations = migrations or runner_settings(settings)
         self.group = MasterGroup(runtime, self.tasks, settings, name, masters)
         self.group.word = lambda: (self.term, self.leader_uuid)
         self._replicas: dict[TabletId, Replica] = {}
@@ -213,8 +237,34 @@ class Master:
                 spark_engine=lambda: self.spark_engine,
             )
             self.coordinator.start()
+            self.timelines = self._make_keeper(self.coordinator.operations)
+            self.timelines.start()
+
+    def _make_keeper(self, operations: Operations) -> TimelineKeeper:
+        runtime, catalog = self._runtime, self.catalog
+        store: ConfigurationStore
+        if self._cas_stores is not None:
+            store = RemoteConfigurations(runtime, self._cas_stores)
+        else:
+            store = CatalogConfigurations(catalog, operations, runtime.clock, self.barrier)
+
+        async def notify(record: TimelineRecord) -> None:
+            tablet_id = record.timeline.tablet_id
+            await operations.change(lambda: draft_notified(catalog, record), tablets=[tablet_id])
+
+        def find(safekeeper: SafekeeperId) -> tuple[ServerUuid, Address] | None:
+            return where_is(catalog, self.liveness, safekeeper, runtime.clock.monotonic())
+
+        safekeepers = SafekeeperPorts(runtime, find)
+        ports = MasterPorts(safekeepers, store, notify)
+        return TimelineKeeper(
+            runtime, self.settings, self.tasks, catalog, self.liveness, ports, self._migrations
+        )
 
     def _resign(self) -> None:
+        if self.timelines is not None:
+            self.timelines.stop()
+            self.timelines = None
         if self.coordinator is not None:
             self.coordinator.stop()
             self.coordinator = None
@@ -233,6 +283,7 @@ class Master:
             **ClientRequests(self).handlers(),
             **MemberRequests(self).handlers(),
             **OperatorRequests(self).handlers(),
+            **SafekeeperRequests(self).handlers(),
             **ServerRequests(self).handlers(),
         }
 
@@ -250,6 +301,12 @@ class Master:
                 hint = self.group.pointer
             raise NotLeader(self._name, replica.term, hint)
         return self.coordinator
+
+    def lead_timelines(self) -> TimelineKeeper:
+        """The care of timelines, if this master leads. Raises `NotLeader`."""
+        self.lead()
+        assert self.timelines is not None, "it comes and goes with the coordinator"
+        return self.timelines
 
     async def view(self, timeout_s: float, max_staleness_s: float) -> Coordinator | None:
         """Return once this master may answer a read; the coordinator, if it leads.

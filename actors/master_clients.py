@@ -8,6 +8,7 @@ multi-master, appendix B; design §7.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -18,7 +19,6 @@ from stelae.actors.coordinator import Coordinator
 from stelae.coordinator.alter import by_id, draft_alter, waiting_for
 from stelae.coordinator.assignment import (
     check_enough_backups,
-    check_enough_safekeepers,
     check_enough_tservers,
     check_media,
 )
@@ -35,6 +35,7 @@ from stelae.coordinator.groups import location_of
 from stelae.coordinator.liveness import Run, run_of
 from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.status import MasterView, StatusInputs, status_document
+from stelae.coordinator.timeline_placement import first_timelines, fleet_of
 from stelae.core.alter_messages import (
     ALTER_TABLE,
     IS_ALTER_DONE,
@@ -65,7 +66,7 @@ from stelae.core.catalog_messages import (
     TabletLocation,
     TabletLocations,
 )
-from stelae.core.durability import Replicas, Wal, media_of
+from stelae.core.durability import Replicas, media_of
 from stelae.core.errors import InvalidArgument, TableNotFound, TabletNotFound
 from stelae.core.ids import Address, TabletId
 from stelae.core.records import ServerKind, TableRecord, TableState, TabletRecord, TabletState
@@ -128,10 +129,16 @@ class ClientRequests:
         is_new = master.catalog.find(order.name) is None
         if knows_all and is_new and isinstance(order.durability, Replicas):
             check_enough_tservers(what, order.durability.count, known)
-        if is_new and isinstance(order.durability, Wal):
-            keepers = liveness.live(ServerKind.SAFEKEEPER, now)
-            check_enough_safekeepers(what, order.durability.count, len(keepers))
-        batch = draft_create(master.catalog, order, loads, master.runtime.rng)
+        timelines = first_timelines(
+            master.catalog,
+            fleet_of(master.catalog, liveness, now),
+            order.durability,
+            order.partitioning.tablet_count if is_new else 0,
+            what=what,
+            now=now,
+            silence_s=master.settings.dead_after_s,
+        )
+        batch = draft_create(master.catalog, order, loads, master.runtime.rng, timelines)
         if knows_all:
             check_enough_backups(what, media, known)
         check_media(what, media, [seen.server for seen in liveness.live(ServerKind.BACKUP, now)])
@@ -173,6 +180,8 @@ class ClientRequests:
         for tablet_id in tablets:
             coordinator.problems.pop(tablet_id, None)
         coordinator.wake()
+        if self._master.timelines is not None:
+            self._master.timelines.wake()
         return EMPTY
 
     async def _on_alter_table(self, call: Call[AlterTable]) -> Reply[TableReply]:
@@ -229,8 +238,15 @@ class ClientRequests:
     ) -> tuple[TabletLocation, ...]:
         """Where tablets are, by the catalog and their owners' heartbeats; no cache of its own."""
         now = self._master.runtime.clock.monotonic()
-        problems = coordinator.problems if coordinator is not None else {}
+        problems = self._problems(coordinator)
         return tuple(self._locate(problems, tablet, now) for tablet in tablets)
+
+    def _problems(self, coordinator: Coordinator | None) -> Mapping[TabletId, str]:
+        """What the leader knows of why tablets are offline; others know nothing."""
+        timelines = self._master.timelines
+        if coordinator is None or timelines is None:
+            return {}
+        return ChainMap(timelines.problems, coordinator.problems)
 
     def _locate(
         self, problems: Mapping[TabletId, str], tablet: TabletRecord, now: float
@@ -305,7 +321,8 @@ class ClientRequests:
                 catalog=master.catalog,
                 liveness=master.liveness,
                 recoveries=coordinator.recoveries if coordinator is not None else Recoveries(),
-                problems=coordinator.problems if coordinator is not None else {},
+                problems=self._problems(coordinator),
+                migrations=master.timelines.progress() if master.timelines is not None else (),
                 is_leader=coordinator is not None,
             )
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from stelae.coordinator.ddl import draft_raise_epoch
 from stelae.coordinator.liveness import Run
 from stelae.coordinator.standing import standing_of
+from stelae.coordinator.timeline_placement import draft_register
 from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.messages import (
@@ -22,7 +23,7 @@ from stelae.core.messages import (
     RaiseEpoch,
     TabletOpened,
 )
-from stelae.core.records import ServerKind
+from stelae.core.records import ServerInfo, ServerKind
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class ServerRequests:
         if master.coordinator is not None:
             try:
                 await master.barrier(call.timeout_s)
+                if beat.server.kind is ServerKind.SAFEKEEPER:
+                    await self._register(beat.server)
                 return Reply(self._answer(beat, noted.processed))
             except StelaeError:
                 master.runtime.metrics.count("heartbeats_without_barrier")
@@ -59,6 +62,13 @@ class ServerRequests:
                 is_leader=False, term=master.term, sent=beat.sent, masters=master.group.newest
             )
         )
+
+    async def _register(self, server: ServerInfo) -> None:
+        """See that the catalog has a safekeeper, before it is told its id. Raises StelaeError."""
+        catalog = self._master.catalog
+        if draft_register(catalog, server) is not None:
+            operations = self._master.lead().operations
+            await operations.change(lambda: draft_register(catalog, server))
 
     def _answer(self, beat: Heartbeat, processed: bool) -> HeartbeatReply:
         """The leader's answer, made from one moment's catalog, in one turn.
@@ -92,6 +102,7 @@ class ServerRequests:
             processed=processed,
             servers_version=roster.version,
             masters=master.group.members,
+            safekeeper_id=master.catalog.timelines.id_of(beat.server.uuid),
         )
 
     async def _on_raise_epoch(self, call: Call[RaiseEpoch]) -> Reply[Empty]:

@@ -52,6 +52,11 @@ class Membership:
         ]
         return sorted(found, key=lambda server: server.uuid)
 
+    def all_backups(self) -> list[ServerInfo]:
+        """Live backups, in order of their UUIDs."""
+        found = [server for server in self._by_uuid.values() if server.kind is ServerKind.BACKUP]
+        return sorted(found, key=lambda server: server.uuid)
+
     def safekeeper(self, safekeeper_id: SafekeeperId) -> ServerInfo | None:
         """The live safekeeper that configurations call so."""
         return self._safekeepers.get(safekeeper_id)

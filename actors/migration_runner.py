@@ -23,7 +23,6 @@ from stelae.coordinator.migration_steps import (
     Effect,
     Exclude,
     FinishPending,
-    MigrationProgress,
     MigrationSettings,
     Notify,
     Order,
@@ -50,6 +49,7 @@ from stelae.core.errors import OutcomeUnknown, Overloaded, StelaeError
 from stelae.core.ids import make_uuid
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
+from stelae.core.timeline_messages import MigrationProgress
 from stelae.core.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
 
 LEAST_WAIT_S = 0.001
@@ -113,9 +113,10 @@ class MigrationPorts(Protocol):
 
 class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     migration: MigrationSettings = MigrationSettings()
-    runs_max: int = 8
+    runs_max: int = 64
     waiting_max: int = 1000
-    calls_max: int = 64
+    calls_max: int = 16
+    """At a time to one safekeeper, or to the store: one that hangs keeps up nobody else."""
     pulls_max: int = 4
     scan_period_s: float = 10.0
     store_timeout_s: float = 5.0
@@ -149,7 +150,7 @@ class MigrationRunner:
         self._writer = make_uuid(runtime.rng)
         self._runs = 0
         self._room = asyncio.Semaphore(settings.runs_max)
-        self._calls = asyncio.Semaphore(settings.calls_max)
+        self._calls: dict[SafekeeperId | None, asyncio.Semaphore] = {}
         self._pulls = asyncio.Semaphore(settings.pulls_max)
         self._turns: dict[TimelineId, _Turn] = {}
         self._active: dict[TimelineId, Migration] = {}
@@ -252,7 +253,10 @@ class MigrationRunner:
 
     async def carry_out(self, order: Order) -> object:
         """One effect; ends by its deadline. Raises StelaeError."""
-        room = self._pulls if isinstance(order.effect, PullTimeline) else self._calls
+        room = self._pulls
+        if not isinstance(order.effect, PullTimeline):
+            target = getattr(order.effect, "safekeeper", None)
+            room = self._calls.setdefault(target, asyncio.Semaphore(self._settings.calls_max))
         try:
             async with asyncio.timeout(order.timeout_s), room:
                 return await self._call(order.effect, order.timeout_s)

@@ -50,6 +50,8 @@ NAMESPACE = "stelae"
 RETRY_PAUSE_S = 0.25
 EXIT_FAILED = 71
 GC_THRESHOLDS = (20_000, 20, 20)
+WATCHED = (ServerKind.TSERVER.value, ServerKind.BACKUP.value, ServerKind.SAFEKEEPER.value)
+"""Of these kinds masters are told of deaths."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class ServerHost:
         return self._plan
 
     async def run(self) -> tuple[ServerUuid, int]:
-        """Which run of which tserver or backup this process is: (uuid, incarnation)."""
+        """Which run of which tserver, backup or safekeeper this process is: (uuid, incarnation)."""
         await self._started.wait()
         info: ServerInfo = self._server.info  # type: ignore[union-attr]
         return info.uuid, info.incarnation
@@ -150,7 +152,8 @@ class ServerHost:
 
     async def _farewell(self, timeout_s: float) -> None:
         """The process was told to end (SIGTERM), by whoever takes its node away."""
-        if self._started.is_set() and self._plan.kind is not ServerKind.BACKUP:
+        leading = self._plan.kind in (ServerKind.TSERVER, ServerKind.MASTER)
+        if leading and self._started.is_set():
             await self._server.hand_over(timeout_s)  # type: ignore[union-attr]
 
     async def stop(self) -> None:
@@ -166,8 +169,8 @@ class ServerHost:
             try:
                 if self._is_restart:  # then others are recovering what it had: they go first
                     await in_modest_thread(functools.partial(load_server, self._plan.kind))
-                # A tserver's replicas sync all the time: its other calls do not wait for that.
-                threads = self._plan.kind is ServerKind.TSERVER
+                # Tservers and safekeepers sync all the time: other calls do not wait for that.
+                threads = self._plan.kind in (ServerKind.TSERVER, ServerKind.SAFEKEEPER)
                 disk = disk or LocalDisk(self._plan.folder, sync_in_thread=threads)
                 await self._start(disk)
             except Exception as error:  # also a bug: it is told by `ready`, not by a silent actor
@@ -222,7 +225,7 @@ class ServerHost:
         actors = await asyncio.to_thread(cluster_actors, self._plan.cluster)
         async with asyncio.TaskGroup() as group:
             for name, handle in actors.items():
-                if name.startswith((ServerKind.TSERVER.value, ServerKind.BACKUP.value)):
+                if name.startswith(WATCHED):
                     group.create_task(self._watch_one(master, handle))
 
     async def _watch_one(self, master: Any, handle: Any) -> None:
@@ -303,6 +306,15 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
             disks=disks,
         )
         return backup
+    if plan.kind is ServerKind.SAFEKEEPER:
+        keeper: Server = module.Safekeeper(
+            runtime,
+            name=plan.name,
+            cluster=plan.cluster,
+            masters=masters,
+            settings=plan.settings,
+        )
+        return keeper
     give_freed_memory_back()
     tserver: Server = module.TabletServer(
         runtime,

@@ -18,9 +18,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from stelae.coordinator.catalog import Catalog
-from stelae.coordinator.decide import Pacing, Recover
+from stelae.coordinator.decide import Recover
 from stelae.coordinator.liveness import Liveness
+from stelae.coordinator.pacing import Pacing
 from stelae.coordinator.recoveries import Recoveries
+from stelae.coordinator.timeline_placement import source_of
 from stelae.core.durability import Wal, media_of
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.ids import TabletId
@@ -302,7 +304,9 @@ class RecoveryRounds:
 
     async def _open(self, job: RecoveryJob, engine: RecoveryEngine) -> bool:
         tablet_id, owner = job.tablet.tablet_id, job.owner
-        order = OpenTablet(job.table, job.tablet, job.sources, engine)
+        newest = self._catalog.tablets[tablet_id]
+        timeline = source_of(self._catalog, self._liveness, newest)
+        order = OpenTablet(job.table, job.tablet, job.sources, engine, timeline)
         try:
             await self._runtime.peers.call(
                 owner.address,

@@ -34,13 +34,14 @@ from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.replicated_segment import ReplicatedSegment
 from stelae.actors.tablet_log import BuildImage, FoundSegment
 from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
-from stelae.core.errors import StelaeError
+from stelae.core.errors import StelaeError, TabletNotReady
 from stelae.core.ids import ServerUuid, TabletId, segment_id
 from stelae.core.messages import Certified, SegmentSource
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
+from stelae.core.timelines import TimelineSource
 from stelae.storage.keys import KeyCodec
 
 RaiseEpoch = Callable[[int, int], Awaitable[None]]
@@ -109,6 +110,13 @@ class SegmentLog(LogWaits):
         self._handed_over.set()
         census = ReplicaCensus(self, self._media)
         self.tasks.spawn(census.run(), f"{self.tablet_id[:8]}/census")
+
+    @property
+    def timeline_generation(self) -> int:
+        return 0
+
+    def learn(self, timeline: TimelineSource) -> None:
+        raise TabletNotReady(self.tablet_id, "not on a timeline")
 
     # ---- what a former owner left -----------------------------------------------------------
 

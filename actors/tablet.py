@@ -46,6 +46,7 @@ from stelae.core.rpc import Blob, Call
 from stelae.core.runtime import ObjectHandle, Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
+from stelae.core.timelines import TimelineSource
 from stelae.storage.client_results import Recorded
 from stelae.storage.entry import (
     CertificateBuilder,
@@ -128,6 +129,10 @@ class Tablet(TabletReads):
             self.progress = TabletProgress.SERVING
             self._log.hand_over()
 
+    def learn(self, timeline: TimelineSource) -> None:
+        """The masters know that its log is on these safekeepers now."""
+        self._log.learn(timeline)
+
     async def close(self) -> None:
         """Stop all work on the tablet; waiting calls end as they do when a server dies."""
         self._log.fail(TabletNotHere(self.tablet_id, "this server any more"))
@@ -169,6 +174,7 @@ class Tablet(TabletReads):
             load_per_s=self._load.look(self.calls, self._runtime.clock.monotonic())
             if self.progress is TabletProgress.SERVING
             else 0.0,
+            timeline_generation=self._log.timeline_generation,
         )
 
     @property

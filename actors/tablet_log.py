@@ -20,6 +20,7 @@ from stelae.core.messages import Certified, SegmentSource
 from stelae.core.rpc import Blob
 from stelae.core.runtime import ObjectHandle
 from stelae.core.tasks import Tasks
+from stelae.core.timelines import TimelineSource
 from stelae.storage.image import Image
 from stelae.storage.keys import KeyCodec
 from stelae.storage.recovered import RecoveredSegment
@@ -91,6 +92,13 @@ class TabletLog(Protocol):
 
     def hand_over(self) -> None:
         """The catalog says that this log is the tablet's."""
+
+    @property
+    def timeline_generation(self) -> int:
+        """Of the newest configuration that is known of its timeline; 0 if it has none."""
+
+    def learn(self, timeline: TimelineSource) -> None:
+        """The masters know of this configuration of its timeline."""
 
     # ---- writing ----
 

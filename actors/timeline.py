@@ -129,6 +129,11 @@ class Timeline:
         return self.last.index if self.is_evicted else self._known.flush_lsn
 
     @property
+    def log_bytes(self) -> int:
+        """Of its files; 0 while it is evicted."""
+        return 0 if self.is_evicted else sum(file.end for file in self._known.index.files)
+
+    @property
     def _known(self) -> TimelineLog:
         log = self.log or self._aside
         assert log is not None

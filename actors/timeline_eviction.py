@@ -110,6 +110,7 @@ class TimelineEviction:
             log, control = timeline.log, timeline.control
             if log is None or timeline.holds or not log.is_idle:
                 return None
+            uses = timeline.uses  # before the wait: what is written during it is not in `files`
             prefix = f"{self._store.safekeeper}/{control.tablet_id}/{control.number + 1}"
             files = [
                 (file.name, file.end, f"{prefix}/{file.name}")
@@ -117,7 +118,7 @@ class TimelineEviction:
                 if file.end
             ]
             await timeline.commit(offloading(control, tuple(blob for _, _, blob in files)))
-            return _Plan(log, timeline.uses, control.base_lsn, files)
+            return _Plan(log, uses, control.base_lsn, files)
 
     async def _commit(
         self, timeline: Timeline, plan: _Plan, offloaded: tuple[OffloadedFile, ...]

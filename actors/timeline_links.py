@@ -9,7 +9,7 @@ servers says; what came with the order to open the tablet is the second choice. 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stelae.actors.membership import Membership
@@ -24,7 +24,7 @@ from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import Empty, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
-from stelae.core.timelines import SafekeeperId, TimelineSource
+from stelae.core.timelines import SafekeeperId, SafekeeperPlace, TimelineSource
 
 CALL_TIMEOUT_S = 2.0
 SLOWEST_BYTES_PER_S = 4 << 20
@@ -61,6 +61,10 @@ class TimelineLinks:
         self._places = {place.safekeeper_id: place for place in source.safekeepers}
         self._lost = lost
         self._outboxes: dict[SafekeeperId, _Outbox] = {}
+
+    def learn(self, places: Iterable[SafekeeperPlace]) -> None:
+        """The masters have told where these are."""
+        self._places.update((place.safekeeper_id, place) for place in places)
 
     def find(self, safekeeper: SafekeeperId) -> tuple[Address, ServerUuid] | None:
         """Where it is; None: nobody has told."""

@@ -191,6 +191,23 @@ class TimelineProposer:
             self._configuration = configuration
 
     @property
+    def generation(self) -> int:
+        """Of the newest configuration that is known here."""
+        core = self._core
+        established = core.configuration if core is not None else None
+        return max(c.generation for c in (self._configuration, established) if c is not None)
+
+    def learn(self, source: TimelineSource) -> None:
+        """The masters know of this configuration: all members of an older one may be gone."""
+        self._links.learn(source.safekeepers)
+        if source.configuration.generation <= self.generation:
+            return
+        self._configuration = source.configuration
+        if self._core is not None and not self._is_closed:
+            self._core.learn(source.configuration)
+            self.turn()
+
+    @property
     def _found(self) -> dict[SafekeeperId, TimelineStatus]:
         return {k: v for k, v in self._answered.items() if isinstance(v, TimelineStatus)}
 

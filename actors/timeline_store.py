@@ -131,6 +131,24 @@ class TimelineStore:
             return found.control
         return self._others.get(tablet_id) or unknown(tablet_id)
 
+    @property
+    def blobs(self) -> dict[str, TabletId]:
+        """The names of all that is offloaded, or may be, and whose it is."""
+        controls = [timeline.control for timeline in self._timelines.values()]
+        named: dict[str, TabletId] = {}
+        for control in [*controls, *self._others.values()]:
+            counting = control.evicted.files if control.evicted is not None else ()
+            for blob in (*control.stale_blobs, *[each.blob for each in counting]):
+                named[blob] = control.tablet_id
+        return named
+
+    @property
+    def with_stale_blobs(self) -> list[TabletId]:
+        """Of these, deleted or not, something is to be deleted where it was offloaded to."""
+        controls = [timeline.control for timeline in self._timelines.values()]
+        found = [*controls, *self._others.values()]
+        return sorted(control.tablet_id for control in found if control.stale_blobs)
+
     # ---- creation and deletion --------------------------------------------------------------
 
     async def create(self, tablet_id: TabletId, configuration: TimelineConfiguration) -> Timeline:

@@ -56,6 +56,7 @@ from stelae.core.messages import (
     GET_MANY,
     HEARTBEAT,
     INSTALL_MERGE,
+    LEARN_TIMELINE,
     OPEN_TABLET,
     RAISE_EPOCH,
     SCAN,
@@ -69,6 +70,7 @@ from stelae.core.messages import (
     Heartbeat,
     HeartbeatReply,
     InstallMerge,
+    LearnTimeline,
     OpenTablet,
     RaiseEpoch,
     RecoveryEngine,
@@ -188,6 +190,7 @@ class TabletServer:
             CLOSE_TABLET: self._on_close,
             ALTER_TABLET: self._on_alter,
             INSTALL_MERGE: self._on_install_merge,
+            LEARN_TIMELINE: self._on_learn_timeline,
             WRITE: self._on_write,
             WRITE_MANY: self._on_write_many,
             GET: self._on_get,
@@ -393,6 +396,13 @@ class TabletServer:
         if tablet is None or tablet.term != call.body.term:
             raise TabletNotHere(call.body.tablet_id, self._name)
         tablet.merge_offer.offer(call.body.next_version, call.blobs)
+        return EMPTY
+
+    async def _on_learn_timeline(self, call: Call[LearnTimeline]) -> Reply[Empty]:
+        tablet = self._tablets.get(call.body.tablet_id)
+        if tablet is None or tablet.term != call.body.term:
+            raise TabletNotHere(call.body.tablet_id, self._name)
+        tablet.learn(call.body.timeline)
         return EMPTY
 
     async def _close(self, tablet_id: TabletId) -> None:

@@ -197,6 +197,13 @@ class WalLog(LogWaits):
         self.tasks.spawn(census.run(), f"{self.tablet_id[:8]}/census")
 
     @property
+    def timeline_generation(self) -> int:
+        return self._proposer.generation
+
+    def learn(self, timeline: TimelineSource) -> None:
+        self._proposer.learn(timeline)
+
+    @property
     def waits_for(self) -> str:
         return self._proposer.waits_for
 

@@ -14,6 +14,7 @@ from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.member_messages import MasterInfo
 from stelae.core.messages import ReplicaRole
 from stelae.core.replica_messages import ReplicaDigest
+from stelae.core.timelines import SafekeeperId, TimelineConfiguration
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,8 @@ class TabletFacts(msgspec.Struct, frozen=True):
     replicas_wanted: int = 0
     move: tuple[ServerUuid, ServerUuid] | None = None
     replicas: tuple[ReplicaFacts, ...] | None = None
+    timeline: TimelineConfiguration | None = None
+    """Of a table with ``wal(n, …)``: the safekeepers of its log."""
 
 
 class ServerFacts(msgspec.Struct, frozen=True):
@@ -100,6 +103,7 @@ class ServerFacts(msgspec.Struct, frozen=True):
     retiring: bool = False
     maintenance: bool = False
     silent_s: float = 0.0
+    safekeeper_id: SafekeeperId | None = None
 
     @property
     def is_live(self) -> bool:

@@ -127,11 +127,13 @@ def _judge_leader(members: Sequence[MasterMember], present: Sequence[MasterInfo]
 
 
 def judge_servers(status: StatusFacts) -> list[Finding]:
-    """Each tablet server and backup that was ever heard is live, and nothing special is wanted.
+    """Each tablet server, backup and safekeeper that was ever heard is live, and nothing special is
+    wanted.
 
     One that came back (with the same name) takes the place of its former runs.
     """
-    kinds = (ServerKind.TSERVER, ServerKind.BACKUP)
+    needed = (ServerKind.TSERVER, ServerKind.BACKUP)
+    kinds = (*needed, ServerKind.SAFEKEEPER)
     servers = [server for server in status.servers if server.kind in kinds]
     live = {server.id: server for server in servers if server.is_live}
     dead = {server.id: server for server in servers if server.id not in live}
@@ -143,7 +145,7 @@ def judge_servers(status: StatusFacts) -> list[Finding]:
         if server.maintenance:
             found.append(Finding("servers", server.id, "is in maintenance", NOTE))
     there = [server.kind for server in live.values()]
-    none = [kind for kind in kinds if kind not in there]
+    none = [kind for kind in needed if kind not in there]
     return found + [Finding("servers", "", f"no {kind.value} is live", ERROR) for kind in none]
 
 

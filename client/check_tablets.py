@@ -10,7 +10,7 @@ Source: Kudu's ksck (verdicts and comparison of consensus states), appendix B8, 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stelae.client.check_facts import (
@@ -25,6 +25,7 @@ from stelae.client.check_facts import (
 )
 from stelae.core.messages import ReplicaRole, TabletProgress
 from stelae.core.records import ServerKind, TabletState
+from stelae.core.timelines import SafekeeperId, has_majority
 
 
 class Verdict(enum.IntEnum):
@@ -81,12 +82,19 @@ def name_of(tablet: TabletFacts) -> str:
 def judge_tablets(status: StatusFacts) -> list[Judged]:
     """Every tablet of a status document."""
     live = {s.id: None for s in status.servers if s.is_live and s.kind == ServerKind.TSERVER}
-    return [
-        judge_owned(tablet, is_owner_live=tablet.leader in live)
-        if tablet.replicas is None
-        else judge_group(tablet)
-        for tablet in status.tablets
-    ]
+    keepers = frozenset(
+        server.safekeeper_id
+        for server in status.servers
+        if server.is_live and server.safekeeper_id is not None
+    )
+    found: list[Judged] = []
+    for tablet in status.tablets:
+        if tablet.replicas is not None:
+            found.append(judge_group(tablet))
+            continue
+        judged = judge_owned(tablet, is_owner_live=tablet.leader in live)
+        found.append(Judged(tablet, (*judged.reasons, *judge_timeline(tablet, keepers))))
+    return found
 
 
 def judge_tables(status: StatusFacts) -> list[Finding]:
@@ -130,6 +138,30 @@ def judge_owned(tablet: TabletFacts, *, is_owner_live: bool) -> Judged:
 
 def _one(tablet: TabletFacts, verdict: Verdict, text: str) -> Judged:
     return Judged(tablet, ((verdict, text),))
+
+
+def judge_timeline(
+    tablet: TabletFacts, live: Collection[SafekeeperId]
+) -> tuple[tuple[Verdict, str], ...]:
+    """Of each member set of its log all safekeepers live, or at least a majority; and no change of
+    members is under way."""
+    timeline = tablet.timeline
+    found: list[tuple[Verdict, str]] = []
+    if timeline is None:
+        return ()
+    for members in timeline.member_sets:
+        dead = [member for member in members if member not in live]
+        named = ", ".join(map(str, dead))
+        if not has_majority(members, live):
+            text = f"its log has no majority of safekeepers {list(members)}: not live are {named}"
+            found.append((Verdict.UNAVAILABLE, text))
+        elif dead:
+            text = f"of safekeepers {list(members)} of its log {named} are not live"
+            found.append((Verdict.UNDER_REPLICATED, text))
+    if timeline.new_sk_set is not None:
+        text = f"its log moves to safekeepers {list(timeline.new_sk_set)}"
+        found.append((Verdict.RECOVERING, text))
+    return tuple(found)
 
 
 # ---- tablets with replicas ------------------------------------------------------------------

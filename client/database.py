@@ -16,6 +16,7 @@ from stelae.client.given import check_name, staleness
 from stelae.client.locations import LOOKUP_TIMEOUT_S, TableCache, look_up
 from stelae.client.masters import MastersClient
 from stelae.client.operators import OperatorCalls
+from stelae.client.safekeepers import SafekeeperCalls
 from stelae.client.session import Session
 from stelae.client.table import AsyncTable
 from stelae.core.catalog_messages import (
@@ -68,7 +69,7 @@ DEFAULT_DURABILITY = segments("disk", "disk")
 POLL_S = 0.02
 
 
-class AsyncDatabase(OperatorCalls):
+class AsyncDatabase(OperatorCalls, SafekeeperCalls):
     """One client of a cluster, over any `Runtime`. Safe to use from many tasks of one loop."""
 
     def __init__(

@@ -24,7 +24,6 @@ from stelae.core.timelines import (
     LogPosition,
     ProposerId,
     SafekeeperId,
-    SwitchReply,
     TermHistory,
     TermStart,
     TimelineConfiguration,
@@ -248,12 +247,6 @@ class TimelineStatus(Body, frozen=True):
 
 
 WAL_FETCH: Method[FetchEntries, FetchedEntries] = Method("wal.fetch", FetchEntries, FetchedEntries)
-WAL_SWITCH: Method[SwitchConfiguration, SwitchReply] = Method(
-    "wal.switch", SwitchConfiguration, SwitchReply
-)
-WAL_BUMP_TERM: Method[BumpTerm, SwitchReply] = Method("wal.bump_term", BumpTerm, SwitchReply)
-"""Raises StaleTerm: the safekeeper has a higher generation."""
-WAL_EXCLUDE: Method[Exclude, ExcludeReply] = Method("wal.exclude", Exclude, ExcludeReply)
 WAL_STATUS: Method[TimelineStatusOf, TimelineStatus] = Method(
     "wal.status", TimelineStatusOf, TimelineStatus
 )

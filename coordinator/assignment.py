@@ -205,12 +205,6 @@ def check_enough_tservers(what: str, needed: int, known: Sequence[ServerInfo]) -
         raise TooFewServers(what, needed, "tservers", found)
 
 
-def check_enough_safekeepers(what: str, needed: int, live: int) -> None:
-    """Raise `NotEnoughServers` for more members of a timeline than there are live safekeepers."""
-    if live < needed:
-        raise NotEnoughServers(what, needed, "safekeepers", live)
-
-
 def check_media(what: str, media: Sequence[str], backups: Sequence[ServerInfo]) -> None:
     """See that each medium named has a live backup of its own.
 

@@ -25,10 +25,13 @@ from typing import TypeAlias
 import msgspec
 
 from stelae.coordinator.graveyard import Grave, Graveyard, Records
+from stelae.coordinator.timeline_catalog import TimelineCatalog, TimelineState
+from stelae.core.configurations import StoredRecord
 from stelae.core.errors import Overloaded, StaleRequest, TooLarge, decode_error
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.records import (
     Rebalancing,
+    SafekeeperRecord,
     ServerMark,
     TableRecord,
     TableState,
@@ -44,9 +47,9 @@ MAX_CLIENTS = 1000
 """DDL results are kept for so many clients, those that spoke last."""
 MAX_RESULTS = 100
 """DDL results kept for one client that never says which answers it has; then `Overloaded`."""
-SNAPSHOT_VERSION = 3
-READABLE_VERSIONS = (2, 3)
-"""Version 2 has deleted tables among the others."""
+SNAPSHOT_VERSION = 4
+READABLE_VERSIONS = (2, 3, 4)
+"""Version 2 has deleted tables among the others; before 4 there were no timelines."""
 
 NO_WORD = Rebalancing(generation=0)
 """Operators have never said anything about it."""
@@ -67,6 +70,8 @@ class CatalogBatch(msgspec.Struct, frozen=True, array_like=True):
     """The error (`encode_error`) that the request was refused with; then nothing changes."""
     marks: tuple[ServerMark, ...] = ()
     rebalancing: Rebalancing | None = None
+    safekeepers: tuple[SafekeeperRecord, ...] = ()
+    timelines: tuple[StoredRecord, ...] = ()
 
     def encode(self) -> bytes:
         """The log entry's body. Raises `TooLarge` for what could not be replicated."""
@@ -110,6 +115,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     graves: list[Grave] = []
     marks: list[ServerMark] = []
     rebalancing: Rebalancing | None = None
+    timelines: TimelineState | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -130,6 +136,8 @@ class Catalog:
         """Tservers of which operators want something special, or once did."""
         self.rebalancing = NO_WORD
         """What operators want of the spreading of replicas, if anything."""
+        self.timelines = TimelineCatalog()
+        """Safekeepers, and the configurations of timelines."""
         self.altered: dict[TableId, None] = {}
         """Live tables whose tablets may have to be told of a newer schema or name."""
         self._names: dict[str, TableId] = {}
@@ -194,7 +202,7 @@ class Catalog:
         spread = batch.rebalancing
         if spread is not None and spread.generation != self.rebalancing.generation + 1:
             return "what is wanted of rebalancing has changed meanwhile"
-        return ""
+        return self.timelines.refusal(batch.safekeepers, batch.timelines)
 
     def _commit(self, batch: CatalogBatch) -> None:
         """Tablets, then tables, then names: all in one turn, so that no reader sees a part."""
@@ -202,6 +210,7 @@ class Catalog:
             self.marks[mark.uuid] = mark
         if batch.rebalancing is not None:
             self.rebalancing = batch.rebalancing
+        self.timelines.commit(batch.safekeepers, batch.timelines)
         for tablet in batch.tablets:
             self._put_tablet(tablet)
         for table in batch.tables:
@@ -289,6 +298,7 @@ class Catalog:
             self._graveyard.graves,
             list(self.marks.values()),
             self.rebalancing,
+            self.timelines.state(),
         )
         return _ENCODER.encode(state)
 
@@ -303,6 +313,7 @@ class Catalog:
         self._clients = dict(state.clients)
         self.marks = {mark.uuid: mark for mark in state.marks}
         self.rebalancing = state.rebalancing or NO_WORD
+        self.timelines = TimelineCatalog(state.timelines)
         self._names = {}
         self.altered = {}
         for table in state.tables:

@@ -30,6 +30,7 @@ from stelae.core.records import ServerInfo, TableRecord, TableState, TabletRecor
 from stelae.core.replication import first_configuration
 from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
 from stelae.core.settings import Settings
+from stelae.core.timelines import TimelineConfiguration
 
 
 def check_table_name(name: str) -> None:
@@ -43,9 +44,15 @@ def check_table_name(name: str) -> None:
 
 
 def draft_create(
-    catalog: Catalog, order: CreateTable, loads: Sequence[Load], rng: random.Random
+    catalog: Catalog,
+    order: CreateTable,
+    loads: Sequence[Load],
+    rng: random.Random,
+    timelines: Sequence[TimelineConfiguration] = (),
 ) -> CatalogBatch:
     """A table and all its tablets, each with its first owner, in term 1.
+
+    ``timelines``: of a ``wal`` table, one for each tablet.
 
     Raises:
         TableExists, InvalidArgument: surely not created.
@@ -61,7 +68,14 @@ def draft_create(
         holders = {i: (owner,) for i, owner in choose_owners(tablet_ids, loads).items()}
     is_group = isinstance(order.durability, Replicas)
     tablets = tuple(
-        new_tablet(tablet_id, table_id, number, holders[tablet_id], is_group=is_group)
+        new_tablet(
+            tablet_id,
+            table_id,
+            number,
+            holders[tablet_id],
+            is_group=is_group,
+            timeline=timelines[number] if timelines else None,
+        )
         for number, tablet_id in enumerate(tablet_ids)
     )
     table = TableRecord(
@@ -83,6 +97,7 @@ def new_tablet(
     *,
     is_group: bool,
     attempt: int = 0,
+    timeline: TimelineConfiguration | None = None,
 ) -> TabletRecord:
     """The record of a tablet to be created by ``holders``: its owner, or its first members."""
     record = TabletRecord(
@@ -94,6 +109,7 @@ def new_tablet(
         owner=holders[0].uuid,
         owner_incarnation=holders[0].incarnation,
         attempt=attempt,
+        timeline=timeline,
     )
     if not is_group:
         return record
@@ -128,15 +144,16 @@ def draft_replace(
     stuck: Sequence[TabletRecord],
     holders: Sequence[Sequence[ServerInfo]],
     rng: random.Random,
+    timelines: Sequence[TimelineConfiguration] = (),
 ) -> CatalogBatch | None:
     """New tablets, with new ids, for those of ``stuck`` that are still being created as they were.
 
-    ``holders``: of each, its owner, or its members. The old and the new record are in one entry, so
-    that at every moment a table has one tablet of each number; nobody is told of the new one before
-    that entry is replicated.
+    ``holders``: of each, its owner, or its members; ``timelines``: as in `draft_create`. Old and
+    new record are in one entry, so that at every moment a table has one tablet of each number;
+    nobody is told of the new one before that entry is replicated.
     """
     batch: list[TabletRecord] = []
-    for old, chosen in zip(stuck, holders, strict=True):
+    for place, (old, chosen) in enumerate(zip(stuck, holders, strict=True)):
         if catalog.tablets[old.tablet_id] != old:
             continue
         new = new_tablet(
@@ -146,6 +163,7 @@ def draft_replace(
             chosen,
             is_group=old.is_group,
             attempt=old.attempt + 1,
+            timeline=timelines[place] if timelines else None,
         )
         gone = msgspec.structs.replace(
             old,

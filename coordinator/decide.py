@@ -38,14 +38,17 @@ from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.group_decisions import GroupAction, GroupRound
 from stelae.coordinator.leaving import Close, leave
 from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
-from stelae.coordinator.replacements import Additions, CopyLimits
-from stelae.coordinator.replica_health import Unwell, is_marked
-from stelae.coordinator.standing import HAD, standing_of
+from stelae.coordinator.pacing import Pacing
+from stelae.coordinator.replacements import CopyLimits
+from stelae.coordinator.replica_health import is_marked
+from stelae.coordinator.standing import HAD, knows_less, standing_of
+from stelae.coordinator.timeline_placement import first_timelines, fleet_of
 from stelae.core.durability import Replicas
 from stelae.core.errors import NotEnoughServers
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages import TabletProgress, TabletReport
 from stelae.core.records import ServerInfo, ServerKind, TabletRecord, TabletState
+from stelae.core.timelines import TimelineConfiguration
 
 LONGEST_CREATION = 6
 """The time allowed for a tablet's creation doubles with each attempt, so often at most."""
@@ -75,6 +78,8 @@ class Replace:
     """As they are now."""
     holders: tuple[tuple[ServerInfo, ...], ...]
     """Of each one's replacement: its owner, or the members of its group."""
+    timelines: tuple[TimelineConfiguration, ...] = ()
+    """Of a ``wal`` table: where the logs of the replacements are to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,14 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
+class Learn:
+    """Tell the owner of a ``wal`` tablet who the safekeepers of its log are now."""
+
+    tablet: TabletRecord
+    owner: ServerInfo
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """Fence a dead run of a tserver for good."""
 
@@ -124,6 +137,7 @@ Action: TypeAlias = (
     | Open
     | Recover
     | Serve
+    | Learn
     | Close
     | GiveUp
     | Alter
@@ -133,66 +147,6 @@ Action: TypeAlias = (
 
 
 COPY_LIMITS = CopyLimits(receives_max=2, gives_max=4)
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 10.0
-
-
-@dataclass(slots=True)
-class Pacing:
-    """What was tried a moment ago, so that it is not tried again at once.
-
-    Only in memory: a new leader tries everything once more, which is harmless.
-    """
-
-    _not_ordered_before: dict[TabletId, float] = field(default_factory=dict)
-    _not_moved_before: dict[TabletId, float] = field(default_factory=dict)
-    _failures: dict[TabletId, int] = field(default_factory=dict)
-    failed_at: dict[TabletId, ServerUuid] = field(default_factory=dict)
-    """Where a tablet failed last: it goes elsewhere if it can."""
-    unwell: Unwell = field(default_factory=Unwell)
-    """Replicas that are in doubt, since when."""
-    additions: Additions = field(default_factory=Additions)
-    """Replicas that leaders were told to add."""
-    _creating_since: dict[TabletId, float] = field(default_factory=dict)
-    """When this leader first saw a tablet CREATING."""
-
-    def creating(self, tablets: Iterable[TabletId], now: float) -> None:
-        """These tablets, and no others, are being created."""
-        known = self._creating_since
-        self._creating_since = {tablet_id: known.get(tablet_id, now) for tablet_id in tablets}
-
-    def created_for_s(self, tablet_id: TabletId, now: float) -> float:
-        """How long it has been in creation."""
-        return now - self._creating_since.get(tablet_id, now)
-
-    def ordered(self, tablet_id: TabletId, until: float) -> None:
-        """The owner has been told to open it, or could not be: leave it alone until then."""
-        self._not_ordered_before[tablet_id] = until
-
-    def may_order(self, tablet_id: TabletId, now: float) -> bool:
-        return now >= self._not_ordered_before.get(tablet_id, now)
-
-    def failed(self, tablet_id: TabletId, server: ServerUuid, now: float) -> None:
-        """It failed at ``server`` and is moved now; next time only after a pause that doubles."""
-        failures = self._failures.get(tablet_id, 0)
-        pause_s = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
-        self._failures[tablet_id] = failures + 1
-        self._not_moved_before[tablet_id] = now + pause_s
-        self.failed_at[tablet_id] = server
-
-    def may_move(self, tablet_id: TabletId, now: float) -> bool:
-        return now >= self._not_moved_before.get(tablet_id, now)
-
-    def moved(self, tablet_id: TabletId) -> None:
-        """It has a new owner, who can be told at once."""
-        self._not_ordered_before.pop(tablet_id, None)
-
-    def succeeded(self, tablet_id: TabletId) -> None:
-        """The tablet runs."""
-        self._not_ordered_before.pop(tablet_id, None)
-        self._not_moved_before.pop(tablet_id, None)
-        self._failures.pop(tablet_id, None)
-        self.failed_at.pop(tablet_id, None)
 
 
 # ---- deciding -------------------------------------------------------------------------------
@@ -348,6 +302,8 @@ class _Round:
 
     def _reported(self, tablet: TabletRecord, seen: Seen, report: TabletReport) -> None:
         """Its live owner speaks of it, in the right term."""
+        if knows_less(tablet, report):
+            self._orders.append(Learn(tablet, seen.server))
         if report.progress is TabletProgress.FAILED:
             if self._pacing.may_move(tablet.tablet_id, self._now):
                 self._move(tablet, f"{seen.server.name} gave it up: {report.problem}")
@@ -399,10 +355,30 @@ class _Round:
                 avoid = {t.tablet_id: t.owner for t in stuck}
                 owners = self._choose(table_id, stuck, avoid)
                 holders = {tablet_id: (owner,) for tablet_id, owner in owners.items()}
-            if holders:
+            timelines = self._new_timelines(table_id, len(stuck)) if holders else None
+            if timelines is not None:
                 chosen = tuple(holders[tablet.tablet_id] for tablet in stuck)
-                found.append(Replace(table_id, tuple(stuck), chosen))
+                found.append(Replace(table_id, tuple(stuck), chosen, timelines))
         return found
+
+    def _new_timelines(
+        self, table_id: TableId, count: int
+    ) -> tuple[TimelineConfiguration, ...] | None:
+        """For the logs of so many replacements, if they need any; None: too few safekeepers."""
+        durability = self._catalog.tables[table_id].durability
+        fleet = fleet_of(self._catalog, self._liveness, self._now)
+        try:
+            return first_timelines(
+                self._catalog,
+                fleet,
+                durability,
+                count,
+                what="a tablet",
+                now=self._now,
+                silence_s=self._missing_after_s,
+            )
+        except NotEnoughServers:
+            return None
 
     def _choose_members(
         self, table_id: TableId, stuck: Sequence[TabletRecord], count: int

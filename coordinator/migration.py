@@ -24,7 +24,6 @@ from stelae.coordinator.migration_knowledge import Knowledge
 from stelae.coordinator.migration_steps import (
     Effect,
     Exclude,
-    MigrationProgress,
     MigrationSettings,
     MoveTo,
     Notify,
@@ -36,7 +35,6 @@ from stelae.coordinator.migration_steps import (
     PutConfiguration,
     ReadRecord,
     Request,
-    SafekeeperStatus,
     Statuses,
     Step,
     Verdict,
@@ -52,9 +50,11 @@ from stelae.core.configurations import (
     TimelineRecord,
 )
 from stelae.core.errors import StaleTerm, StelaeError
+from stelae.core.timeline_messages import MigrationProgress
 from stelae.core.timelines import (
     LogPosition,
     SafekeeperId,
+    SafekeeperStatus,
     SwitchReply,
     TimelineConfiguration,
     has_majority,
@@ -131,7 +131,8 @@ class Migration:
     @property
     def wake_s(self) -> float:
         """By then a tick is wanted, if nothing happens before."""
-        times = [self._moved_s + self._settings.patience_s, self._calls.next_s(self._now_s)]
+        patience_s = self._settings.patience_at(self.step)
+        times = [self._moved_s + patience_s, self._calls.next_s(self._now_s)]
         if self._majority_s is not None:
             times.append(self._majority_s + self._settings.settle_s)
         if self.step in (Step.PULL, Step.RAISE_TERM, Step.CATCH_UP):
@@ -441,8 +442,7 @@ class Migration:
             self._order(self._record_known.pull(member, at_least, turn) or pull)
 
     def _tell_early(self) -> None:
-        """The catalog names new members to the writer, who has to reach them from now on. A
-        courtesy, tried at leisure: the migration does not wait for it."""
+        """The writer has to reach new members from now on: told at leisure, and not waited for."""
         if not self._record_known.notified:
             self._order(Notify(self._record_known.record))
 
@@ -490,7 +490,7 @@ class Migration:
         now = (generation, step, known.measure if known is not None else 0)
         if now > self._best:
             self._best, self._moved_s = now, self._now_s
-        elif self._has_waited(self._moved_s, self._settings.patience_s):
+        elif self._has_waited(self._moved_s, self._settings.patience_at(self.step)):
             waits_for = ", ".join(self._calls.waits_for) or "nothing"
             self._end(self.verdict or Verdict.WAITING, f"nothing moves; it waits for {waits_for}")
 

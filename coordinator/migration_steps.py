@@ -18,7 +18,13 @@ import msgspec
 
 from stelae.core.configurations import StoredRecord, TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument
-from stelae.core.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
+from stelae.core.timelines import (
+    LogPosition,
+    SafekeeperId,
+    SafekeeperStatus,
+    SwitchReply,
+    TimelineConfiguration,
+)
 
 
 class Step(enum.IntEnum):
@@ -232,6 +238,9 @@ class MigrationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing moves in step 7 for so long: take the position to be reached anew (step 4)."""
     patience_s: float = 60.0
     """Nothing moves for so long: the run ends, and a scan goes on later."""
+    tidy_patience_s: float = 5.0
+    """The same once all is decided and delivered to a majority: runs must not wait in each other's
+    way for one safekeeper that hangs."""
     races_max: int = 10
     """Lost compare-and-sets of one run."""
     members_min: int = 3
@@ -240,34 +249,9 @@ class MigrationSettings(msgspec.Struct, frozen=True, kw_only=True):
         assert self.settle_s < self.stall_s < self.patience_s
         assert 0 < self.first_pause_s <= self.longest_pause_s < self.patience_s
 
-
-class MigrationProgress(msgspec.Struct, frozen=True):
-    """One migration as status pages show it."""
-
-    timeline: TimelineId
-    step: int
-    step_name: str
-    generation: int
-    members: tuple[SafekeeperId, ...]
-    desired: tuple[SafekeeperId, ...] | None
-    waits_for: tuple[str, ...]
-    problems: Mapping[str, str]
-    """What failed last, by effect."""
-    started_s: float
-    moved_s: float
-    """When something moved last; both by the driver's clock."""
-    sync_position: LogPosition | None = None
-    verdict: str = ""
-
-
-class SafekeeperStatus(enum.StrEnum):
-    """What operators say of a safekeeper (seed 004, "Schema")."""
-
-    ACTIVE = "active"
-    OFFLINE = "offline"
-    """It is expected back: nothing is asked of it, and what it holds stays."""
-    DECOMMISSIONED = "decommissioned"
-    """It never comes back: nothing waits for it."""
+    def patience_at(self, step: Step) -> float:
+        """How long nothing may move in this step."""
+        return min(self.tidy_patience_s, self.patience_s) if step is Step.TIDY else self.patience_s
 
 
 Statuses: TypeAlias = Mapping[SafekeeperId, SafekeeperStatus]

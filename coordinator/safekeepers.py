@@ -16,18 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
 from stelae.coordinator.migration_steps import (
     Exclude,
     MoveTo,
-    SafekeeperStatus,
     Statuses,
 )
 from stelae.core.configurations import TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
-from stelae.core.timelines import SafekeeperId
+from stelae.core.timelines import SafekeeperId, SafekeeperStatus
 
 
 class Safekeeper(msgspec.Struct, frozen=True):
@@ -133,11 +133,14 @@ def decide_replacements(
     silence_s: float,
     grace_s: float,
     limit: int,
+    broken: Mapping[TimelineId, Collection[SafekeeperId]] = MappingProxyType({}),
 ) -> list[Move]:
     """Whose members are to be replaced: those silent for ``grace_s``, and the decommissioned.
 
     A timeline that is being changed is left alone, and so is one of which no majority is heard:
     it could not be changed. At most ``limit`` moves; the most endangered first.
+
+    ``broken``: members that are heard, and whose timeline does nothing any more.
     """
     assert silence_s <= grace_s
     load = count_timelines(records)
@@ -147,13 +150,18 @@ def decide_replacements(
         configuration = record.configuration
         if record.deleted or configuration.is_joint:
             continue
+        hurt = broken.get(record.timeline, ())
         members = [fleet.get(member) for member in configuration.sk_set]
         lost = [
             number
             for number, member in enumerate(members)
-            if member is None or _is_lost(member, now, grace_s)
+            if member is None or member.safekeeper_id in hurt or _is_lost(member, now, grace_s)
         ]
-        heard = [one for one in members if one is not None and now - one.heard_s <= silence_s]
+        heard = [
+            one
+            for one in members
+            if one is not None and one.safekeeper_id not in hurt and now - one.heard_s <= silence_s
+        ]
         if not lost or 2 * len(heard) <= len(members):
             continue
         kept = [one for number, one in enumerate(members) if one and number not in lost]

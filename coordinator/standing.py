@@ -92,13 +92,20 @@ def _make(catalog: Catalog, seen: Seen, made_from: tuple[int, int]) -> Standing:
     )
 
 
+def knows_less(tablet: TabletRecord, report: TabletReport) -> bool:
+    """Whether a tablet's owner knows an older configuration of its timeline than the catalog."""
+    timeline = tablet.timeline
+    return timeline is not None and report.timeline_generation < timeline.generation
+
+
 def _is_settled(tablet: TabletRecord, report: TabletReport | None) -> bool:
-    """It runs, and its owner says that it serves it."""
+    """It runs, and its owner says that it serves it, and where its log is."""
     return (
         report is not None
         and tablet.state is TabletState.RUNNING
         and report.progress is TabletProgress.SERVING
         and report.term == tablet.term
+        and not knows_less(tablet, report)
     )
 
 

@@ -23,6 +23,7 @@ from stelae.core.records import (
     TabletRecord,
     TabletState,
 )
+from stelae.core.timeline_messages import MigrationProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class StatusInputs:
     liveness: Liveness
     recoveries: Recoveries
     problems: Mapping[TabletId, str]
+    migrations: tuple[MigrationProgress, ...] = ()
     is_leader: bool = True
     """Otherwise nothing is known of what tablets hold: only the leader is told."""
 
@@ -64,7 +66,7 @@ def status_document(inputs: StatusInputs) -> bytes:
         "tables": [_table(inputs, table) for table in inputs.catalog.live_tables()],
         "tablets": tablets,
         "recoveries": inputs.recoveries.describe(),
-        "migrations": [],
+        "migrations": [msgspec.to_builtins(each) for each in inputs.migrations],
         "copies": list(copies(inputs.catalog, inputs.liveness, inputs.now)),
     }
     return msgspec.json.encode(document)
@@ -97,6 +99,12 @@ def _server(inputs: StatusInputs, seen: Seen) -> dict[str, Any]:
     if server.kind is ServerKind.BACKUP:
         logs = len(seen.picture.logs) if inputs.is_leader else None
         found.update(media=list(server.media), logs=logs, free_bytes=beat.free_bytes)
+    elif server.kind is ServerKind.SAFEKEEPER:
+        number = inputs.catalog.timelines.id_of(server.uuid)
+        record = None if number is None else inputs.catalog.timelines.safekeepers[number]
+        held = len(seen.picture.logs) if inputs.is_leader else None
+        status = "" if record is None else record.status.value
+        found.update(safekeeper_id=number, status=status, timelines=held)
     else:
         found["replicas"] = inputs.catalog.count_replicas(server.uuid)
         owned = inputs.catalog.count_owned(server.uuid, server.incarnation)
@@ -176,6 +184,8 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
         "load_per_s": _load_per_s(inputs, report),
         "problem": inputs.problems.get(tablet.tablet_id, "") or (report.problem if report else ""),
     }
+    if tablet.timeline is not None:
+        found["timeline"] = msgspec.to_builtins(tablet.timeline)
     if isinstance(table.durability, Replicas):
         wanted, problem = table.durability.count, found["problem"]
         found.update(describe_group(inputs.liveness, tablet, wanted, inputs.now))

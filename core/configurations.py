@@ -67,6 +67,11 @@ class TimelineRecord(msgspec.Struct, frozen=True):
         return not self.unfinished
 
     @property
+    def is_over(self) -> bool:
+        """It is deleted, and nothing is left to be done: it never changes again."""
+        return self.deleted and self.is_finished
+
+    @property
     def unfinished(self) -> tuple[str, ...]:
         """What is left to be done, in words."""
         left: list[str] = []
@@ -159,7 +164,8 @@ class ConfigurationStore(Protocol):
     async def list(
         self, table_id: TableId | None, after: TimelineId | None, limit: int, *, timeout_s: float
     ) -> tuple[StoredRecord, ...]:
-        """Records (of one table) in the order of their keys, after the one named."""
+        """Records (of one table) in the order of their keys, after the one named; those that are
+        over may be left out."""
         ...
 
     async def history(

@@ -14,7 +14,7 @@ from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.records import MasterMember, ServerInfo, TableRecord, TabletRecord
 from stelae.core.replication import Configuration
 from stelae.core.rpc import Body, Empty, Method
-from stelae.core.timelines import TimelineSource
+from stelae.core.timelines import SafekeeperId, TimelineSource
 
 # ---- clients to masters (in `stelae.core.catalog_messages`) -----------------------------------
 
@@ -136,6 +136,8 @@ class TabletReport(Body, frozen=True):
     load_per_s: float = 0.0
     """Calls a second of late (`stelae.actors.load_rate`), by its owner or leader; or
     `LOAD_UNKNOWN`."""
+    timeline_generation: int = 0
+    """Of a ``wal`` tablet: of the newest configuration of its timeline that its owner knows."""
 
 
 FULL = 0
@@ -145,11 +147,12 @@ NO_REPORT = -1
 
 
 class Heartbeat(Body, frozen=True):
-    """From every tserver and backup to every master, each ``heartbeat_s``; followers take liveness
-    and load only.
+    """From every tserver, backup and safekeeper to every master, each ``heartbeat_s``; followers
+    take liveness and load only.
 
-    ``tablets`` (of a tserver) and ``logs`` (of a backup: what it holds replicas of) are everything,
-    or what has changed ``since`` (`stelae.coordinator.reports`).
+    ``tablets`` (of a tserver) and ``logs`` (of a backup: what it holds replicas of; of a
+    safekeeper: its timelines) are everything, or what has changed ``since``
+    (`stelae.coordinator.reports`).
     """
 
     server: ServerInfo
@@ -196,6 +199,8 @@ class HeartbeatReply(Body, frozen=True):
     servers_version: int = 0
     masters: tuple[MasterMember, ...] = ()
     """All masters, to which to heartbeat from now on; of a follower: those it knows of."""
+    safekeeper_id: SafekeeperId | None = None
+    """Of a safekeeper: its id in the catalog (see `stelae.core.safekeeper_calls`)."""
 
 
 class RaiseEpoch(Body, frozen=True):
@@ -270,6 +275,15 @@ class ServeTablet(Body, frozen=True):
     term: int
 
 
+class LearnTimeline(Body, frozen=True):
+    """The catalog knows of this configuration of a ``wal`` tablet's timeline: its owner may not
+    hear of it otherwise, once all members of the older one are gone."""
+
+    tablet_id: TabletId
+    term: int
+    timeline: TimelineSource
+
+
 class CloseTablet(Body, frozen=True):
     """Forget a tablet of this or a lower term (deleted, or given to another server)."""
 
@@ -288,6 +302,7 @@ class InstallMerge(Body, frozen=True):
 
 OPEN_TABLET = Method("tserver.open_tablet", OpenTablet, Empty)
 SERVE_TABLET = Method("tserver.serve_tablet", ServeTablet, Empty)
+LEARN_TIMELINE = Method("tserver.learn_timeline", LearnTimeline, Empty)
 CLOSE_TABLET = Method("tserver.close_tablet", CloseTablet, Empty)
 INSTALL_MERGE = Method("tserver.install_merge", InstallMerge, Empty)
 

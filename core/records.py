@@ -12,7 +12,7 @@ from stelae.core.partition import Partitioning
 from stelae.core.replication import Configuration
 from stelae.core.runtime import ProcessIdentity
 from stelae.core.schema import TableSchema
-from stelae.core.timelines import SafekeeperId
+from stelae.core.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 
 
 class ServerKind(enum.StrEnum):
@@ -45,6 +45,19 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """Of a backup: the media it offers."""
     safekeeper_id: SafekeeperId | None = None
     """Of a safekeeper: how configurations of timelines call it."""
+
+
+class SafekeeperRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One safekeeper of the registry, for ever: its id is never given to another server."""
+
+    safekeeper_id: SafekeeperId
+    uuid: ServerUuid
+    """A safekeeper that lost its disk has a new one, and gets a new id."""
+    name: str
+    node: str
+    """The machine that it ran on last."""
+    status: SafekeeperStatus = SafekeeperStatus.ACTIVE
+    generation: int = 1
 
 
 class MasterMember(msgspec.Struct, frozen=True, array_like=True):
@@ -150,6 +163,9 @@ class TabletRecord(msgspec.Struct, frozen=True):
     """Who holds replicas: the one it was created with, then the newest committed one reported."""
     move: ReplicaMove | None = None
     """Until the source is a member no more."""
+    timeline: TimelineConfiguration | None = None
+    """Of a tablet with ``wal(n, …)``: the safekeepers of its log, those it was created with and
+    then the newest that this catalog was told of. The configuration store has the say."""
 
     @property
     def is_group(self) -> bool:

@@ -20,6 +20,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Silence after which the leader takes a server for dead (a hung one; a crash shows sooner)."""
     replica_dead_after_s: float = 30.0
     """Silence of a server after which its replicas are made anew elsewhere: it may come back."""
+    safekeeper_dead_after_s: float = 30.0
+    """Silence of a safekeeper after which others take its place in its timelines."""
+    timeline_scan_s: float = 5.0
+    """Between looks of the leader at what is left to be done for timelines."""
     rebalance_after_s: float = 0.0
     """After so long without anything to heal, replicas and leaders are spread more evenly, one at a
     time with as long between two; 0: never."""
@@ -42,6 +46,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tablet_election_ticks: int = 8
     wal_tick_s: float = 0.1
     """Of the proposers of timelines: ten to a heartbeat, twenty to silence."""
+    safekeeper_sweep_s: float = 10.0
+    """Between looks of a safekeeper at what its timelines leave to be done."""
+    evict_after_s: float = 0.0
+    """A timeline whose log nobody has used for so long goes to backups, and comes back when it is
+    needed; 0: never. It saves a safekeeper a file or two, and costs backups as much for each copy:
+    it is for many timelines at rest on small disks."""
+    evict_copies: int = 2
+    """Backups that have to take each file of an evicted timeline."""
     raft_snapshot_entries: int = 2000
     raft_keep_bytes: int = 16 * MIB
     """Of a tablet's log, kept for replicas that lag; one that lacks more gets a copy."""
@@ -82,5 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         assert self.lease_s >= 3 * self.heartbeat_s, "a lease must outlast lost heartbeats"
         assert self.dead_after_s >= self.lease_s, "a server is not given up before its lease ends"
         assert self.replica_dead_after_s >= self.dead_after_s, "a replica outlives its server"
+        assert self.safekeeper_dead_after_s >= self.dead_after_s, "a safekeeper may be restarted"
+        assert self.evict_copies >= 1, "an evicted timeline is on a backup"
         assert self.raft_election_ticks >= 3 * self.raft_heartbeat_ticks
         assert self.tablet_election_ticks >= 3 * self.raft_heartbeat_ticks

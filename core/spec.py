@@ -121,6 +121,17 @@ class BackupsSpec(Section):
     count: int = Field(default=3, ge=0, le=1000)
 
 
+class SafekeepersSpec(Section):
+    """Servers that keep the logs of tables with ``wal(n)``: at least n, best one more."""
+
+    count: int = Field(default=0, ge=0, le=1000)
+    evict_after_s: Duration = Field(default=_DEFAULTS.evict_after_s, alias="evict_after", ge=0)
+    """The log of a tablet that nobody has written to for so long goes from the safekeepers to the
+    backups, until it is needed; 0: never."""
+    evict_copies: int = Field(default=_DEFAULTS.evict_copies, ge=1, le=100)
+    """Backups that each file of such a log goes to, from each safekeeper."""
+
+
 class Medium(Section):
     """Where a backup keeps segment replicas: a folder (``path``) or memory (``size``)."""
 
@@ -212,6 +223,7 @@ class ClusterSpec(Section):
     """Of all servers, one folder each; ``.stelae/<cluster>`` if absent; made absolute on load."""
     masters: MastersSpec = MastersSpec()
     tservers: TserversSpec = TserversSpec()
+    safekeepers: SafekeepersSpec = SafekeepersSpec()
     backups: BackupsSpec = BackupsSpec()
     media: dict[Name, Medium] = Field(default_factory=_default_media)
     segment_size_bytes: Size = Field(
@@ -234,6 +246,10 @@ class ClusterSpec(Section):
     @model_validator(mode="after")
     def _relations(self) -> ClusterSpec:
         problems = [*self._memory_problems(), *self._media_problems()]
+        keepers = self.safekeepers
+        if keepers.evict_after_s and keepers.evict_copies > self.backups.count:
+            text = f"must not be above the number of backups ({self.backups.count})"
+            problems.append((("safekeepers", "evict_copies"), text))
         if self.ray.num_cpus is not None and self.ray.address != "local":
             text = f"is for a Ray that Stelae starts; that at {self.ray.address!r} has its own"
             problems.append((("ray", "num_cpus"), text))
@@ -266,6 +282,11 @@ class ClusterSpec(Section):
                 problems.append((("media", name, "path"), text))
         return problems
 
+    @property
+    def others_count(self) -> int:
+        """Servers that are no masters."""
+        return self.tservers.count + self.safekeepers.count + self.backups.count
+
     def settings(self) -> Settings:
         """What the servers run with: this spec's timings and segment size, else the defaults."""
         return Settings(
@@ -275,6 +296,8 @@ class ClusterSpec(Section):
             call_timeout_s=self.timings.call_timeout_s,
             segment_bytes=self.segment_size_bytes,
             quarantine_keep_s=self.tservers.quarantine_keep_s,
+            evict_after_s=self.safekeepers.evict_after_s,
+            evict_copies=self.safekeepers.evict_copies,
         )
 
     def document(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ FILE_BYTES_MAX = 1 << 20
 MAX_DEPTH = 32
 
 _LAUNCHER_FIELDS = ("provider", "cluster_name", "available_node_types", "head_node_type")
-_NOT_YET = ("safekeepers", "cas_store")
+_NOT_YET = ("cas_store",)
 
 Where = tuple[str, ...]
 

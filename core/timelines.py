@@ -10,6 +10,7 @@ which term wrote which of them: terms and starts rise, and every entry that is t
 
 from __future__ import annotations
 
+import enum
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from typing import NewType, TypeAlias
@@ -30,6 +31,16 @@ NOBODY = ProposerId("")
 
 NO_GENERATION = 0
 """Of a safekeeper that has been given no configuration yet; the first one has generation 1."""
+
+
+class SafekeeperStatus(enum.StrEnum):
+    """What operators say of a safekeeper (seed 004, "Schema")."""
+
+    ACTIVE = "active"
+    OFFLINE = "offline"
+    """It is expected back: nothing is asked of it, and what it holds stays."""
+    DECOMMISSIONED = "decommissioned"
+    """It never comes back: nothing waits for it."""
 
 
 class TimelineConfiguration(msgspec.Struct, frozen=True):

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from stelae.actors.backup import Backup
+from stelae.actors.cas_files import FilesBackend
+from stelae.actors.cas_store import CasStore
 from stelae.actors.master import Master
+from stelae.actors.migration_runner import RunnerSettings
+from stelae.actors.safekeeper import Safekeeper
 from stelae.actors.tserver import GivenUp, TabletServer
 from stelae.client.database import AsyncDatabase
 from stelae.core.ids import Address
@@ -17,6 +21,7 @@ from stelae.storage.frames import MediumSpec
 
 CLUSTER = "simulated"
 MEMORY_LIMIT_BYTES = 64 << 20
+WAL_FILE_BYTES = 4096
 MEDIA = {
     "disk": MediumSpec(name="disk", path="disk"),
     "ram": MediumSpec(name="ram", size_bytes=16 << 20),
@@ -26,11 +31,21 @@ MEDIA = {
 class SimCluster:
     """Starts a cluster's servers in ``world``, as many of each as its options say.
 
-    ``changes`` are settings that differ from those of other simulated clusters.
+    ``changes`` are settings that differ from those of other simulated clusters. With ``cas_store``
+    the configurations of timelines are kept by a server of their own.
     """
 
-    def __init__(self, world: World, **changes: Any) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        cas_store: bool = False,
+        migrations: RunnerSettings | None = None,
+        **changes: Any,
+    ) -> None:
         self.world = world
+        self.cas_store = "cas-store" if cas_store else None
+        self._migrations = migrations
         limits = world.options.limits
         common: dict[str, Any] = {
             "segment_bytes": limits.segment_size_bytes,
@@ -45,6 +60,7 @@ class SimCluster:
         self.masters = [f"master-{n}" for n in range(1, servers.masters + 1)]
         self.tservers = [f"tserver-{n}" for n in range(1, servers.tservers + 1)]
         self.backups = [f"backup-{n}" for n in range(1, servers.backups + 1)]
+        self.safekeepers = [f"safekeeper-{n}" for n in range(1, servers.safekeepers + 1)]
 
     @property
     def addresses(self) -> dict[str, Address]:
@@ -56,6 +72,10 @@ class SimCluster:
             self.world.start(name, self._master(name), kind="master")
         for name in self.backups:
             self.world.start(name, self._backup(name), kind="backup", fixed_port=False)
+        for name in self.safekeepers:
+            self._start_safekeeper(name)
+        if self.cas_store is not None:
+            self.world.start(self.cas_store, self._cas_store(self.cas_store), kind="cas_store")
         for name in self.tservers:
             self._start_tserver(name)
         self.world.leader_hint = self.leader
@@ -73,12 +93,25 @@ class SimCluster:
         self._start_tserver(name)
         return name
 
+    def _start_safekeeper(self, name: str) -> None:
+        self.world.start(name, self._safekeeper(name), kind="safekeeper", fixed_port=False)
+
+    def add_safekeeper(self) -> str:
+        """Start one more; its name."""
+        name = f"safekeeper-{len(self.safekeepers) + 1}"
+        self.safekeepers.append(name)
+        self._start_safekeeper(name)
+        return name
+
     def start_master(self, name: str) -> None:
         """Start a further master, which waits to be added; it is not among ``masters`` yet."""
         self.world.start(name, self._master(name, joining=True), kind="master")
 
     def _master(self, name: str, *, joining: bool = False) -> Factory:
         masters = {each: self.world.address(each) for each in dict.fromkeys([*self.masters, name])}
+
+        cas_store = self.cas_store
+        stores = None if cas_store is None else (lambda: [self.world.address(cas_store)])
 
         def make(runtime: Runtime) -> Master:
             return Master(
@@ -88,6 +121,8 @@ class SimCluster:
                 masters=masters,
                 settings=self.settings,
                 joining=joining or self.world.nodes[name].disks_lost > 0,
+                cas_stores=stores,
+                migrations=self._migrations,
             )
 
         return make
@@ -102,6 +137,25 @@ class SimCluster:
                 settings=self.settings,
                 media=MEDIA,
             )
+
+        return make
+
+    def _safekeeper(self, name: str) -> Factory:
+        def make(runtime: Runtime) -> Safekeeper:
+            return Safekeeper(
+                runtime,
+                name=name,
+                cluster=CLUSTER,
+                masters=list(self.addresses.values()),
+                settings=self.settings,
+                file_bytes=WAL_FILE_BYTES,
+            )
+
+        return make
+
+    def _cas_store(self, name: str) -> Factory:
+        def make(runtime: Runtime) -> CasStore:
+            return CasStore(runtime, FilesBackend(runtime.disk), name=name, cluster=CLUSTER)
 
         return make
 

@@ -29,6 +29,7 @@ class Servers:
     masters: int = 3
     tservers: int = 3
     backups: int = 4
+    safekeepers: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,11 @@ SCENARIOS: dict[str, str] = {
     "masters": "tests/simulation/masters.py:SCENARIO",
     "reformed": "tests/simulation/master_members.py:SCENARIO",
     "replicas": "tests/simulation/replicas.py:SCENARIO",
+    "safekeepers": "tests/simulation/safekeepers.py:SCENARIO",
     "strikes": "tests/simulation/tables.py:STRUCK",
     "tables": "tests/simulation/tables.py:SCENARIO",
     "timelines": "tests/simulation/timelines.py:SCENARIO",
+    "wal": "tests/simulation/wal_tables.py:SCENARIO",
 }
 """Name -> ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` of a `Scenario`."""
 

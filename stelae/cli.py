@@ -187,6 +187,8 @@ def _tell_up(made: Up, spec: ClusterSpec, took_s: float, as_json: bool) -> None:
         "tablet servers": spec.tservers.count,
         "backups": spec.backups.count,
     }
+    if spec.safekeepers.count:
+        counts["safekeepers"] = spec.safekeepers.count
     listed = ", ".join(
         f"{count} {name.removesuffix('s') if count == 1 else name}"
         for name, count in counts.items()

@@ -112,8 +112,11 @@ def _show_servers(report: CheckReport) -> None:
     if status is None:
         return
     rows = []
-    for kind, name in (("tserver", "tablet servers"), ("backup", "backups")):
+    kinds = (("tserver", "tablet servers"), ("backup", "backups"), ("safekeeper", "safekeepers"))
+    for kind, name in kinds:
         of_kind = [server for server in status.servers if server.kind == kind]
+        if kind == "safekeeper" and not of_kind:
+            continue
         live = {server.id for server in of_kind if server.is_live}
         dead = sorted({server.id for server in of_kind} - live)
         rows.append([name, len(live), len(dead), ", ".join(dead)])

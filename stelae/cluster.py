@@ -181,7 +181,7 @@ class _Background:
 
 
 def _wait_live(database: Database, spec: ClusterSpec, masters: int) -> None:
-    wanted = masters + spec.tservers.count + spec.backups.count
+    wanted = masters + spec.others_count
 
     async def all_live() -> None:
         clock = database._database.runtime.clock

@@ -379,7 +379,7 @@ class _Demo:
     def _wait_healed(self, killed_at: float) -> float:
         """Until all servers live and every segment has all its replicas; seconds since the kill."""
         spec = self._spec
-        wanted = spec.masters.count + spec.tservers.count + spec.backups.count
+        wanted = spec.masters.count + spec.others_count
         deadline = time.monotonic() + HEAL_TIMEOUT_S
         while time.monotonic() < deadline:
             status = self._database.status()

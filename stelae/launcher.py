@@ -170,6 +170,8 @@ def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:
         found.append(replace(common, name=name, port=port, spark=spark))
     backup = replace(common, kind=ServerKind.BACKUP, media=media)
     found += [replace(backup, name=name) for name in _names("backup", spec.backups.count)]
+    keeper = replace(common, kind=ServerKind.SAFEKEEPER)
+    found += [replace(keeper, name=n) for n in _names("safekeeper", spec.safekeepers.count)]
     memory = spec.tservers.memory_bytes
     tserver = replace(common, kind=ServerKind.TSERVER, memory_limit_bytes=memory)
     found += [replace(tserver, name=name) for name in _names("tserver", spec.tservers.count)]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stelae.actors.backup import Backup
 from stelae.actors.master import Master
+from stelae.actors.safekeeper import Safekeeper
 from stelae.actors.tserver import TabletServer
 from stelae.client.database import AsyncDatabase
 from stelae.core.ids import Address
@@ -52,6 +53,7 @@ class LocalCluster:
         self.masters: list[Master] = []
         self.tservers: list[TabletServer] = []
         self.backups: list[Backup] = []
+        self.safekeepers: list[Safekeeper] = []
         self.addresses = {
             f"master-{n}": Address(f"127.0.0.1:{port}")
             for n, port in enumerate(free_ports(masters))
@@ -62,10 +64,10 @@ class LocalCluster:
     def master_addresses(self) -> tuple[Address, ...]:
         return tuple(self.addresses.values())
 
-    def client_runtime(self, name: str, port: int = 0) -> RealRuntime:
+    def client_runtime(self, name: str, port: int = 0, *, threads: bool = False) -> RealRuntime:
         """A runtime with a data directory of its own, closed with the cluster."""
         peers = TcpPeers(Credentials(CLUSTER, SECRET), on_failure=self.failures.append, port=port)
-        runtime = RealRuntime(peers, LocalDisk(self.root / name))
+        runtime = RealRuntime(peers, LocalDisk(self.root / name, sync_in_thread=threads))
         self._stack.push_async_callback(runtime.close)
         return runtime
 
@@ -73,7 +75,7 @@ class LocalCluster:
         """One more client."""
         return AsyncDatabase(self.client_runtime(name), self.master_addresses, self.settings)
 
-    async def start(self, tservers: int, backups: int) -> None:
+    async def start(self, tservers: int, backups: int, safekeepers: int) -> None:
         for name, address in self.addresses.items():
             runtime = self.client_runtime(name, int(address.rpartition(":")[2]))
             master = Master(
@@ -98,6 +100,17 @@ class LocalCluster:
             )
             await self._start_server(backup)
             self.backups.append(backup)
+        for n in range(safekeepers):
+            name = f"safekeeper-{n}"
+            keeper = Safekeeper(
+                self.client_runtime(name, threads=True),
+                name=name,
+                cluster=CLUSTER,
+                masters=self.master_addresses,
+                settings=self.settings,
+            )
+            await self._start_server(keeper)
+            self.safekeepers.append(keeper)
         for n in range(tservers):
             name = f"tserver-{n}"
             tserver = TabletServer(
@@ -111,7 +124,7 @@ class LocalCluster:
             await self._start_server(tserver)
             self.tservers.append(tserver)
         self.database = self.connect()
-        await self._wait_live(len(self.masters) + backups + tservers)
+        await self._wait_live(len(self.masters) + backups + tservers + safekeepers)
 
     async def _wait_live(self, count: int) -> None:
         """Wait until the leader has heard every server, so that tablets spread over all."""
@@ -122,7 +135,7 @@ class LocalCluster:
                     return
                 await asyncio.sleep(0.01)
 
-    async def _start_server(self, server: Master | Backup | TabletServer) -> None:
+    async def _start_server(self, server: Master | Backup | Safekeeper | TabletServer) -> None:
         await server.start()
         self._stack.push_async_callback(server.stop)
 
@@ -138,6 +151,7 @@ async def local_cluster(
     masters: int = 1,
     tservers: int = 2,
     backups: int = 2,
+    safekeepers: int = 0,
     settings: Settings = SETTINGS,
     engine: EnginePolicy = "native",
     memory_limit_bytes: int = 256 * MIB,
@@ -145,7 +159,7 @@ async def local_cluster(
     """A cluster that serves, and is stopped in order at the end."""
     cluster = LocalCluster(root, settings, masters, engine, memory_limit_bytes)
     try:
-        await cluster.start(tservers, backups)
+        await cluster.start(tservers, backups, safekeepers)
         yield cluster
     finally:
         await cluster.stop()

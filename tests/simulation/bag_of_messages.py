@@ -31,7 +31,6 @@ from stelae.coordinator.migration_steps import (
     ReadRecord,
     Remove,
     Request,
-    SafekeeperStatus,
     Verdict,
     WriteRecord,
 )
@@ -43,7 +42,7 @@ from stelae.core.configurations import (
 )
 from stelae.core.errors import OutcomeUnknown, StelaeError
 from stelae.core.ids import TableId, TabletId
-from stelae.core.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from tests.simulation.model_safekeepers import (
     Copy,
     Drop,

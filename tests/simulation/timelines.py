@@ -30,7 +30,6 @@ from stelae.coordinator.migration_steps import (
     Outcome,
     Passed,
     Request,
-    SafekeeperStatus,
     Verdict,
 )
 from stelae.core.configurations import StoredRecord, TimelineId, TimelineRecord
@@ -38,7 +37,13 @@ from stelae.core.errors import Rejected, StelaeError
 from stelae.core.ids import TableId, TabletId
 from stelae.core.rpc import Empty
 from stelae.core.tasks import Tasks
-from stelae.core.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
+from stelae.core.timelines import (
+    LogPosition,
+    SafekeeperId,
+    SafekeeperStatus,
+    SwitchReply,
+    TimelineConfiguration,
+)
 from stelae.simulation.instance import SimRuntime
 from stelae.simulation.nemesis import Nemesis
 from stelae.simulation.options import Options

@@ -102,7 +102,11 @@ def test_a_single_error_is_one_line() -> None:
         ("timings: {dead_after: 1s}", "timings.dead_after: must not be below the lease (1.5s)"),
         ("serve: 8000", "serve: must be a section ({name: value}), got 8000"),
         ("masters:", "masters: must be a section ({name: value}), got None"),
-        ("safekeepers: {count: 3}", "safekeepers: is not supported by this version"),
+        ("cas_store: {url: x}", "cas_store: is not supported by this version"),
+        (
+            "safekeepers: {evict_after: 1h, evict_copies: 4}",
+            "safekeepers.evict_copies: must not be above the number of backups (3)",
+        ),
         ("masters: {count: 3}\nmasters: {count: 5}", "masters: is given twice, on lines 3 and 4"),
         ("backups: &b {count: 3}\nmasters: *b", "masters: is an alias"),
         ("? [a, b]\n: 3", "whose name is no text"),

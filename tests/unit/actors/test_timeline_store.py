@@ -619,6 +619,27 @@ def test_eviction_gives_way_to_use_and_to_readers() -> None:
     run(body)
 
 
+def test_an_entry_written_while_an_eviction_begins_stops_it() -> None:
+    """What is noted to be offloaded is what the timeline has; later entries would be lost."""
+
+    async def body(world: World) -> None:
+        timeline = await filled(world)
+        files = world.store.files
+        replace = files.replace_control
+
+        async def late(control: Any) -> None:
+            files.replace_control = replace  # type: ignore[method-assign]
+            timeline.write([entry(1, 13)])
+            await timeline.flushed(13)
+            await replace(control)
+
+        files.replace_control = late  # type: ignore[method-assign]
+        assert not await world.store.evict(TABLET)
+        assert timeline.flush_lsn == 13
+
+    run(body)
+
+
 # ---- acceptors ------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Tablets of a ``wal`` table on real safekeepers' cores and real backups, in the simulated world.
+"""Tablets of a ``wal`` table on real safekeepers and real backups, in the simulated world.
 
 The masters' part is played by hand: `WalWorld.take_over` names an owner in the next term, fences
 the backups and says what they hold; `WalWorld.migrate` changes the safekeepers as the seed says.
@@ -15,15 +15,18 @@ import pyarrow as pa
 from stelae.actors.backup import Backup
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.membership import Membership
+from stelae.actors.safekeeper import Safekeeper
+from stelae.actors.safekeeper_ports import SafekeeperPorts
 from stelae.actors.tablet import Tablet
 from stelae.actors.tablet_logs import wal_log_of
 from stelae.actors.tablet_recovery import Intake
+from stelae.actors.timeline import Timeline
 from stelae.actors.timeline_proposer import AcceptorMailbox
 from stelae.actors.wal_log import WalLog
-from stelae.consensus.wal_messages import WAL_SWITCH, SwitchConfiguration
+from stelae.core.configurations import TimelineId
 from stelae.core.durability import wal
 from stelae.core.errors import StelaeError
-from stelae.core.ids import ClientId, RequestId, TableId, TabletId
+from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.messages import (
     FENCE_LOGS,
     FenceLogs,
@@ -60,7 +63,6 @@ from stelae.recovery.plan import plan_sealed
 from stelae.simulation import Options, World
 from stelae.simulation.instance import SimRuntime
 from stelae.storage.frames import MediumSpec
-from tests.unit.actors.wal_keeper import Keeper
 
 SCHEMA = TableSchema.of(
     pa.schema([pa.field("id", pa.int64(), False), pa.field("value", pa.string())]), ["id"]
@@ -78,6 +80,8 @@ MEDIA = {"disk": MediumSpec(name="disk", path="disk")}
 TABLE = TableRecord(
     TableId("t" * 32), "rows", SCHEMA, Partitioning(), wal(3, ("disk",)), TableState.RUNNING
 )
+TIMELINE = TimelineId(TABLE.table_id, TABLET)
+FILE_BYTES = 2048
 T = TypeVar("T")
 
 
@@ -143,6 +147,7 @@ class WalWorld:
             1, (SafekeeperId(1), SafekeeperId(2), SafekeeperId(3))
         )
         self.masters = world.client("masters")
+        self.ports = SafekeeperPorts(self.masters, self._find)
         self._sequence = 0
 
     async def start(self) -> None:
@@ -152,12 +157,20 @@ class WalWorld:
         for n in range(1, 3):
             world.start(f"b{n}", self._backup(f"b{n}"), kind="backup")
         await world.wait_ready()
-        for member in self.configuration.members:
-            await self._in(f"sk{member}", self.keeper(member).create(self.configuration))
+        for n in range(1, 6):
+            await self._in(f"sk{n}", self.keeper(n).adopt_id(SafekeeperId(n)))
+        await self._put(self.configuration.members, self.configuration, create=True)
 
     @staticmethod
-    def _keeper(n: int) -> Callable[[SimRuntime], Keeper]:
-        return lambda runtime: Keeper(runtime, f"sk{n}", n, TABLET)
+    def _keeper(n: int) -> Callable[[SimRuntime], Safekeeper]:
+        return lambda runtime: Safekeeper(
+            runtime,
+            name=f"sk{n}",
+            cluster="c",
+            masters=(),
+            settings=SETTINGS,
+            file_bytes=FILE_BYTES,
+        )
 
     @staticmethod
     def _backup(name: str) -> Callable[[SimRuntime], Backup]:
@@ -175,9 +188,21 @@ class WalWorld:
 
     # ---- who is who -------------------------------------------------------------------------
 
-    def keeper(self, n: int) -> Keeper:
-        found: Keeper = self.world.server(f"sk{n}")
+    def keeper(self, n: int) -> Safekeeper:
+        found: Safekeeper = self.world.server(f"sk{n}")
         return found
+
+    def timeline(self, n: int) -> Timeline | None:
+        """What a safekeeper has; None: it is down, or has nothing."""
+        if not self.is_up(f"sk{n}") or self.keeper(n).safekeeper_id is None:
+            return None
+        return self.keeper(n).timelines.store(TABLET).timelines.get(TABLET)
+
+    def _find(self, safekeeper: SafekeeperId) -> tuple[ServerUuid, Address] | None:
+        if not self.is_up(f"sk{safekeeper}"):
+            return None
+        info = self.keeper(safekeeper).info
+        return info.uuid, info.address
 
     def is_up(self, name: str) -> bool:
         return self.world.nodes[name].ready
@@ -236,8 +261,8 @@ class WalWorld:
         return plan_sealed(inventories)
 
     def source(self) -> TimelineSource:
-        keepers = (self.keeper(n) for n in range(1, 6) if self.is_up(f"sk{n}"))
-        places = tuple(SafekeeperPlace(k.safekeeper, k.info.uuid, k.info.address) for k in keepers)
+        found = {SafekeeperId(n): self._find(SafekeeperId(n)) for n in range(1, 6)}
+        places = tuple(SafekeeperPlace(n, *place) for n, place in found.items() if place)
         return TimelineSource(TABLE.table_id, TABLET, self.configuration, places)
 
     async def begin(self) -> Tablet:
@@ -323,51 +348,40 @@ class WalWorld:
         wanted = tuple(SafekeeperId(n) for n in desired)
         joint = TimelineConfiguration(before.generation + 1, before.sk_set, wanted)
         self.configuration = joint
-        old = await self._switch(before.sk_set, joint)
+        old = await self._put(before.sk_set, joint)
         position = max(reply.position for reply in old.values())
         term = max(reply.term for reply in old.values())
-        for n in wanted:
-            await self._create(n, joint)
         caught_up: dict[SafekeeperId, SwitchReply] = {}
         while 2 * len(caught_up) <= len(wanted):
-            found = await self._switch(wanted, joint, term)
+            found = await self._put(wanted, joint, term, create=True)
             caught_up = {k: r for k, r in found.items() if r.position >= position}
             await asyncio.sleep(0.1)
         if before_final is not None:
             await before_final()
         self.configuration = TimelineConfiguration(joint.generation + 1, wanted)
-        await self._switch(wanted, self.configuration)
+        await self._put(wanted, self.configuration)
 
-    async def _create(self, n: int, configuration: TimelineConfiguration) -> None:
-        while True:
-            await self.until(lambda: self.is_up(f"sk{n}"), "the new member")
-            try:
-                await self._in(f"sk{n}", self.keeper(n).create(configuration))
-            except TimeoutError:
-                continue
-            return
-
-    async def _switch(
-        self, members: Sequence[SafekeeperId], conf: TimelineConfiguration, term: int = 0
+    async def _put(
+        self,
+        members: Sequence[SafekeeperId],
+        conf: TimelineConfiguration,
+        term: int = 0,
+        *,
+        create: bool = False,
     ) -> dict[SafekeeperId, SwitchReply]:
         """Until a majority has it."""
         found: dict[SafekeeperId, SwitchReply] = {}
         while 2 * len(found) <= len(members):
             for member in members:
-                if not self.is_up(f"sk{member}") or self.keeper(member).acceptor is None:
-                    await asyncio.sleep(0.05)
-                    continue
                 try:
-                    reply = await self.masters.peers.call(
-                        self.keeper(member).info.address,
-                        WAL_SWITCH,
-                        SwitchConfiguration(TABLET, conf, term),
-                        timeout_s=0.5,
+                    reply = await self.ports.put_configuration(
+                        member, TIMELINE, conf, min_term=term, create=create, timeout_s=0.5
                     )
                 except StelaeError:
                     await asyncio.sleep(0.05)
                 else:
-                    found[member] = reply.body
+                    if reply is not None:
+                        found[member] = reply
         return found
 
 

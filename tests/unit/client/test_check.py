@@ -30,12 +30,14 @@ from stelae.client.check_tablets import (
     judge_group,
     judge_owned,
     judge_tables,
+    judge_tablets,
 )
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.member_messages import MasterInfo, MasterState
 from stelae.core.records import MasterMember, ServerInfo, ServerKind
 from stelae.core.replica_messages import ReplicaDigest
 from stelae.core.runtime import ProcessIdentity
+from stelae.core.timelines import SafekeeperId, TimelineConfiguration
 
 NOTE, WARNING, ERROR = Severity.NOTE, Severity.WARNING, Severity.ERROR
 V = Verdict
@@ -246,6 +248,54 @@ def test_an_owned_tablet_is_served_and_its_segments_are_whole(
 
 
 # ---- tablets with replicas ----------------------------------------------------------------------
+
+
+def timeline(generation: int, *members: int) -> TimelineConfiguration:
+    return TimelineConfiguration(generation, tuple(map(SafekeeperId, members)))
+
+
+@pytest.mark.parametrize(
+    ("members", "live", "expected"),
+    [
+        (timeline(1, 1, 2, 3), (1, 2, 3), []),
+        (
+            timeline(1, 1, 2, 3),
+            (1, 3),
+            [(V.UNDER_REPLICATED, "of safekeepers [1, 2, 3] of its log 2 are not live")],
+        ),
+        (
+            timeline(1, 1, 2, 3),
+            (3, 4, 5),
+            [(V.UNAVAILABLE, "no majority of safekeepers [1, 2, 3]: not live are 1, 2")],
+        ),
+        (
+            msgspec.structs.replace(timeline(2, 1, 2, 3), new_sk_set=timeline(2, 3, 4, 5).sk_set),
+            (1, 2, 3),
+            [
+                (V.UNAVAILABLE, "no majority of safekeepers [3, 4, 5]: not live are 4, 5"),
+                (V.RECOVERING, "its log moves to safekeepers [3, 4, 5]"),
+            ],
+        ),
+        (None, (), []),
+    ],
+)
+def test_the_log_of_a_wal_tablet_has_all_its_safekeepers(
+    members: TimelineConfiguration | None,
+    live: tuple[int, ...],
+    expected: list[tuple[Verdict, str]],
+) -> None:
+    """By the servers of the same document; each member set is looked at by itself."""
+    servers = [server("t1")]
+    for number in map(SafekeeperId, range(1, 6)):
+        name, state = f"k{number}", "live" if number in live else "dead"
+        servers.append(
+            ServerFacts("safekeeper", name, ServerUuid(name), state, safekeeper_id=number)
+        )
+    tablet = change(OWNED, leader="t1", timeline=members)
+    (judged,) = judge_tablets(StatusFacts("c", 1, tuple(servers), (), (tablet,)))
+    assert [verdict for verdict, _ in judged.reasons] == [verdict for verdict, _ in expected]
+    for (_, text), (_, wanted) in zip(judged.reasons, expected, strict=True):
+        assert wanted in text
 
 
 def known(peers: str, index: int = 1) -> Known:

@@ -15,7 +15,6 @@ from stelae.coordinator.decide import (
     HandOver,
     Move,
     Open,
-    Pacing,
     Recover,
     Replace,
     Serve,
@@ -23,6 +22,7 @@ from stelae.coordinator.decide import (
 )
 from stelae.coordinator.leaving import Close
 from stelae.coordinator.liveness import Liveness, Run, Seen
+from stelae.coordinator.pacing import Pacing
 from stelae.coordinator.standing import standing_of, to_drop
 from stelae.core.durability import segments
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId

@@ -13,7 +13,7 @@ from stelae.coordinator.alter import Alter, FinishAlter, alter_actions
 from stelae.coordinator.assignment import check_enough_tservers
 from stelae.coordinator.catalog import Catalog, CatalogBatch, Conflict
 from stelae.coordinator.ddl import draft_create, draft_delete, draft_replace
-from stelae.coordinator.decide import Action, GiveUp, Pacing, Replace, decide, tserver_loads
+from stelae.coordinator.decide import Action, GiveUp, Replace, decide, tserver_loads
 from stelae.coordinator.group_decisions import Change, Create, Delete, Transfer, UpdateGroups
 from stelae.coordinator.groups import location_of
 from stelae.coordinator.liveness import Liveness
@@ -25,6 +25,7 @@ from stelae.coordinator.operator_drafts import (
     progress_of,
     rebalancing_of,
 )
+from stelae.coordinator.pacing import Pacing
 from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.reports import is_news
 from stelae.coordinator.standing import standing_of

@@ -25,14 +25,13 @@ from stelae.coordinator.migration_steps import (
     PutConfiguration,
     Remove,
     Request,
-    SafekeeperStatus,
     Step,
     Verdict,
     WriteRecord,
 )
 from stelae.core.configurations import StoredRecord, TimelineRecord
 from stelae.core.errors import OutcomeUnknown, StelaeError
-from stelae.core.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from tests.simulation.bag_of_messages import TIMELINE, BagLife
 from tests.simulation.model_safekeepers import Copy, Drop, Rules, Slot
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.coordinator.decide import Pacing
 from stelae.coordinator.groups import group_of
 from stelae.coordinator.healing import Health
+from stelae.coordinator.pacing import Pacing
 from stelae.coordinator.replica_health import (
     BEGINNINGS_MAX,
     RETURN_GRACE_S,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.coordinator.migration_steps import SafekeeperStatus, check_target
+from stelae.coordinator.migration_steps import check_target
 from stelae.coordinator.safekeepers import (
     Fleet,
     Held,
@@ -23,7 +23,7 @@ from stelae.coordinator.safekeepers import (
 from stelae.core.configurations import TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
 from stelae.core.ids import TableId, TabletId
-from stelae.core.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 
 ACTIVE, OFFLINE, GONE = SafekeeperStatus
 NOW = 1000.0

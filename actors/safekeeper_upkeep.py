@@ -1,0 +1,160 @@
+"""What a safekeeper does by the way: checkpoints, trims, evictions, and blobs that are left over.
+
+Level-triggered: each sweep looks at what is there, and what fails is tried again by the next one.
+A timeline is idle when its log was not used since `evict_after_s`; it is evicted if enough backups
+live, and comes back when it is used, or when its copies have become too few twice in a row (it is
+then evicted anew). Blobs on backups that no control file names are deleted. Invariants: one
+timeline at a time; an error of one does not keep the others. Neon RFC 035, "Integration with
+evicted timelines"; design §10.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from stelae.actors.backup_offload import BackupOffload
+from stelae.actors.safekeeper_pulls import PullReceiver
+from stelae.actors.safekeeper_timelines import SafekeeperTimelines
+from stelae.actors.timeline import Timeline
+from stelae.actors.timeline_store import TimelineStore
+from stelae.core.errors import StelaeError
+from stelae.core.ids import TabletId
+from stelae.core.records import ServerInfo
+from stelae.core.runtime import Runtime
+from stelae.core.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Use:
+    """How often the log of a timeline was used when it was looked at, and since when no more."""
+
+    count: int
+    since_s: float
+
+
+class Upkeep:
+    """The sweeps of one safekeeper."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: Settings,
+        timelines: SafekeeperTimelines,
+        pulls: PullReceiver,
+        blobs: BackupOffload,
+    ) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._timelines = timelines
+        self._pulls = pulls
+        self._blobs = blobs
+        self._uses: dict[TabletId, _Use] = {}
+        self._short: set[TabletId] = set()
+        """Those that had too few copies at the last look."""
+
+    async def run(self) -> None:
+        """Sweep for ever."""
+        while True:
+            await self._runtime.clock.sleep(self._settings.safekeeper_sweep_s)
+            if self._timelines.safekeeper_id is not None:
+                await self.sweep()
+
+    async def sweep(self) -> None:
+        """Do now what can be done."""
+        store = self._timelines.store(TabletId(""))
+        for tablet_id in list(store.timelines):
+            active = self._timelines.working(tablet_id)
+            if active is None:
+                continue
+            active.checkpoint()
+            timeline = store.timelines.get(tablet_id)
+            if timeline is not None:
+                active.trim(timeline)
+                with self._noted("an eviction", tablet_id):
+                    await self._evict_if_idle(store, timeline)
+        for tablet_id in [each for each in self._uses if each not in store.timelines]:
+            del self._uses[tablet_id]
+        for tablet_id in store.with_stale_blobs:
+            with self._noted("a deletion of blobs", tablet_id):
+                await store.delete_stale_blobs(tablet_id)
+        with self._noted("a removal of half a copy", TabletId("")):
+            await self._pulls.abandon_old()
+        with self._noted("a look at blobs", TabletId("")):
+            await self._look_at_blobs(store)
+
+    @contextmanager
+    def _noted(self, what: str, tablet_id: TabletId) -> Iterator[None]:
+        """The next sweep tries again."""
+        try:
+            yield
+        except (StelaeError, OSError) as error:
+            self._runtime.metrics.count("upkeep_failed", what=what)
+            logger.info("%s of timeline %s has to wait: %s", what, tablet_id, error)
+
+    # ---- eviction ---------------------------------------------------------------------------
+
+    async def _evict_if_idle(self, store: TimelineStore, timeline: Timeline) -> None:
+        if timeline.is_evicted or not self._is_idle(timeline):
+            return
+        if self._blobs.backup_count < self._settings.evict_copies:
+            return
+        if await store.evict(timeline.tablet_id):
+            self._runtime.metrics.count("timelines_evicted")
+
+    def _is_idle(self, timeline: Timeline) -> bool:
+        """Whether its log has something, and was left alone for long enough."""
+        now, limit_s = self._runtime.clock.monotonic(), self._settings.evict_after_s
+        use = self._uses.get(timeline.tablet_id)
+        if use is None or use.count != timeline.uses:
+            self._uses[timeline.tablet_id] = _Use(timeline.uses, now)
+            return False
+        return 0.0 < limit_s <= now - use.since_s and timeline.log_bytes > 0
+
+    # ---- blobs ------------------------------------------------------------------------------
+
+    async def _look_at_blobs(self, store: TimelineStore) -> None:
+        """See to it that each blob that counts is there often enough, and no other at all."""
+        known = store.blobs
+        if not (known or self._settings.evict_after_s or self._blobs.may_have_left):
+            return
+        found = await self._blobs.census(store.safekeeper)
+        unknown = await self._delete_unknown(store, found)
+        self._blobs.may_have_left = unknown or not self._blobs.backup_count
+        short = set(self._short_of(store, found))
+        if self._blobs.backup_count >= self._settings.evict_copies:
+            for tablet_id in sorted(short & self._short):
+                with self._noted("a return", tablet_id):
+                    await store.timeline(tablet_id).resident()
+                    self._runtime.metrics.count("timelines_returned_for_copies")
+        self._short = short
+
+    async def _delete_unknown(
+        self, store: TimelineStore, found: Mapping[str, Sequence[ServerInfo]]
+    ) -> bool:
+        """A name is used once: one that no control file has (any more) never counts again. Whether
+        there were any."""
+        known, were_any = store.blobs, False  # after the census: what was put before is known now
+        for name, backups in found.items():
+            if name not in known and not self._may_be_of_failed(store, name):
+                were_any = True
+                for backup in backups:
+                    await self._blobs.delete_at(backup, [name])
+        return were_any
+
+    def _may_be_of_failed(self, store: TimelineStore, name: str) -> bool:
+        """Nobody knows what a control file said that cannot be read."""
+        return any(f"/{tablet_id}/" in name for tablet_id in store.failed)
+
+    def _short_of(
+        self, store: TimelineStore, found: Mapping[str, Sequence[ServerInfo]]
+    ) -> Iterator[TabletId]:
+        for tablet_id, timeline in store.timelines.items():
+            away = timeline.control.evicted
+            blobs = [each.blob for each in away.files] if away is not None else []
+            if any(len(found.get(blob, ())) < self._settings.evict_copies for blob in blobs):
+                yield tablet_id

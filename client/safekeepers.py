@@ -1,0 +1,172 @@
+"""What operators ask of a cluster about safekeepers and timelines: list, set, migrate, scrub.
+
+All of it is asked of the leader master. Migrations are scheduled there and go on by themselves;
+`SafekeeperCalls.wait_migrated` watches one until it has ended.
+
+Implements seed 004 ("API"); design §10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from stelae.client.masters import MastersClient
+from stelae.core.errors import InvalidArgument, RetryLater
+from stelae.core.ids import TabletId
+from stelae.core.runtime import Runtime
+from stelae.core.timeline_messages import (
+    ABORT_MIGRATION,
+    LIST_MIGRATIONS,
+    LIST_SAFEKEEPERS,
+    LIST_TIMELINES,
+    LOCATE_TIMELINE,
+    MIGRATE_SAFEKEEPER,
+    MIGRATE_TABLE,
+    MIGRATE_TIMELINE,
+    SCRUB_SAFEKEEPER,
+    SET_SAFEKEEPER_STATUS,
+    AbortMigration,
+    ListMigrations,
+    ListSafekeepers,
+    LocateTimeline,
+    MigrateSafekeeper,
+    MigrateTable,
+    MigrateTimeline,
+    MigrationList,
+    MigrationResult,
+    SafekeeperView,
+    ScheduledMigration,
+    ScrubReply,
+    ScrubSafekeeper,
+    SetSafekeeperStatus,
+    TablesTimelines,
+    TimelineList,
+    TimelineView,
+)
+from stelae.core.timelines import SafekeeperId, SafekeeperStatus
+
+CALL_TIMEOUT_S = 30.0
+WAIT_TIMEOUT_S = 24 * 3600.0
+"""Of waiting for a timeline to be copied elsewhere."""
+WATCH_S = 0.5
+
+
+class SafekeeperCalls:
+    """The part of `AsyncDatabase` that is for operators of safekeepers."""
+
+    runtime: Runtime
+    _masters: MastersClient
+
+    async def safekeepers(self, *, timeout: float = CALL_TIMEOUT_S) -> list[SafekeeperView]:
+        """All that ever registered, in the order of their ids."""
+        reply = await self._masters.call(LIST_SAFEKEEPERS, ListSafekeepers(), timeout_s=timeout)
+        return list(reply.safekeepers)
+
+    async def set_safekeeper_status(
+        self, safekeeper: int, status: str, *, timeout: float = CALL_TIMEOUT_S
+    ) -> SafekeeperView:
+        """Say that it is ``active``, ``offline`` (expected back) or ``decommissioned`` (never).
+
+        Raises InvalidArgument.
+        """
+        try:
+            wanted = SafekeeperStatus(status)
+        except ValueError:
+            known = ", ".join(SafekeeperStatus)
+            raise InvalidArgument(f"status {status!r}: one of {known}") from None
+        order = SetSafekeeperStatus(SafekeeperId(safekeeper), wanted)
+        return await self._masters.call(SET_SAFEKEEPER_STATUS, order, timeout_s=timeout)
+
+    async def timelines(self, table: str = "", *, timeout: float = CALL_TIMEOUT_S) -> TimelineList:
+        """Where the logs of a table's tablets are, or of all. Raises TableNotFound."""
+        return await self._masters.call(LIST_TIMELINES, TablesTimelines(table), timeout_s=timeout)
+
+    async def locate_timeline(
+        self, tablet_id: str, *, timeout: float = CALL_TIMEOUT_S
+    ) -> TimelineView:
+        """All that is known of where a tablet's log is. Raises TabletNotFound, InvalidArgument."""
+        order = LocateTimeline(TabletId(tablet_id))
+        return await self._masters.call(LOCATE_TIMELINE, order, timeout_s=timeout)
+
+    # ---- migrations -------------------------------------------------------------------------
+
+    async def migrate_timeline(
+        self, tablet_id: str, desired: Sequence[int], *, timeout: float = CALL_TIMEOUT_S
+    ) -> list[ScheduledMigration]:
+        """Schedule the move of one tablet's log to these safekeepers. See `MigrateTimeline`."""
+        order = MigrateTimeline(TabletId(tablet_id), _ids(desired))
+        reply = await self._masters.call(MIGRATE_TIMELINE, order, timeout_s=timeout)
+        return list(reply.scheduled)
+
+    async def migrate_table(
+        self, table: str, desired: Sequence[int], *, timeout: float = CALL_TIMEOUT_S
+    ) -> list[ScheduledMigration]:
+        """The same for all tablets of a table that are elsewhere. Raises TableNotFound."""
+        order = MigrateTable(table, _ids(desired))
+        reply = await self._masters.call(MIGRATE_TABLE, order, timeout_s=timeout)
+        return list(reply.scheduled)
+
+    async def migrate_safekeeper(
+        self,
+        source: int,
+        target: int,
+        *,
+        limit: int | None = None,
+        timeout: float = CALL_TIMEOUT_S,
+    ) -> list[ScheduledMigration]:
+        """Schedule the move of all timelines, or so many, from one safekeeper to another."""
+        order = MigrateSafekeeper(SafekeeperId(source), SafekeeperId(target), limit)
+        reply = await self._masters.call(MIGRATE_SAFEKEEPER, order, timeout_s=timeout)
+        return list(reply.scheduled)
+
+    async def abort_migration(
+        self, tablet_id: str, *, timeout: float = CALL_TIMEOUT_S
+    ) -> MigrationResult:
+        """Take the change of a timeline's members back, if that can still be done."""
+        order = AbortMigration(TabletId(tablet_id))
+        return await self._masters.call(ABORT_MIGRATION, order, timeout_s=timeout)
+
+    async def migrations(self, *, timeout: float = CALL_TIMEOUT_S) -> MigrationList:
+        """What is under way, and how the last ones ended."""
+        return await self._masters.call(LIST_MIGRATIONS, ListMigrations(), timeout_s=timeout)
+
+    async def wait_migrated(
+        self,
+        tablet_id: str,
+        desired: Sequence[int],
+        *,
+        on_look: Callable[[TimelineView], None] = lambda view: None,
+        timeout: float = WAIT_TIMEOUT_S,
+    ) -> TimelineView:
+        """Wait until these, and nobody else, are the members; ``on_look`` sees how far it is.
+
+        Raises RetryLater: it ended otherwise, or not in time; the text says how.
+        """
+        clock = self.runtime.clock
+        deadline, wanted = clock.monotonic() + timeout, sorted(desired)
+        while True:
+            view = await self.locate_timeline(tablet_id)
+            on_look(view)
+            now_is = view.configuration
+            if not now_is.is_joint and sorted(now_is.sk_set) == wanted:
+                return view
+            is_over = view.running is None and view.ended is not None and view.ended.is_finished
+            if is_over and view.ended is not None and not now_is.is_joint:
+                ended = view.ended
+                raise RetryLater(f"{ended.request}: {ended.verdict}: {ended.reason}")
+            if clock.monotonic() >= deadline:
+                raise RetryLater(f"the timeline of {tablet_id} has not moved within {timeout} s")
+            await clock.sleep(WATCH_S)
+
+    # ---- scrub ------------------------------------------------------------------------------
+
+    async def scrub_safekeeper(
+        self, safekeeper: int, *, timeout: float = CALL_TIMEOUT_S
+    ) -> ScrubReply:
+        """Remove from it what the configuration store says that it should not have."""
+        order = ScrubSafekeeper(SafekeeperId(safekeeper))
+        return await self._masters.call(SCRUB_SAFEKEEPER, order, timeout_s=timeout)
+
+
+def _ids(numbers: Sequence[int]) -> tuple[SafekeeperId, ...]:
+    return tuple(SafekeeperId(number) for number in numbers)

@@ -1,0 +1,139 @@
+"""What the leader master has to do about timelines: from catalog, store and liveness alone. Pure.
+
+Level-triggered, as `stelae.coordinator.decide` is: a new leader goes on where the former one died.
+
+- A tablet that is being created needs its timeline, on the safekeepers that its record names.
+- A timeline whose tablet is gone is removed, for good.
+- What a driver left unfinished is finished as soon as those who are needed are there.
+- A member that is lost for long, or decommissioned, is replaced.
+
+A safekeeper that is not heard counts as offline for what could not be done without it anyway: no
+driver waits for it.
+
+Implements seed 004 ("storage_controller implementation", "API"); design §10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from stelae.coordinator.catalog import Catalog
+from stelae.coordinator.migration_steps import (
+    Abort,
+    Create,
+    FinishPending,
+    MoveTo,
+    Remove,
+    Request,
+    Statuses,
+)
+from stelae.coordinator.safekeepers import Fleet, decide_replacements, needs_work
+from stelae.coordinator.timeline_placement import timeline_of
+from stelae.core.configurations import TimelineId, TimelineRecord
+from stelae.core.errors import InvalidArgument, TabletNotFound
+from stelae.core.ids import TabletId
+from stelae.core.records import TabletRecord, TabletState
+from stelae.core.timelines import SafekeeperId, SafekeeperStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """A request about one timeline, and why."""
+
+    timeline: TimelineId
+    request: Request
+    reason: str
+
+
+def statuses_now(fleet: Fleet, now: float, silence_s: float) -> Statuses:
+    """What operators say of safekeepers; who is not heard is offline."""
+    return {
+        one.safekeeper_id: SafekeeperStatus.OFFLINE
+        if one.status is SafekeeperStatus.ACTIVE and now - one.heard_s > silence_s
+        else one.status
+        for one in fleet.values()
+    }
+
+
+def creations(catalog: Catalog) -> list[Duty]:
+    """The timelines of tablets that are being created."""
+    return [
+        Duty(timeline_of(tablet), Create(tablet.timeline.sk_set), "its tablet is created")
+        for tablet in catalog.opening_tablets()
+        if tablet.state is TabletState.CREATING and tablet.timeline is not None
+    ]
+
+
+def left_to_do(
+    catalog: Catalog, records: Sequence[TimelineRecord], statuses: Statuses
+) -> list[Duty]:
+    """What to remove and what to finish; ``records``: of the store."""
+    found: list[Duty] = []
+    for record in records:
+        # Deleted tables are packed away: nobody looks for the tablets of deleted timelines.
+        tablet = None if record.deleted else catalog.tablets.get(record.timeline.tablet_id)
+        if tablet is not None and tablet.state.is_gone:
+            found.append(Duty(record.timeline, Remove(), "its tablet is gone"))
+        elif needs_work(record, statuses):
+            left = ", ".join(record.unfinished)
+            found.append(Duty(record.timeline, FinishPending(), f"left: {left}"))
+    return found
+
+
+def replacements(
+    records: Sequence[TimelineRecord],
+    fleet: Fleet,
+    busy: Container[TimelineId],
+    now: float,
+    *,
+    silence_s: float,
+    grace_s: float,
+    limit: int,
+    broken: Mapping[TimelineId, Collection[SafekeeperId]] = MappingProxyType({}),
+) -> list[Duty]:
+    """Members that are lost for good, as far as anybody can tell, give way to others."""
+    moves = decide_replacements(
+        records, fleet, now, silence_s=silence_s, grace_s=grace_s, limit=limit, broken=broken
+    )
+    return [
+        Duty(move.timeline, move.request, move.reason)
+        for move in moves
+        if move.timeline not in busy
+    ]
+
+
+def timeline_tablet(catalog: Catalog, tablet_id: TabletId) -> TabletRecord:
+    """A live tablet with a timeline. Raises TabletNotFound, InvalidArgument."""
+    tablet = catalog.tablets.get(tablet_id)
+    if tablet is None:
+        raise TabletNotFound(tablet_id)
+    if tablet.timeline is None:
+        raise InvalidArgument(f"tablet {tablet_id} has no timeline: its table is not wal(…)")
+    if tablet.state.is_gone:
+        raise InvalidArgument(f"tablet {tablet_id} is {tablet.state.value}")
+    return tablet
+
+
+def supersedes(new: Request, old: Request) -> bool:
+    """Whether a request ends the run of another one about the same timeline, which may be ended
+    at any point: what it left is found in the store."""
+    if isinstance(new, Remove | Abort):
+        return not isinstance(old, Remove) and new != old
+    return isinstance(new, MoveTo) and isinstance(old, FinishPending)
+
+
+def named(request: Request) -> str:
+    """For people."""
+    match request:
+        case MoveTo(desired):
+            return f"move to {list(desired)}"
+        case Create(members):
+            return f"create on {list(members)}"
+        case FinishPending():
+            return "finish"
+        case Abort():
+            return "abort"
+        case Remove():
+            return "remove"

@@ -1,0 +1,454 @@
+"""A safekeeper's calls, each over a real server in the simulated world."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+
+from stelae.actors import safekeeper_timeline
+from stelae.actors.safekeeper import Safekeeper
+from stelae.actors.timeline_log import TimelineLog
+from stelae.consensus.wal_messages import Refusal, RefusalReason, WalAppendResponse, WalVoteResponse
+from stelae.core.errors import (
+    ConfigurationMismatch,
+    CorruptData,
+    InvalidArgument,
+    StaleTerm,
+    StelaeError,
+    TabletNotFound,
+    TabletNotReady,
+    TabletTombstoned,
+    WrongServer,
+)
+from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.messages import HEARTBEAT, Heartbeat, HeartbeatReply
+from stelae.core.records import ServerKind
+from stelae.core.rpc import Call, Reply
+from stelae.core.safekeeper_calls import (
+    PING,
+    PUT_CONFIGURATION,
+    HeldTimeline,
+    Ping,
+    PutConfiguration,
+    TimelinePresence,
+)
+from stelae.core.timelines import LogPosition, SafekeeperId
+from stelae.simulation import Options, World
+from stelae.simulation.node import SimulationFailure
+from tests.unit.actors.safekeeper_world import (
+    OTHER,
+    SETTINGS,
+    TIMELINE,
+    SafekeepersWorld,
+    entry,
+    members,
+    run,
+)
+
+ME = SafekeeperId(1)
+NONE = LogPosition(0, 0)
+
+
+async def given(call: Coroutine[Any, Any, None]) -> str:
+    """The name of the error that it raises, if it does."""
+    try:
+        await call
+    except StelaeError as error:
+        return type(error).__name__
+    return ""
+
+
+async def status(here: SafekeepersWorld, n: int) -> HeldTimeline:
+    return await here.ports.timeline_status(SafekeeperId(n), TIMELINE.tablet_id, timeout_s=1.0)
+
+
+# ---- configurations -----------------------------------------------------------------------------
+
+
+def test_a_configuration_creates_once_and_the_higher_one_wins() -> None:
+    """Without ``create`` nothing is made; a lower one is answered with what is known; the term
+    rises with that of the configuration that holds, and is durable with it."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        assert await here.put(1, members(1), create=False) is None
+        first = await here.put(1, members(1))
+        assert first is not None
+        assert (first.conf, first.position, first.term) == (members(1), NONE, 0)
+        joint = members(2, 1, 2, 4)
+        second = await here.put(1, joint, min_term=7, create=False)
+        assert second is not None
+        assert (second.conf, second.term) == (joint, 7)
+        late = await here.put(1, members(1), min_term=9)
+        assert late == second, "a lower one changes nothing, and is told of the higher"
+        await here.restart(1)
+        assert await here.insist(lambda: here.put(1, members(1), create=False)) == second
+
+    run(scenario)
+
+
+def test_of_one_generation_there_is_one_configuration() -> None:
+    """Two of the same number are somebody's error: nothing is done."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        await here.put(1, members(1))
+        with pytest.raises(ConfigurationMismatch):
+            await here.put(1, members(1, 1, 2))
+        with pytest.raises(InvalidArgument, match="no member"):
+            await here.put(3, members(1, 1, 2))
+
+    run(scenario)
+
+
+# ---- proposers ----------------------------------------------------------------------------------
+
+
+def test_what_was_acknowledged_and_voted_is_there_after_a_crash() -> None:
+    """Greeting, vote, elected, append; then another proposer learns of all of it."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        await here.put(1, members(1))
+        session = here.voice.session(1, "a", 5)
+        await session.lead([])
+        log = [entry(5, n) for n in range(1, 9)]
+        answer = await session.append(log, 6)
+        assert isinstance(answer, WalAppendResponse)
+        assert (answer.flush_lsn, answer.commit_lsn) == (8, 6)
+        await here.restart(1)
+        refused = await session.append([entry(5, 9)])
+        assert isinstance(refused, Refusal)
+        assert refused.reason is RefusalReason.SESSION
+        rival = here.voice.session(1, "b", 5)
+        await rival.greet()
+        twice = await rival.vote()
+        assert isinstance(twice, Refusal), "one vote in a term"
+        rival.term = 6
+        vote = await rival.vote()
+        assert isinstance(vote, WalVoteResponse)
+        assert vote.position == LogPosition(5, 8)
+
+    run(scenario)
+
+
+def test_mail_for_somebody_else_is_refused() -> None:
+    """By server UUID, by safekeeper id, and by timeline."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        await here.put(1, members(1))
+        meant = here.voice.session(1, "a", 1)
+        meant.sequence = 1
+        wrong = msgspec.structs.replace(meant.request([]), safekeeper=SafekeeperId(2))
+        with pytest.raises(InvalidArgument, match="mail for safekeeper 2"):
+            await here.voice.tell(1, wrong)
+        with pytest.raises(TabletNotFound):
+            await here.voice.session(1, "a", 1, timeline=OTHER).greet()
+        address = here.server(1).info.address
+        with pytest.raises(WrongServer):
+            await here.client.peers.call(
+                address, PING, Ping(ME), timeout_s=1.0, destination=here.server(2).info.uuid
+            )
+
+    run(scenario)
+
+
+def test_appends_that_come_during_a_sync_share_the_next_one() -> None:
+    """Group commit: forty appends, sent one after the other without waiting, cost a few syncs."""
+    syncs = 0
+    sync = TimelineLog._sync
+
+    async def counted(self: TimelineLog, file: Any) -> None:
+        nonlocal syncs
+        syncs += 1
+        await sync(self, file)
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        await here.put(1, members(1))
+        session = here.voice.session(1, "a", 1)
+        await session.lead([])
+        requests = [session.request([entry(1, n, 8)]) for n in range(1, 41)]
+        for request in requests[:-1]:
+            await here.voice.tell(1, request)
+        answer = await here.voice.ask(1, requests[-1])
+        assert isinstance(answer, WalAppendResponse)
+        assert answer.flush_lsn == 40
+
+    with patch.object(TimelineLog, "_sync", counted):
+        run(scenario, options=Options(sync_mean_s=0.05, sync_min_s=0.05))
+    assert 0 < syncs < 15
+
+
+def test_a_full_queue_is_answered_as_overload_and_nothing_of_it_is_taken() -> None:
+    """Bounded in messages, for each timeline; what was taken is carried out."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        await here.put(1, members(1))
+        session = here.voice.session(1, "a", 1)
+        await session.lead([])
+        with patch.object(safekeeper_timeline, "MESSAGES_MAX", 3):
+            requests = [session.request([entry(1, n)]) for n in range(1, 30)]
+            answers = [await given(here.voice.tell(1, request)) for request in requests]
+        taken = answers.index("Overloaded")
+        assert 0 < taken < 6
+        await asyncio.sleep(2.0)
+        found = await status(here, 1)
+        assert found.flush_lsn == taken
+
+    run(scenario, options=Options(sync_mean_s=0.3, sync_min_s=0.3))
+
+
+# ---- ids ----------------------------------------------------------------------------------------
+
+
+class Master:
+    """Answers heartbeats as a leader does, with what the test says."""
+
+    def __init__(self, here: SafekeepersWorld, safekeeper: Safekeeper) -> None:
+        self.beats: list[Heartbeat] = []
+        self.reply: dict[str, Any] = {}
+        self.here = here
+        self.safekeeper = safekeeper
+
+    async def on_heartbeat(self, call: Call[Heartbeat]) -> Reply[HeartbeatReply]:
+        self.beats.append(call.body)
+        base = HeartbeatReply(True, 1, call.body.sent, processed=True, servers_version=1)
+        return Reply(msgspec.structs.replace(base, **self.reply))
+
+
+def id_world(scenario: Any, *, seed: int = 1) -> None:
+    """One safekeeper without an id, and a master."""
+    world = World(seed, Options())
+
+    async def main() -> None:
+        master_client = world.client("master")
+        here = SafekeepersWorld(world, SETTINGS)
+        world.start(
+            "sk1",
+            lambda runtime: Safekeeper(
+                runtime,
+                name="sk1",
+                cluster="c",
+                masters=[world.address("master")],
+                settings=SETTINGS,
+            ),
+            kind="safekeeper",
+        )
+        await world.wait_ready()
+        master = Master(here, here.server(1))
+        await master_client.peers.listen(ServerUuid("e" * 32), {HEARTBEAT: master.on_heartbeat})
+        await here.voice.listen()
+        await scenario(here, master)
+
+    world.run(main())
+
+
+def test_a_safekeeper_gets_its_id_from_the_masters_and_keeps_it() -> None:
+    """Until then it takes nothing; the id is durable, and told in the next heartbeat."""
+
+    async def scenario(here: SafekeepersWorld, master: Master) -> None:
+        await here.world.wait_until(lambda: len(master.beats) > 2, 5.0, "heartbeats")
+        beat = master.beats[-1]
+        assert (beat.server.kind, beat.server.safekeeper_id) == (ServerKind.SAFEKEEPER, None)
+        with pytest.raises(TabletNotReady, match="no id yet"):
+            await here.put(1, members(1, 1))
+        with pytest.raises(InvalidArgument, match="none yet"):
+            await here.ports.ping(ME, timeout_s=1.0)
+        master.reply = {"safekeeper_id": ME}
+        await here.world.wait_until(
+            lambda: master.beats[-1].server.safekeeper_id == ME, 5.0, "it says its id"
+        )
+        await here.ports.ping(ME, timeout_s=1.0)
+        with pytest.raises(InvalidArgument, match="its id is 1"):
+            await here.client.peers.call(
+                here.server(1).info.address, PING, Ping(SafekeeperId(2)), timeout_s=1.0
+            )
+        master.reply = {}
+        await here.put(1, members(1, 1))
+        await here.restart(1)
+        assert here.server(1).safekeeper_id == ME
+        await here.world.wait_until(
+            lambda: master.beats[-1].logs == (TIMELINE.tablet_id,), 5.0, "it says what it has"
+        )
+
+    id_world(scenario)
+
+
+def test_a_safekeeper_that_the_masters_call_otherwise_ends() -> None:
+    """Its disk and those masters do not belong together: two would answer to one id."""
+
+    async def scenario(here: SafekeepersWorld, master: Master) -> None:
+        master.reply = {"safekeeper_id": ME}
+        await here.world.wait_until(lambda: here.server(1).safekeeper_id == ME, 5.0, "an id")
+        master.reply = {"safekeeper_id": SafekeeperId(2)}
+        await asyncio.sleep(5.0)
+
+    with pytest.raises(SimulationFailure, match="is safekeeper 1 by its disk"):
+        id_world(scenario)
+
+
+def test_a_timeline_of_a_dropped_table_goes_for_ever_by_heartbeat() -> None:
+    """As often as it is said; a configuration does not bring it back."""
+
+    async def scenario(here: SafekeepersWorld, master: Master) -> None:
+        master.reply = {"safekeeper_id": ME}
+        await here.world.wait_until(lambda: here.server(1).safekeeper_id == ME, 5.0, "an id")
+        await here.put(1, members(1, 1))
+        master.reply = {"drop": (TIMELINE.tablet_id,)}
+        await here.world.wait_until(lambda: not here.server(1).timelines.held, 5.0, "it is dropped")
+        assert await here.put(1, members(99, 1)) is None
+
+    id_world(scenario)
+
+
+# ---- exclusion ----------------------------------------------------------------------------------
+
+
+def test_an_exclusion_leaves_a_tombstone_and_refuses_members_and_the_outdated() -> None:
+    """Also of what never was here; for ever, nobody asks for generations."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        async def exclude(n: int, generation: int, *ids: int, forever: bool = False) -> None:
+            await here.ports.exclude(
+                SafekeeperId(n), TIMELINE, members(generation, *ids), forever=forever, timeout_s=1.0
+            )
+
+        await here.put(1, members(3))
+        with pytest.raises(InvalidArgument, match="is a member"):
+            await exclude(1, 4, 1, 2)
+        with pytest.raises(StaleTerm):
+            await exclude(1, 2, 2, 3)
+        await exclude(1, 4, 2, 3)
+        await exclude(1, 4, 2, 3)
+        with pytest.raises(TabletTombstoned):
+            await status(here, 1)
+        await here.restart(1)
+        assert await here.insist(lambda: here.put(1, members(9))) is None, "only a pull may"
+        await exclude(2, 4, 1, 3)
+        assert await here.put(2, members(5)) is None
+        await here.put(3, members(3))
+        await exclude(3, 4, 1, 2, 3, forever=True)
+        with pytest.raises(TabletTombstoned):
+            await status(here, 3)
+
+    run(scenario)
+
+
+# ---- what there is ------------------------------------------------------------------------------
+
+
+def test_one_damaged_timeline_stops_only_itself() -> None:
+    """The others serve; it is listed with the reason, and nothing brings it back but a deletion
+    for ever."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        await here.put(1, members(1))
+        await here.put(1, members(1), timeline=OTHER)
+        control = f"timelines/{TIMELINE.tablet_id}"
+        disk = here.server(1)._runtime.disk
+        await here.within(1, disk.replace(control, b"rubbish"))
+        await here.restart(1)
+        held = [each async for each in here.ports.timelines(ME, timeout_s=1.0)]
+        assert [each.presence for each in held] == [
+            TimelinePresence.FAILED,
+            TimelinePresence.RESIDENT,
+        ]
+        assert control in held[0].problem
+        with pytest.raises(CorruptData):
+            await here.put(1, members(2))
+        assert await here.put(1, members(2), timeline=OTHER) is not None
+        await here.ports.exclude(ME, TIMELINE, members(9), forever=True, timeout_s=1.0)
+        left = [each.tablet_id async for each in here.ports.timelines(ME, timeout_s=1.0)]
+        assert left == [OTHER.tablet_id]
+
+    run(scenario)
+
+
+def test_a_status_says_where_the_timeline_stands_and_lists_come_in_pages() -> None:
+    """Term, end, commit, configuration; pages follow one another without gap or double."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        await here.put(1, members(1))
+        session = here.voice.session(1, "a", 5)
+        await session.lead([])
+        await session.append([entry(5, n) for n in range(1, 5)], 3)
+        found = await status(here, 1)
+        expected = (members(1), 5, 5, 4, 3)
+        what = (found.configuration, found.term, found.last_log_term)
+        assert (*what, found.flush_lsn, found.commit_lsn) == expected
+        assert found.log_bytes > 4 * 60
+        timelines = [
+            msgspec.structs.replace(TIMELINE, tablet_id=TabletId(f"t{n:02}")) for n in range(9)
+        ]
+        for timeline in timelines:
+            await here.put(1, members(1), timeline=timeline)
+        with patch("stelae.actors.safekeeper_ports.LIST_MAX", 3):
+            held = [each.tablet_id async for each in here.ports.timelines(ME, timeout_s=1.0)]
+        assert held == sorted([TIMELINE.tablet_id, *(each.tablet_id for each in timelines)])
+
+    run(scenario)
+
+
+def test_what_backups_hold_is_trimmed() -> None:
+    """By whole files, up to the horizon that the proposer names."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        await here.put(1, members(1))
+        session = here.voice.session(1, "a", 1)
+        await session.lead([])
+        for n in range(1, 21):
+            await session.append([entry(1, n)], n)
+        before = (await status(here, 1)).log_bytes
+        await session.append([], 20, 15)
+        await session.append([], 20, 15)
+        await asyncio.sleep(0.5)
+        found = await status(here, 1)
+        assert 0 < found.base_lsn <= found.horizon_lsn == 15
+        assert found.log_bytes < before
+        await here.restart(1)
+        assert (await here.insist(lambda: status(here, 1))).flush_lsn == 20
+
+    run(scenario)
+
+
+def test_a_full_disk_refuses_and_goes_on_once_there_is_room() -> None:
+    """What could not be written was not acknowledged; the acceptor begins anew from the disk."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        await here.put(1, members(1))
+        session = here.voice.session(1, "a", 1)
+        await session.lead([])
+        await session.append([entry(1, 1)])
+        disk = here.world.nodes["sk1"].disk
+        disk.full = True
+        await here.voice.tell(1, session.request([entry(1, 2)]))
+        await asyncio.sleep(1.0)
+        assert (await status(here, 1)).flush_lsn == 1
+        disk.full = False
+        again = here.voice.session(1, "a", 2)
+        await again.lead([entry(1, 1)])
+        answer = await again.append([entry(2, 2)])
+        assert isinstance(answer, WalAppendResponse)
+        assert answer.flush_lsn == 2
+
+    run(scenario)
+
+
+def test_calls_name_the_server_by_its_uuid() -> None:
+    """Who took over an address is not taken for the safekeeper that was there."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        address = here.server(1).info.address
+        with pytest.raises(WrongServer):
+            await here.client.peers.call(
+                address,
+                PUT_CONFIGURATION,
+                PutConfiguration(TIMELINE, members(1), create=True),
+                timeout_s=1.0,
+                destination=ServerUuid("d" * 32),
+            )
+        assert here.server(1).timelines.held == []
+
+    run(scenario)
