@@ -87,6 +87,15 @@ class Upkeep:
             await self._pulls.abandon_old()
         with self._noted("a look at blobs", TabletId("")):
             await self._look_at_blobs(store)
+        self._measure(store)
+
+    def _measure(self, store: TimelineStore) -> None:
+        timelines, gauge = store.timelines.values(), self._runtime.metrics.gauge
+        failed = sum(1 for timeline in timelines if timeline.failure is not None)
+        gauge("safekeeper_timelines", len(timelines) + len(store.failed))
+        gauge("safekeeper_timelines_failed", failed + len(store.failed))
+        gauge("safekeeper_timelines_evicted", sum(timeline.is_evicted for timeline in timelines))
+        gauge("safekeeper_log_bytes", sum(timeline.log_bytes for timeline in timelines))
 
     @contextmanager
     def _noted(self, what: str, tablet_id: TabletId) -> Iterator[None]:
