@@ -182,7 +182,7 @@ def server_restart(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Restart a tablet server or a master while the others serve, and wait until it is back.
+    """Restart a tablet server, master or safekeeper while the others serve; wait until it is back.
 
     It hands its leaderships over first, so clients of tables with replicas hardly notice. Tablets
     of tables with segments are recovered from their backups, as after a crash. Once the command

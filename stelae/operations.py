@@ -90,7 +90,7 @@ class Operations:
         progress: Callable[[str], None] = lambda text: None,
         timeout: float = RESTART_TIMEOUT_S,
     ) -> None:
-        """Restart a tablet server or a master (name or UUID) in order, while the others serve.
+        """Restart a tablet server, master or safekeeper (name or UUID), while the others serve.
 
         It hands its leaderships over first, so that clients hardly notice. Returns once it takes
         part with all its replicas again, and nothing is being recovered: then the next one may be

@@ -1,4 +1,4 @@
-"""Planned restarts of tablet servers and masters on Ray: leaderships first, then the process.
+"""Planned restarts of tablet servers, masters and safekeepers on Ray: leaderships go first.
 
 So that a cluster can be restarted server by server while it serves. Ray starts the actor anew; what
 is waited for afterwards is that the server lives in a new run, and takes part with all its replicas
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 HAND_OVER_S = 5.0
 """For all leaderships together, at most."""
 POLL_S = 0.2
-RESTARTED = (ServerKind.TSERVER.value, ServerKind.MASTER.value)
+LEADING = (ServerKind.TSERVER.value, ServerKind.MASTER.value)
+RESTARTED = (*LEADING, ServerKind.SAFEKEEPER.value)
 TAKES_PART = ("leader", "follower")
 
 
@@ -43,8 +44,10 @@ def restart_server(
     actor = cluster_actors(database.cluster).get(found["id"])
     if actor is None:
         raise InvalidArgument(f"{found['id']} does not run in this Ray")
-    progress(f"{found['id']} hands its leaderships over")
-    left: int = ray.get(actor.hand_over.remote(HAND_OVER_S), timeout=2 * HAND_OVER_S)
+    left = 0
+    if found["kind"] in LEADING:
+        progress(f"{found['id']} hands its leaderships over")
+        left = ray.get(actor.hand_over.remote(HAND_OVER_S), timeout=2 * HAND_OVER_S)
     note = f", and {left} of the groups that it led wait for an election" if left else ""
     progress(f"{found['id']} starts anew{note}")
     ray.kill(actor, no_restart=False)
@@ -62,13 +65,13 @@ def restart_server(
 
 
 def find_server(status: Mapping[str, Any], server: str) -> Mapping[str, Any]:
-    """The live tserver or master of that name or UUID. Raises `InvalidArgument`."""
+    """The live tserver, master or safekeeper of that name or UUID. Raises `InvalidArgument`."""
     for each in status["servers"]:
         is_live = each["kind"] in RESTARTED and each["state"] == "live"
         if is_live and server in (each["id"], each["uuid"]):
             found: Mapping[str, Any] = each
             return found
-    raise InvalidArgument(f"{server!r} is no tserver or master that lives")
+    raise InvalidArgument(f"{server!r} is no tserver, master or safekeeper that lives")
 
 
 def what_is_missing(status: Mapping[str, Any], uuid: str, incarnation: int) -> str:

@@ -48,15 +48,16 @@ def test_a_server_is_back_when_it_takes_part_with_all_its_replicas(
     assert bool(found) == bool(missing)
 
 
-def test_tservers_and_masters_are_restarted_and_nobody_else() -> None:
+def test_tservers_masters_and_safekeepers_are_restarted_and_nobody_else() -> None:
     """By name or UUID, if they live: a backup is restarted by whoever runs it."""
-    kinds = {"t": "tserver", "m": "master", "b": "backup", "d": "tserver"}
+    kinds = {"t": "tserver", "m": "master", "s": "safekeeper", "b": "backup", "d": "tserver"}
     servers = [
         {"kind": kind, "id": name, "uuid": f"u-{name}", "state": "dead" if name == "d" else "live"}
         for name, kind in kinds.items()
     ]
     assert find_server({"servers": servers}, "t")["uuid"] == "u-t"
     assert find_server({"servers": servers}, "u-m")["id"] == "m"
+    assert find_server({"servers": servers}, "s")["kind"] == "safekeeper"
     for wrong in ("b", "d", "nobody"):
-        with pytest.raises(InvalidArgument, match="no tserver or master that lives"):
+        with pytest.raises(InvalidArgument, match="no tserver, master or safekeeper that lives"):
             find_server({"servers": servers}, wrong)
