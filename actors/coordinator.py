@@ -281,6 +281,7 @@ class Coordinator:
 
     async def _move(self, action: Move) -> None:
         self._open_pages(action)
+        began = self._runtime.clock.monotonic()
         done = await self._replace(action.tablets)
         now = self._runtime.clock.monotonic()
         for tablet in done:
@@ -288,7 +289,8 @@ class Coordinator:
             if former is not None:
                 self._pacing.failed(tablet.tablet_id, former, now)
             self._pacing.moved(tablet.tablet_id)
-        self.recoveries.reached((tablet.tablet_id for tablet in done), "raised", now)
+        raised = (tablet.tablet_id for tablet in done)
+        self.recoveries.reached(raised, "raised", now, began=began)  # the round may have begun
 
     async def _hand_over(self, action: HandOver) -> None:
         done = await self._replace(action.tablets)

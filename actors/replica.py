@@ -14,7 +14,7 @@ from collections.abc import Callable
 from stelae.actors.raft_handlers import raft_handlers
 from stelae.actors.replica_flush import snapshot_at
 from stelae.actors.replica_loop import ReplicaLoop
-from stelae.actors.replica_types import ReplicaSettings, RoleChange, StateMachine
+from stelae.actors.replica_types import Part, ReplicaSettings, RoleChange, StateMachine
 from stelae.consensus.membership import MemberChange
 from stelae.consensus.ready import Role, Status
 from stelae.core.errors import DeadlineExpired
@@ -76,8 +76,10 @@ class Replica(ReplicaLoop):
 
     # ---- requests --------------------------------------------------------------------------
 
-    async def propose(self, command: bytes, timeout_s: float) -> object:
+    async def propose(self, command: bytes | Part, timeout_s: float) -> object:
         """Replicate a command, and return what the state machine gave for it.
+
+        One that is a `Part` may share its entry of the log with others of this moment.
 
         Raises:
             NotLeader: surely not done.

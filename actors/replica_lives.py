@@ -124,9 +124,9 @@ class ReplicaLives:
         self._stopped: dict[TabletId, Gone] = {}
         """By `stop_for_copy`."""
         self._full: dict[TabletId, tuple[float, float]] = {}
+        """When a tablet last failed by what passes, and how long it then waited."""
         self._burials: dict[TabletId, None] = {}
         """Deletions for ever that wait for room."""
-        """When a tablet last failed by what passes, and how long it then waited."""
         self._watches: dict[TabletId, asyncio.Task[None]] = {}
         self._openings = asyncio.Semaphore(OPENINGS_MAX)
         self._locks: weakref.WeakValueDictionary[TabletId, asyncio.Lock]

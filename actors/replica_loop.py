@@ -15,7 +15,7 @@ steps, without waking a task. So groups at rest cost little. Design §7, §8, §
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from stelae.actors.begun_turn import BegunTurn
 from stelae.actors.log_writer import LogWriter
@@ -23,7 +23,7 @@ from stelae.actors.raft_host import RaftHost
 from stelae.actors.replica_flush import CopyNeeds, OwnSnapshots, ReplicaFlushes
 from stelae.actors.replica_links import ReplicaLinks
 from stelae.actors.replica_members import MemberCare
-from stelae.actors.replica_requests import Proposal, ReplicaRequests, transfer
+from stelae.actors.replica_requests import ReplicaRequests, transfer
 from stelae.actors.replica_storage import ReplicaStorage
 from stelae.actors.replica_types import ReplicaSettings, RoleChange, SnapshotStore, StateMachine
 from stelae.actors.role_news import RoleNews
@@ -147,10 +147,9 @@ class ReplicaLoop:
         )
         self._links.learn(self._core.configuration)
         name = f"replica {self.group_id}"
-        self._own.append(self._tasks.spawn(self._run(), name))
-        self._own.append(self._tasks.spawn(self._write(self._writer.run()), f"{name} writes"))
-        notes = self._storage.note_for_ever(self._runtime.clock)
-        self._own.append(self._tasks.spawn(self._write(notes), f"{name} notes"))
+        works = ((self._run, ""), (self._writer.run, " writes"), (self._note, " notes"))
+        for work, of in works:
+            self._own.append(self._tasks.spawn(self._for_ever(work), f"{name}{of}"))
         self._host.join(self.group_id, self)
 
     async def stop(self) -> None:
@@ -377,8 +376,7 @@ class ReplicaLoop:
         """Proposals wait while this leader's disk, or the others, are too far behind; a few small
         ones also for what is under way, to share one append and one sync of each replica."""
         if self._has_room(core):
-            for proposal in self._requests.take_proposals():
-                self._propose(core, proposal)
+            self._requests.propose_all(core, self._not_leader)
         for request in self._requests.take_reads():
             try:
                 core.read(request)
@@ -394,19 +392,6 @@ class ReplicaLoop:
             return False
         waiting_bytes = log.bytes_after(log.applied_index)
         return not self._writer.is_full and waiting_bytes < self._settings.queue_bytes
-
-    def _propose(self, core: Raft, proposal: Proposal) -> None:
-        try:
-            if proposal.change is not None:
-                op_id = core.change_members(proposal.change, proposal.expected)
-            else:
-                op_id = core.propose(proposal.command)
-        except NotLeader:
-            self._requests.refuse(proposal, self._not_leader())
-        except StelaeError as error:
-            self._requests.refuse(proposal, error)
-        else:
-            self._requests.appended(proposal, op_id)
 
     async def _execute(self, core: Raft, ready: Ready, *, is_sent: bool = False) -> None:
         """Carry out one Ready, in this order: durable, then sent, then applied.
@@ -457,10 +442,13 @@ class ReplicaLoop:
         self._requests.release_reads(core.log.applied_index)
         self.copies.tell(ready.copies)
 
-    async def _write(self, work: Awaitable[None]) -> None:
-        """For ever. A failure of the disk ends everything here at once."""
+    async def _note(self) -> None:
+        await self._storage.note_for_ever(self._runtime.clock)
+
+    async def _for_ever(self, work: Callable[[], Awaitable[None]]) -> None:
+        """A failure of the disk ends everything here at once, also answers to heartbeats."""
         try:
-            await work
+            await work()
         finally:
             self._is_stopped = True
 

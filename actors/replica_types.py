@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +30,31 @@ class StateMachine(Protocol):
 
     def restore(self, data: bytes) -> None:
         """Replace the whole state by that of a snapshot; empty bytes are never given."""
+        ...
+
+
+class Part(Protocol):
+    """A small command, or a few, that can share an entry of the log with its like.
+
+    What the state machine gives for an entry of several is a tuple: of each what it came to.
+    """
+
+    @property
+    def count(self) -> int:
+        """Of how many commands this is."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """About how much of the log it takes."""
+        ...
+
+    def fits(self, other: Part) -> bool:
+        """Whether the two can be in one entry."""
+        ...
+
+    def joined(self, others: Sequence[Part]) -> bytes:
+        """The command of this one and those after it, all of which it `fits`."""
         ...
 
 

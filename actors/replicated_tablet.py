@@ -24,6 +24,7 @@ from stelae.actors.raft_host import RaftHost
 from stelae.actors.replica import Replica, ReplicaSettings, RoleChange
 from stelae.actors.replica_report import ReplicaReports
 from stelae.actors.replica_storage import ReplicaStorage
+from stelae.actors.small_writes import SMALL_BYTES_MAX, SmallWrite, is_small, one_by_one
 from stelae.actors.tablet_flushes import TabletFlushes
 from stelae.actors.tablet_input import SMALL_BATCH_BYTES, read_rows
 from stelae.actors.tablet_reads import TabletReads
@@ -48,6 +49,7 @@ from stelae.core.messages import (
     Scan,
     TabletReport,
     Write,
+    WriteMany,
     WriteReply,
 )
 from stelae.core.records import TableRecord
@@ -390,14 +392,35 @@ class ReplicatedTablet(TabletReads):
             return answer(known)
         if refusal is not None:
             raise refusal
-        self._machine.check_write(request, rows)
-        command = await self._command(call, rows)
-        limit = min(COMMAND_BYTES_MAX, self._settings.queue_bytes)
-        if len(command) > limit:
-            raise TooLarge(f"a write to table {self._schemas.table.name!r}", len(command), limit)
+        size_bytes = self._machine.check_write(request, rows)
+        command: bytes | SmallWrite
+        if is_small(request, size_bytes):
+            version = request.schema_version or self._schemas.present.version
+            command = SmallWrite(request, (request.request,), self._stamp(), version, size_bytes)
+        else:
+            command = await self._command(call, rows)
+            limit = min(COMMAND_BYTES_MAX, self._settings.queue_bytes)
+            if len(command) > limit:
+                what = f"a write to table {self._schemas.table.name!r}"
+                raise TooLarge(what, len(command), limit)
         outcome = await self.replica.propose(command, call.timeout_s)
         assert isinstance(outcome, bytes), "the outcome of a write"
         return answer(outcome)
+
+    async def write_many(
+        self, call: Call[WriteMany], refusal: StelaeError | None
+    ) -> tuple[bytes, ...]:
+        """Carry out calls of one row each; all in one entry of the log, if none is in doubt."""
+        many = call.body
+        self._check_leading()
+        size_bytes = self._machine.check_many(many) if refusal is None else 0
+        if not 0 < size_bytes <= SMALL_BYTES_MAX * len(many.rows):
+            return await one_by_one(self, call, refusal)
+        version = many.schema_version or self._schemas.present.version
+        command = SmallWrite(many, many.requests, self._stamp(), version, size_bytes)
+        outcomes = await self.replica.propose(command, call.timeout_s)
+        assert isinstance(outcomes, tuple) or len(many.requests) == 1, "the outcomes of calls"
+        return outcomes if isinstance(outcomes, tuple) else (outcomes,)
 
     async def _command(self, call: Call[Write], rows: Any) -> bytes:
         version = call.body.schema_version or self._schemas.present.version

@@ -28,7 +28,7 @@ from stelae.actors.safekeeper_upkeep import Upkeep
 from stelae.actors.timeline_log import FILE_BYTES
 from stelae.coordinator.reports import Report, Reporter, log_fingerprint
 from stelae.core.errors import InvalidArgument, StelaeError
-from stelae.core.ids import Address
+from stelae.core.ids import Address, TabletId
 from stelae.core.messages import HEARTBEAT, Heartbeat, HeartbeatReply
 from stelae.core.records import ServerInfo, ServerKind
 from stelae.core.runtime import Runtime
@@ -63,6 +63,7 @@ class Safekeeper:
         self._masters = MasterList(runtime, self.tasks, masters)
         self._wake: dict[Address, asyncio.Event] = {}
         self._adopting = asyncio.Lock()
+        self._is_dropping = False
         blobs = BackupOffload(runtime, settings, self.members)
         self.timelines = SafekeeperTimelines(
             runtime, self.tasks, name, blobs=blobs, file_bytes=file_bytes
@@ -169,9 +170,16 @@ class Safekeeper:
         await self._masters.update(reply.masters)
         if reply.safekeeper_id is not None:
             await self.adopt_id(reply.safekeeper_id)
-        for tablet_id in reply.drop:
+        if reply.drop and not self._is_dropping:
+            self._is_dropping = True
+            self.tasks.spawn(self._drop(reply.drop), "deletion of timelines")
+
+    async def _drop(self, tablets: Sequence[TabletId]) -> None:
+        """Not in a heartbeat's time: many deletions take longer than others wait for one."""
+        for tablet_id in tablets:
             try:
                 await self.timelines.exclude(tablet_id, None)
             except StelaeError as error:  # the next heartbeat says it again
                 self._runtime.metrics.count("timelines_not_dropped")
                 logger.warning("timeline %s is not dropped yet: %s", tablet_id, error)
+        self._is_dropping = False

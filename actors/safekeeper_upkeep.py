@@ -71,12 +71,13 @@ class Upkeep:
             active = self._timelines.working(tablet_id)
             if active is None:
                 continue
-            active.checkpoint()
-            timeline = store.timelines.get(tablet_id)
-            if timeline is not None:
-                active.trim(timeline)
-                with self._noted("an eviction", tablet_id):
-                    await self._evict_if_idle(store, timeline)
+            timeline = store.timelines[tablet_id]
+            unused_s = self._unused_s(timeline)
+            if unused_s > 0.0:  # while it is used, more comes soon: that would be much to sync
+                active.checkpoint()
+            active.trim(timeline)
+            with self._noted("an eviction", tablet_id):
+                await self._evict_if_idle(store, timeline, unused_s)
         for tablet_id in [each for each in self._uses if each not in store.timelines]:
             del self._uses[tablet_id]
         for tablet_id in store.with_stale_blobs:
@@ -86,6 +87,15 @@ class Upkeep:
             await self._pulls.abandon_old()
         with self._noted("a look at blobs", TabletId("")):
             await self._look_at_blobs(store)
+        self._measure(store)
+
+    def _measure(self, store: TimelineStore) -> None:
+        timelines, gauge = store.timelines.values(), self._runtime.metrics.gauge
+        failed = sum(1 for timeline in timelines if timeline.failure is not None)
+        gauge("safekeeper_timelines", len(timelines) + len(store.failed))
+        gauge("safekeeper_timelines_failed", failed + len(store.failed))
+        gauge("safekeeper_timelines_evicted", sum(timeline.is_evicted for timeline in timelines))
+        gauge("safekeeper_log_bytes", sum(timeline.log_bytes for timeline in timelines))
 
     @contextmanager
     def _noted(self, what: str, tablet_id: TabletId) -> Iterator[None]:
@@ -98,22 +108,24 @@ class Upkeep:
 
     # ---- eviction ---------------------------------------------------------------------------
 
-    async def _evict_if_idle(self, store: TimelineStore, timeline: Timeline) -> None:
-        if timeline.is_evicted or not self._is_idle(timeline):
+    def _unused_s(self, timeline: Timeline) -> float:
+        """For how long nobody has used its log, as far as sweeps have seen."""
+        now = self._runtime.clock.monotonic()
+        use = self._uses.get(timeline.tablet_id)
+        if use is None or use.count != timeline.uses:
+            use = self._uses[timeline.tablet_id] = _Use(timeline.uses, now)
+        return now - use.since_s
+
+    async def _evict_if_idle(
+        self, store: TimelineStore, timeline: Timeline, unused_s: float
+    ) -> None:
+        is_due = 0.0 < self._settings.evict_after_s <= unused_s
+        if not is_due or timeline.is_evicted or not timeline.log_bytes:
             return
         if self._blobs.backup_count < self._settings.evict_copies:
             return
         if await store.evict(timeline.tablet_id):
             self._runtime.metrics.count("timelines_evicted")
-
-    def _is_idle(self, timeline: Timeline) -> bool:
-        """Whether its log has something, and was left alone for long enough."""
-        now, limit_s = self._runtime.clock.monotonic(), self._settings.evict_after_s
-        use = self._uses.get(timeline.tablet_id)
-        if use is None or use.count != timeline.uses:
-            self._uses[timeline.tablet_id] = _Use(timeline.uses, now)
-            return False
-        return 0.0 < limit_s <= now - use.since_s and timeline.log_bytes > 0
 
     # ---- blobs ------------------------------------------------------------------------------
 

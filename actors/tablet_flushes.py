@@ -46,7 +46,7 @@ class TabletFlushes:
 
     # ---- the replica's state machine --------------------------------------------------------
 
-    def apply(self, index: int, term: int, command: bytes) -> bytes | int:
+    def apply(self, index: int, term: int, command: bytes) -> bytes | int | tuple[bytes, ...]:
         """Execute a command, and see whether a flush is due. Raises CorruptData."""
         outcome = self._machine.apply(index, term, command)
         if self._machine.flush_due(self._segment_bytes):

@@ -29,7 +29,9 @@ from stelae.actors.replica_orders import ReplicaOrders
 from stelae.actors.replicated_tablet import ReplicatedTablet
 from stelae.actors.scans import ScanSessions
 from stelae.actors.server_copies import ServerCopies
+from stelae.actors.small_writes import check_many, one_by_one
 from stelae.actors.tablet import Tablet
+from stelae.actors.tablet_input import check_request
 from stelae.actors.tablet_log import MakeLog
 from stelae.actors.tablet_logs import segment_log_of, wal_log_of
 from stelae.actors.tablet_recovery import Intake
@@ -61,6 +63,7 @@ from stelae.core.messages import (
     SERVE_TABLET,
     TABLET_OPENED,
     WRITE,
+    WRITE_MANY,
     CloseTablet,
     Get,
     GetMany,
@@ -77,6 +80,8 @@ from stelae.core.messages import (
     TabletProgress,
     TabletReport,
     Write,
+    WriteMany,
+    WriteManyReply,
     WriteOp,
 )
 from stelae.core.records import ServerKind
@@ -187,6 +192,7 @@ class TabletServer:
             INSTALL_MERGE: self._on_install_merge,
             LEARN_TIMELINE: self._on_learn_timeline,
             WRITE: self._on_write,
+            WRITE_MANY: self._on_write_many,
             GET: self._on_get,
             GET_MANY: self._on_get_many,
             SCAN: self._on_scan,
@@ -435,6 +441,20 @@ class TabletServer:
         reply = Reply(await tablet.write(call, rows, refusal))
         tablet.calls += weight_of(size_bytes)
         return reply
+
+    @prompt
+    async def _on_write_many(self, call: Call[WriteMany]) -> Reply[Any]:
+        check_many(call.body)
+        for request in call.body.requests:
+            check_request(request)
+        tablet = self._serving(call.body.tablet_id)
+        refusal = None if call.body.op is WriteOp.DELETE else self._out_of_memory(tablet)
+        if isinstance(tablet, ReplicatedTablet):
+            outcomes = await tablet.write_many(call, refusal)
+        else:
+            outcomes = await one_by_one(tablet, call, refusal)
+        tablet.calls += len(outcomes)
+        return Reply(WriteManyReply(outcomes))
 
     def _out_of_memory(self, tablet: Tablet | ReplicatedTablet) -> OutOfMemory | None:
         """Why no more rows are taken: there is no memory for them here, or at a follower."""

@@ -20,6 +20,10 @@ from figures import Figure, at_least, median, percentile, shown, skipped
 from generated import SCHEMA, one_row, rows
 
 from stelae import replicas, segments
+from stelae.client.database import AsyncDatabase
+from stelae.client.table import AsyncTable
+from stelae.recovery.spark_link import ClusterLink
+from stelae.runtime.client import client_runtime
 
 BATCH_ROWS = 1000
 BATCH_WRITERS = 4
@@ -40,8 +44,8 @@ def measure(quick: bool) -> list[Figure]:
             cluster("replica-writes", tservers={"count": 3, "memory": "3GiB"})
         )
         figures = _batches(database, rounds, batches)
-        table = database.create_table("single", SCHEMA, key="id", durability=replicas(3))
-        return figures + _single_rows(table, etcd, missing, rounds, duration_s)
+        database.create_table("single", SCHEMA, key="id", durability=replicas(3))
+        return figures + _single_rows(database, "single", etcd, missing, rounds, duration_s)
 
 
 def _batches(database: Any, rounds: int, count: int) -> list[Figure]:
@@ -96,51 +100,65 @@ def _write_batches(table: Any, data: pa.Table) -> tuple[float, list[float]]:
 
 
 def _single_rows(
-    table: Any, etcd: Etcd | None, missing: str, rounds: int, duration_s: float
+    database: Any, name: str, etcd: Etcd | None, missing: str, rounds: int, duration_s: float
 ) -> list[Figure]:
-    ours: list[float] = []
+    """By tasks of one client, whose calls travel together, and by as many clients that share
+    nothing: each its own connections, like those of etcd's."""
+    loop = database._loop
+    shared = loop.run(_clients(database.link, name, 1)) * ROW_WRITERS
+    own = loop.run(_clients(database.link, name, ROW_WRITERS))
+    ways = {"clients of their own": own, "tasks of one client": shared}
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    taken: dict[str, list[float]] = {way: [] for way in ways}
     theirs: list[float] = []
-    taken: list[float] = []
     for number in range(rounds + 1):
-        rate, times = _write_rows(table, duration_s)
-        other = etcd.put_rate(ROW_WRITERS, duration_s) if etcd is not None else 0.0
-        if number:  # the first one warms up
-            ours.append(rate)
-            theirs.append(other)
-            taken += times
-    name = f"single rows into replicas(3), {ROW_WRITERS} clients"
-    note = f"median {median(taken) * 1e3:.1f} ms, p99 {percentile(taken, 0.99) * 1e3:.1f} ms"
-    figures = [shown(name, median(ours), "rows/s", note)]
-    if etcd is None:
-        return [*figures, skipped("… against etcd", missing)]
-    ratio = median([mine / other for mine, other in zip(ours, theirs, strict=True)])
+        for way, tables in ways.items():
+            rate, times = loop.run(_write_rows(tables, duration_s))
+            if number:  # the first one warms up
+                rates[way].append(rate)
+                taken[way] += times
+        if number and etcd is not None:
+            theirs.append(etcd.put_rate(ROW_WRITERS, duration_s))
+    figures = []
+    if etcd is not None:
+        what = f"etcd, {ROW_WRITERS} connections"
+        figures.append(shown(what, median(theirs), "puts/s", "its JSON gateway, by wrk"))
+    for way, ours in rates.items():
+        times = taken[way]
+        note = f"median {median(times) * 1e3:.1f} ms, p99 {percentile(times, 0.99) * 1e3:.1f} ms"
+        what = f"single rows into replicas(3), {ROW_WRITERS} {way}"
+        figures.append(shown(what, median(ours), "rows/s", note))
+        if etcd is None:
+            figures.append(skipped("… against etcd", missing))
+        else:
+            ratio = median([mine / other for mine, other in zip(ours, theirs, strict=True)])
+            figures.append(at_least("… against etcd", ratio, 1.5, "×"))
+    return figures
+
+
+async def _clients(link: ClusterLink, name: str, count: int) -> list[AsyncTable]:
+    """The table, as so many clients know it."""
+    masters = list(link.masters)
     return [
-        *figures,
-        shown(
-            f"etcd, {ROW_WRITERS} connections",
-            median(theirs),
-            "puts/s",
-            "its JSON gateway, by wrk",
-        ),
-        at_least("… against etcd", ratio, 1.5, "×"),
+        await AsyncDatabase(
+            client_runtime(link.cluster, link.secret), masters, link.settings
+        ).table(name)
+        for _ in range(count)
     ]
 
 
-def _write_rows(table: Any, duration_s: float) -> tuple[float, list[float]]:
+async def _write_rows(tables: list[AsyncTable], duration_s: float) -> tuple[float, list[float]]:
     """Rows a second of tasks that each write one row after the other, in one process."""
     times: list[float] = []
 
-    async def writer(number: int, end: float) -> None:
-        upsert, done = table._table.upsert, 0
+    async def writer(number: int, table: AsyncTable, end: float) -> None:
+        done = 0
         while (start := time.perf_counter()) < end:
-            await upsert(one_row(number * 1_000_000 + done % 10_000))
+            await table.upsert(one_row(number * 1_000_000 + done % 10_000))
             times.append(time.perf_counter() - start)
             done += 1
 
-    async def write_all() -> None:
-        end = time.perf_counter() + duration_s
-        await asyncio.gather(*(writer(n, end) for n in range(ROW_WRITERS)))
-
     started = time.perf_counter()
-    table._loop.run(write_all())
+    end = started + duration_s
+    await asyncio.gather(*(writer(n, table, end) for n, table in enumerate(tables)))
     return len(times) / (time.perf_counter() - started), times

@@ -18,8 +18,9 @@ from stelae.client.attempts import ATTEMPT_TIMEOUT_S
 from stelae.client.convert import Key, Rows
 from stelae.client.group_calls import SUSPECT_S
 from stelae.client.group_route import Target
+from stelae.client.part import Part
 from stelae.client.table import AsyncTable
-from stelae.client.writer import Part, SmallWrite, Versions, version_range
+from stelae.client.writer import SmallWrite, Versions, version_range
 from stelae.core.catalog_messages import LINEARIZABLE
 from stelae.core.errors import (
     NoSpace,

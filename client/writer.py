@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.client.convert import Rows, decode_batch, encode_batch, is_table, to_arrow
+from stelae.client.gathering import Gathering
 from stelae.client.given import (
     check_key_given,
     check_rows,
@@ -25,6 +26,7 @@ from stelae.client.given import (
 )
 from stelae.client.known import KnownTable
 from stelae.client.locations import TableCache
+from stelae.client.part import Part
 from stelae.client.retries import most_telling, on_tablet
 from stelae.client.session import Session
 from stelae.core.errors import SchemaChanged, StelaeError, TooLarge
@@ -37,20 +39,6 @@ from stelae.core.values import WireRow, check_batch, rows_to_batch
 from stelae.storage.versions import SchemaView
 
 Versions = NDArray[np.uint64]
-
-
-@dataclass(slots=True)
-class Part:
-    """What one tablet gets of a call: few rows as wire values, or a blob of many."""
-
-    number: int
-    op: WriteOp
-    rows: tuple[WireRow, ...]
-    columns: tuple[str, ...]
-    expected: tuple[int, ...]
-    schema_version: int
-    """The one that the rows and columns are of."""
-    blobs: Sequence[pa.Buffer] = ()
 
 
 @dataclass(slots=True)
@@ -82,6 +70,7 @@ class TableWriter:
         self._name = known.name
         self._codec = known.codec
         self._partitioner = known.partitioner
+        self._gathering = Gathering(runtime, cache, self.send_part)
 
     async def delete(self, keys: Any, if_version: Any, timeout_s: float) -> Versions:
         """Delete rows by key; see `AsyncTable.delete`."""
@@ -248,7 +237,7 @@ class TableWriter:
 
     async def _write_part(self, part: Part, timeout_s: float) -> WriteReply:
         with self._session.request(self.receiver(part)) as request:
-            return await self.send_part(part, request, timeout_s)
+            return await self._gathering.send(part, request, timeout_s)
 
     async def send_part(
         self, part: Part, request: RequestId, timeout_s: float, tried: StelaeError | None = None

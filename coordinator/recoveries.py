@@ -8,6 +8,7 @@ the moment of detection.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,17 +129,27 @@ class Recoveries:
         """The unfinished recovery that a tablet is part of."""
         return self._of_tablet.get(tablet_id)
 
-    def reached(self, tablet_ids: Iterable[TabletId], phase: str, now: float) -> None:
-        """These tablets have come to a phase; a new attempt passes it again."""
+    def reached(
+        self, tablet_ids: Iterable[TabletId], phase: str, now: float, *, began: float = math.inf
+    ) -> None:
+        """These tablets have come to a phase; a new attempt passes it again.
+
+        ``began``: when the way to this phase began; what follows it may have been noted since then.
+        """
         for tablet_id in tablet_ids:
             recovery = self._of_tablet.get(tablet_id)
             if recovery is None:
                 continue
             tablet = recovery.tablets[tablet_id]
             later = PHASES[PHASES.index(phase) + 1 :]
-            tablet.reached = {p: t for p, t in tablet.reached.items() if p not in later}
-            tablet.reached[phase] = now
+            since = {p: tablet.reached.get(p, -math.inf) for p in later}
+            noted = {p: at for p, at in since.items() if at >= began}
+            before = {p: at for p, at in tablet.reached.items() if p not in later}
+            tablet.reached = {**before, phase: min([now, *noted.values()]), **noted}
             if phase == "running":
+                if "planned" in before:  # its report may overtake the answer to the order to open
+                    before.setdefault("opened", now)
+                    tablet.reached = {**before, phase: now}
                 tablet.problem = ""
                 del self._of_tablet[tablet_id]
 

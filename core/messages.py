@@ -313,6 +313,7 @@ GET = row_messages.GET
 GET_MANY = row_messages.GET_MANY
 SCAN = row_messages.SCAN
 WRITE = row_messages.WRITE
+WRITE_MANY = row_messages.WRITE_MANY
 Get = row_messages.Get
 GetMany = row_messages.GetMany
 GetManyReply = row_messages.GetManyReply
@@ -320,6 +321,8 @@ GetReply = row_messages.GetReply
 Scan = row_messages.Scan
 ScanReply = row_messages.ScanReply
 Write = row_messages.Write
+WriteMany = row_messages.WriteMany
+WriteManyReply = row_messages.WriteManyReply
 WriteOp = row_messages.WriteOp
 WriteReply = row_messages.WriteReply
 

@@ -16,6 +16,9 @@ from stelae.core.catalog_messages import LINEARIZABLE
 from stelae.core.ids import RequestId, TabletId
 from stelae.core.rpc import Body, Method
 
+WRITES_MAX = 256
+"""Of one `WriteMany`."""
+
 
 class WriteOp(enum.IntEnum):
     INSERT = 0
@@ -47,6 +50,28 @@ class WriteReply(Body, frozen=True):
 
     first_version: int
     row_count: int
+
+
+class WriteMany(Body, frozen=True):
+    """Calls of one row each that one client made at about the same time; each is a `Write`.
+
+    They are carried out in order, each by itself, whatever becomes of the others.
+    """
+
+    tablet_id: TabletId
+    schema_version: int
+    op: WriteOp
+    columns: tuple[str, ...]
+    requests: tuple[RequestId, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """Of each request its row."""
+
+
+class WriteManyReply(Body, frozen=True):
+    """What each came to, as `stelae.storage.outcomes` writes it. If all of them have failed for
+    the same reason, that is the answer to the call instead."""
+
+    outcomes: tuple[bytes, ...]
 
 
 class Get(Body, frozen=True):
@@ -114,6 +139,7 @@ class ScanReply(Body, frozen=True):
 
 
 WRITE = Method("tserver.write", Write, WriteReply)
+WRITE_MANY = Method("tserver.write_many", WriteMany, WriteManyReply)
 GET = Method("tserver.get", Get, GetReply)
 GET_MANY = Method("tserver.get_many", GetMany, GetManyReply)
 SCAN = Method("tserver.scan", Scan, ScanReply)

@@ -59,7 +59,8 @@ class Deadlines:
         self._timer = None
         # The loop may call a timer a clock resolution early.
         now = int(self._loop.time() / _TICK_S + 1e-3)
-        while self._order and self._order[0] <= now:
+        # Most calls are answered long before: for buckets that are empty by now no timer is set.
+        while self._order and (self._order[0] <= now or not self._buckets[self._order[0]]):
             for key in self._buckets.pop(heapq.heappop(self._order)):
                 self._expire(key)
         self._set_timer()

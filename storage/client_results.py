@@ -11,7 +11,7 @@ were last heard of, for which the times given must not fall.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -88,6 +88,30 @@ class ClientResults:
         if self._count >= MAX_RESULTS:
             raise Overloaded("the unacknowledged results of a tablet's clients", MAX_RESULTS)
         return None
+
+    def are_new(self, requests: Sequence[RequestId]) -> bool:
+        """Whether `check` would let each of them be carried out, whatever becomes of the others."""
+        others = len(requests) - 1
+        if self._count + others >= MAX_RESULTS:
+            return False
+        incomplete: dict[str, int] = {}
+        for request in requests:
+            told = incomplete.get(request.client_id, 0)
+            incomplete[request.client_id] = max(told, request.first_incomplete)
+        for request in requests:
+            name, sequence = request.client_id, request.sequence
+            if sequence < incomplete[name]:
+                return False
+            client = self._clients.get(name)
+            if client is None:
+                if len(self._clients) + others >= MAX_CLIENTS:
+                    return False
+                continue
+            if sequence in client.results or sequence < client.first_incomplete:
+                return False
+            if len(client.results) + others >= MAX_RESULTS_PER_CLIENT:
+                return False
+        return len({(request.client_id, request.sequence) for request in requests}) == others + 1
 
     def find(self, request: RequestId) -> Recorded | None:
         """The earlier result of this very request, if there is one; changes nothing."""

@@ -282,11 +282,11 @@ class TabletMemory:
             self._shapes[known] = shape
         return shape
 
-    def check_rows(self, op: WriteOp, rows: Sequence[Any], columns: Sequence[str]) -> None:
-        """Whether rows as they came from a client can be written with ``op``. Raises as `execute`
-        does for what is wrong whatever the tablet holds; repeated keys it does not look for."""
-        if len(rows):
-            self._shape(op, columns).check(rows)
+    def check_rows(self, op: WriteOp, rows: Sequence[Any], columns: Sequence[str]) -> int:
+        """Whether rows as they came from a client can be written with ``op``, and about how many
+        bytes they take. Raises as `execute` does for what is wrong whatever the tablet holds;
+        repeated keys it does not look for."""
+        return self._shape(op, columns).check(rows)[1] if len(rows) else 0
 
     # ---- reading ----
 

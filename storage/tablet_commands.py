@@ -36,6 +36,7 @@ class CommandKind(enum.IntEnum):
     WRITE = 1
     ALTER = 2
     MARK = 3
+    GROUP = 4
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +59,19 @@ class WriteCommand(msgspec.Struct, frozen=True, array_like=True):
     if_versions: tuple[int, ...] = ()
 
 
+class GroupCommand(msgspec.Struct, frozen=True, array_like=True):
+    """Calls of one row each that say the same but for it, carried out in this order, each by
+    itself: one entry of the log for all that came during one sync."""
+
+    stamp: Stamp
+    op: WriteOp
+    schema_version: int
+    columns: tuple[str, ...]
+    requests: tuple[RequestId, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    """Of each request its row."""
+
+
 class AlterCommand(msgspec.Struct, frozen=True, array_like=True):
     """What the catalog says of the table from here on; the tablet's first command is one."""
 
@@ -71,7 +85,7 @@ class MarkCommand(msgspec.Struct, frozen=True, array_like=True):
     stamp: Stamp
 
 
-Command: TypeAlias = WriteCommand | AlterCommand | MarkCommand
+Command: TypeAlias = WriteCommand | GroupCommand | AlterCommand | MarkCommand
 
 
 class Decoded(NamedTuple):
@@ -102,6 +116,7 @@ class GroupClock:
 _encode = msgspec.msgpack.Encoder().encode
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Command]] = {
     CommandKind.WRITE: msgspec.msgpack.Decoder(WriteCommand),
+    CommandKind.GROUP: msgspec.msgpack.Decoder(GroupCommand),
     CommandKind.ALTER: msgspec.msgpack.Decoder(AlterCommand),
     CommandKind.MARK: msgspec.msgpack.Decoder(MarkCommand),
 }
@@ -143,6 +158,11 @@ def encode_write(
         as_it_came = stream is not None and is_stream_of(stream, rows)
         blob = stream if as_it_came else encode_batch(rows)
     return _joined(CommandKind.WRITE, _encode(header), blob)
+
+
+def encode_group(group: GroupCommand) -> bytes:
+    """The command of several calls."""
+    return _joined(CommandKind.GROUP, _encode(group))
 
 
 def encode_alter(table: TableRecord, stamp: Stamp) -> bytes:

@@ -28,7 +28,7 @@ from crc32c import crc32c
 
 from stelae.core.errors import CorruptData, InvalidArgument, Rejected, StelaeError, TabletNotReady
 from stelae.core.ids import OpId, RequestId, TabletId
-from stelae.core.messages import Write, WriteOp
+from stelae.core.messages import Write, WriteMany, WriteOp
 from stelae.core.records import TableRecord
 from stelae.core.schema import TableSchema
 from stelae.storage.checksum import ChecksumSource
@@ -42,6 +42,7 @@ from stelae.storage.shapes import check_names
 from stelae.storage.tablet import TabletMemory
 from stelae.storage.tablet_commands import (
     AlterCommand,
+    GroupCommand,
     MarkCommand,
     WriteCommand,
     decode_command,
@@ -55,6 +56,7 @@ from stelae.storage.tablet_manifest import (
     encode_manifest,
 )
 from stelae.storage.tablet_schemas import TabletSchemas
+from stelae.storage.write import Executed
 
 _LOG_BYTES_PER_HEAD_BYTE = 4
 """The log also grows by what leaves no rows; so much of it is worth a flush as well."""
@@ -113,12 +115,13 @@ class TabletStateMachine:
 
     # ---- commands ---------------------------------------------------------------------------
 
-    def apply(self, index: int, term: int, command: bytes) -> bytes | int:
+    def apply(self, index: int, term: int, command: bytes) -> bytes | int | tuple[bytes, ...]:
         """Execute a committed command. The same on every replica.
 
         Returns:
-            Of a write its outcome (`stelae.storage.outcomes.answer`), of an alter the version of
-            the schema in force, of a mark its index (`checksum`).
+            Of a write its outcome (`stelae.storage.outcomes.answer`), of a group those of its
+            calls, of an alter the version of the schema in force, of a mark its index
+            (`checksum`).
 
         Raises:
             CorruptData: the command is not understood here. The replica must stop.
@@ -129,9 +132,11 @@ class TabletStateMachine:
         memory = self.memory
         self.now_s = max(self.now_s, body.stamp.now_s)
         memory.results.forget_before(body.stamp.forget_before_s)
-        outcome: bytes | int
+        outcome: bytes | int | tuple[bytes, ...]
         if isinstance(body, WriteCommand):
             outcome = self._write(body, decoded.blob, index)
+        elif isinstance(body, GroupCommand):
+            outcome = self._write_group(body, index)
         elif isinstance(body, AlterCommand):
             outcome = self._alter(body.table)
         else:
@@ -165,24 +170,65 @@ class TabletStateMachine:
         results.record(command.request, outcome, index, self.now_s)
         return outcome
 
+    def _write_group(self, group: GroupCommand, index: int) -> tuple[bytes, ...]:
+        """What each call came to: all at once if none is in doubt, else one after the other."""
+        requests = group.requests
+        if self.memory.results.are_new(requests):
+            outcomes = self._write_together(group, index)
+            if outcomes is not None:
+                return outcomes
+        shared = (group.op, group.schema_version)
+        calls = [
+            WriteCommand(group.stamp, request, *shared, (row,), group.columns)
+            for request, row in zip(requests, group.rows, strict=True)
+        ]
+        return tuple([self._write(call, None, index) for call in calls])
+
+    def _write_together(self, group: GroupCommand, index: int) -> tuple[bytes, ...] | None:
+        """None: it cannot be, and nothing was done; which call is at fault shows one by one."""
+        version, rows = group.schema_version, group.rows
+        try:
+            self._require_founded()
+            executed = self._execute(group.op, version, rows, group.columns, None, index)
+        except StelaeError:
+            return None
+        first = executed.first_version
+        outcomes = tuple([done(first + i, 1) for i in range(executed.row_count)])
+        for request, outcome in zip(group.requests, outcomes, strict=True):
+            self.memory.results.record(request, outcome, index, self.now_s)
+        return outcomes
+
     def _carry_out(self, command: WriteCommand, blob: memoryview | None, index: int) -> bytes:
-        if not self.is_founded:
-            raise TabletNotReady(self.tablet_id, "to hear what table it is of")
-        view = self.schemas.view(command.schema_version)
+        self._require_founded()
         rows: Any = command.rows
-        columns: Sequence[str] = command.columns
+        version, columns, conditions = command.schema_version, command.columns, command.if_versions
         if blob is not None:
-            asked = self.schemas.present if view is None else view.asked
+            asked = self.schemas.asked(version)
             rows = _batch_of(blob, command.op, asked, self.memory.table)
+        executed = self._execute(command.op, version, rows, columns, conditions or None, index)
+        return done(executed.first_version, executed.row_count)
+
+    def _execute(
+        self,
+        op: WriteOp,
+        schema_version: int,
+        rows: Any,
+        columns: Sequence[str],
+        if_versions: Sequence[int] | None,
+        index: int,
+    ) -> Executed:
+        view = self.schemas.view(schema_version)
         if view is not None:
-            rows, columns = view.write(command.op, rows, columns)
+            rows, columns = view.write(op, rows, columns)
         if not self.memory.has_head or self.memory.head_bytes >= _HEAD_BYTES_MAX:
             self.memory.new_head(self._next_segment_id)
             self._next_segment_id += 1
-        executed = self.memory.execute(
-            command.op, rows, command.if_versions or None, index, columns
-        )
-        return done(executed.first_version, executed.row_count)
+        return self.memory.execute(op, rows, if_versions, index, columns)
+
+    def _require_founded(self) -> None:
+        """Until the log says what table it is of, replicas may know different things of it."""
+        if not self.is_founded:
+            raise TabletNotReady(self.tablet_id, "to hear what table it is of")
 
     def _alter(self, table: TableRecord) -> int:
         """Take over a newer record; the first one whatever was known here before."""
@@ -205,10 +251,11 @@ class TabletStateMachine:
         found = self.memory.results.find(request)
         return None if found is None else found.result.outcome
 
-    def check_write(self, write: Write, rows: Any) -> None:
+    def check_write(self, write: Write, rows: Any) -> int:
         """Refuse at once what could only be refused later, and would be logged for nothing.
 
-        ``rows``: the call's tuples, or its batch, which has been checked.
+        ``rows``: the call's tuples, or its batch, which has been checked. Returns about how many
+        bytes tuples of the present schema take; 0: it was not looked at.
 
         Raises:
             InvalidArgument, ColumnNotFound, TooLarge: the call cannot be carried out.
@@ -219,11 +266,25 @@ class TabletStateMachine:
             raise InvalidArgument(f"{conditions} if_versions for {len(rows)} rows")
         view = self.schemas.view(write.schema_version)
         if isinstance(rows, pa.RecordBatch):
-            return
+            return 0
         if view is None:
-            self.memory.check_rows(write.op, rows, write.columns)
-        elif rows:
+            return self.memory.check_rows(write.op, rows, write.columns)
+        if rows:
             view.write(write.op, rows, write.columns)
+        return 0
+
+    def check_many(self, many: WriteMany) -> int:
+        """About how many bytes the rows of calls take that can be carried out together; 0: they
+        are to be looked at one by one, which tells what is the matter."""
+        results = self.memory.results
+        if any([results.find(request) is not None for request in many.requests]):
+            return 0
+        try:
+            if self.schemas.view(many.schema_version) is not None:
+                return 0
+            return self.memory.check_rows(many.op, many.rows, many.columns)
+        except StelaeError:
+            return 0
 
     # ---- flush --------------------------------------------------------------------------------
 

@@ -142,6 +142,7 @@ def _plan_rows(
 ) -> tuple[list[Row], tuple[_Change, ...]]:
     """The full rows of a call, and what each does to the index, in order."""
     deletes = op is _DELETE
+    is_free = if_versions is None and (deletes or op is _UPSERT)
     earlier: dict[Row, int] = {}
     full: list[Row] = []
     changes: list[_Change] = []
@@ -150,14 +151,15 @@ def _plan_rows(
         key_hash = store.codec.hash_one(key)
         repeated = key in earlier
         old = earlier[key] if repeated else store.find(key_hash, key)
-        if old < 0:
-            found = 0
-        elif old >= base:
-            found = first_version + old - base
-        else:
-            found = store.version_at(old)
-        expected = None if if_versions is None else if_versions[i]
-        _check(store, op, key, found, expected, repeated=repeated)
+        if not is_free:
+            if old < 0:
+                found = 0
+            elif old >= base:
+                found = first_version + old - base
+            else:
+                found = store.version_at(old)
+            expected = None if if_versions is None else if_versions[i]
+            _check(store, op, key, found, expected, repeated=repeated)
         new = earlier[key] = NO_ROW if deletes else base + i
         full.append(_full(store, op, shape, row, old, base, full))
         changes.append((key_hash, old, new))

@@ -108,21 +108,23 @@ class Client(tables.Client):
 
     async def _one(self, table: AsyncTable) -> None:
         work = self._world.options.workload
-        kinds = [
+        writes = [
             (self._write, work.write_share / 2),
             (self._insert, work.write_share / 4),
             (self._update, work.write_share / 4),
             (self._write_many, 0.1),
             (self._delete, work.delete_share / 2),
             (self._delete_if, work.delete_share / 2),
+            (self._burst, 0.1),
+        ]
+        reads = [
             (self._read, work.read_share),
             (self._read_old, work.read_share / 2),
             (self._read_many, 0.05),
             (self._read_many_old, 0.03),
         ]
+        kinds = reads if self.only_reads else [*writes, *reads]
         shares = [share for _, share in kinds]
-        if self.only_reads:
-            shares[:6] = [0.0] * 6
         await self._rng.choices([kind for kind, _ in kinds], shares)[0](table)
 
     async def _insert(self, table: AsyncTable) -> None:

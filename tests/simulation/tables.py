@@ -6,6 +6,7 @@ grow; and once the faults end, every tablet is served again with every segment a
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -91,10 +92,12 @@ class Client:
 
     async def _one(self, table: AsyncTable) -> None:
         work = self._world.options.workload
-        kinds = [self._write, self._write_many, self._delete, self._read, self._read_many]
-        shares = [work.write_share, 0.1, work.delete_share, work.read_share, 0.05]
+        writes = [self._write, self._write_many, self._delete, self._burst]
+        shares = [work.write_share, 0.1, work.delete_share, 0.1]
         if self.only_reads:
-            shares[:3] = [0.0, 0.0, 0.0]
+            shares = [0.0] * len(writes)
+        kinds = [*writes, self._read, self._read_many]
+        shares += [work.read_share, 0.05]
         await self._rng.choices(kinds, shares)[0](table)
 
     def _value(self) -> str:
@@ -135,6 +138,14 @@ class Client:
         else:
             for operation, version in zip(operations, versions.tolist(), strict=True):
                 self._history.ok(operation, version=version)
+
+    async def _burst(self, table: AsyncTable) -> None:
+        """Several calls at the same time, also of one key: they may travel together."""
+        calls = [
+            self._delete if self._rng.random() < 0.2 else self._write
+            for _ in range(self._rng.randrange(2, 9))
+        ]
+        await asyncio.gather(*[call(table) for call in calls])
 
     async def _delete(self, table: AsyncTable) -> None:
         key = self._key()

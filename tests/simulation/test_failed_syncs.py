@@ -1,18 +1,20 @@
-"""A disk that fails one sync while a replica is made, and works again: see
-`stelae.actors.replica_lives`."""
+"""A disk that fails one sync, and works again: while a replica is made (see
+`stelae.actors.replica_lives`), and while a follower saves what it is about to acknowledge (see
+`stelae.actors.begun_turn`)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from typing import Any
 
 import msgspec
 import pytest
 
-from stelae.core.errors import TabletNotReady
+from stelae.core.errors import OutcomeUnknown, TabletNotReady
 from stelae.core.ids import OpId
-from stelae.core.messages import ReplicaRole
+from stelae.core.messages import ReplicaRole, WriteOp
 from stelae.core.replica_messages import (
     CHANGE_REPLICAS,
     CREATE_REPLICA,
@@ -21,7 +23,8 @@ from stelae.core.replica_messages import (
 )
 from stelae.core.replication import Configuration, Peer
 from stelae.simulation import Options, World
-from stelae.simulation.disk import SimDisk
+from stelae.simulation.disk import InjectedDiskError, SimDisk
+from stelae.storage.raft_log import NOTE_NAME
 from tests.simulation.tablet_group import TABLET, Caller, Group
 from tests.simulation.test_tablet_orders import role
 
@@ -118,3 +121,75 @@ def test_a_copy_whose_sync_fails_comes_after_a_restart(number: int) -> None:
             assert (await client.get(n) or ("", 0))[0].startswith(f"value {n} ")
 
     world.run(story(), limit_s=300.0)
+
+
+class LostAppend:
+    """Lets the next sync of a log fail, and loses what that covered; later ones say that all is
+    well. ``at_once``: the one that is done where the message arrived."""
+
+    def __init__(self, disk: SimDisk, *, at_once: bool) -> None:
+        self.has_failed = False
+        self._at_once = at_once
+        self._disk = disk
+        self._sync, self._sync_at_once = disk.sync, disk.sync_at_once
+        disk.sync = self.sync  # type: ignore[method-assign]
+        disk.sync_at_once = self.sync_at_once  # type: ignore[method-assign]
+
+    def _fail(self, content: Any) -> None:
+        self.has_failed = True
+        content.synced += len(content.pending)
+        content.pending.clear()
+        raise InjectedDiskError(errno.EIO, "Input/output error")
+
+    def sync_at_once(self, content: Any) -> bool:
+        if self.has_failed:
+            return self._sync_at_once(content)
+        if self._at_once and content.pending:
+            self._fail(content)
+        return False
+
+    async def sync(self, content: Any, path: str) -> None:
+        is_log = path.startswith(f"wals/{TABLET}/") and not path.endswith(NOTE_NAME)
+        if not self.has_failed and not self._at_once and is_log and content.pending:
+            await asyncio.sleep(0.01)
+            self._fail(content)
+        await self._sync(content, path)
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["where it arrived", "in the loop"])
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_write_whose_sync_fails_at_a_follower_is_not_acknowledged(
+    seed: int, at_once: bool
+) -> None:
+    """Of three one is down, and the second one's disk loses a write: nobody is told that it is
+    done, and the leader does not take the follower to have it; it is done once that one is back."""
+    world = World(seed, Options(keep_unsynced_rate=0.0))
+    group = Group(world)
+
+    async def story() -> None:
+        await group.start()
+        client = Caller(group, "client", attempt_s=0.5)
+        for n in range(5):
+            await client.upsert(n, f"value {n}")
+        leader = await group.wait_leader()
+        down, victim = [name for name in group.names if name != leader]
+        world.crash(down, restart=False)
+        await client.upsert(1, "both have it")
+        await group.wait_agreement([leader, victim])
+        tablet = group.tablet(leader)
+        assert tablet is not None
+        leading = tablet.replica.core.leader
+        assert leading is not None
+        matched = leading.progress[group.uuid(victim)].match_index
+        fault = LostAppend(world.nodes[victim].disk, at_once=at_once)
+        with pytest.raises(OutcomeUnknown):
+            await client.write(WriteOp.UPSERT, [(1, "lost here")], attempts=4)
+        assert fault.has_failed
+        assert leading.progress[group.uuid(victim)].match_index == matched
+        assert role(group, victim) is ReplicaRole.FAILED
+        await restart_if_failed(world, group, victim)
+        assert (await client.get(1) or ("",))[0] == "lost here", "the leader has it still"
+        world.restart(down)
+        await group.wait_agreement(group.names)
+
+    world.run(story(), limit_s=120.0)

@@ -63,18 +63,23 @@ def test_a_table_is_created_served_and_deleted_without_a_trace() -> None:
 
 
 def test_a_killed_tserver_is_replaced_within_moments() -> None:
-    """A visible crash: from the kill to the order to open, 150 ms at most; all tablets at once."""
+    """A visible crash: from the kill to the order to open, 150 ms at most; all tablets at once, and
+    the page tells when they came to each phase."""
 
     async def story(world: World) -> None:
         cluster, client = await start(world)
-        for number in range(4):
-            await client.create(f"c1-{number}", buckets=4)
+        await asyncio.sleep(1.0)  # all servers have been heard, and are watched
+        made = 0
+        for number in range(40):  # the client may be impatient
+            made += made < 4 and await client.create(f"c1-{number}", buckets=4) is not None
+        assert made == 4
         await world.wait_until(lambda: whole(world, cluster), 10, "all tablets served")
         leader = leader_of(world, cluster)
         seen = leader.liveness.live(ServerKind.TSERVER, leader._runtime.clock.monotonic())
-        victim = seen[0].server
-        owned = list(leader.catalog.owned_by(victim.uuid, victim.incarnation))
-        assert len(owned) >= 2
+        owners = [each.server for each in seen]
+        lists = [list(leader.catalog.owned_by(o.uuid, o.incarnation)) for o in owners]
+        owned, victim = max(zip(lists, owners, strict=True), key=lambda pair: len(pair[0]))
+        assert len(owned) >= 4 * made / len(seen)
         killed = world.loop.time()
         world.crash(victim.name)
 
@@ -91,8 +96,9 @@ def test_a_killed_tserver_is_replaced_within_moments() -> None:
         phases = [page["phases_s"][name] for name in ("raised", "fenced", "planned", "opened")]
         assert phases == sorted(phases)
 
-    world = World(3, Options())
-    world.run(story(world))
+    for seed in (3, 11, 19, 22, 22053):
+        world = World(seed, Options())
+        world.run(story(world))
 
 
 def test_a_recovery_begun_by_one_leader_is_finished_by_the_next() -> None:

@@ -333,7 +333,7 @@ FINDERS: dict[str, Callable[[int], None]] = {
     "changed without compare-and-set": two_masters_decide_by_one_look,
     "resume uses a stale session": copy_goes_on_elsewhere,
 }
-SEEDS = 80
+SEEDS = 40
 
 
 def failure_of(finder: Callable[[int], None], seed: int) -> BaseException | None:

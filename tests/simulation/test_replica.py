@@ -35,6 +35,8 @@ from stelae.simulation.world import SimulationFailure, World
 GROUP = TabletId("00000000000000000000000000000001")
 NAMES = ("m1", "m2", "m3")
 TICK_S = 0.02
+PLANTED_SEEDS = 250
+"""Of worlds with the bug that is found least, five of a hundred show it."""
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True):
@@ -425,9 +427,13 @@ def test_a_decayed_log_is_refused_and_named() -> None:
 )
 def test_a_planted_bug_in_the_shell_is_found(bug: str) -> None:
     """Each of these mistakes breaks a promise within a few dozen worlds."""
-    for seed in range(150):
+    for seed in range(PLANTED_SEEDS):
         options = Options.draw(seed)
-        if bug != "no read barrier":
+        if bug == "no read barrier":  # a leader that does not know yet that it was deposed
+            options = options.but(
+                pause_every_s=0.5, partition_every_s=0.5, fault_duration_mean_s=0.5
+            )
+        else:
             options = options.but(
                 crash_every_s=0.5,
                 crash_in_sync_every_s=0.25,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stelae import launcher
 from stelae.actors import ray_host
 from stelae.actors.ray_host import ServerHost, ServerPlan
 from stelae.actors.spark_host import FRAME_BYTES_MAX, Session
@@ -17,6 +19,7 @@ from stelae.core.errors import AlreadyRunning, Unavailable
 from stelae.core.ids import Address
 from stelae.core.records import ServerKind
 from stelae.core.settings import Settings
+from stelae.core.spec_file import load_spec
 
 
 def _plan(folder: Path) -> ServerPlan:
@@ -67,6 +70,36 @@ async def test_a_bug_in_starting_is_told_and_logged_once(
     assert len(tries) > 1
     logged = [record for record in caplog.records if record.name == ray_host.__name__]
     assert [record.exc_info is not None for record in logged] == [True]
+
+
+async def test_a_host_starts_a_safekeeper_that_syncs_in_threads(tmp_path: Path) -> None:
+    """Its appends must not stop its loop: votes and heartbeats of other timelines go on."""
+    kind = ServerKind.SAFEKEEPER
+    plan = dataclasses.replace(_plan(tmp_path / "safekeeper-1"), kind=kind, name="safekeeper-1")
+    host = ServerHost(plan)
+    try:
+        address = await host.ready(20.0)
+        server: Any = host._server
+        assert server.info.kind is ServerKind.SAFEKEEPER
+        assert server.info.address == address
+        assert server._runtime.disk._sync_in_thread
+        await host._farewell(0.1)
+    finally:
+        await host.stop()
+
+
+def test_a_spec_plans_as_many_safekeepers_as_it_says(tmp_path: Path) -> None:
+    """Each with a folder of its own; none unless they are asked for."""
+    (tmp_path / launcher.SECRET_FILE).write_bytes(b"s" * 32)
+    state = launcher.ClusterState("c", str(tmp_path), {"master-1": "127.0.0.1:20001"})
+
+    def folders(**fields: Any) -> list[str]:
+        planned = launcher.plans(load_spec({"cluster": "c", **fields}), state)
+        return [Path(p.folder).name for p in planned if p.kind is ServerKind.SAFEKEEPER]
+
+    assert folders() == []
+    names = ["safekeeper-1", "safekeeper-2", "safekeeper-3"]
+    assert folders(safekeepers={"count": 3}) == names
 
 
 @pytest.mark.parametrize(

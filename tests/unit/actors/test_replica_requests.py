@@ -44,17 +44,17 @@ async def test_room_is_given_back_however_a_command_ends(end: str, is_appended: 
     """And whoever waits is told, but for who has gone."""
     queue = requests()
     task = await ended(queue, timeout_s=0.02 if end == "expired" else 5.0)
-    [proposal] = queue.take_proposals() if is_appended else list(queue._queue.values())
+    [group] = queue.take_proposals() if is_appended else [tuple(queue._queue.values())]
     if is_appended:
-        queue.appended(proposal, OpId(1, 7))
+        queue.appended(group, OpId(1, 7))
     if end == "refused":
-        queue.refuse(proposal, NotLeader(ServerUuid("n2"), 2, ""))
+        queue.refuse(group, NotLeader(ServerUuid("n2"), 2, ""))
     elif end == "lost":
         queue.applied(OpId(2, 7), None, lambda: NotLeader(ServerUuid("n2"), 2, ""))
-        queue.refuse(proposal, NotLeader(ServerUuid("n2"), 2, ""))
+        queue.refuse(group, NotLeader(ServerUuid("n2"), 2, ""))
     elif end == "applied":
         queue.applied(OpId(1, 7), "done", lambda: NotLeader(ServerUuid("n2"), 2, ""))
-        queue.refuse(proposal, NotLeader(ServerUuid("n2"), 2, ""))
+        queue.refuse(group, NotLeader(ServerUuid("n2"), 2, ""))
     elif end == "cancelled":
         task.cancel()
     elif end == "stopped":

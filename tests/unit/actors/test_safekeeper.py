@@ -391,6 +391,21 @@ def test_a_status_says_where_the_timeline_stands_and_lists_come_in_pages() -> No
     run(scenario)
 
 
+def test_a_timeline_at_rest_keeps_how_far_it_is_committed() -> None:
+    """So that whoever starts from its disk, or copies it, knows as much."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        await here.put(1, members(1))
+        session = here.voice.session(1, "a", 5)
+        await session.lead([])
+        await session.append([entry(5, n) for n in range(1, 5)], 3)
+        await asyncio.sleep(5 * SETTINGS.safekeeper_sweep_s)
+        await here.restart(1)
+        assert (await here.insist(lambda: status(here, 1))).commit_lsn == 3
+
+    run(scenario)
+
+
 def test_what_backups_hold_is_trimmed() -> None:
     """By whole files, up to the horizon that the proposer names."""
 

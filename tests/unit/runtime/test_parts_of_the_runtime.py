@@ -107,6 +107,7 @@ class SteppedLoop:
     def __init__(self) -> None:
         self.now = 100.0
         self.timers: list[tuple[float, Any, asyncio.Event]] = []
+        self.woken = 0
 
     def time(self) -> float:
         return self.now
@@ -123,6 +124,7 @@ class SteppedLoop:
                 break
             first = min(due, key=lambda timer: timer[0])
             self.timers.remove(first)
+            self.woken += 1
             self.now = max(self.now, first[0])
             first[1]()
         self.now = to
@@ -151,6 +153,23 @@ def test_deadlines_fire_once_in_order_never_early_and_within_a_tick() -> None:
     assert deadlines.add(5, 100.0) > 0
     loop.advance(101.01)
     assert fired[-1][0] == 5
+    assert not [timer for timer in loop.timers if not timer[2].cancelled]  # type: ignore[attr-defined]
+
+
+def test_calls_that_were_answered_wake_nobody() -> None:
+    """However many there were: one that waits still has its deadline, and that is all."""
+    loop = SteppedLoop()
+    fired: list[int] = []
+    deadlines = Deadlines(loop, fired.append)  # type: ignore[arg-type]
+    for key in range(1, 501):
+        bucket = deadlines.add(key, 100.0 + key / 100)
+        if key != 400:
+            deadlines.remove(key, bucket)
+    loop.advance(103.9)
+    assert loop.woken == 1
+    assert fired == []
+    loop.advance(110.0)
+    assert fired == [400]
     assert not [timer for timer in loop.timers if not timer[2].cancelled]  # type: ignore[attr-defined]
 
 

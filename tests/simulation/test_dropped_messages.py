@@ -1,0 +1,82 @@
+"""A follower that hangs while much is written: what its leader had to drop is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stelae.actors import replica_links
+from stelae.actors.replica_links import _Link
+from stelae.consensus.messages import AppendRequest, Message
+from stelae.simulation import Options, World
+from tests.simulation.tablet_group import Caller, Group
+
+SEEDS = 8
+HANGS_S = 0.8
+"""Less than a call has: nothing that was sent has failed by then, and much was never sent."""
+
+
+class Dropped:
+    """Entries that links dropped for lack of room."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entries = 0
+        self.longest = 0
+        """Outbox."""
+        put = _Link.put
+
+        def noted(link: _Link, message: Message) -> None:
+            before = list(link.outbox)
+            put(link, message)
+            kept = [each for each in link.outbox if any(each is old for old in before)]
+            gone = [each for each in before if not any(each is old for old in kept)]
+            self.entries += sum(len(m.entries) for m in gone if isinstance(m, AppendRequest))
+            self.longest = max(self.longest, len(link.outbox))
+
+        monkeypatch.setattr(_Link, "put", noted)
+
+
+def hang(seed: int, hangs_s: float) -> None:
+    """A follower hangs while eight clients write; soon after it goes on it has all of it."""
+    world = World(seed, Options())
+    group = Group(world)
+
+    async def write(number: int) -> None:
+        client = Caller(group, f"client {number}")
+        for turn in range(15):
+            await client.upsert(number, f"{number}.{turn}")
+
+    async def story() -> None:
+        await group.start()
+        leader = await group.wait_leader()
+        await Caller(group, "first").upsert(1, "one")
+        await group.wait_agreement(group.names)
+        victim = next(name for name in group.names if name != leader)
+        world.pause(victim)
+        writing = [asyncio.create_task(write(number)) for number in range(8)]
+        await asyncio.sleep(hangs_s)
+        world.resume(victim)
+        await asyncio.gather(*writing)
+        assert await group.wait_leader() == leader
+        await group.wait_agreement(group.names, timeout_s=5.0)
+        reader = Caller(group, "reader")
+        for number in range(8):
+            found = await reader.get(number)
+            assert found is not None
+            assert found[0] == f"{number}.14"
+
+    world.run(story(), limit_s=120.0)
+
+
+@pytest.mark.parametrize("hangs_s", [HANGS_S, 8.0], ids=["shortly", "for long"])
+def test_what_was_dropped_is_sent_again(monkeypatch: pytest.MonkeyPatch, hangs_s: float) -> None:
+    """Links that hold next to nothing: others are served meanwhile, and nothing is missed by the
+    one that hung."""
+    for name in ("POSTS_MAX", "CALLS_MAX", "OUTBOX_MAX"):
+        monkeypatch.setattr(replica_links, name, 1)
+    dropped = Dropped(monkeypatch)
+    for seed in range(1, SEEDS + 1):
+        hang(seed, hangs_s)
+    assert dropped.entries > SEEDS, "hardly anything was dropped: the test is idle"
+    assert dropped.longest == 1
