@@ -27,7 +27,7 @@ from stelae.coordinator.migration_steps import (
 )
 from stelae.core.configurations import TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
-from stelae.core.timelines import SafekeeperId, SafekeeperStatus
+from stelae.core.timelines import SafekeeperId, SafekeeperStatus, has_majority
 
 
 class Safekeeper(msgspec.Struct, frozen=True):
@@ -174,6 +174,21 @@ def decide_replacements(
         found.append((len(heard) - len(members) // 2, record.timeline, move))
     found.sort(key=lambda one: one[:2])
     return [move for _, _, move in found[:limit]]
+
+
+def is_hopeless(record: TimelineRecord, fleet: Fleet, now: float, grace_s: float) -> bool:
+    """Whether a change of members can be taken back only: of the new ones no majority is left, and
+    while it is under way nothing is committed without them."""
+    configuration = record.configuration
+    if configuration.new_sk_set is None or record.deleted:
+        return False
+
+    def left(members: Iterable[SafekeeperId]) -> list[SafekeeperId]:
+        known = (fleet.get(member) for member in members)
+        return [one.safekeeper_id for one in known if one and not _is_lost(one, now, grace_s)]
+
+    old, new = configuration.sk_set, configuration.new_sk_set
+    return has_majority(old, left(old)) and not has_majority(new, left(new))
 
 
 def _is_lost(one: Safekeeper, now: float, grace_s: float) -> bool:

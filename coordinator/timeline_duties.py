@@ -5,7 +5,8 @@ Level-triggered, as `stelae.coordinator.decide` is: a new leader goes on where t
 - A tablet that is being created needs its timeline, on the safekeepers that its record names.
 - A timeline whose tablet is gone is removed, for good.
 - What a driver left unfinished is finished as soon as those who are needed are there.
-- A member that is lost for long, or decommissioned, is replaced.
+- A member that is lost for long, or decommissioned, is replaced; a change that cannot be finished
+  without such members is taken back.
 
 A safekeeper that is not heard counts as offline for what could not be done without it anyway: no
 driver waits for it.
@@ -29,7 +30,7 @@ from stelae.coordinator.migration_steps import (
     Request,
     Statuses,
 )
-from stelae.coordinator.safekeepers import Fleet, decide_replacements, needs_work
+from stelae.coordinator.safekeepers import Fleet, decide_replacements, is_hopeless, needs_work
 from stelae.coordinator.timeline_placement import timeline_of
 from stelae.core.configurations import TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument, TabletNotFound
@@ -93,11 +94,16 @@ def replacements(
     limit: int,
     broken: Mapping[TimelineId, Collection[SafekeeperId]] = MappingProxyType({}),
 ) -> list[Duty]:
-    """Members that are lost for good, as far as anybody can tell, give way to others."""
+    """Members that are lost for good, as far as anybody can tell, give way to others; a change is
+    taken back if they are those that it needs."""
+    hopeless = [record for record in records if is_hopeless(record, fleet, now, grace_s)]
+    aborts = [
+        Duty(record.timeline, Abort(), "most of the new members are lost") for record in hopeless
+    ]
     moves = decide_replacements(
         records, fleet, now, silence_s=silence_s, grace_s=grace_s, limit=limit, broken=broken
     )
-    return [
+    return aborts + [
         Duty(move.timeline, move.request, move.reason)
         for move in moves
         if move.timeline not in busy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stelae.core.durability import Durability, Replicas, Segments, Wal, replicas, segments
+from stelae.core.durability import Durability, Replicas, Segments, Wal, replicas, segments, wal
 
 ALL: tuple[Durability, ...] = (
     segments(),
@@ -12,6 +12,7 @@ ALL: tuple[Durability, ...] = (
     segments("disk", "disk"),
     replicas(1),
     replicas(3),
+    wal(3, ("disk",)),
 )
 ONE_OF_EACH_KIND: tuple[Durability, ...] = (segments("ram", "ram"), replicas(3))
 

@@ -338,6 +338,28 @@ def test_a_migration_that_cannot_go_on_is_aborted() -> None:
     tell(story, safekeepers=6, safekeeper_dead_after_s=300.0)
 
 
+def test_a_change_to_members_that_are_lost_takes_itself_back() -> None:
+    """Nothing is committed without most of the new members: after the grace time the old ones are
+    alone again, and the write that waited is acknowledged."""
+
+    async def story(here: Here) -> None:
+        table = await here.create(buckets=1)
+        await here.until_registered(6)
+        ((tablet_id, first),) = timelines(here).items()
+        others = tuple(SafekeeperId(n) for n in range(1, 7) if n not in first.members)
+        names = [here.keeper(n) for n in others]
+        await ask(here, MIGRATE_TIMELINE, MigrateTimeline(tablet_id, others))
+        await here.until(lambda: records(here)[0].configuration.is_joint, "a joint one")
+        for name in names:
+            here.world.crash(name, restart=False)
+        await table.upsert({"id": 0, "text": text(0)}, timeout=30.0)
+        assert timelines(here)[tablet_id].sk_set == first.sk_set
+        assert not records(here)[0].configuration.is_joint
+        await read_all(table, 1)
+
+    tell(story, safekeepers=6, safekeeper_dead_after_s=5.0)
+
+
 def test_without_its_store_nothing_moves_and_everything_is_written() -> None:
     """The store is away: writes and recoveries go on, and a migration waits for it."""
 

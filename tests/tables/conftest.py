@@ -56,7 +56,9 @@ class Doors:
         }
 
     async def _open(self, root: Any) -> LocalCluster:
-        return await self._stack.enter_async_context(local_cluster(root, masters=1, tservers=3))
+        return await self._stack.enter_async_context(
+            local_cluster(root, masters=1, tservers=3, safekeepers=3)
+        )
 
     async def _client_of(self, world: World) -> Any:
         return world.database()

@@ -22,7 +22,9 @@ async def test_a_full_server_refuses_rows_by_name_and_serves_on(
 ) -> None:
     """At once, not at the deadline; reads go on, deletes go through, and what was acknowledged is
     all there."""
-    async with local_cluster(tmp_path, tservers=3, memory_limit_bytes=LIMIT_BYTES) as cluster:
+    async with local_cluster(
+        tmp_path, tservers=3, safekeepers=3, memory_limit_bytes=LIMIT_BYTES
+    ) as cluster:
         table = await cluster.database.create_table("t", SCHEMA, key="id", durability=durability)
         written = 0
 

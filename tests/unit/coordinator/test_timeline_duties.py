@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from stelae.coordinator.catalog import Applied, Catalog, CatalogBatch, Conflict
 from stelae.coordinator.decide import Learn, Open, decide
 from stelae.coordinator.liveness import Liveness
-from stelae.coordinator.migration_steps import Abort, Create, FinishPending, MoveTo, Remove
+from stelae.coordinator.migration_steps import (
+    Abort,
+    Create,
+    FinishPending,
+    MoveTo,
+    Remove,
+    Request,
+)
 from stelae.coordinator.pacing import Pacing
 from stelae.coordinator.timeline_catalog import (
     HISTORY_MAX,
@@ -436,6 +443,30 @@ def test_a_lost_member_gives_way_after_the_grace_time_and_one_without_disk_at_on
         again.beat(name)
     again.beat("k1", uuid=ServerUuid("another disk"))
     assert [d.request for d in again.replacements([record])] == [MoveTo(ids(4, 2, 3))]
+
+
+def test_a_change_whose_new_members_are_lost_is_taken_back() -> None:
+    """Only then, only after the grace time, and only if the old ones can go on."""
+    record = TimelineRecord(A, configuration(1, 1, 2, 3)).joint_with(ids(3, 4, 5))
+
+    def after(silence_s: float, *heard: int) -> list[Request]:
+        here = Here(count=5)
+        here.now += silence_s
+        for number in heard:
+            here.beat(f"k{number}")
+        return [duty.request for duty in here.replacements([record])]
+
+    assert after(40.0, 1, 2, 3) == [Abort()]
+    assert after(10.0, 1, 2, 3) == []
+    assert after(40.0, 1, 2, 3, 4) == []
+    assert after(40.0, 3) == []
+    here = Here(count=5)
+    for number in (4, 5):
+        here.put(draft_status(here.catalog, SafekeeperId(number), SafekeeperStatus.OFFLINE))
+    here.now += 40.0
+    for number in (1, 2, 3):
+        here.beat(f"k{number}")
+    assert here.replacements([record]) == [], "they are expected back"
 
 
 def test_an_abort_or_a_removal_ends_what_runs() -> None:
