@@ -83,7 +83,7 @@ MARK_KEPT_S = 600.0
 
 def tablet_raft_settings(settings: Settings) -> ReplicaSettings:
     """How the group of a tablet runs: with a lease, and with hosts that copy the state."""
-    tick_s = settings.tablet_tick_s or 2 * settings.raft_tick_s
+    tick_s = settings.group_tick_s
     refuse_votes_s = (settings.tablet_election_ticks - 2) * tick_s
     return ReplicaSettings(
         raft=RaftSettings(

@@ -136,6 +136,7 @@ class TabletServer:
         self._scans = ScanSessions(runtime, settings)
         self._report_now: dict[Address, asyncio.Event] = {}
         self._memory_bytes = 0
+        self._weigh_at_s = 0.0
         self._intake = Intake()
         self._mailbox = AcceptorMailbox(name)
         self.replicas = TabletReplicas(
@@ -215,13 +216,11 @@ class TabletServer:
             wake.set()
 
     def _beat(self, reporter: Reporter[TabletReport]) -> tuple[Heartbeat, Report[TabletReport]]:
-        """The next heartbeat to one master; `_memory_bytes` is right again (writes add to it)."""
-        self._memory_bytes = self.replicas.memory_bytes
-        self._memory_bytes += sum([tablet.memory_bytes for tablet in self._tablets.values()])
-        limit_bytes = self._memory_limit_bytes
-        over = (self._memory_bytes, limit_bytes) if self._memory_bytes > limit_bytes else None
-        self.replicas.tell_memory(over)
+        """The next heartbeat to one master."""
         sent = self._runtime.clock.monotonic()
+        if sent >= self._weigh_at_s:
+            self._weigh_at_s = sent + self._settings.heartbeat_s / 2
+            self._weigh()
         held = {r.tablet_id: r for r in self.reports()} if reporter.wants_report else {}
         report = reporter.next(held)
         beat = Heartbeat(
@@ -237,6 +236,14 @@ class TabletServer:
             servers_version=self.members.version,
         )
         return beat, report
+
+    def _weigh(self) -> None:
+        """Once for the heartbeats to all masters: how much memory is used; writes add to it."""
+        self._memory_bytes = self.replicas.memory_bytes
+        self._memory_bytes += sum([tablet.memory_bytes for tablet in self._tablets.values()])
+        limit_bytes = self._memory_limit_bytes
+        over = (self._memory_bytes, limit_bytes) if self._memory_bytes > limit_bytes else None
+        self.replicas.tell_memory(over)
 
     async def _heartbeat(self, master: Address) -> None:
         """Report to one master while it is one; whether it answers is its own affair."""

@@ -42,8 +42,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     raft_heartbeat_ticks: int = 2
     raft_election_ticks: int = 10
     tablet_tick_s: float = 0.0
-    """Of the groups of tablets, of which there are many; 0: twice that of the masters' group."""
-    tablet_election_ticks: int = 8
+    """Of the groups of tablets, of which there are many; 0: 2.5 times the masters'."""
+    tablet_election_ticks: int = 7
     wal_tick_s: float = 0.1
     """Of the proposers of timelines: ten to a heartbeat, twenty to silence."""
     safekeeper_sweep_s: float = 10.0
@@ -89,6 +89,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """After so long without progress a tablet's leader gives a new member up by itself: masters
         would have done so after half of it."""
         return 2 * STUCK_FACTOR * self.replica_dead_after_s
+
+    @property
+    def group_tick_s(self) -> float:
+        """Of the groups of tablets."""
+        return self.tablet_tick_s or 2.5 * self.raft_tick_s
 
     def __post_init__(self) -> None:
         assert self.lease_s >= 3 * self.heartbeat_s, "a lease must outlast lost heartbeats"

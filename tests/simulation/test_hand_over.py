@@ -73,7 +73,7 @@ def test_a_planned_stop_is_hardly_noticed(seed: int) -> None:
 
         world.run(story(world), limit_s=100.0)
     settings = SimCluster(World(1, Options())).settings
-    election_s = settings.tablet_election_ticks * 2 * settings.raft_tick_s
+    election_s = settings.tablet_election_ticks * settings.group_tick_s
     assert seen[True] < election_s / 3
     assert seen[False] > election_s
 
