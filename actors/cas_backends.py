@@ -23,9 +23,7 @@ import msgspec
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.runtime import Runtime
-
-SQLITE = "sqlite:///"
-POSTGRESQL = ("postgresql://", "postgres://")
+from stelae.core.store_url import POSTGRESQL, SQLITE
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

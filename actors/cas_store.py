@@ -2,6 +2,7 @@
 
 The server checks each write against the procedure's own rules, and leaves atomicity and durability
 to its backend (`stelae.actors.cas_backends`). Several servers may stand on one PostgreSQL.
+It heartbeats to every master, which is how they find it: it may listen elsewhere at each start.
 
 Implements seed 004 ("configuration storage"); design §10. Rules: `stelae.core.configurations`.
 """
@@ -15,6 +16,8 @@ import msgspec
 
 from stelae.actors.cas_backends import Backend, Row
 from stelae.actors.identity import listen_as, take_identity
+from stelae.actors.master_list import MasterList
+from stelae.coordinator.reports import Reporter, log_fingerprint
 from stelae.core.configurations import (
     CAS_CONFIGURATION,
     CONFIGURATION_HISTORY,
@@ -42,31 +45,47 @@ from stelae.core.errors import (
     InvalidArgument,
     OutcomeUnknown,
     RetryLater,
+    StelaeError,
     Unavailable,
 )
 from stelae.core.ids import Address, TableId
+from stelae.core.messages import HEARTBEAT, Heartbeat
 from stelae.core.records import ServerInfo, ServerKind
 from stelae.core.rpc import Call, Handlers, Method, Reply
 from stelae.core.runtime import Runtime
+from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
+_DEFAULTS = Settings()
 _record_decoder = msgspec.msgpack.Decoder(TimelineRecord)
 
 
 class CasStore:
-    """One server of the configuration store."""
+    """One server of the configuration store. ``masters`` are told that it is there, and where."""
 
     info: ServerInfo
 
-    def __init__(self, runtime: Runtime, backend: Backend, *, name: str, cluster: str) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        backend: Backend,
+        *,
+        name: str,
+        cluster: str,
+        masters: Sequence[Address] = (),
+        settings: Settings = _DEFAULTS,
+    ) -> None:
         self.tasks = Tasks()
         self._runtime = runtime
         self._backend = backend
         self._name = name
         self._cluster = cluster
+        self._settings = settings
+        self._masters = MasterList(runtime, self.tasks, masters)
+        self._servers_version = 0  # of a list that it has no use for, and need not be sent again
 
     async def start(self) -> None:
         instance = await take_identity(
@@ -74,6 +93,7 @@ class CasStore:
         )
         await self._backend.open()
         self.info = await listen_as(self._runtime, instance, self._handlers())
+        await self._masters.begin(self._heartbeat)
 
     async def stop(self) -> None:
         await self._runtime.peers.close()
@@ -87,6 +107,37 @@ class CasStore:
             LIST_CONFIGURATIONS: self._list,
             CONFIGURATION_HISTORY: self._history,
         }
+
+    async def _heartbeat(self, master: Address) -> None:
+        """Tell a master, while it is one, that this server lives. It holds no logs."""
+        reporter = Reporter(log_fingerprint)
+        while self._masters.has(master):
+            report = reporter.next({})
+            beat = Heartbeat(
+                self.info,
+                self._runtime.clock.monotonic(),
+                number=report.number,
+                since=report.since,
+                digest=report.digest,
+                servers_version=self._servers_version,
+            )
+            try:
+                answered = await self._runtime.peers.call(
+                    master, HEARTBEAT, beat, timeout_s=self._settings.lease_s
+                )
+            except StelaeError:
+                self._runtime.metrics.count("cas_store_heartbeats_lost", master=master)
+                reporter.unanswered()
+            else:
+                reply = answered.body
+                if not reply.is_leader:
+                    self._masters.hear_of(reply.masters)
+                else:
+                    self._servers_version = reply.servers_version
+                    await self._masters.update(reply.masters)
+                if reporter.answered(report, reply):
+                    continue
+            await self._runtime.clock.sleep(self._settings.heartbeat_s)
 
     async def _get(self, call: Call[GetConfiguration]) -> Reply[ConfigurationReply]:
         row = await self._backend.get(_key(call.body.timeline))

@@ -15,7 +15,7 @@ Source: seed "Multi-master support for Kudu 1.0"; design §7.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 from stelae.actors.cas_store import RemoteConfigurations
 from stelae.actors.catalog_configurations import CatalogConfigurations
@@ -89,15 +89,15 @@ class Master:
         settings: Settings,
         engine: EnginePolicy = "auto",
         joining: bool = False,
-        cas_stores: Callable[[], Sequence[Address]] | None = None,
+        has_cas_store: bool = False,
         migrations: RunnerSettings | None = None,
     ) -> None:
         """Addresses may be empty, and come by `update_master_address` once they are known.
 
         ``masters`` found the group. One that is ``joining``, on an empty disk, founds nothing, but
         waits to be added, and then is what the replicated configuration makes of it, as every
-        master is. ``cas_stores`` says where the servers of the configuration store listen; without
-        it the catalog is the store.
+        master is. With ``has_cas_store`` configurations of timelines are kept by servers of the
+        configuration store, which heartbeat; else the catalog is the store.
         """
         self.tasks = Tasks()
         self.catalog = Catalog()
@@ -113,7 +113,7 @@ class Master:
         self.settings = settings
         self._engine = engine
         self._joining = joining
-        self._cas_stores = cas_stores
+        self._has_cas_store = has_cas_store
         self._migrations = migrations or runner_settings(settings)
         self.group = MasterGroup(runtime, self.tasks, settings, name, masters)
         self.group.word = lambda: (self.term, self.leader_uuid)
@@ -243,8 +243,8 @@ class Master:
     def _make_keeper(self, operations: Operations) -> TimelineKeeper:
         runtime, catalog = self._runtime, self.catalog
         store: ConfigurationStore
-        if self._cas_stores is not None:
-            store = RemoteConfigurations(runtime, self._cas_stores)
+        if self._has_cas_store:
+            store = RemoteConfigurations(runtime, self._live_cas_stores)
         else:
             store = CatalogConfigurations(catalog, operations, runtime.clock, self.barrier)
 
@@ -260,6 +260,10 @@ class Master:
         return TimelineKeeper(
             runtime, self.settings, self.tasks, catalog, self.liveness, ports, self._migrations
         )
+
+    def _live_cas_stores(self) -> list[Address]:
+        now = self._runtime.clock.monotonic()
+        return [s.server.address for s in self.liveness.live(ServerKind.CAS_STORE, now)]
 
     def _resign(self) -> None:
         if self.timelines is not None:

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
+from stelae.actors.cas_backends import open_backend
 from stelae.actors.farewell import at_exit
 from stelae.actors.ray_runtime import RayMetrics, RayObjects
 from stelae.actors.spark_host import RaySparkEngine, SparkPlan, log_to_worker_file
@@ -50,7 +51,7 @@ NAMESPACE = "stelae"
 RETRY_PAUSE_S = 0.25
 EXIT_FAILED = 71
 GC_THRESHOLDS = (20_000, 20, 20)
-WATCHED = (ServerKind.TSERVER.value, ServerKind.BACKUP.value, ServerKind.SAFEKEEPER.value)
+WATCHED = tuple(kind.value for kind in ServerKind if kind is not ServerKind.MASTER)
 """Of these kinds masters are told of deaths."""
 
 
@@ -74,6 +75,8 @@ class ServerPlan:
     engine: EnginePolicy = "auto"
     spark: SparkPlan | None = None
     """For masters, where the cluster has Spark."""
+    cas_store_url: str = ""
+    """Where the configuration store keeps its rows; empty: the masters are the store."""
     joining: bool = False
     """Of a master: it waits to be added, and founds nothing."""
 
@@ -125,7 +128,7 @@ class ServerHost:
         return self._plan
 
     async def run(self) -> tuple[ServerUuid, int]:
-        """Which run of which tserver, backup or safekeeper this process is: (uuid, incarnation)."""
+        """Which run of which server, but for masters, this process is: (uuid, incarnation)."""
         await self._started.wait()
         info: ServerInfo = self._server.info  # type: ignore[union-attr]
         return info.uuid, info.incarnation
@@ -288,6 +291,7 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
             settings=plan.settings,
             engine=plan.engine,
             joining=plan.joining,
+            has_cas_store=bool(plan.cas_store_url),
         )
         return master
     if plan.kind is ServerKind.BACKUP:
@@ -315,6 +319,8 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
             settings=plan.settings,
         )
         return keeper
+    if plan.kind is ServerKind.CAS_STORE:
+        return _make_cas_store(plan, runtime, module)
     give_freed_memory_back()
     tserver: Server = module.TabletServer(
         runtime,
@@ -325,6 +331,18 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
         memory_limit_bytes=plan.memory_limit_bytes,
     )
     return tserver
+
+
+def _make_cas_store(plan: ServerPlan, runtime: RealRuntime, module: ModuleType) -> Server:
+    store: Server = module.CasStore(
+        runtime,
+        open_backend(plan.cas_store_url, runtime, Path(plan.folder), plan.cluster),
+        name=plan.name,
+        cluster=plan.cluster,
+        masters=list(plan.masters.values()),
+        settings=plan.settings,
+    )
+    return store
 
 
 def create_actor(plan: ServerPlan) -> Any:

@@ -127,13 +127,13 @@ def _judge_leader(members: Sequence[MasterMember], present: Sequence[MasterInfo]
 
 
 def judge_servers(status: StatusFacts) -> list[Finding]:
-    """Each tablet server, backup and safekeeper that was ever heard is live, and nothing special is
-    wanted.
+    """Each tablet server, backup, safekeeper and configuration store that was ever heard is live,
+    and nothing special is wanted.
 
     One that came back (with the same name) takes the place of its former runs.
     """
     needed = (ServerKind.TSERVER, ServerKind.BACKUP)
-    kinds = (*needed, ServerKind.SAFEKEEPER)
+    kinds = (*needed, ServerKind.SAFEKEEPER, ServerKind.CAS_STORE)
     servers = [server for server in status.servers if server.kind in kinds]
     live = {server.id: server for server in servers if server.is_live}
     dead = {server.id: server for server in servers if server.id not in live}

@@ -96,8 +96,9 @@ class Roster:
     tservers: tuple[Seen, ...]
     backups: tuple[Seen, ...]
     safekeepers: tuple[Seen, ...]
+    cas_stores: tuple[Seen, ...]
     servers: tuple[ServerInfo, ...]
-    """All of them, in that order."""
+    """All but the last, in that order: what servers are told of each other."""
     version: int
     """Made from the content, so that it means the same to every master; never 0."""
     until: float
@@ -295,7 +296,9 @@ class Liveness:
                 return roster.backups
             case ServerKind.SAFEKEEPER:
                 return roster.safekeepers
-            case ServerKind.MASTER | ServerKind.CAS_STORE:
+            case ServerKind.CAS_STORE:
+                return roster.cas_stores
+            case ServerKind.MASTER:
                 return ()
 
     def live_server(self, uuid: ServerUuid, now: float) -> Seen | None:
@@ -333,12 +336,14 @@ class Liveness:
         tservers = tuple(seen for seen in live if seen.server.kind is ServerKind.TSERVER)
         backups = tuple(seen for seen in live if seen.server.kind is ServerKind.BACKUP)
         keepers = tuple(seen for seen in live if seen.server.kind is ServerKind.SAFEKEEPER)
+        stores = tuple(seen for seen in live if seen.server.kind is ServerKind.CAS_STORE)
         servers = tuple(seen.server for seen in (*tservers, *backups, *keepers))
         content = msgspec.msgpack.encode(servers)
         digest = hashlib.blake2b(content, digest_size=7).digest()
         heard = min((self._silent_since(seen.heard_at) for seen in live), default=NEVER)
         until = heard + self._settings.dead_after_s
-        return Roster(tservers, backups, keepers, servers, int.from_bytes(digest, "big") + 1, until)
+        version = int.from_bytes(digest, "big") + 1
+        return Roster(tservers, backups, keepers, stores, servers, version, until)
 
 
 def run_of(seen: Seen) -> Run:

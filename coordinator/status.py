@@ -105,7 +105,7 @@ def _server(inputs: StatusInputs, seen: Seen) -> dict[str, Any]:
         held = len(seen.picture.logs) if inputs.is_leader else None
         status = "" if record is None else record.status.value
         found.update(safekeeper_id=number, status=status, timelines=held)
-    else:
+    elif server.kind is ServerKind.TSERVER:
         found["replicas"] = inputs.catalog.count_replicas(server.uuid)
         owned = inputs.catalog.count_owned(server.uuid, server.incarnation)
         found["tablets"] = owned + found["replicas"]

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from stelae.core.settings import Settings
+from stelae.core.store_url import check_store_url, origin_of
 from stelae.core.units import format_size, parse_duration, parse_size
 
 MIB = 1 << 20
@@ -54,6 +55,13 @@ def _ray_address(value: Any) -> str:
     raise ValueError(f"must be local, auto, host:port or ray://host:port, got {value!r}")
 
 
+def _store_url(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"must be text, got {value!r}")
+    check_store_url(value)
+    return value
+
+
 def _text(value: Any) -> str:
     if isinstance(value, str) and value.strip() and "\0" not in value:
         return value
@@ -67,6 +75,7 @@ _SIZE_SCHEMA = {
     ],
     "examples": ["512MiB", "1GiB"],
 }
+_STORE_SCHEMA = {"type": "string", "examples": ["sqlite:///cas.db", "postgresql://me@host/db"]}
 _NAME_SCHEMA = {"type": "string", "pattern": f"^{_NAME.pattern}$"}
 _DURATION_SCHEMA = {
     "anyOf": [
@@ -76,6 +85,7 @@ _DURATION_SCHEMA = {
     "examples": ["250ms", "2s"],
 }
 Name = Annotated[str, BeforeValidator(_name), WithJsonSchema(_NAME_SCHEMA)]
+StoreUrl = Annotated[str, BeforeValidator(_store_url), WithJsonSchema(_STORE_SCHEMA)]
 Text = Annotated[str, BeforeValidator(_text)]
 RayAddress = Annotated[str, BeforeValidator(_ray_address)]
 Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema(_SIZE_SCHEMA)]
@@ -130,6 +140,22 @@ class SafekeepersSpec(Section):
     backups, until it is needed; 0: never."""
     evict_copies: int = Field(default=_DEFAULTS.evict_copies, ge=1, le=100)
     """Backups that each file of such a log goes to, from each safekeeper."""
+
+
+class CasStoreSpec(Section):
+    """A server that keeps the configurations of ``wal(n)`` tables' logs, in place of the masters.
+
+    While it is away nothing is created or migrated; everybody reads and writes.
+    """
+
+    url: StoreUrl
+    """``sqlite:///cas.db``: a file in the server's folder, each write synced. Or the URL of a
+    PostgreSQL database, which several clusters may share; it has no password, but a passfile."""
+
+    @property
+    def origin(self) -> str:
+        """What must stay the same for as long as the cluster is there. A database may move."""
+        return origin_of(self.url)
 
 
 class Medium(Section):
@@ -224,6 +250,8 @@ class ClusterSpec(Section):
     masters: MastersSpec = MastersSpec()
     tservers: TserversSpec = TserversSpec()
     safekeepers: SafekeepersSpec = SafekeepersSpec()
+    cas_store: CasStoreSpec | None = None
+    """None: the masters keep what it would."""
     backups: BackupsSpec = BackupsSpec()
     media: dict[Name, Medium] = Field(default_factory=_default_media)
     segment_size_bytes: Size = Field(
@@ -285,7 +313,8 @@ class ClusterSpec(Section):
     @property
     def others_count(self) -> int:
         """Servers that are no masters."""
-        return self.tservers.count + self.safekeepers.count + self.backups.count
+        stores = int(self.cas_store is not None)
+        return self.tservers.count + self.safekeepers.count + self.backups.count + stores
 
     def settings(self) -> Settings:
         """What the servers run with: this spec's timings and segment size, else the defaults."""

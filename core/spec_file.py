@@ -24,7 +24,6 @@ FILE_BYTES_MAX = 1 << 20
 MAX_DEPTH = 32
 
 _LAUNCHER_FIELDS = ("provider", "cluster_name", "available_node_types", "head_node_type")
-_NOT_YET = ("cas_store",)
 
 Where = tuple[str, ...]
 
@@ -265,8 +264,6 @@ _WANTED = {
 
 def _unknown_field(where: Where) -> str:
     name, known = where[-1], _known_fields(where[:-1])
-    if len(where) == 1 and name in _NOT_YET:
-        return "is not supported by this version of Stelae; remove it"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"known here are {', '.join(known)}"
     return f"is not a field of a cluster spec; {hint}"

@@ -75,7 +75,8 @@ class SimCluster:
         for name in self.safekeepers:
             self._start_safekeeper(name)
         if self.cas_store is not None:
-            self.world.start(self.cas_store, self._cas_store(self.cas_store), kind="cas_store")
+            make = self._cas_store(self.cas_store)
+            self.world.start(self.cas_store, make, kind="cas_store", fixed_port=False)
         for name in self.tservers:
             self._start_tserver(name)
         self.world.leader_hint = self.leader
@@ -110,9 +111,6 @@ class SimCluster:
     def _master(self, name: str, *, joining: bool = False) -> Factory:
         masters = {each: self.world.address(each) for each in dict.fromkeys([*self.masters, name])}
 
-        cas_store = self.cas_store
-        stores = None if cas_store is None else (lambda: [self.world.address(cas_store)])
-
         def make(runtime: Runtime) -> Master:
             return Master(
                 runtime,
@@ -121,7 +119,7 @@ class SimCluster:
                 masters=masters,
                 settings=self.settings,
                 joining=joining or self.world.nodes[name].disks_lost > 0,
-                cas_stores=stores,
+                has_cas_store=self.cas_store is not None,
                 migrations=self._migrations,
             )
 
@@ -155,7 +153,14 @@ class SimCluster:
 
     def _cas_store(self, name: str) -> Factory:
         def make(runtime: Runtime) -> CasStore:
-            return CasStore(runtime, FilesBackend(runtime.disk), name=name, cluster=CLUSTER)
+            return CasStore(
+                runtime,
+                FilesBackend(runtime.disk),
+                name=name,
+                cluster=CLUSTER,
+                masters=list(self.addresses.values()),
+                settings=self.settings,
+            )
 
         return make
 

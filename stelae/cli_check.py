@@ -112,10 +112,15 @@ def _show_servers(report: CheckReport) -> None:
     if status is None:
         return
     rows = []
-    kinds = (("tserver", "tablet servers"), ("backup", "backups"), ("safekeeper", "safekeepers"))
+    kinds = (
+        ("tserver", "tablet servers"),
+        ("backup", "backups"),
+        ("safekeeper", "safekeepers"),
+        ("cas_store", "configuration stores"),
+    )
     for kind, name in kinds:
         of_kind = [server for server in status.servers if server.kind == kind]
-        if kind == "safekeeper" and not of_kind:
+        if kind in ("safekeeper", "cas_store") and not of_kind:
             continue
         live = {server.id for server in of_kind if server.is_live}
         dead = sorted({server.id for server in of_kind} - live)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ from stelae.core.errors import (
 from stelae.core.ids import Address
 from stelae.core.records import ServerKind
 from stelae.core.spec import ClusterSpec
+from stelae.core.store_url import POSTGRESQL
 from stelae.recovery.spark_session import SessionSize
 from stelae.runtime.files import LOCK_FILE as SERVER_LOCK_FILE
 from stelae.runtime.handshake import SECRET_BYTES
@@ -45,6 +47,7 @@ SECRET_FILE = "secret"
 LOCK_FILE = "launch.lock"
 ADMIN_TOKEN_FILE = "admin-token"
 """Made by `stelae.serve.tokens`, which is not imported before it is needed."""
+PSYCOPG = "pip install 'stelae[postgres]'"
 MASTER_PORTS = range(20_000, 32_000)
 START_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 15.0
@@ -63,6 +66,8 @@ class ClusterState:
     """Of the Ray that it runs in, while it runs."""
     http: str = ""
     """URL of its HTTP front, while it runs."""
+    cas_store: str = ""
+    """Origin of its configuration store, for ever; empty: its masters."""
     started_serve: bool = False
     """Whether Serve was started for it, and nobody else's applications were there."""
     keeper_pid: int = 0
@@ -158,6 +163,7 @@ def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:
         masters=masters,
         settings=spec.settings(),
         engine=spec.recovery.engine,
+        cas_store_url="" if spec.cas_store is None else spec.cas_store.url,
     )
     media = tuple(
         MediumSpec(name=name, path=m.path, sync=m.sync or "always", size_bytes=m.size_bytes)
@@ -172,6 +178,9 @@ def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:
     found += [replace(backup, name=name) for name in _names("backup", spec.backups.count)]
     keeper = replace(common, kind=ServerKind.SAFEKEEPER)
     found += [replace(keeper, name=n) for n in _names("safekeeper", spec.safekeepers.count)]
+    store = replace(common, kind=ServerKind.CAS_STORE)
+    stores = 0 if spec.cas_store is None else 1
+    found += [replace(store, name=n) for n in _names(ServerKind.CAS_STORE.value, stores)]
     memory = spec.tservers.memory_bytes
     tserver = replace(common, kind=ServerKind.TSERVER, memory_limit_bytes=memory)
     found += [replace(tserver, name=name) for name in _names("tserver", spec.tservers.count)]
@@ -206,6 +215,7 @@ def prepare(spec: ClusterSpec) -> tuple[ClusterState, LaunchLock]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = LaunchLock(folder)
         try:
+            _check_driver(spec)
             state = _read_or_make(spec, folder)
             names = [plan.name for plan in plans(spec, state)]
             if busy := next((name for name in names if _is_locked(folder / name)), None):
@@ -219,6 +229,13 @@ def prepare(spec: ClusterSpec) -> tuple[ClusterState, LaunchLock]:
     except OSError as error:
         raise InvalidArgument(f"data_dir {folder}: {error.strerror or error}") from error
     return state, lock
+
+
+def _check_driver(spec: ClusterSpec) -> None:
+    """Say what is not installed before anything is started."""
+    url = "" if spec.cas_store is None else spec.cas_store.url
+    if url.startswith(POSTGRESQL) and importlib.util.find_spec("psycopg") is None:
+        raise InvalidArgument(f"cas_store.url {url!r} needs psycopg: {PSYCOPG}")
 
 
 def _is_locked(folder: Path) -> bool:
@@ -260,6 +277,7 @@ def _check_http_port(spec: ClusterSpec) -> None:
 
 
 def _read_or_make(spec: ClusterSpec, folder: Path) -> ClusterState:
+    origin = "" if spec.cas_store is None else spec.cas_store.origin
     secret = folder / SECRET_FILE
     if not secret.exists():
         descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -271,11 +289,17 @@ def _read_or_make(spec: ClusterSpec, folder: Path) -> ClusterState:
             raise InvalidArgument(
                 f"data_dir {folder} holds cluster {state.cluster!r}, not {spec.cluster!r}"
             )
+        if state.cas_store != origin:
+            raise InvalidArgument(
+                f"cas_store: cluster {spec.cluster!r} keeps the configurations of its timelines in "
+                f"{state.cas_store or 'its masters'}, not in {origin or 'its masters'}; this is "
+                "chosen when a cluster is made, and they cannot be moved"
+            )
         return at_rest(replace(state, data_dir=str(folder)))
     names = _names("master", spec.masters.count)
     ports = list(free_ports(len(names)))
     masters = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
-    state = ClusterState(spec.cluster, str(folder), masters)
+    state = ClusterState(spec.cluster, str(folder), masters, cas_store=origin)
     state.save()
     return state
 

@@ -9,6 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from stelae.actors.backup import Backup
+from stelae.actors.cas_backends import open_backend
+from stelae.actors.cas_store import CasStore
 from stelae.actors.master import Master
 from stelae.actors.safekeeper import Safekeeper
 from stelae.actors.tserver import TabletServer
@@ -44,8 +46,12 @@ class LocalCluster:
         masters: int,
         engine: EnginePolicy,
         memory_limit_bytes: int,
+        cas_store_url: str = "",
     ) -> None:
         self.engine = engine
+        self.cas_store_url = cas_store_url
+        self.cas_store: tuple[CasStore, RealRuntime, LocalDisk] | None = None
+        """While it runs."""
         self.memory_limit_bytes = memory_limit_bytes
         self.root = root
         self.settings = settings
@@ -85,6 +91,7 @@ class LocalCluster:
                 masters=self.addresses,
                 settings=self.settings,
                 engine=self.engine,
+                has_cas_store=bool(self.cas_store_url),
             )
             await self._start_server(master)
             self.masters.append(master)
@@ -111,6 +118,9 @@ class LocalCluster:
             )
             await self._start_server(keeper)
             self.safekeepers.append(keeper)
+        if self.cas_store_url:
+            await self.start_cas_store()
+            self._stack.push_async_callback(self.stop_cas_store)
         for n in range(tservers):
             name = f"tserver-{n}"
             tserver = TabletServer(
@@ -124,7 +134,33 @@ class LocalCluster:
             await self._start_server(tserver)
             self.tservers.append(tserver)
         self.database = self.connect()
-        await self._wait_live(len(self.masters) + backups + tservers + safekeepers)
+        stores = int(bool(self.cas_store_url))
+        await self._wait_live(len(self.masters) + backups + tservers + safekeepers + stores)
+
+    async def start_cas_store(self) -> None:
+        """Start the configuration store, on its folder, on any free port."""
+        disk = LocalDisk(self.root / "cas_store-1")
+        peers = TcpPeers(Credentials(CLUSTER, SECRET), on_failure=self.failures.append)
+        runtime = RealRuntime(peers, disk)
+        store = CasStore(
+            runtime,
+            open_backend(self.cas_store_url, runtime, disk.root, CLUSTER),
+            name=disk.root.name,
+            cluster=CLUSTER,
+            masters=self.master_addresses,
+            settings=self.settings,
+        )
+        await store.start()
+        self.cas_store = store, runtime, disk
+
+    async def stop_cas_store(self) -> None:
+        """Stop it, if it runs."""
+        if self.cas_store is not None:
+            store, runtime, disk = self.cas_store
+            self.cas_store = None
+            await store.stop()
+            await runtime.close()
+            disk.close()
 
     async def _wait_live(self, count: int) -> None:
         """Wait until the leader has heard every server, so that tablets spread over all."""
@@ -155,9 +191,10 @@ async def local_cluster(
     settings: Settings = SETTINGS,
     engine: EnginePolicy = "native",
     memory_limit_bytes: int = 256 * MIB,
+    cas_store_url: str = "",
 ) -> AsyncIterator[LocalCluster]:
     """A cluster that serves, and is stopped in order at the end."""
-    cluster = LocalCluster(root, settings, masters, engine, memory_limit_bytes)
+    cluster = LocalCluster(root, settings, masters, engine, memory_limit_bytes, cas_store_url)
     try:
         await cluster.start(tservers, backups, safekeepers)
         yield cluster

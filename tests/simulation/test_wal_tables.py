@@ -386,6 +386,67 @@ def test_without_its_store_nothing_moves_and_everything_is_written() -> None:
     tell(story, safekeepers=4, cas_store=True)
 
 
+def test_a_store_that_starts_again_has_everything_and_the_next_leader_finds_it() -> None:
+    """It listens elsewhere then, and heartbeats there; a new leader master goes on with what it has
+    kept, while another move is under way."""
+
+    async def story(here: Here) -> None:
+        table = await here.create(buckets=1)
+        await here.until_registered(4)
+        ((tablet_id, first),) = timelines(here).items()
+        before = (await ask(here, LOCATE_TIMELINE, LocateTimeline(tablet_id))).history
+        assert before[0].record.generation == 1
+        was_at = here.world.server("cas-store").info.address
+        here.world.crash("cas-store", restart=False)
+        here.world.restart("cas-store")
+        await here.world.wait_ready()
+        assert here.world.server("cas-store").info.address != was_at
+        desired = first.sk_set
+        for number in range(3):
+            other = next(SafekeeperId(n) for n in range(1, 5) if n not in desired)
+            desired = (*desired[1:], other)
+            await ask(here, MIGRATE_TIMELINE, MigrateTimeline(tablet_id, desired), 30.0)
+            here.world.crash(here.cluster.leader() or "")
+            if number:
+                here.world.crash("cas-store")
+            await write(table, 5 * number, 5)
+            await here.until(here.cluster.leader, "a leader")
+            await ask(here, MIGRATE_TIMELINE, MigrateTimeline(tablet_id, desired), 30.0)
+            await here.until(
+                lambda wanted=desired: (
+                    here.cluster.leader() and timelines(here)[tablet_id].sk_set == wanted
+                ),
+                "the migration",
+            )
+        await read_all(table, 15)
+        after = (await ask(here, LOCATE_TIMELINE, LocateTimeline(tablet_id), 30.0)).history
+        assert after[: len(before)] == before
+        assert [row.revision for row in after] == [*range(1, len(after) + 1)]
+        assert after[-1].record.generation == 7
+
+    tell(story, safekeepers=4, cas_store=True)
+
+
+def test_a_cluster_without_its_store_server_says_so() -> None:
+    """The status has it, alive and then not; nobody else is told of it."""
+
+    async def story(here: Here) -> None:
+        await here.until_registered(3)
+
+        async def state() -> list[str]:
+            servers = (await here.database.status())["servers"]
+            return [each["state"] for each in servers if each["kind"] == "cas_store"]
+
+        assert await state() == ["live"]
+        keeper = here.world.server(here.keeper(1))
+        assert keeper.members.find(here.world.server("cas-store").info.uuid) is None
+        here.world.crash("cas-store", restart=False)
+        await asyncio.sleep(2 * here.cluster.settings.dead_after_s)
+        assert await state() == ["dead"]
+
+    tell(story, cas_store=True)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_migration_goes_on_under_the_next_leader(seed: int) -> None:
     """The leader master dies somewhere in it; nobody has to ask again."""

@@ -102,7 +102,17 @@ def test_a_single_error_is_one_line() -> None:
         ("timings: {dead_after: 1s}", "timings.dead_after: must not be below the lease (1.5s)"),
         ("serve: 8000", "serve: must be a section ({name: value}), got 8000"),
         ("masters:", "masters: must be a section ({name: value}), got None"),
-        ("cas_store: {url: x}", "cas_store: is not supported by this version"),
+        ("cas_store: {url: x}", "cas_store.url: must be sqlite:///FILE or postgresql://USER@HOST"),
+        ("cas_store: {url: 3}", "cas_store.url: must be text, got 3"),
+        ("cas_store: {}", "cas_store.url: Field required"),
+        ("cas_store: masters", "cas_store: must be a section ({name: value}), got 'masters'"),
+        ("cas_store: {url: 'sqlite:///'}", "cas_store.url: must name a file inside the server's"),
+        ("cas_store: {url: 'sqlite:////srv/x'}", "cas_store.url: must name a file inside the"),
+        ("cas_store: {url: 'sqlite:///../x'}", "cas_store.url: must name a file inside the"),
+        (
+            "cas_store: {url: 'postgresql://h/d?passfile=x'}",
+            "cas_store.url: must have an absolute path as passfile",
+        ),
         (
             "safekeepers: {evict_after: 1h, evict_copies: 4}",
             "safekeepers.evict_copies: must not be above the number of backups (3)",
@@ -115,6 +125,38 @@ def test_a_single_error_is_one_line() -> None:
 def test_what_is_wrong_is_said_in_words(body: str, said: str) -> None:
     """Wrong types, limits and contradictions between fields are each refused by name."""
     assert said in refusal(body + "\n")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:geheim@host/d",
+        "postgres://me@host/d?password=geheim",
+        "postgresql://host/d?sslpassword=geheim",
+        "postgresql://me:ge#heim@host/d",
+        "postgresql://me:geheim@[host/d",
+        "mysql://me:geheim@host/d",
+    ],
+)
+def test_a_password_in_the_url_of_the_configuration_store_is_refused_and_not_shown(
+    url: str,
+) -> None:
+    """The URL goes into plans and logs; a password belongs into a file that only we read."""
+    said = refusal(f"cas_store: {{url: {json.dumps(url)}}}\n")
+    assert "line 3, cas_store.url: must" in said
+    assert "heim" not in said
+
+
+def test_a_configuration_store_is_one_more_server() -> None:
+    """Whoever waits for all servers waits for it; of a database only the kind is for ever."""
+    spec = parse_spec(HEADER + "cas_store: {url: 'postgres://me@h/d?passfile=/etc/pass'}\n")
+    assert spec.cas_store is not None
+    assert spec.cas_store.origin == "postgresql"
+    assert spec.others_count == ClusterSpec().others_count + 1
+    files = parse_spec(HEADER + "cas_store: {url: 'sqlite:///db/cas.db'}\n")
+    assert files.cas_store is not None
+    assert files.cas_store.origin == "sqlite:///db/cas.db"
+    assert load_spec(json.loads(json.dumps(files.document()))) == load_spec(files)
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,14 @@ SERVER_CASES: list[tuple[list[ServerFacts], list[tuple[Severity, str]]]] = [
         [(NOTE, "t1: is being retired: 3 tablets are left")],
     ),
     (
+        [
+            server("t1"),
+            server("backup-1"),
+            ServerFacts("cas_store", "cas_store-1", ServerUuid("s"), "dead", silent_s=9.0),
+        ],
+        [(WARNING, "cas_store-1: is dead: silent for 9 s")],
+    ),
+    (
         [server("t1", maintenance=True), server("backup-1")],
         [(NOTE, "t1: is in maintenance")],
     ),

@@ -1,0 +1,141 @@
+"""What a launch makes of ``cas_store`` in a spec, up to the servers themselves; without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stelae.actors.cas_store import CasStore, RemoteConfigurations
+from stelae.actors.ray_host import WATCHED, ServerHost, ServerPlan
+from stelae.core.configurations import TimelineId, TimelineRecord
+from stelae.core.errors import InvalidArgument
+from stelae.core.ids import Address, TableId, TabletId
+from stelae.core.records import ServerKind
+from stelae.core.spec import ClusterSpec
+from stelae.core.spec_file import load_spec
+from stelae.core.timelines import SafekeeperId, TimelineConfiguration
+from stelae.launcher import STATE_FILE, load_state, plans, prepare
+from stelae.runtime.files import LocalDisk
+from stelae.runtime.handshake import Credentials
+from stelae.runtime.peers import TcpPeers
+from stelae.runtime.real import RealRuntime
+
+SQLITE = {"url": "sqlite:///cas.db"}
+
+
+def spec_of(folder: Path, cas_store: Any) -> ClusterSpec:
+    small: dict[str, Any] = {"serve": None, "spark": None, "data_dir": str(folder / "data")}
+    return load_spec({**small, "cas_store": cas_store})
+
+
+def made(folder: Path, cas_store: Any) -> list[ServerPlan]:
+    """The plans of a launch, that ends again."""
+    spec = spec_of(folder, cas_store)
+    state, lock = prepare(spec)
+    lock.release()
+    return plans(spec, state)
+
+
+def test_a_launch_starts_the_store_and_masters_know_that_there_is_one(tmp_path: Path) -> None:
+    """One more server, on a folder of its own, any port; masters are told of its death."""
+    found = made(tmp_path, SQLITE)
+    (store,) = (plan for plan in found if plan.kind is ServerKind.CAS_STORE)
+    assert (store.name, store.port) == ("cas_store-1", 0)
+    assert store.folder == str(tmp_path / "data" / "cas_store-1")
+    masters = [plan for plan in found if plan.kind is ServerKind.MASTER]
+    assert [plan.cas_store_url for plan in (*masters, store)] == [SQLITE["url"]] * 4
+    assert store.name.startswith(WATCHED)
+    assert not any(plan.name.startswith(WATCHED) for plan in masters)
+
+
+def test_without_one_the_masters_are_the_store(tmp_path: Path) -> None:
+    """The default: no server more than was asked for."""
+    found = made(tmp_path, None)
+    assert len(found) == 9
+    assert {plan.cas_store_url for plan in found} == {""}
+    assert ServerKind.CAS_STORE not in {plan.kind for plan in found}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        (None, SQLITE, "its masters, not in sqlite:///cas.db"),
+        (SQLITE, None, "sqlite:///cas.db, not in its masters"),
+        (SQLITE, {"url": "sqlite:///other.db"}, "cas.db, not in sqlite:///other.db"),
+    ],
+)
+def test_a_cluster_keeps_its_store_for_ever(
+    tmp_path: Path, first: Any, then: Any, said: str
+) -> None:
+    """Another one would be empty, and know of no timeline: it is refused before anything starts,
+    and what there was starts again."""
+    made(tmp_path, first)
+    with pytest.raises(InvalidArgument, match=said):
+        made(tmp_path, then)
+    made(tmp_path, first)
+
+
+def test_a_cluster_made_before_there_were_stores_has_its_masters(tmp_path: Path) -> None:
+    """Its ``cluster.json`` says nothing of it."""
+    made(tmp_path, None)
+    file = tmp_path / "data" / STATE_FILE
+    state = json.loads(file.read_text())
+    del state["cas_store"]
+    file.write_text(json.dumps(state))
+    assert load_state(file.parent).cas_store == ""
+    assert made(tmp_path, None)
+
+
+def test_a_database_may_move_and_needs_its_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of PostgreSQL only the kind is for ever; without psycopg nothing is made or started."""
+    with monkeypatch.context() as without:
+        without.setattr(importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(
+            InvalidArgument, match=r"needs psycopg: pip install 'stelae\[postgres\]'"
+        ):
+            made(tmp_path, {"url": "postgresql://me@here/d"})
+        assert not (tmp_path / "data" / STATE_FILE).exists()
+    if importlib.util.find_spec("psycopg") is None:
+        pytest.skip("psycopg is not installed")
+    made(tmp_path, {"url": "postgresql://me@here/d"})
+    assert made(tmp_path, {"url": "postgres://me@there/d"})
+
+
+async def test_a_host_runs_the_store_and_it_has_all_after_its_restart(tmp_path: Path) -> None:
+    """The actor's own way of starting: a record written to one run is read from the next."""
+    (plan,) = (p for p in made(tmp_path, SQLITE) if p.kind is ServerKind.CAS_STORE)
+    plan = replace(plan, masters={"master-1": Address("127.0.0.1:1")})
+    failures: list[BaseException] = []
+    peers = TcpPeers(Credentials(plan.cluster, plan.secret), on_failure=failures.append)
+    client = RealRuntime(peers, LocalDisk(tmp_path / "client"))
+    at = Address("")
+    remote = RemoteConfigurations(client, lambda: [at])
+    timeline = TimelineId(TableId("table"), TabletId("tablet"))
+    members = tuple(SafekeeperId(number) for number in (1, 2, 3))
+    record = TimelineRecord(timeline, TimelineConfiguration(1, members))
+    try:
+        for run in (1, 2):
+            host = ServerHost(plan)
+            at = Address(await host.ready(20.0))
+            assert isinstance(host._server, CasStore)
+            assert (await host.run())[1] == run
+            if run == 1:
+                await remote.cas(record, 0, writer="w", nonce="n", timeout_s=5.0)
+            stored = await remote.get(timeline, timeout_s=5.0)
+            assert stored is not None
+            assert (stored.record, stored.revision) == (record, 1)
+            await host.stop()
+            assert host._runtime is not None
+            host._runtime.disk.close()  # type: ignore[attr-defined]
+            await asyncio.sleep(0)
+    finally:
+        await client.close()
+    assert not failures
