@@ -190,9 +190,7 @@ class TimelineKeeper:
         ended: asyncio.Future[MigrationResult] = asyncio.get_running_loop().create_future()
         name = f"timeline {timeline.tablet_id[:8]}: {named(request)}"
         task = self._spawn(self._drive(timeline, request, ended), name)
-        self._jobs[timeline] = job = _Job(
-            request, task, ended, self._runtime.clock.monotonic()
-        )
+        self._jobs[timeline] = job = _Job(request, task, ended, self._runtime.clock.monotonic())
         task.add_done_callback(lambda _: self._ended(timeline, job))
         return ended
 

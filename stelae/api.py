@@ -29,7 +29,6 @@ from stelae.core.partition import Partitioning
 from stelae.operations import Operations
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.direct import DirectCalls
-from stelae.safekeepers import SafekeeperOperations
 
 Versions = NDArray[np.uint64]
 LOAD_BATCH_BYTES = 16 << 20
@@ -233,7 +232,7 @@ class Table:
         return f"<stelae table {self.name!r}, key ({', '.join(self.key)})>"
 
 
-class Database(Operations, SafekeeperOperations):
+class Database(Operations):
     """A cluster, as its user sees it. Close it when done; a launched cluster then ends with it."""
 
     def __init__(

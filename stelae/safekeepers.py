@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TimelineList,
         TimelineView,
     )
+    from stelae.recovery.spark_link import ClusterLink
 
 Looking = Callable[["TimelineView"], None]
 
@@ -40,8 +41,13 @@ class SafekeeperOperations:
     _loop: Loop
     _database: AsyncDatabase
 
+    link: ClusterLink | None
+    """None where the connection is HTTP."""
+
     def _require_inside(self) -> None:
-        raise NotImplementedError
+        if self.link is None:
+            text = "servers are looked at and changed from inside the cluster, not over HTTP"
+            raise InvalidArgument(text)
 
     def safekeepers(self, *, timeout: float = CALL_TIMEOUT_S) -> list[SafekeeperView]:
         """All that ever registered, by id: ``record`` (id, name, status, …), ``is_live``, and of
