@@ -28,9 +28,9 @@ from stelae.cli_output import (
     show_status,
 )
 from stelae.cli_quarantine import quarantine_app
-from stelae.cli_safekeepers import safekeeper_app
 from stelae.cli_servers import rebalance_app, server_app
 from stelae.cli_tables import table_app
+from stelae.cli_timelines import safekeeper_app
 
 if TYPE_CHECKING:
     from stelae.core.spec import ClusterSpec
