@@ -37,6 +37,10 @@ class UnsupportedMedia(errors.InvalidArgument):
     """The media type of the body is not one that this path takes."""
 
 
+class SafekeeperNotFound(errors.InvalidArgument):
+    """The path names a safekeeper that never registered."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProblemType:
     """One row of the table of problems."""
@@ -61,6 +65,7 @@ PROBLEMS: dict[type[BaseException], ProblemType] = {
     errors.ColumnNotFound: ProblemType(400, "column-not-found", "There is no such column"),
     errors.TableNotFound: ProblemType(404, "table-not-found", "There is no such table"),
     errors.TabletNotFound: ProblemType(404, "tablet-not-found", "There is no such tablet"),
+    SafekeeperNotFound: ProblemType(404, "safekeeper-not-found", "There is no such safekeeper"),
     errors.RowNotFound: ProblemType(404, "row-not-found", "There is no such row"),
     errors.TableExists: ProblemType(409, "table-exists", "A table of that name exists"),
     errors.RowExists: ProblemType(409, "row-exists", "A row with that key exists"),
