@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
+from stelae.core.configurations import MEMBERS_MAX
 from stelae.serve.models import Body
 
 U32_MAX = (1 << 32) - 1
-MEMBERS_MAX = 15
 
 NodeId: TypeAlias = Annotated[int, Field(ge=0, le=U32_MAX)]
 Status: TypeAlias = Literal["active", "offline", "decommissioned"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -16,6 +16,7 @@ from cluster_fixture import LocalCluster, local_cluster
 
 from stelae.client.http import HttpDatabase
 from stelae.core.durability import Durability, segments
+from stelae.core.ids import TabletId
 from stelae.serve.app import make_app
 from stelae.serve.guard import Limits
 from stelae.serve.tokens import Role, TokenVerifier, make_token
@@ -62,6 +63,19 @@ class World:
 async def http_world(root: Path, durability: Durability | None = None) -> AsyncIterator[World]:
     async with local_cluster(root, tservers=3) as cluster:
         yield World(cluster, durability=durability)
+
+
+@contextmanager
+def copies_held(cluster: LocalCluster, tablet: TabletId, *safekeepers: int) -> Iterator[None]:
+    """These safekeepers, by id, say that an earlier call still copies this tablet's log to them."""
+    pulls = [cluster.safekeepers[number - 1].pulls for number in safekeepers]
+    for each in pulls:
+        each._active.add(tablet)
+    try:
+        yield
+    finally:
+        for each in pulls:
+            each._active.discard(tablet)
 
 
 def problem_of(response: httpx.Response, status: int, slug: str) -> dict[str, object]:
