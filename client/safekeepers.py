@@ -106,7 +106,10 @@ class SafekeeperCalls:
     async def migrate_timeline(
         self, tablet_id: str, desired: Sequence[int], *, timeout: float = CALL_TIMEOUT_S
     ) -> list[ScheduledMigration]:
-        """Schedule the move of one tablet's log to these safekeepers. See `MigrateTimeline`."""
+        """Schedule the move of one tablet's log to these safekeepers.
+
+        Raises TabletNotFound; InvalidArgument; MigrationUnderWay: one change at a time.
+        """
         order = MigrateTimeline(TabletId(tablet_id), _ids(desired))
         reply = await self._masters.call(MIGRATE_TIMELINE, order, timeout_s=timeout)
         return list(reply.scheduled)
@@ -177,9 +180,15 @@ class SafekeeperCalls:
     async def scrub_safekeeper(
         self, safekeeper: int, *, timeout: float = CALL_TIMEOUT_S
     ) -> ScrubReply:
-        """Remove from it what the configuration store says that it should not have."""
+        """Remove from it what the configuration store says that it should not have.
+
+        Raises InvalidArgument; RetryLater: it, or the store, does not answer.
+        """
         order = ScrubSafekeeper(SafekeeperId(safekeeper))
-        return await self._masters.call(SCRUB_SAFEKEEPER, order, timeout_s=timeout)
+        found = await self._masters.call(SCRUB_SAFEKEEPER, order, timeout_s=timeout)
+        if found.silence:
+            raise RetryLater(f"safekeeper {safekeeper} cannot be scrubbed: {found.silence}")
+        return found
 
 
 def _ids(numbers: Sequence[int]) -> tuple[SafekeeperId, ...]:

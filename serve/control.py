@@ -129,7 +129,7 @@ async def scrub_safekeeper(request: Request, node_id: NodeId) -> Response:
 @router.put(
     "/safekeepers/migrate",
     response_model=list[Scheduled],
-    responses=problems(413, 415, 422, 503, 504),
+    responses=problems(409, 413, 415, 422, 503, 504),
     openapi_extra=json_body(MigrateSafekeeperRequest),
 )
 async def migrate_safekeeper(request: Request) -> Response:
@@ -165,7 +165,7 @@ async def list_migrations(request: Request) -> Response:
 @router.put(
     "/tenant/{tenant_id}/safekeeper_migrate",
     response_model=list[Scheduled],
-    responses=problems(404, 413, 415, 422, 503, 504),
+    responses=problems(404, 409, 413, 415, 422, 503, 504),
     openapi_extra=json_body(MigrateRequest),
 )
 async def migrate_tenant(request: Request, tenant_id: str) -> Response:
@@ -196,13 +196,13 @@ async def get_timeline(request: Request, tenant_id: str, timeline_id: str) -> Re
 @router.put(
     TIMELINE + "/safekeeper_migrate",
     response_model=Scheduled,
-    responses=problems(404, 413, 415, 422, 503, 504),
+    responses=problems(404, 409, 413, 415, 422, 503, 504),
     openapi_extra=json_body(MigrateRequest),
 )
 async def migrate_timeline(request: Request, tenant_id: str, timeline_id: str) -> Response:
     """Schedule the move of one timeline. Needs the role `admin`.
 
-    503 (`tablet-not-ready`) while another change of it is under way.
+    409 (`migration-under-way`) while another change of it is made.
     """
     principal_of(request).check(Role.ADMIN)
     gateway = gateway_of(request)
@@ -221,7 +221,7 @@ async def migrate_timeline(request: Request, tenant_id: str, timeline_id: str) -
     response_model=MigrationResult,
     responses={
         202: {"model": MigrationResult, "description": "It is not decided yet."},
-        **problems(404, 503, 504),
+        **problems(404, 409, 503, 504),
     },
     openapi_extra=_WITH_TIMEOUT,
 )

@@ -72,6 +72,7 @@ PROBLEMS: dict[type[BaseException], ProblemType] = {
     errors.VersionMismatch: ProblemType(409, "version-mismatch", "The row has another version"),
     errors.StaleRequest: ProblemType(409, "stale-request", "The request is outdated"),
     errors.AlreadyRunning: ProblemType(409, "already-running", "It runs already"),
+    errors.MigrationUnderWay: ProblemType(409, "migration-under-way", "It is changed already"),
     errors.TooLarge: ProblemType(413, "too-large", "The request is too large"),
     NotAuthenticated: ProblemType(401, "not-authenticated", "A token is needed"),
     NotPermitted: ProblemType(403, "not-permitted", "The token's role is too small"),

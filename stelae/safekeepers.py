@@ -94,7 +94,7 @@ class SafekeeperOperations:
         """Have the log of one tablet moved to these safekeepers; reads and writes go on.
 
         Returns once it is taken; `wait_migrated` waits for the rest. Raises `TabletNotFound`,
-        `InvalidArgument` (these cannot be its members), `TabletNotReady` (it is being changed).
+        `InvalidArgument` (these cannot be its members), `MigrationUnderWay`.
         """
         ids = self.safekeeper_ids(desired)
         return self._loop.run(self._database.migrate_timeline(tablet, ids, timeout=timeout))
@@ -160,7 +160,7 @@ class SafekeeperOperations:
         self, safekeeper: int | str, *, timeout: float = CALL_TIMEOUT_S
     ) -> ScrubReply:
         """Remove from a safekeeper the timelines that it should not have, by the word of the
-        configuration store. Raises `InvalidArgument`, `Unavailable`."""
+        configuration store. Raises `InvalidArgument`, `RetryLater`."""
         number = self.safekeeper_id(safekeeper)
         return self._loop.run(self._database.scrub_safekeeper(number, timeout=timeout))
 

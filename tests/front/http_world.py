@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -65,10 +65,13 @@ async def http_world(root: Path, durability: Durability | None = None) -> AsyncI
         yield World(cluster, durability=durability)
 
 
-@contextmanager
-def copies_held(cluster: LocalCluster, tablet: TabletId, *safekeepers: int) -> Iterator[None]:
+@asynccontextmanager
+async def copies_held(
+    cluster: LocalCluster, tablet: TabletId, *safekeepers: int
+) -> AsyncIterator[None]:
     """These safekeepers, by id, say that an earlier call still copies this tablet's log to them."""
-    pulls = [cluster.safekeepers[number - 1].pulls for number in safekeepers]
+    servers = await cluster.safekeepers_by_id()
+    pulls = [servers[number].pulls for number in safekeepers]
     for each in pulls:
         each._active.add(tablet)
     try:

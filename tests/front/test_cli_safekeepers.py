@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from stelae.core.partition import hash_partition
 from stelae.core.records import SafekeeperRecord
 from stelae.core.timeline_messages import MigrationProgress, MigrationResult, SafekeeperView
 from stelae.core.timelines import SafekeeperId, SafekeeperStatus
+from tests.front.http_world import copies_held
 from tests.front.test_cli_operators import database_of, run
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
@@ -88,12 +91,13 @@ async def test_a_log_is_moved_by_command_while_rows_come(
         writer = asyncio.create_task(write())
         for tablet in tablets:
             await move("--tablet", tablet, "--to", "1,2,3")
-        (moved,) = await move("--tablet", tablets[0], "--to", "safekeeper-1, 3,4")
+        names = {number: s.name for number, s in (await cluster.safekeepers_by_id()).items()}
+        (moved,) = await move("--tablet", tablets[0], "--to", f"{names[2]}, 3,4")
         assert (moved["timeline_id"], moved["desired_set"]) == (tablets[0], [2, 3, 4])
         assert await members_of(cluster, tablets[0]) == [2, 3, 4]
         assert await members_of(cluster, tablets[1]) == [1, 2, 3]
         assert len(await move("--table", "w", "--to", "2,3,4")) == 1, "one was there already"
-        assert len(await move("--from", "4", "--to", "safekeeper-4", "--limit", "1")) == 1
+        assert len(await move("--from", "4", "--to", names[5], "--limit", "1")) == 1
         assert len(await move("--from", "4", "--to", "5")) == 1
         for tablet in tablets:
             assert await members_of(cluster, tablet) == [2, 3, 5]
@@ -128,10 +132,9 @@ def story(capsys: pytest.CaptureFixture[str], tablet: str, other: str) -> None:
         return json.loads(out)
 
     listed = document("safekeeper", "list")["safekeepers"]
-    assert [(s["id"], s["name"], s["status"]) for s in listed] == [
-        (n + 1, f"safekeeper-{n}", "active") for n in range(4)
-    ]
-    assert all(s["live"] for s in listed)
+    assert [s["id"] for s in listed] == [1, 2, 3, 4]
+    assert all(s["live"] and s["status"] == "active" for s in listed)
+    name_of = {s["id"]: s["name"] for s in listed}
     assert sum(s["timelines"] for s in listed) == 3
     assert "safekeeper-3" in run(capsys, "safekeeper", "list")[1]
 
@@ -160,7 +163,7 @@ def story(capsys: pytest.CaptureFixture[str], tablet: str, other: str) -> None:
     assert status["problems"] == []
     assert len(status["safekeepers"]) == 4
     assert status["migrations"]["ended"][-1]["verdict"] == "done"
-    one = document("safekeeper", "status", f"safekeeper-{spare - 1}")
+    one = document("safekeeper", "status", name_of[spare])
     assert [t["timeline_id"] for t in one["timelines"]] == [tablet]
     assert document("safekeeper", "status", str(members[0]))["timelines"] == []
     out = run(capsys, "safekeeper", "status", str(spare))[1]
@@ -168,7 +171,7 @@ def story(capsys: pytest.CaptureFixture[str], tablet: str, other: str) -> None:
     assert f"move to {desired}" in out
 
     assert run(capsys, "safekeeper", "set-status", str(spare), "offline")[0] == 0
-    assert document("safekeeper", "set-status", "safekeeper-0", "active")["status"] == "active"
+    assert document("safekeeper", "set-status", name_of[1], "active")["status"] == "active"
     wanted = ",".join(map(str, members))
     for wrong in ("9,8,7", "1,2", f"1,1,{spare}", "1,2,nobody", "1,2,3,4"):
         code, out = run(capsys, "safekeeper", "migrate", "--table", "w", "--to", wrong)
@@ -186,7 +189,7 @@ def story(capsys: pytest.CaptureFixture[str], tablet: str, other: str) -> None:
     assert (code, "stays where it is: there is nothing to take back" in out) == (0, True), out
     assert run(capsys, "safekeeper", "abort", "0" * 32)[0] == 1
     assert run(capsys, "safekeeper", "abort", other)[0] == 2
-    scrubbed = document("safekeeper", "scrub", f"safekeeper-{members[0] - 1}")
+    scrubbed = document("safekeeper", "scrub", name_of[members[0]])
     assert (scrubbed["removed"], scrubbed["problems"]) == ([], {})
     assert "logs; 0 were removed" in run(capsys, "safekeeper", "scrub", str(members[0]))[1]
 
@@ -202,22 +205,75 @@ async def test_ctrl_c_ends_waiting_and_not_the_move(
         doors(cluster)
         await cluster.database.create_table("w", SCHEMA, key="id", durability=WAL3)
         (tablet,) = await tablets_of(cluster, "w")
+        members = await members_of(cluster, tablet)
+        (spare,) = {1, 2, 3, 4} - set(members)
+        desired = [*members[1:], spare]
 
         def interrupted(*_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(Database, "wait_migrated", interrupted)
 
+        wanted = ",".join(map(str, desired))
+
         def stop_waiting() -> tuple[int | str | None, str]:
             with pytest.raises(SystemExit) as ended:
-                cli_main("safekeeper", "migrate", "--tablet", tablet, "--to", "2,3,4")
+                cli_main("safekeeper", "migrate", "--tablet", tablet, "--to", wanted)
             return ended.value.code, capsys.readouterr().err
 
         code, told = await asyncio.to_thread(stop_waiting)
         assert code == 130
         assert f"stelae tablet safekeepers {tablet}" in told
         assert f"stelae safekeeper abort {tablet}" in told
-        await cluster.database.wait_migrated(tablet, [2, 3, 4], timeout=20)
+        await cluster.database.wait_migrated(tablet, desired, timeout=20)
+
+
+async def test_a_move_that_is_stuck_is_looked_at_and_taken_back(
+    tmp_path: Path, doors: Callable[[LocalCluster], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what it waits for, whoever waits for it; another move is refused at once; and after
+    the abort who waits is told, with exit code 1."""
+    async with local_cluster(tmp_path, safekeepers=5) as cluster:
+        doors(cluster)
+        await cluster.database.create_table("w", SCHEMA, key="id", durability=WAL3)
+        (tablet,) = await tablets_of(cluster, "w")
+        members = await members_of(cluster, tablet)
+        spare = sorted({1, 2, 3, 4, 5} - set(members))
+        desired = ",".join(map(str, [members[2], *spare]))
+        migrate = ("safekeeper", "migrate", "--tablet", tablet, "--to")
+        async with copies_held(cluster, TabletId(tablet), *spare):
+            waiting = asyncio.create_task(asyncio.to_thread(exit_of, *migrate, desired))
+            out = ""
+            for _ in range(500):
+                out = await asyncio.to_thread(output_of, "tablet", "safekeepers", tablet)
+                if "earlier call" in out:
+                    break
+            assert f"moving to {[members[2], *spare]}" in out
+            assert "step 5: pull; copy the timeline to" in out
+            shown = await asyncio.to_thread(output_of, "safekeeper", "status", str(members[0]))
+            assert "under way" in shown
+            began = asyncio.get_running_loop().time()
+            other = ",".join(map(str, [*members[:2], spare[0]]))
+            assert await asyncio.to_thread(exit_of, *migrate, other) == 1
+            assert asyncio.get_running_loop().time() < began + 10, "operators do not wait"
+            out = await asyncio.to_thread(output_of, "safekeeper", "abort", tablet)
+            assert "was taken back" in out
+            assert await waiting == 1
+        assert await members_of(cluster, tablet) == members
+
+
+def exit_of(*arguments: str) -> int | str | None:
+    with pytest.raises(SystemExit) as ended:
+        cli_main(*arguments)
+    return ended.value.code
+
+
+def output_of(*arguments: str) -> str:
+    """Of a command, while others may write: by a pipe of its own."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exit_of(*arguments)
+    return out.getvalue()
 
 
 async def test_a_move_that_ends_otherwise_and_a_dead_safekeeper_are_exit_code_1(
@@ -231,7 +287,8 @@ async def test_a_move_that_ends_otherwise_and_a_dead_safekeeper_are_exit_code_1(
         (tablet,) = await tablets_of(cluster, "w")
         members = await members_of(cluster, tablet)
         (spare,) = {1, 2, 3, 4} - set(members)
-        await cluster.safekeepers[spare - 1].stop()
+        lost = (await cluster.safekeepers_by_id())[spare]
+        await lost.stop()
         desired = ",".join(str(n) for n in [*members[1:], spare])
         command = ("safekeeper", "migrate", "--tablet", tablet, "--to", desired)
         code, out = await asyncio.to_thread(run, capsys, *command)
@@ -245,7 +302,7 @@ async def test_a_move_that_ends_otherwise_and_a_dead_safekeeper_are_exit_code_1(
                 break
             await asyncio.sleep(0.02)
         code, out = await asyncio.to_thread(run, capsys, "safekeeper", "status", "--json")
-        problem = f"safekeeper-{spare - 1} (safekeeper {spare}) is active, but not live"
+        problem = f"{lost.name} (safekeeper {spare}) is active, but not live"
         assert (code, json.loads(out)["problems"]) == (1, [problem])
         code, out = await asyncio.to_thread(run, capsys, *command)
         assert code == 2, out
