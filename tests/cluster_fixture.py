@@ -141,7 +141,7 @@ class LocalCluster:
 
     async def safekeepers_by_id(self) -> dict[int, Safekeeper]:
         """As operators call them: whoever is heard first has the first id."""
-        servers = {server.name: server for server in self.safekeepers}
+        servers = {f"safekeeper-{n}": server for n, server in enumerate(self.safekeepers)}
         views = await self.database.safekeepers()
         return {view.record.safekeeper_id: servers[view.record.name] for view in views}
 

@@ -54,6 +54,11 @@ async def tablets_of(cluster: LocalCluster, table: str) -> list[str]:
     return [each.tablet.tablet_id for each in await cluster.database.locate_table(table)]
 
 
+async def names_of(cluster: LocalCluster) -> dict[int, str]:
+    views = await cluster.database.safekeepers()
+    return {view.record.safekeeper_id: view.record.name for view in views}
+
+
 async def members_of(cluster: LocalCluster, tablet: str) -> list[int]:
     configuration = (await cluster.database.locate_timeline(tablet)).configuration
     assert not configuration.is_joint
@@ -91,7 +96,7 @@ async def test_a_log_is_moved_by_command_while_rows_come(
         writer = asyncio.create_task(write())
         for tablet in tablets:
             await move("--tablet", tablet, "--to", "1,2,3")
-        names = {number: s.name for number, s in (await cluster.safekeepers_by_id()).items()}
+        names = await names_of(cluster)
         (moved,) = await move("--tablet", tablets[0], "--to", f"{names[2]}, 3,4")
         assert (moved["timeline_id"], moved["desired_set"]) == (tablets[0], [2, 3, 4])
         assert await members_of(cluster, tablets[0]) == [2, 3, 4]
@@ -302,7 +307,7 @@ async def test_a_move_that_ends_otherwise_and_a_dead_safekeeper_are_exit_code_1(
                 break
             await asyncio.sleep(0.02)
         code, out = await asyncio.to_thread(run, capsys, "safekeeper", "status", "--json")
-        problem = f"{lost.name} (safekeeper {spare}) is active, but not live"
+        problem = f"{(await names_of(cluster))[spare]} (safekeeper {spare}) is active, but not live"
         assert (code, json.loads(out)["problems"]) == (1, [problem])
         code, out = await asyncio.to_thread(run, capsys, *command)
         assert code == 2, out
