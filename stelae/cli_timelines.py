@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from stelae.client.timeline_views import MemberView
     from stelae.core.timeline_messages import MigrationResult, ScheduledMigration, TimelineView
 
+timeline_app = safekeeper_app
+"""With the commands of this module."""
 FAILED, INTERRUPTED = 1, 130
 
 Tablet = Annotated[str, typer.Argument(help="Id of a tablet.")]
