@@ -194,6 +194,32 @@ async def test_an_abort_goes_back_to_the_members_of_before(
     assert (await http.post("/v1/tables/w/rows:write", json={"rows": rows})).status_code == 200
 
 
+async def test_a_move_that_waits_for_its_turn_is_shown_as_such(
+    http: httpx.AsyncClient, keepers: World
+) -> None:
+    """While the master drives as many as it may: it is under way, and nothing is written yet."""
+    first, _ = await tablets_of(http, "w")
+    path = f"/control/v1/tenant/w/timeline/{first}"
+    await http.put(f"{path}/safekeeper_migrate", json={"desired_set": [1, 2, 3]})
+    before = await moved(http, path, [1, 2, 3])
+    timelines = keepers.cluster.masters[0].timelines
+    assert timelines is not None
+    room = timelines._runner._room
+    taken = 0
+    while not room.locked():
+        await room.acquire()
+        taken += 1
+    try:
+        await http.put(f"{path}/safekeeper_migrate", json={"desired_set": [1, 2, 4]})
+        seen = (await http.get(path)).json()
+        assert (seen["migration"]["step"], seen["migration"]["desired_set"]) == (0, [1, 2, 4])
+        assert seen["configuration"] == before["configuration"]
+    finally:
+        for _ in range(taken):
+            room.release()
+    await moved(http, path, [1, 2, 4])
+
+
 REFUSED: list[tuple[str, str, Any, int, str]] = [
     # Unknown ids.
     ("POST", SAFEKEEPERS, {"id": 99, "status": "active"}, 404, "safekeeper-not-found"),
