@@ -318,6 +318,29 @@ async def test_a_move_that_ends_otherwise_and_a_dead_safekeeper_are_exit_code_1(
         assert code == 1
 
 
+async def test_one_that_is_decommissioned_gives_its_logs_to_others(
+    tmp_path: Path, doors: Callable[[LocalCluster], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command says how many there are; nobody has to ask for each."""
+    async with local_cluster(tmp_path, safekeepers=4) as cluster:
+        doors(cluster)
+        await cluster.database.create_table("w", SCHEMA, key="id", durability=WAL3)
+        (tablet,) = await tablets_of(cluster, "w")
+        first, *others = await members_of(cluster, tablet)
+        (spare,) = {1, 2, 3, 4} - {first, *others}
+        status = ("safekeeper", "set-status", str(first), "decommissioned")
+        code, out = await asyncio.to_thread(run, capsys, *status)
+        assert (code, "is decommissioned; 1 logs are to move" in out) == (0, True), out
+        desired = sorted([*others, spare])
+        async with asyncio.timeout(20):
+            view = await cluster.database.locate_timeline(tablet)
+            while sorted(view.configuration.sk_set) != desired:  # noqa: ASYNC110 as a person looks
+                await asyncio.sleep(0.02)
+                view = await cluster.database.locate_timeline(tablet)
+        order = ("safekeeper", "migrate", "--from", str(spare), "--to", str(first))
+        assert (await asyncio.to_thread(run, capsys, *order))[0] == 2
+
+
 def cli_main(*arguments: str) -> None:
     from stelae import cli
 
