@@ -334,7 +334,7 @@ async def test_one_that_is_decommissioned_gives_its_logs_to_others(
         desired = sorted([*others, spare])
         async with asyncio.timeout(20):
             view = await cluster.database.locate_timeline(tablet)
-            while sorted(view.configuration.sk_set) != desired:  # noqa: ASYNC110 as a person looks
+            while sorted(view.configuration.sk_set) != desired:
                 await asyncio.sleep(0.02)
                 view = await cluster.database.locate_timeline(tablet)
         order = ("safekeeper", "migrate", "--from", str(spare), "--to", str(first))
