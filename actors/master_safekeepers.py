@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from stelae.actors.timeline_keeper import TimelineKeeper
 from stelae.actors.timeline_scrub import scrub
-from stelae.coordinator.migration_steps import Abort, MoveTo, check_target
+from stelae.coordinator.migration_steps import Abort, MoveTo, Request, check_target
 from stelae.coordinator.safekeepers import decide_evacuation
 from stelae.coordinator.timeline_duties import Duty, named, timeline_tablet
 from stelae.coordinator.timeline_placement import (
@@ -24,8 +24,15 @@ from stelae.coordinator.timeline_placement import (
     place_of,
     timeline_of,
 )
+from stelae.core.configurations import TimelineId
 from stelae.core.durability import Wal
-from stelae.core.errors import InvalidArgument, StelaeError, TableNotFound, TabletNotReady
+from stelae.core.errors import (
+    InvalidArgument,
+    MigrationUnderWay,
+    StelaeError,
+    TableNotFound,
+    TabletNotReady,
+)
 from stelae.core.ids import Address, TabletId
 from stelae.core.records import SafekeeperRecord, TabletRecord
 from stelae.core.rpc import Call, Handlers, Reply
@@ -132,7 +139,11 @@ class SafekeeperRequests:
         number = call.body.safekeeper_id
         keeper = await self._lead(call.timeout_s)
         known_safekeeper(self._master.catalog, number)
-        found = await scrub(self._master.catalog, keeper.ports, number)
+        try:
+            found = await scrub(self._master.catalog, keeper.ports, number)
+        except StelaeError as error:
+            # As an answer: whoever is told that somebody is away looks for another master.
+            return Reply(ScrubReply(0, (), (), {}, silence=str(error)))
         self._master.runtime.metrics.count("timelines_scrubbed", len(found.removed))
         return Reply(found)
 
@@ -181,12 +192,12 @@ class SafekeeperRequests:
     ) -> Reply[ScheduledMigrations]:
         """Those of which another change is under way are left out, if there are others."""
         scheduled: list[ScheduledMigration] = []
-        problem: TabletNotReady | None = None
+        problem: MigrationUnderWay | None = None
         for duty in duties:
             assert isinstance(duty.request, MoveTo), "nothing else is scheduled here"
             try:
-                keeper.request(duty.timeline, duty.request)
-            except TabletNotReady as error:
+                _begin(keeper, duty.timeline, duty.request)
+            except MigrationUnderWay as error:
                 problem = error
             else:
                 scheduled.append(
@@ -200,7 +211,7 @@ class SafekeeperRequests:
         keeper = await self._lead(call.timeout_s)
         tablet = timeline_tablet(self._master.catalog, call.body.tablet_id)
         timeline = timeline_of(tablet)
-        ended = keeper.request(timeline, Abort())
+        ended = _begin(keeper, timeline, Abort())
         await asyncio.wait((ended,), timeout=call.timeout_s * ANSWER_SHARE)
         if ended.done():
             return Reply(ended.result())
@@ -267,3 +278,13 @@ class SafekeeperRequests:
                 keeper.results.get(timeline),
             )
         )
+
+
+def _begin(
+    keeper: TimelineKeeper, timeline: TimelineId, request: Request
+) -> asyncio.Future[MigrationResult]:
+    """Raises MigrationUnderWay, which is told at once: operators do not wait for one another."""
+    try:
+        return keeper.request(timeline, request)
+    except TabletNotReady as error:
+        raise MigrationUnderWay(timeline.tablet_id, error.args[1]) from None

@@ -23,7 +23,7 @@ from stelae.actors.master_ports import MasterPorts
 from stelae.actors.migration_runner import MigrationRunner, RunnerSettings
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.liveness import Liveness
-from stelae.coordinator.migration_steps import Create, Request, Statuses, Verdict
+from stelae.coordinator.migration_steps import Create, MoveTo, Request, Statuses, Verdict
 from stelae.coordinator.pauses import Pauses
 from stelae.coordinator.safekeepers import Fleet
 from stelae.coordinator.timeline_duties import (
@@ -63,6 +63,7 @@ class _Job:
     request: Request
     task: asyncio.Task[None]
     ended: asyncio.Future[MigrationResult]
+    began_s: float
 
 
 class TimelineKeeper:
@@ -136,8 +137,30 @@ class TimelineKeeper:
         return statuses_now(self.fleet, now, self._settings.dead_after_s)
 
     def progress(self) -> tuple[MigrationProgress, ...]:
-        """Of all requests that run now."""
-        return tuple(self._runner.progress())
+        """Of all requests that run now, and then those that wait for their turn."""
+        running = self._runner.progress()
+        begun = {each.timeline for each in running}
+        waiting = sorted(
+            timeline
+            for timeline, job in self._jobs.items()
+            if timeline not in begun and not job.ended.done()
+        )
+        return (*running, *(self._waiting(timeline) for timeline in waiting))
+
+    def _waiting(self, timeline: TimelineId) -> MigrationProgress:
+        job = self._jobs[timeline]
+        return MigrationProgress(
+            timeline=timeline,
+            step=0,
+            step_name="wait for a turn",
+            generation=0,
+            members=(),
+            desired=job.request.desired if isinstance(job.request, MoveTo) else None,
+            waits_for=("others to end",),
+            problems={},
+            started_s=job.began_s,
+            moved_s=job.began_s,
+        )
 
     async def records(self) -> list[TimelineRecord]:
         """All that the store has and is not over. Raises StelaeError: it does not answer."""
@@ -167,7 +190,7 @@ class TimelineKeeper:
         ended: asyncio.Future[MigrationResult] = asyncio.get_running_loop().create_future()
         name = f"timeline {timeline.tablet_id[:8]}: {named(request)}"
         task = self._spawn(self._drive(timeline, request, ended), name)
-        self._jobs[timeline] = job = _Job(request, task, ended)
+        self._jobs[timeline] = job = _Job(request, task, ended, self._runtime.clock.monotonic())
         task.add_done_callback(lambda _: self._ended(timeline, job))
         return ended
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stelae.client.masters import MastersClient
+from stelae.client.timeline_views import MemberView, ask_members, newest
 from stelae.core.errors import InvalidArgument, RetryLater
 from stelae.core.ids import TabletId
 from stelae.core.runtime import Runtime
@@ -49,6 +50,8 @@ CALL_TIMEOUT_S = 30.0
 WAIT_TIMEOUT_S = 24 * 3600.0
 """Of waiting for a timeline to be copied elsewhere."""
 WATCH_S = 0.5
+LOOKS_TO_BELIEVE = 2
+"""Of one look the parts are not of one moment: what it says ended may have ended well."""
 
 
 class SafekeeperCalls:
@@ -88,12 +91,25 @@ class SafekeeperCalls:
         order = LocateTimeline(TabletId(tablet_id))
         return await self._masters.call(LOCATE_TIMELINE, order, timeout_s=timeout)
 
+    async def timeline_members(
+        self, view: TimelineView, *, timeout: float = CALL_TIMEOUT_S
+    ) -> list[MemberView]:
+        """What each member of a timeline has of it, asked of the members themselves.
+
+        One that does not answer is told of, and is no reason not to ask the others.
+        """
+        names = {one.record.safekeeper_id: one for one in await self.safekeepers(timeout=timeout)}
+        return await ask_members(self.runtime.peers, view, names, timeout_s=timeout)
+
     # ---- migrations -------------------------------------------------------------------------
 
     async def migrate_timeline(
         self, tablet_id: str, desired: Sequence[int], *, timeout: float = CALL_TIMEOUT_S
     ) -> list[ScheduledMigration]:
-        """Schedule the move of one tablet's log to these safekeepers. See `MigrateTimeline`."""
+        """Schedule the move of one tablet's log to these safekeepers.
+
+        Raises TabletNotFound; InvalidArgument; MigrationUnderWay: one change at a time.
+        """
         order = MigrateTimeline(TabletId(tablet_id), _ids(desired))
         reply = await self._masters.call(MIGRATE_TIMELINE, order, timeout_s=timeout)
         return list(reply.scheduled)
@@ -143,19 +159,20 @@ class SafekeeperCalls:
         Raises RetryLater: it ended otherwise, or not in time; the text says how.
         """
         clock = self.runtime.clock
-        deadline, wanted = clock.monotonic() + timeout, sorted(desired)
+        deadline, wanted, misses = clock.monotonic() + timeout, sorted(desired), 0
         while True:
             view = await self.locate_timeline(tablet_id)
             on_look(view)
-            now_is = view.configuration
-            if not now_is.is_joint and sorted(now_is.sk_set) == wanted:
+            told, stored = view.configuration, newest(view)
+            if not told.is_joint and sorted(told.sk_set) == wanted:
                 return view
-            is_over = view.running is None and view.ended is not None and view.ended.is_finished
-            if is_over and view.ended is not None and not now_is.is_joint:
-                ended = view.ended
-                raise RetryLater(f"{ended.request}: {ended.verdict}: {ended.reason}")
+            is_elsewhere = not stored.is_joint and sorted(stored.sk_set) != wanted
+            is_given_up = view.running is None and is_elsewhere and not view.store_problem
+            misses = misses + 1 if is_given_up else 0
+            if misses >= LOOKS_TO_BELIEVE:
+                raise RetryLater(_why_not(view))
             if clock.monotonic() >= deadline:
-                raise RetryLater(f"the timeline of {tablet_id} has not moved within {timeout} s")
+                raise RetryLater(f"the timeline of {tablet_id} has not moved within {timeout:g} s")
             await clock.sleep(WATCH_S)
 
     # ---- scrub ------------------------------------------------------------------------------
@@ -163,10 +180,25 @@ class SafekeeperCalls:
     async def scrub_safekeeper(
         self, safekeeper: int, *, timeout: float = CALL_TIMEOUT_S
     ) -> ScrubReply:
-        """Remove from it what the configuration store says that it should not have."""
+        """Remove from it what the configuration store says that it should not have.
+
+        Raises InvalidArgument; RetryLater: it, or the store, does not answer.
+        """
         order = ScrubSafekeeper(SafekeeperId(safekeeper))
-        return await self._masters.call(SCRUB_SAFEKEEPER, order, timeout_s=timeout)
+        found = await self._masters.call(SCRUB_SAFEKEEPER, order, timeout_s=timeout)
+        if found.silence:
+            raise RetryLater(f"safekeeper {safekeeper} cannot be scrubbed: {found.silence}")
+        return found
 
 
 def _ids(numbers: Sequence[int]) -> tuple[SafekeeperId, ...]:
     return tuple(SafekeeperId(number) for number in numbers)
+
+
+def _why_not(view: TimelineView) -> str:
+    stays = f"the log of {view.tablet.tablet_id} stays on safekeepers {list(newest(view).sk_set)}"
+    if view.ended is None:
+        return f"{stays}: the leader master that had the order leads no more; give it again"
+    ended = view.ended
+    why = f": {ended.reason}" if ended.reason else ""
+    return f"{stays}; the last order for it ({ended.request}) ended: {ended.verdict}{why}"

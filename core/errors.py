@@ -171,6 +171,15 @@ class AlreadyRunning(Rejected):
     template = "{0}"
 
 
+class MigrationUnderWay(Rejected):
+    """Of a timeline one change of members is made at a time: this one was refused."""
+
+    template = "the log of tablet {0} is {1}: wait until that has ended, or take it back"
+
+    def __init__(self, tablet_id: str, what: str) -> None:
+        super().__init__(tablet_id, what)
+
+
 class StaleRequest(Rejected):
     """The client has already told that it has this request's answer; a late copy does nothing."""
 

@@ -60,7 +60,7 @@ class MigrateTimeline(Body, frozen=True):
     """Move the log of one tablet to these safekeepers.
 
     Raises TabletNotFound; InvalidArgument: it has no timeline, or these cannot be its members;
-    TabletNotReady: another change of it is under way.
+    MigrationUnderWay: another change of it is made already.
     """
 
     tablet_id: TabletId
@@ -170,7 +170,7 @@ class TimelineView(Body, frozen=True):
 class ScrubSafekeeper(Body, frozen=True):
     """Remove from a safekeeper the timelines that it should not have, by the store's word.
 
-    Raises InvalidArgument: there is no such safekeeper; and whatever it, or the store, answers.
+    Raises InvalidArgument: there is no such safekeeper.
     """
 
     safekeeper_id: SafekeeperId
@@ -183,6 +183,8 @@ class ScrubReply(Body, frozen=True):
     """The store knows nothing of them: somebody else's, and left alone."""
     problems: Mapping[TabletId, str]
     """What could not be removed, and why."""
+    silence: str = ""
+    """Why the safekeeper, or the store, did not answer: then nothing was removed."""
 
 
 class TablesTimelines(Body, frozen=True):

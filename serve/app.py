@@ -17,7 +17,13 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import HTMLResponse, Response
 
 from stelae.core.errors import StelaeError
-from stelae.serve import rows, scans, tables
+from stelae.serve import control, rows, scans, tables
+from stelae.serve.control_models import (
+    MigrateRequest,
+    MigrateSafekeeperRequest,
+    SafekeeperStatusRequest,
+    UpsertSafekeeperRequest,
+)
 from stelae.serve.gateway import DatabaseSource, Gateway, InvalidBody, gateway_of
 from stelae.serve.guard import Guard, Limits
 from stelae.serve.models import (
@@ -52,7 +58,7 @@ logger = logging.getLogger(__name__)
 DESCRIPTION = """Strongly consistent, durable tables inside Ray.
 
 Send `Authorization: Bearer <token>`. Roles: `read` reads, `write` also writes rows, `admin` also
-makes and deletes tables. JSON for a few rows, Arrow IPC streams
+makes and deletes tables, and moves logs. JSON for a few rows, Arrow IPC streams
 (`application/vnd.apache.arrow.stream`) for many.
 
 JSON: dates and timestamps are ISO 8601 text, binary is base64, decimals are text, NaN and the
@@ -65,6 +71,10 @@ _BODIES = (
     WriteRequest,
     GetRequest,
     ScanRequest,
+    UpsertSafekeeperRequest,
+    SafekeeperStatusRequest,
+    MigrateSafekeeperRequest,
+    MigrateRequest,
 )
 
 
@@ -102,6 +112,7 @@ def make_app(
     app.include_router(tables.router)
     app.include_router(rows.router)
     app.include_router(scans.router)
+    app.include_router(control.router)
     _add_error_handlers(app)
     app.add_middleware(Guard, verifier=tokens, limits=limits)
     return app

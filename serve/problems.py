@@ -37,6 +37,10 @@ class UnsupportedMedia(errors.InvalidArgument):
     """The media type of the body is not one that this path takes."""
 
 
+class SafekeeperNotFound(errors.InvalidArgument):
+    """The path names a safekeeper that never registered."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProblemType:
     """One row of the table of problems."""
@@ -61,12 +65,14 @@ PROBLEMS: dict[type[BaseException], ProblemType] = {
     errors.ColumnNotFound: ProblemType(400, "column-not-found", "There is no such column"),
     errors.TableNotFound: ProblemType(404, "table-not-found", "There is no such table"),
     errors.TabletNotFound: ProblemType(404, "tablet-not-found", "There is no such tablet"),
+    SafekeeperNotFound: ProblemType(404, "safekeeper-not-found", "There is no such safekeeper"),
     errors.RowNotFound: ProblemType(404, "row-not-found", "There is no such row"),
     errors.TableExists: ProblemType(409, "table-exists", "A table of that name exists"),
     errors.RowExists: ProblemType(409, "row-exists", "A row with that key exists"),
     errors.VersionMismatch: ProblemType(409, "version-mismatch", "The row has another version"),
     errors.StaleRequest: ProblemType(409, "stale-request", "The request is outdated"),
     errors.AlreadyRunning: ProblemType(409, "already-running", "It runs already"),
+    errors.MigrationUnderWay: ProblemType(409, "migration-under-way", "It is changed already"),
     errors.TooLarge: ProblemType(413, "too-large", "The request is too large"),
     NotAuthenticated: ProblemType(401, "not-authenticated", "A token is needed"),
     NotPermitted: ProblemType(403, "not-permitted", "The token's role is too small"),

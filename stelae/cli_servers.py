@@ -6,16 +6,21 @@ and given again to see how far it is.
 
 from __future__ import annotations
 
-import contextlib
 import enum
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from stelae.cli_cluster import STATUS_TIMEOUT_S, Debug, Json, Where, open_cluster
 from stelae.cli_locate import tablet_app
-from stelae.cli_output import make_console, megabytes, print_json, print_table, show_copies
+from stelae.cli_output import (
+    make_console,
+    megabytes,
+    print_json,
+    print_table,
+    progress_bar,
+    show_copies,
+)
 
 if TYPE_CHECKING:
     from stelae.client.operators import MoveStage
@@ -125,7 +130,7 @@ def server_retire(
     stelae server retire tserver-3 --no-wait
     stelae server retire tserver-3 --cancel
     """
-    with open_cluster(where) as database, _bar(f"retiring {server}") as tell:
+    with open_cluster(where) as database, progress_bar(f"retiring {server}") as tell:
         most = 0
 
         def progress(seen: ServerProgress) -> None:
@@ -192,7 +197,7 @@ def server_restart(
     stelae server restart tserver-2
     for n in 1 2 3; do stelae server restart tserver-$n || break; done
     """
-    with open_cluster(where) as database, _bar(f"restarting {server}") as tell:
+    with open_cluster(where) as database, progress_bar(f"restarting {server}") as tell:
         database.restart_server(server, progress=lambda text: tell(0, 0, text), timeout=timeout)
     if as_json:
         print_json({"server": server, "restarted": True})
@@ -255,7 +260,7 @@ def tablet_move(
     """
     if cancel == bool(target) or not (cancel or source):
         raise typer.BadParameter("name the server to move it to, or --cancel")
-    with open_cluster(where) as database, _bar(f"moving {tablet[:8]}") as tell:
+    with open_cluster(where) as database, progress_bar(f"moving {tablet[:8]}") as tell:
 
         def progress(seen: MoveStage) -> None:
             tell(seen.copied_bytes, seen.copy_bytes, seen.text)
@@ -389,26 +394,3 @@ def _show_rebalancing(
     make_console().print(f"rebalancing is {words}; {state.moving} replicas are being moved")
     if servers is not None:
         _show_servers(servers)
-
-
-# ---- progress -------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on standard error: called with how much is done, of how much, and what goes on."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[what]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=make_console(stderr=True), transient=True) as shown:
-        task = shown.add_task(title, total=None, what="")
-
-        def tell(done: int, total: int, what: str) -> None:
-            shown.update(task, completed=done, total=total or None, what=what)
-
-        yield tell

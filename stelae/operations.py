@@ -1,4 +1,5 @@
 """What operators use of a `Database`: its tablet servers, moves of replicas, and the check.
+Safekeepers are in `stelae.safekeepers`.
 
 Blocking, as all of `stelae.api`; ``database.aio`` has the same calls as coroutines. None of it goes
 over HTTP.
@@ -9,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from stelae.aio import Loop
 from stelae.client.attempts import DEFAULT_TIMEOUT_S
-from stelae.client.database import AsyncDatabase
 from stelae.client.operators import (
     CALL_TIMEOUT_S,
     COPY_HOLD_S,
@@ -19,7 +18,7 @@ from stelae.client.operators import (
     Moving,
     Retiring,
 )
-from stelae.core.errors import InvalidArgument
+from stelae.safekeepers import SafekeeperOperations
 
 if TYPE_CHECKING:
     from stelae.api import Database
@@ -27,24 +26,12 @@ if TYPE_CHECKING:
     from stelae.client.quarantine import QuarantineReport
     from stelae.core.records import TabletRecord
     from stelae.core.server_messages import RebalancingState, ServerProgress
-    from stelae.recovery.spark_link import ClusterLink
 
 RESTART_TIMEOUT_S = 120.0
 
 
-class Operations:
+class Operations(SafekeeperOperations):
     """The part of `Database` that is for operators."""
-
-    _loop: Loop
-    _database: AsyncDatabase
-
-    link: ClusterLink | None
-    """None where the connection is HTTP."""
-
-    def _require_inside(self) -> None:
-        if self.link is None:
-            text = "servers are looked at and changed from inside the cluster, not over HTTP"
-            raise InvalidArgument(text)
 
     def tservers(self, *, timeout: float = CALL_TIMEOUT_S) -> list[dict[str, Any]]:
         """The tablet servers: ``name``, ``uuid``, ``state``, whether each is ``retiring`` or in

@@ -175,6 +175,12 @@ class LocalCluster:
         await server.start()
         self._stack.push_async_callback(server.stop)
 
+    async def safekeepers_by_id(self) -> dict[int, Safekeeper]:
+        """As operators call them: whoever is heard first has the first id."""
+        servers = {f"safekeeper-{n}": server for n, server in enumerate(self.safekeepers)}
+        views = await self.database.safekeepers()
+        return {view.record.safekeeper_id: servers[view.record.name] for view in views}
+
     async def stop(self) -> None:
         await self._stack.aclose()
         assert not self.failures, self.failures

@@ -16,6 +16,7 @@ from cluster_fixture import LocalCluster, local_cluster
 
 from stelae.client.http import HttpDatabase
 from stelae.core.durability import Durability, segments
+from stelae.core.ids import TabletId
 from stelae.serve.app import make_app
 from stelae.serve.guard import Limits
 from stelae.serve.tokens import Role, TokenVerifier, make_token
@@ -62,6 +63,22 @@ class World:
 async def http_world(root: Path, durability: Durability | None = None) -> AsyncIterator[World]:
     async with local_cluster(root, tservers=3) as cluster:
         yield World(cluster, durability=durability)
+
+
+@asynccontextmanager
+async def copies_held(
+    cluster: LocalCluster, tablet: TabletId, *safekeepers: int
+) -> AsyncIterator[None]:
+    """These safekeepers, by id, say that an earlier call still copies this tablet's log to them."""
+    servers = await cluster.safekeepers_by_id()
+    pulls = [servers[number].pulls for number in safekeepers]
+    for each in pulls:
+        each._active.add(tablet)
+    try:
+        yield
+    finally:
+        for each in pulls:
+            each._active.discard(tablet)
 
 
 def problem_of(response: httpx.Response, status: int, slug: str) -> dict[str, object]:
