@@ -30,7 +30,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 SPEC_ARGS ?=
 
-.PHONY: help venv java java-17 demo test test-fast test-ray test-slow lint lint-style lint-types lint-imports tree bench soak spec ci clean
+.PHONY: help venv java java-17 demo test test-fast test-ray test-slow test-slow-alone test-slow-ray lint lint-style lint-types lint-imports tree bench soak spec ci clean
 
 help:
 	@sed -n '2,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
@@ -93,8 +93,13 @@ test-fast: $(STAMP)
 test-ray: $(STAMP)
 	$(PYTEST) -m "(ray or spark) and not slow" || test $$? -eq 5
 
-test-slow: $(STAMP)
-	$(PYTEST) -m "slow" || test $$? -eq 5
+test-slow: test-slow-alone test-slow-ray
+
+test-slow-alone: $(STAMP)
+	$(PYTEST) -n 2 --dist worksteal -m "slow and not ray and not spark"
+
+test-slow-ray: $(STAMP)
+	$(PYTEST) -m "slow and (ray or spark)" || test $$? -eq 5
 
 # --- checks -----------------------------------------------------------------------------------
 # mypy and import-linter cannot see that the rooms at the root are stelae.*; they get an installed tree.
