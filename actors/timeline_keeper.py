@@ -278,7 +278,7 @@ class TimelineKeeper:
         self._take(left_to_do(self._catalog, records, statuses))
         await self.broken.look(number for number, status in statuses.items() if status is ACTIVE)
         now, silence_s = self._runtime.clock.monotonic(), self._settings.dead_after_s
-        grace_s = self._settings.safekeeper_dead_after_s
+        grace_s = max(silence_s, self._settings.safekeeper_dead_after_s)
         self._take(
             replacements(
                 records,

@@ -99,7 +99,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         assert self.lease_s >= 3 * self.heartbeat_s, "a lease must outlast lost heartbeats"
         assert self.dead_after_s >= self.lease_s, "a server is not given up before its lease ends"
         assert self.replica_dead_after_s >= self.dead_after_s, "a replica outlives its server"
-        assert self.safekeeper_dead_after_s >= self.dead_after_s, "a safekeeper may be restarted"
         assert self.evict_copies >= 1, "an evicted timeline is on a backup"
         assert self.raft_election_ticks >= 3 * self.raft_heartbeat_ticks
         assert self.tablet_election_ticks >= 3 * self.raft_heartbeat_ticks

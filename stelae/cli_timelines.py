@@ -87,7 +87,7 @@ def safekeeper_migrate(
 
 def _wait(database: Database, taken: Sequence[ScheduledMigration]) -> list[str]:
     """Wait for all of them; why those failed that did. Exits with 130 on Ctrl-C."""
-    from stelae.core.errors import RetryLater
+    from stelae.core.errors import StelaeError
 
     failed: list[str] = []
     with progress_bar(f"moving {len(taken)} logs") as tell:
@@ -100,7 +100,7 @@ def _wait(database: Database, taken: Sequence[ScheduledMigration]) -> list[str]:
 
             try:
                 database.wait_migrated(each, on_look=on_look)
-            except RetryLater as error:
+            except StelaeError as error:  # of one log: the others are waited for
                 failed.append(str(error))
             except KeyboardInterrupt:
                 _leave(taken)

@@ -290,7 +290,7 @@ def test_a_founder_that_comes_late_founds_no_second_group() -> None:
         assert stranger not in {member.uuid for member in server.group.members}
         assert server.group.state is MasterState.VOTER
 
-    run(12, story)
+    run(14, story)
 
 
 def test_a_master_that_lost_its_disk_before_the_group_was_founded_is_no_founder() -> None:

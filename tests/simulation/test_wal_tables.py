@@ -18,6 +18,7 @@ from stelae.core.configurations import TimelineRecord
 from stelae.core.durability import replicas, wal
 from stelae.core.errors import (
     InvalidArgument,
+    MigrationUnderWay,
     NotEnoughServers,
     RetryLater,
     StelaeError,
@@ -188,6 +189,18 @@ async def ask(here: Here, method: Any, body: Any, timeout_s: float = 10.0) -> An
     """A call of an operator's to whichever master leads."""
     masters = MastersClient(here.database.runtime, list(here.cluster.addresses.values()))
     return await masters.call(method, body, timeout_s=timeout_s)
+
+
+async def move(here: Here, tablet_id: TabletId, desired: tuple[SafekeeperId, ...]) -> None:
+    """Order a migration, once the one before has put everything away."""
+    async with asyncio.timeout(60.0):
+        while True:
+            try:
+                await ask(here, MIGRATE_TIMELINE, MigrateTimeline(tablet_id, desired), 30.0)
+            except MigrationUnderWay:
+                await asyncio.sleep(0.2)
+            else:
+                return
 
 
 def timelines(here: Here) -> dict[TabletId, TimelineConfiguration]:
@@ -405,13 +418,13 @@ def test_a_store_that_starts_again_has_everything_and_the_next_leader_finds_it()
         for number in range(3):
             other = next(SafekeeperId(n) for n in range(1, 5) if n not in desired)
             desired = (*desired[1:], other)
-            await ask(here, MIGRATE_TIMELINE, MigrateTimeline(tablet_id, desired), 30.0)
+            await move(here, tablet_id, desired)
             here.world.crash(here.cluster.leader() or "")
             if number:
                 here.world.crash("cas-store")
             await write(table, 5 * number, 5)
             await here.until(here.cluster.leader, "a leader")
-            await ask(here, MIGRATE_TIMELINE, MigrateTimeline(tablet_id, desired), 30.0)
+            await move(here, tablet_id, desired)
             await here.until(
                 lambda wanted=desired: (
                     here.cluster.leader() and timelines(here)[tablet_id].sk_set == wanted
