@@ -49,5 +49,5 @@ def test_servers_restart_one_by_one_while_a_table_of_replicas_is_written(
         assert database.check(checksums=True, wait=20).is_well
         database.restart_server("master-1", progress=told.append)
         assert database.check(wait=20).is_well
-        with pytest.raises(errors.InvalidArgument, match="no tserver or master"):
+        with pytest.raises(errors.InvalidArgument, match="no tserver, master or safekeeper"):
             database.restart_server("backup-1")

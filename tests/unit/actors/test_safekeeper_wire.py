@@ -75,9 +75,10 @@ NASTY = TimelineId(TableId("t"), TabletId("../../etc"))
 async def keepers(root: Path) -> AsyncIterator[tuple[LocalCluster, SafekeeperPorts]]:
     """Three safekeepers with their ids, and one timeline on all of them."""
     async with local_cluster(root, tservers=0, backups=1, safekeepers=3) as cluster:
-        for n, keeper in enumerate(cluster.safekeepers, 1):
-            if keeper.safekeeper_id is None:
-                await keeper.adopt_id(SafekeeperId(n))
+        async with asyncio.timeout(30.0):
+            while any(k.safekeeper_id is None for k in cluster.safekeepers):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)  # the masters say it in their answers to heartbeats
+        cluster.safekeepers.sort(key=lambda keeper: keeper.safekeeper_id or 0)
         runtime = cluster.client_runtime("driver")
 
         def find(one: SafekeeperId) -> tuple[ServerUuid, Address] | None:
@@ -174,13 +175,13 @@ async def start_anew(cluster: LocalCluster, n: int) -> None:
     disk = old._runtime.disk
     assert isinstance(disk, LocalDisk)
     disk.close()
-    name = f"safekeeper-{n}"
+    name = old.info.name
     runtime = cluster.client_runtime(name, threads=True)
     keeper = Safekeeper(
         runtime, name=name, cluster=CLUSTER, masters=cluster.master_addresses, settings=SETTINGS
     )
     await keeper.start()
-    assert keeper.safekeeper_id == n + 1
+    assert keeper.safekeeper_id == old.safekeeper_id == n + 1
     cluster.safekeepers[n] = keeper
     cluster._stack.push_async_callback(keeper.stop)
 
