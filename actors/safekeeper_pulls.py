@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from stelae.actors.safekeeper_timelines import SafekeeperTimelines
 from stelae.actors.timeline_pull import PullAttempt
+from stelae.client.retries import all_or_first_error
 from stelae.core.errors import (
     CorruptData,
     InvalidArgument,
@@ -45,6 +46,7 @@ PULLS_MAX = 4
 SLOWEST_BYTES_PER_S = 4 << 20
 """A large piece has so much more time, or it would never arrive."""
 LOST_PAUSE_S = 0.05
+FILES_AT_ONCE = 8
 ABANDONED_FACTOR = 20
 """What came of a pull is removed after so many idle times of its source: nobody goes on with it."""
 
@@ -73,8 +75,9 @@ class PullReceiver:
             raise Overloaded("pulls of timelines to this safekeeper", PULLS_MAX)
         self._active.add(tablet_id)
         try:
-            with self._timelines.disk_errors(tablet_id):
-                async with asyncio.timeout(call.timeout_s):
+            # In this order: a TimeoutError is an OSError, and no fault of the disk.
+            async with asyncio.timeout(call.timeout_s):
+                with self._timelines.disk_errors(tablet_id):
                     return Reply(await self._pull(call.body, call.timeout_s))
         except TimeoutError:
             raise TabletNotReady(tablet_id, "still being pulled") from None
@@ -127,11 +130,17 @@ class PullReceiver:
     async def _fetch_all(
         self, attempt: PullAttempt, plan: PullPlan, source: SafekeeperPlace
     ) -> None:
+        """A few files at a time: a piece that is lost holds up its own file alone."""
         self._note(attempt)
-        for file, offset in attempt.missing:
-            while not await self._fetch(attempt, plan.session, source, file, offset):
-                offset += min(self._settings.copy_piece_bytes, file.size_bytes - offset)
-                self._note(attempt)
+        missing = iter(attempt.missing)
+
+        async def fetch_some() -> None:
+            for file, offset in missing:  # shared: each file is taken by one
+                while not await self._fetch(attempt, plan.session, source, file, offset):
+                    offset += min(self._settings.copy_piece_bytes, file.size_bytes - offset)
+                    self._note(attempt)
+
+        await all_or_first_error([fetch_some() for _ in range(FILES_AT_ONCE)])
 
     async def _fetch(
         self,

@@ -510,14 +510,11 @@ async def check_logs(life: Life) -> None:
 
 
 def options(seed: int) -> Options:
-    """Drawn; disks are not lost, as no quorum promises anything then. Not a third of all calls is:
-    of a pull's many pieces each lost one costs a second, and a pull has to end in time."""
+    """Drawn; disks are not lost, as no quorum promises anything then."""
     rng = random.Random(f"{seed}/safekeepers")
     drawn = Options.draw(seed)
     return drawn.but(
         lost_disk_every_s=0.0,
-        drop_request_rate=min(drawn.drop_request_rate, 0.1),
-        drop_reply_rate=min(drawn.drop_reply_rate, 0.1),
         latency_mean_s=min(drawn.latency_mean_s, 0.005),
         sync_mean_s=min(drawn.sync_mean_s, 0.005),
         partition_every_s=rng.choice([0.0, 1.0, 3.0]),
