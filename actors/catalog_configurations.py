@@ -67,11 +67,8 @@ class CatalogConfigurations:
 
         await self._operations.change(draft)
         timelines = self._catalog.timelines
-        done = any(
-            (row.revision, row.record, row.writer, row.nonce)
-            == (expected_revision + 1, record, writer, nonce)
-            for row in timelines.history(timeline)
-        )
+        row = timelines.at(timeline, expected_revision + 1)
+        done = row is not None and (row.record, row.writer, row.nonce) == (record, writer, nonce)
         return CasReply(done, timelines.current(timeline))
 
     async def list(
@@ -83,7 +80,5 @@ class CatalogConfigurations:
     async def history(
         self, timeline: TimelineId, after_revision: int, limit: int, *, timeout_s: float
     ) -> tuple[StoredRecord, ...]:
-        """The newest of what was ever written: see `timeline_catalog.HISTORY_MAX`."""
         await self._barrier(timeout_s)
-        rows = self._catalog.timelines.history(timeline)
-        return tuple(row for row in rows if row.revision > after_revision)[:limit]
+        return tuple(self._catalog.timelines.history(timeline, after_revision)[:limit])

@@ -49,6 +49,16 @@ from stelae.coordinator.pacing import Pacing
 from stelae.coordinator.pauses import Pauses
 from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.replacements import CopyLimits
+from stelae.coordinator.succession import (
+    BeginSuccession,
+    GiveUpSuccessor,
+    OrderTransfer,
+    SuccessionAction,
+    Swap,
+    draft_begin,
+    draft_give_up,
+    draft_swap,
+)
 from stelae.coordinator.timeline_placement import source_of
 from stelae.core.alter_messages import ALTER_TABLET, AlterTablet
 from stelae.core.errors import StelaeError
@@ -74,6 +84,7 @@ from stelae.core.replica_messages import (
 from stelae.core.rpc import Method
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
+from stelae.core.succession import TRANSFER_TABLET
 from stelae.core.tasks import Tasks
 from stelae.recovery.engine import EnginePolicy, RecoveryJob, SparkEngine
 
@@ -180,8 +191,9 @@ class Coordinator:
     def _step(self) -> None:
         """One look: begin whatever is to be done and not under way."""
         now = self._runtime.clock.monotonic()
-        if now - self._looked_at > self._settings.lease_s / 2:
-            self._liveness.stalled(now)  # what came meanwhile waits to be read
+        paused_s = now - self._looked_at
+        if paused_s > self._settings.lease_s / 2:
+            self._liveness.stalled(now, paused_s)  # what came meanwhile waits to be read
             self._runtime.metrics.count("coordinator_stalls")
         self._looked_at = now
         self._liveness.forget({Run(*owner): None for owner in self._catalog.owners()})
@@ -235,7 +247,7 @@ class Coordinator:
             case _:
                 self._begin_of_group(action)
 
-    def _begin_of_group(self, action: GroupAction) -> None:
+    def _begin_of_group(self, action: GroupAction | SuccessionAction) -> None:
         match action:
             case UpdateGroups():
                 self._once(("groups",), lambda: self._update_groups(action))
@@ -251,6 +263,14 @@ class Coordinator:
             case Transfer(leader, order):
                 key = ("transfer leadership", order.tablet_id)
                 self._once(key, lambda: self._tell(key, leader, TRANSFER_LEADERSHIP, order))
+
+            case OrderTransfer(server, transfer):
+                key = ("transfer", transfer.tablet_id, transfer.successor, transfer.release)
+                self._once(key, lambda: self._tell(key, server, TRANSFER_TABLET, transfer))
+            case BeginSuccession(tablet) | Swap(tablet):
+                self._once(("succeed", tablet.tablet_id), lambda: self._succession(action))
+            case GiveUpSuccessor(tablet):
+                self._once(("give up", tablet.tablet_id), lambda: self._succession(action))
 
     def _once(self, key: Key, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do it in the background, unless it is under way or was done a moment ago."""
@@ -324,6 +344,23 @@ class Coordinator:
             self._pacing.succeeded(tablet.tablet_id)  # nothing of it is awaited any more
         self._runtime.metrics.count("tablets_replaced", len(action.stuck))
 
+    async def _succession(self, action: BeginSuccession | Swap | GiveUpSuccessor) -> None:
+        def draft() -> CatalogBatch | None:
+            match action:
+                case BeginSuccession():
+                    return draft_begin(self._catalog, action, self._runtime.rng)
+                case Swap():
+                    return draft_swap(self._catalog, action)
+                case GiveUpSuccessor():
+                    return draft_give_up(self._catalog, action)
+
+        of = action.successor if isinstance(action, GiveUpSuccessor) else action.tablet
+        touched = [of.tablet_id]
+        if isinstance(action, Swap):
+            touched.append(action.successor.tablet_id)
+        await self.operations.change(draft, tables=[of.table_id], tablets=touched)
+        self._runtime.metrics.count("successions", step=type(action).__name__)
+
     async def _finish_alter(self, action: FinishAlter) -> None:
         def draft() -> CatalogBatch | None:
             return draft_finish(self._catalog, action)
@@ -390,7 +427,8 @@ class Coordinator:
     async def _open(self, action: Open) -> None:
         tablet, owner = action.tablet, action.owner
         timeline = source_of(self._catalog, self._liveness, tablet)
-        order = OpenTablet(self._catalog.tables[tablet.table_id], tablet, timeline=timeline)
+        table = self._catalog.tables[tablet.table_id].for_tablet(tablet)
+        order = OpenTablet(table, tablet, timeline=timeline)
         now = self._runtime.clock.monotonic()
         self._pacing.ordered(tablet.tablet_id, now + RETRY_S)
         await self._call(owner, OPEN_TABLET, order)
@@ -405,7 +443,8 @@ class Coordinator:
     async def _alter(self, action: Alter) -> None:
         """Tell an owner of its table's newest record; what it then reports is news at once."""
         tablet, owner = action.tablet, action.owner
-        order = AlterTablet(tablet.tablet_id, action.term, self._catalog.tables[tablet.table_id])
+        table = self._catalog.tables[tablet.table_id].for_tablet(tablet)
+        order = AlterTablet(tablet.tablet_id, action.term, table)
         report = await self._call(owner, ALTER_TABLET, order)
         now = self._runtime.clock.monotonic()
         self._liveness.report(Run(owner.uuid, owner.incarnation), report, now)

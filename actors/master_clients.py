@@ -20,6 +20,7 @@ from stelae.coordinator.alter import by_id, draft_alter, waiting_for
 from stelae.coordinator.assignment import (
     check_enough_backups,
     check_enough_tservers,
+    check_live_tservers,
     check_media,
 )
 from stelae.coordinator.catalog import CatalogBatch
@@ -145,17 +146,40 @@ class ClientRequests:
         return batch
 
     def _check_room_for(self, order: AlterTable) -> None:
-        """Raise `TooFewServers` for more replicas than there are tservers that could hold one."""
+        """Raise `TooFewServers`, `TooManyReplicas` or `NotEnoughServers` for a durability that asks
+        for more servers than there are."""
         master, liveness = self._master, self._master.liveness
         table = master.catalog.tables.get(order.table_id)
-        before, after = None if table is None else table.durability, order.durability
-        if not isinstance(before, Replicas) or not isinstance(after, Replicas):
+        if table is None or order.durability in (None, table.durability, table.becoming):
             return
+        before, after = table.durability, order.durability
+        assert after is not None, "it was looked at"
         now = master.runtime.clock.monotonic()
-        if after.count > before.count and now >= liveness.lead_since + KNOWS_ALL_AFTER_S:
-            known = [seen.server for seen in liveness.newest_runs()]
+        what, known = f"table {order.name!r}", [s.server for s in liveness.newest_runs()]
+        knows_all = now >= liveness.lead_since + KNOWS_ALL_AFTER_S
+        if isinstance(after, Replicas):
             homes = [s for s in known if not master.catalog.mark(s.uuid).retiring]
-            check_enough_tservers(f"table {order.name!r}", after.count, homes)
+            if isinstance(before, Replicas) and after.count <= before.count:
+                return
+            if knows_all:
+                check_enough_tservers(what, after.count, homes)
+            if not isinstance(before, Replicas):  # or else they are added one by one
+                live = {seen.server.uuid for seen in liveness.live(ServerKind.TSERVER, now)}
+                check_live_tservers(what, after.count, [s for s in homes if s.uuid in live])
+            return
+        first_timelines(
+            master.catalog,
+            fleet_of(master.catalog, liveness, now),
+            after,
+            1,
+            what=what,
+            now=now,
+            silence_s=master.settings.dead_after_s,
+        )
+        media = media_of(after)
+        if knows_all:
+            check_enough_backups(what, media, known)
+        check_media(what, media, [seen.server for seen in liveness.live(ServerKind.BACKUP, now)])
 
     async def _on_delete_table(self, call: Call[DeleteTable]) -> Reply[Empty]:
         order = call.body
@@ -166,7 +190,10 @@ class ClientRequests:
         if table is None:
             await coordinator.operations.refuse(order.request, TableNotFound(order.name))
             return EMPTY
-        tablets = [tablet.tablet_id for tablet in self._master.catalog.tablets_of(table.table_id)]
+        catalog = self._master.catalog
+        tablets = [tablet.tablet_id for tablet in catalog.tablets_of(table.table_id)]
+        successors = [catalog.successor_of(tablet_id) for tablet_id in tablets]
+        tablets += [each.tablet_id for each in successors if each is not None]
 
         def draft() -> CatalogBatch | None:
             if self._master.catalog.result_of(order.request) is not None:

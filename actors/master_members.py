@@ -8,22 +8,25 @@ which callers repeat. Design §7, §8.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stelae.actors.master_group import MasterGroup
+from stelae.actors.master_operators import carry_out
 from stelae.actors.replica import Replica
 from stelae.consensus.membership import ChangeKind, MemberChange
-from stelae.coordinator.catalog import CATALOG_ID
+from stelae.coordinator.catalog import CATALOG_ID, CatalogBatch
 from stelae.core.errors import (
     ConfigurationMismatch,
     InvalidArgument,
     NotLeader,
     OutcomeUnknown,
+    Rejected,
     TabletNotReady,
     Unavailable,
 )
-from stelae.core.ids import ServerUuid
+from stelae.core.ids import RequestId, ServerUuid
 from stelae.core.member_messages import (
     ADD_MASTER,
     LIST_MASTERS,
@@ -162,12 +165,35 @@ class MemberRequests:
         return Reply(self._master.members.current())
 
     async def _on_add_master(self, call: Call[AddMaster]) -> Reply[MasterSet]:
-        await self._master.barrier(call.timeout_s)
-        return Reply(await self._master.members.add(call.body, call.timeout_s))
+        return await self._carry_out(
+            call.body.request,
+            lambda: self._master.members.add(call.body, call.timeout_s),
+            call.timeout_s,
+        )
 
     async def _on_remove_master(self, call: Call[RemoveMaster]) -> Reply[MasterSet]:
-        await self._master.barrier(call.timeout_s)
-        return Reply(await self._master.members.remove(call.body, call.timeout_s))
+        return await self._carry_out(
+            call.body.request,
+            lambda: self._master.members.remove(call.body, call.timeout_s),
+            call.timeout_s,
+        )
+
+    async def _carry_out(
+        self, request: RequestId, change: Callable[[], Awaitable[MasterSet]], timeout_s: float
+    ) -> Reply[MasterSet]:
+        """A change, which is then written down as done (or refused): a copy of the request that
+        comes later changes nothing. One that has to wait is not, and may be told again."""
+        master = self._master
+        await master.barrier(timeout_s)
+        if master.catalog.result_of(request) is None:
+            try:
+                await change()
+            except Rejected as error:
+                await master.lead().operations.refuse(request, error)
+            else:
+                draft = partial(CatalogBatch, request=request)
+                await carry_out(master, request, draft, timeout_s)
+        return Reply(master.members.current())
 
 
 def find_master(members: tuple[MasterMember, ...], master: str) -> MasterMember | None:

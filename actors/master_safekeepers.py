@@ -1,7 +1,8 @@
 """What a master answers operators about safekeepers and timelines.
 
 Statuses are records in the catalog; migrations are requests to the leader's `TimelineKeeper`, which
-drives them in the background. A wish that cannot be fulfilled is refused before it is scheduled.
+drives them in the background. Each order is carried out once per request, which the catalog keeps.
+A wish that cannot be fulfilled is refused before it is scheduled.
 
 Implements seed 004 ("API"); design §10.
 """
@@ -9,12 +10,15 @@ Implements seed 004 ("API"); design §10.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from stelae.actors.master_operators import carry_out
 from stelae.actors.timeline_keeper import TimelineKeeper
 from stelae.actors.timeline_scrub import scrub
-from stelae.coordinator.migration_steps import Abort, MoveTo, Request, check_target
+from stelae.coordinator.catalog import CatalogBatch
+from stelae.coordinator.migration_steps import Abort, MoveTo, Request, Verdict, check_target
 from stelae.coordinator.safekeepers import decide_evacuation
 from stelae.coordinator.timeline_duties import Duty, named, timeline_tablet
 from stelae.coordinator.timeline_placement import (
@@ -24,16 +28,17 @@ from stelae.coordinator.timeline_placement import (
     place_of,
     timeline_of,
 )
-from stelae.core.configurations import TimelineId
+from stelae.core.configurations import ConfigurationStore, StoredRecord, TimelineId
 from stelae.core.durability import Wal
 from stelae.core.errors import (
     InvalidArgument,
     MigrationUnderWay,
+    Rejected,
     StelaeError,
     TableNotFound,
     TabletNotReady,
 )
-from stelae.core.ids import Address, TabletId
+from stelae.core.ids import Address, RequestId, TabletId
 from stelae.core.records import SafekeeperRecord, TabletRecord
 from stelae.core.rpc import Call, Handlers, Reply
 from stelae.core.timeline_messages import (
@@ -74,7 +79,10 @@ if TYPE_CHECKING:
 
 ANSWER_SHARE = 0.8
 """Of a call's time: by then what is known is answered."""
+HISTORY_SHOWN = 200
+"""Records of a timeline: some dozens of moves."""
 UNDER_WAY = "under way"
+ASKED_FOR = "asked for"
 
 
 class SafekeeperRequests:
@@ -118,7 +126,7 @@ class SafekeeperRequests:
         return SafekeeperView(
             record,
             liveness.live_server(record.uuid, now) is not None,
-            round(liveness.silent_s(record.uuid, now), 3),
+            round(liveness.missed_s(record.uuid, now), 3),
             seen.server.address if seen is not None else Address(""),
             timelines,
             self._master.lead_timelines().broken.count(record.safekeeper_id),
@@ -126,11 +134,9 @@ class SafekeeperRequests:
 
     async def _on_set_status(self, call: Call[SetSafekeeperStatus]) -> Reply[SafekeeperView]:
         order, catalog = call.body, self._master.catalog
-        keeper = await self._lead(call.timeout_s)
-        await self._master.lead().operations.change(
-            lambda: draft_status(catalog, order.safekeeper_id, order.status)
-        )
-        keeper.wake()
+        draft = partial(draft_status, catalog, order)
+        if await carry_out(self._master, order.request, draft, call.timeout_s):
+            self._master.lead_timelines().wake()
         load = count_members(catalog.live_tablets())
         record = known_safekeeper(catalog, order.safekeeper_id)
         return Reply(self._view(record, load.get(order.safekeeper_id, 0)))
@@ -150,22 +156,39 @@ class SafekeeperRequests:
     # ---- migrations -------------------------------------------------------------------------
 
     async def _on_migrate_timeline(self, call: Call[MigrateTimeline]) -> Reply[ScheduledMigrations]:
-        keeper = await self._lead(call.timeout_s)
-        tablet = timeline_tablet(self._master.catalog, call.body.tablet_id)
-        return self._schedule(keeper, [self._wish(tablet, call.body.desired_set)])
+        order, catalog = call.body, self._master.catalog
+
+        def wanted() -> list[Duty]:
+            tablet = timeline_tablet(catalog, order.tablet_id)
+            return [self._wish(tablet, order.desired_set)]
+
+        def given() -> list[Duty]:
+            tablet = timeline_tablet(catalog, order.tablet_id)
+            return [Duty(timeline_of(tablet), MoveTo(order.desired_set), ASKED_FOR)]
+
+        return await self._schedule(order.request, wanted, given, call.timeout_s)
 
     async def _on_migrate_table(self, call: Call[MigrateTable]) -> Reply[ScheduledMigrations]:
-        keeper = await self._lead(call.timeout_s)
-        desired = call.body.desired_set
-        tablets = self._tablets(call.body.table)
-        if not tablets:
-            raise InvalidArgument(f"table {call.body.table!r} has no timelines: it is not wal(…)")
-        elsewhere = [t for t in tablets if t.timeline and set(t.timeline.members) != set(desired)]
-        return self._schedule(keeper, [self._wish(tablet, desired) for tablet in elsewhere])
+        order = call.body
+
+        def elsewhere() -> list[TabletRecord]:
+            tablets, desired = self._tablets(order.table), set(order.desired_set)
+            if not tablets:
+                raise InvalidArgument(f"table {order.table!r} has no timelines: it is not wal(…)")
+            return [t for t in tablets if t.timeline and set(t.timeline.members) != desired]
+
+        def wanted() -> list[Duty]:
+            return [self._wish(tablet, order.desired_set) for tablet in elsewhere()]
+
+        def given() -> list[Duty]:
+            move = MoveTo(order.desired_set)
+            return [Duty(timeline_of(tablet), move, ASKED_FOR) for tablet in elsewhere()]
+
+        return await self._schedule(order.request, wanted, given, call.timeout_s)
 
     def _wish(self, tablet: TabletRecord, desired: tuple[SafekeeperId, ...]) -> Duty:
         """Raises InvalidArgument for members that it can surely not have."""
-        durability = self._master.catalog.tables[tablet.table_id].durability
+        durability = self._master.catalog.tables[tablet.table_id].durability_of(tablet)
         assert isinstance(durability, Wal), "only these have timelines"
         assert tablet.timeline is not None, "it was looked for by that"
         statuses = self._master.lead_timelines().statuses
@@ -174,53 +197,91 @@ class SafekeeperRequests:
             raise InvalidArgument(
                 f"safekeepers {list(desired)}: of {durability} there are {durability.count}"
             )
-        return Duty(timeline_of(tablet), MoveTo(desired), "asked for")
+        return Duty(timeline_of(tablet), MoveTo(desired), ASKED_FOR)
 
     async def _on_migrate_safekeeper(
         self, call: Call[MigrateSafekeeper]
     ) -> Reply[ScheduledMigrations]:
         order, catalog = call.body, self._master.catalog
         keeper = await self._lead(call.timeout_s)
-        known_safekeeper(catalog, order.src_sk)
-        known_safekeeper(catalog, order.dst_sk)
         records = await keeper.records()
-        moves = decide_evacuation(records, keeper.statuses, order.src_sk, order.dst_sk, order.limit)
-        return self._schedule(keeper, [Duty(m.timeline, m.request, m.reason) for m in moves])
 
-    def _schedule(
-        self, keeper: TimelineKeeper, duties: Iterable[Duty]
+        def wanted() -> list[Duty]:
+            source, target = order.src_sk, order.dst_sk
+            known_safekeeper(catalog, source)
+            known_safekeeper(catalog, target)
+            statuses = self._master.lead_timelines().statuses
+            moves = decide_evacuation(records, statuses, source, target, order.limit)
+            return [Duty(move.timeline, move.request, move.reason) for move in moves]
+
+        def given() -> list[Duty]:
+            return [
+                Duty(one.timeline, MoveTo(one.desired), ASKED_FOR)
+                for one in self._master.lead_timelines().progress()
+                if one.desired is not None
+                and order.dst_sk in one.desired
+                and order.src_sk not in one.desired
+            ]
+
+        return await self._schedule(order.request, wanted, given, call.timeout_s)
+
+    async def _schedule(
+        self,
+        request: RequestId,
+        wanted: Callable[[], list[Duty]],
+        given: Callable[[], list[Duty]],
+        timeout_s: float,
     ) -> Reply[ScheduledMigrations]:
-        """Those of which another change is under way are left out, if there are others."""
-        scheduled: list[ScheduledMigration] = []
-        problem: MigrationUnderWay | None = None
-        for duty in duties:
-            assert isinstance(duty.request, MoveTo), "nothing else is scheduled here"
-            try:
-                _begin(keeper, duty.timeline, duty.request)
-            except MigrationUnderWay as error:
-                problem = error
-            else:
-                scheduled.append(
-                    ScheduledMigration(duty.timeline, duty.request.desired, duty.reason)
-                )
-        if problem is not None and not scheduled:
-            raise problem
-        return Reply(ScheduledMigrations(tuple(scheduled)))
+        """Begin what is ``wanted``, and write down that this was done: a copy of the request begins
+        nothing after that, and is told what was ``given`` to do.
+
+        In this order, so that an order is not lost that is told to the next leader again.
+        """
+        begun: list[Duty] = []
+
+        def draft() -> CatalogBatch:
+            begun[:] = _begin_all(self._master.lead_timelines(), wanted())
+            return CatalogBatch(request=request)
+
+        is_new = await carry_out(self._master, request, draft, timeout_s)
+        scheduled = begun if is_new else given()
+        return Reply(ScheduledMigrations(tuple(map(_described, scheduled))))
 
     async def _on_abort(self, call: Call[AbortMigration]) -> Reply[MigrationResult]:
+        order, catalog = call.body, self._master.catalog
         keeper = await self._lead(call.timeout_s)
-        tablet = timeline_tablet(self._master.catalog, call.body.tablet_id)
-        timeline = timeline_of(tablet)
-        ended = _begin(keeper, timeline, Abort())
+        if catalog.result_of(order.request) is not None:
+            return Reply(self._abort_so_far(keeper, order.tablet_id))
+        try:
+            timeline = timeline_of(timeline_tablet(catalog, order.tablet_id))
+            ended = _begin(keeper, timeline, Abort())
+        except Rejected as error:
+            await self._master.lead().operations.refuse(order.request, error)
+            return Reply(self._abort_so_far(keeper, order.tablet_id))  # a copy came first
         await asyncio.wait((ended,), timeout=call.timeout_s * ANSWER_SHARE)
+        # Only now: told again to the next leader, it is carried out there.
+        draft = partial(CatalogBatch, request=order.request)
+        await carry_out(self._master, order.request, draft, call.timeout_s)
         if ended.done():
             return Reply(ended.result())
+        return Reply(self._abort_so_far(keeper, order.tablet_id))
+
+    def _abort_so_far(self, keeper: TimelineKeeper, tablet_id: TabletId) -> MigrationResult:
+        """How it stands with an abort that was ordered, as far as this leader knows."""
+        tablet = timeline_tablet(self._master.catalog, tablet_id)
+        timeline, configuration = timeline_of(tablet), tablet.timeline
+        assert configuration is not None, "it was looked for by that"
         running = [p for p in keeper.progress() if p.timeline == timeline]
-        verdict, generation = UNDER_WAY, 0
+        ended = keeper.results.get(timeline)
+        if not running and ended is not None:
+            return ended
+        verdict, generation = UNDER_WAY, configuration.generation
         if running:
             verdict, generation = running[0].verdict or UNDER_WAY, running[0].generation
+        elif not configuration.is_joint:
+            verdict = Verdict.DONE.value
         now = self._master.runtime.clock.now()
-        return Reply(MigrationResult(timeline, named(Abort()), verdict, "", generation, False, now))
+        return MigrationResult(timeline, named(Abort()), verdict, "", generation, False, now)
 
     async def _on_list_migrations(self, call: Call[ListMigrations]) -> Reply[MigrationList]:
         keeper = await self._lead(call.timeout_s)
@@ -255,8 +316,8 @@ class SafekeeperRequests:
         assert tablet.timeline is not None, "it was looked for by that"
         timeline = timeline_of(tablet)
         try:
-            history = await keeper.ports.store.history(
-                timeline, 0, 1000, timeout_s=call.timeout_s * ANSWER_SHARE
+            history = await _newest(
+                keeper.ports.store, timeline, timeout_s=call.timeout_s * ANSWER_SHARE
             )
             problem = ""
         except StelaeError as error:
@@ -278,6 +339,36 @@ class SafekeeperRequests:
                 keeper.results.get(timeline),
             )
         )
+
+
+async def _newest(
+    store: ConfigurationStore, timeline: TimelineId, *, timeout_s: float
+) -> tuple[StoredRecord, ...]:
+    """The last records of a timeline, however many there are, the newest last."""
+    current = await store.get(timeline, timeout_s=timeout_s / 2)
+    before = max(0, current.revision - HISTORY_SHOWN) if current is not None else 0
+    return await store.history(timeline, before, HISTORY_SHOWN, timeout_s=timeout_s / 2)
+
+
+def _begin_all(keeper: TimelineKeeper, duties: Iterable[Duty]) -> list[Duty]:
+    """Those of which another change is under way are left out, if there are others."""
+    begun: list[Duty] = []
+    problem: MigrationUnderWay | None = None
+    for duty in duties:
+        try:
+            _begin(keeper, duty.timeline, duty.request)
+        except MigrationUnderWay as error:
+            problem = error
+        else:
+            begun.append(duty)
+    if problem is not None and not begun:
+        raise problem
+    return begun
+
+
+def _described(duty: Duty) -> ScheduledMigration:
+    assert isinstance(duty.request, MoveTo), "nothing else is scheduled"
+    return ScheduledMigration(duty.timeline, duty.request.desired, duty.reason)
 
 
 def _begin(

@@ -114,7 +114,7 @@ class RecoveryRounds:
         with_log: list[Recover] = []
         empty: list[RecoveryJob] = []
         for order in orders:
-            table = self._catalog.tables[order.tablet.table_id]
+            table = self._catalog.tables[order.tablet.table_id].for_tablet(order.tablet)
             if media_of(table.durability):
                 with_log.append(order)
             else:
@@ -155,7 +155,9 @@ class RecoveryRounds:
             self._pause(order.tablet.tablet_id, MISSING_RETRY_S)
 
     def _has_timeline(self, order: Recover) -> bool:
-        return isinstance(self._catalog.tables[order.tablet.table_id].durability, Wal)
+        return isinstance(
+            self._catalog.tables[order.tablet.table_id].durability_of(order.tablet), Wal
+        )
 
     async def _fence(
         self, backup: ServerInfo, request: FenceLogs, inventories: Inventories
@@ -187,7 +189,7 @@ class RecoveryRounds:
         jobs: list[RecoveryJob] = []
         for order in orders:
             tablet = order.tablet
-            table = self._catalog.tables[tablet.table_id]
+            table = self._catalog.tables[tablet.table_id].for_tablet(tablet)
             try:
                 found = inventories[tablet.tablet_id]
                 if isinstance(table.durability, Wal):

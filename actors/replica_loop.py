@@ -47,10 +47,8 @@ from stelae.core.replication import (
     first_configuration,
 )
 from stelae.core.runtime import Runtime
+from stelae.core.settings import GATHER_BYTES
 from stelae.core.tasks import Tasks
-
-GATHER_BYTES = 16 << 10
-"""So much waits for the entries under way: by then there is more."""
 
 
 class ReplicaLoop:

@@ -5,6 +5,8 @@ Source: seed Kudu tablet copy (consensus state in heartbeats, unresponsive follo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from stelae.actors.replica import Replica
 from stelae.consensus.ready import Role, Status
 from stelae.core.ids import OpId, ServerUuid, TabletId
@@ -15,13 +17,17 @@ from stelae.core.messages import (
     TabletProgress,
     TabletReport,
 )
+from stelae.core.succession import SuccessionReport
 from stelae.storage.tablet_state import TabletStateMachine
 
 NOBODY = ServerUuid("")
 
 
 def report_of(
-    replica: Replica, machine: TabletStateMachine, load_per_s: float = 0.0
+    replica: Replica,
+    machine: TabletStateMachine,
+    load_per_s: float = 0.0,
+    succession: SuccessionReport | None = None,
 ) -> TabletReport:
     """Of a replica that takes part."""
     status, memory = replica.status(), machine.memory
@@ -48,23 +54,31 @@ def report_of(
         renames=machine.schemas.table.renames if machine.is_founded else 0,
         group=group,
         load_per_s=load_per_s,
+        succession=succession,
     )
 
 
 class ReplicaReports:
     """The reports of one replica that takes part, made anew only where there is something new."""
 
-    def __init__(self, replica: Replica, machine: TabletStateMachine) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        machine: TabletStateMachine,
+        giving: Callable[[], SuccessionReport | None],
+    ) -> None:
         self._replica = replica
         self._machine = machine
+        self._giving = giving
         self._made_of: tuple[object, ...] = ()
         self._last: TabletReport | None = None
 
     def report(self, load_per_s: float) -> TabletReport:
         """As it is now; the very same one as before, if nothing has changed."""
-        made_of = (load_per_s, *self._state())
+        giving = self._giving()
+        made_of = (load_per_s, giving, *self._state())
         if self._last is None or made_of != self._made_of:
-            self._last = report_of(self._replica, self._machine, load_per_s)
+            self._last = report_of(self._replica, self._machine, load_per_s, giving)
             self._made_of = made_of
         return self._last
 

@@ -24,7 +24,8 @@ from stelae.actors.raft_host import RaftHost
 from stelae.actors.replica import Replica, ReplicaSettings, RoleChange
 from stelae.actors.replica_report import ReplicaReports
 from stelae.actors.replica_storage import ReplicaStorage
-from stelae.actors.small_writes import SMALL_BYTES_MAX, SmallWrite, is_small, one_by_one
+from stelae.actors.replicated_succession import ReplicatedSuccession
+from stelae.actors.small_writes import SmallWrite, is_small, one_by_one
 from stelae.actors.tablet_flushes import TabletFlushes
 from stelae.actors.tablet_input import SMALL_BATCH_BYTES, read_rows
 from stelae.actors.tablet_reads import TabletReads
@@ -54,6 +55,7 @@ from stelae.core.messages import (
 )
 from stelae.core.records import TableRecord
 from stelae.core.replication import Snapshot, first_configuration
+from stelae.core.row_messages import SMALL_ROW_BYTES_MAX
 from stelae.core.rpc import Call, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
@@ -107,7 +109,7 @@ async def _become_task() -> None:
         await asyncio.sleep(0)
 
 
-class ReplicatedTablet(TabletReads):
+class ReplicatedTablet(ReplicatedSuccession, TabletReads):
     """See the module. `start` it, and `close` it; if one of its ``tasks`` fails, it is broken."""
 
     def __init__(
@@ -160,7 +162,9 @@ class ReplicatedTablet(TabletReads):
             host=host,
         )
         self._load = LoadRate()
-        self._reports = ReplicaReports(self.replica, self._machine)
+        self.transfer = None
+        self.began = {}
+        self._reports = ReplicaReports(self.replica, self._machine, lambda: self.giving)
         self.replica.on_role_change(self._on_role_change)
         self.replica.on_copy_needed(on_copy_needed)
         self._freshness = Freshness(runtime, settings, self.replica)
@@ -392,6 +396,7 @@ class ReplicatedTablet(TabletReads):
             return answer(known)
         if refusal is not None:
             raise refusal
+        self._check_open()
         size_bytes = self._machine.check_write(request, rows)
         command: bytes | SmallWrite
         if is_small(request, size_bytes):
@@ -413,8 +418,9 @@ class ReplicatedTablet(TabletReads):
         """Carry out calls of one row each; all in one entry of the log, if none is in doubt."""
         many = call.body
         self._check_leading()
+        self._check_open()
         size_bytes = self._machine.check_many(many) if refusal is None else 0
-        if not 0 < size_bytes <= SMALL_BYTES_MAX * len(many.rows):
+        if not 0 < size_bytes <= SMALL_ROW_BYTES_MAX * len(many.rows):
             return await one_by_one(self, call, refusal)
         version = many.schema_version or self._schemas.present.version
         command = SmallWrite(many, many.requests, self._stamp(), version, size_bytes)

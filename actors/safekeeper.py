@@ -26,6 +26,7 @@ from stelae.actors.safekeeper_sources import PullSources
 from stelae.actors.safekeeper_timelines import SafekeeperTimelines
 from stelae.actors.safekeeper_upkeep import Upkeep
 from stelae.actors.timeline_log import FILE_BYTES
+from stelae.actors.timeline_reopening import Reopening
 from stelae.coordinator.reports import Report, Reporter, log_fingerprint
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.ids import Address, TabletId
@@ -71,6 +72,7 @@ class Safekeeper:
         self.sources = PullSources(runtime, settings, self.tasks, self.timelines)
         self.pulls = PullReceiver(runtime, settings, self.timelines)
         self.upkeep = Upkeep(runtime, settings, self.timelines, self.pulls, blobs)
+        self.reopening = Reopening(runtime, self.timelines)
 
     # ---- life -------------------------------------------------------------------------------
 
@@ -89,6 +91,7 @@ class Safekeeper:
         self.info = replace(await listen_as(runtime, instance, handlers), safekeeper_id=given)
         self.tasks.spawn(self.sources.expire(), "pull sessions")
         self.tasks.spawn(self.upkeep.run(), "upkeep of timelines")
+        self.tasks.spawn(self.reopening.run(), "reopening of timelines")
         await self._masters.begin(self._heartbeat)
 
     async def stop(self) -> None:

@@ -2,10 +2,12 @@
 
 Mail of proposers and calls of the controller wait in one bounded queue, and are taken in turns. All
 that waits is taken at once, made durable in one piece (appends of many messages share one sync, and
-what comes meanwhile shares the next), and only then answered; where nothing is to be made durable,
-the answer goes out in the very turn. Invariants: nothing is told before it is durable; nothing is
-told by an acceptor whose timeline was replaced or deleted meanwhile; after a write that failed the
-acceptor is made anew from the disk. A timeline that nobody asks about has no task.
+what comes meanwhile shares the next), and only then answered: as the reply to the mail, if who sent
+that takes it there and it does not take long, else by mail. Where nothing is to be made durable, or
+that is done at once, the answer goes out in the very turn. Invariants: nothing is told before it is
+durable, and nothing twice; nothing is told by an acceptor whose timeline was replaced or deleted
+meanwhile; after a write that failed the acceptor is made anew from the disk. A timeline that nobody
+asks about has no task.
 
 Neon RFC 035, "Safekeeper changes"; design §10.
 """
@@ -53,6 +55,8 @@ SERVER_BYTES_MAX = 256 << 20
 ASKS_MAX = 256
 PROPOSERS_MAX = 64
 FETCH_BYTES_MAX = 8 << 20
+REPLY_WAIT_S = 0.25
+"""So long a proposer's mail waits for its answers, at most; they are mail of their own then."""
 
 _Ask: TypeAlias = Callable[[WalAcceptor, int], None]
 
@@ -63,6 +67,37 @@ class QueuedBytes:
     def __init__(self, limit_bytes: int = SERVER_BYTES_MAX) -> None:
         self.limit_bytes = limit_bytes
         self.size_bytes = 0
+
+
+class Answers:
+    """What is said to a proposer in the reply to its mail: all that is told when that mail has been
+    carried out, and is durable."""
+
+    def __init__(self, proposer: ProposerId) -> None:
+        self.proposer = proposer
+        self.messages: list[ToProposer] = []
+        self.is_over = False
+        """Nothing is added any more: the reply is on its way."""
+        self._waiter: asyncio.Future[None] | None = None
+
+    def end(self) -> None:
+        """That is all."""
+        self.is_over = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> tuple[ToProposer, ...]:
+        """The answers, or none if they take too long."""
+        if not self.is_over:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = loop.call_later(REPLY_WAIT_S, self.end)
+            try:
+                await self._waiter
+            finally:
+                timer.cancel()
+                self.is_over = True
+        return tuple(self.messages)
 
 
 class ActiveTimeline:
@@ -91,6 +126,10 @@ class ActiveTimeline:
         self._asked = 0
         self._is_busy = False
         self._is_trimming = False
+        self._replies: list[Answers] = []
+        """To mail that waits in the queue."""
+        self._taken_replies: list[Answers] = []
+        """To mail that is being carried out."""
 
     # ---- what others do with it -------------------------------------------------------------
 
@@ -115,8 +154,11 @@ class ActiveTimeline:
         self._current()
         self._turn()
 
-    def receive(self, address: Address, messages: Sequence[ToAcceptor]) -> None:
-        """Take mail that was checked. Raises StelaeError: none of it was taken."""
+    def receive(
+        self, address: Address, messages: Sequence[ToAcceptor], *, in_reply: bool = False
+    ) -> Answers | None:
+        """Take mail of one proposer, which was checked; what comes ``in_reply`` to it, and not as
+        mail. Raises StelaeError: none of it was taken."""
         self._current()
         size_bytes = sum(map(_size_bytes, messages))
         if len(self._inputs) + len(messages) > MESSAGES_MAX:
@@ -133,7 +175,11 @@ class ActiveTimeline:
             del self._addresses[next(iter(self._addresses))]
         self._inputs.extend(messages)
         self._count(size_bytes)
+        answers = Answers(messages[0].proposer) if in_reply and messages else None
+        if answers is not None:
+            self._replies.append(answers)
         self._turn()
+        return answers
 
     async def switch(
         self, configuration: TimelineConfiguration, min_term: int, timeout_s: float
@@ -229,11 +275,12 @@ class ActiveTimeline:
             self._take_all(acceptor)
             ready = acceptor.take_ready()
             if not ready:
+                self._end_replies()
                 return
             for alarm in ready.alarms:
                 logger.error("%s", alarm)
                 self._runtime.metrics.count("timeline_alarms")
-            if not ready.is_durable_already:
+            if not ready.is_durable_already and not _append_at_once(timeline, ready):
                 self._is_busy = True
                 work = self._make_durable(timeline, acceptor, ready)
                 self._store.tasks.spawn(work, f"timeline {self.tablet_id[:8]}")
@@ -241,6 +288,7 @@ class ActiveTimeline:
             self._done(timeline, acceptor, ready)
 
     def _take_all(self, acceptor: WalAcceptor) -> None:
+        self._taken_replies, self._replies = self._replies, []
         while self._inputs:
             given = self._inputs.popleft()
             if not isinstance(given, tuple):
@@ -276,6 +324,7 @@ class ActiveTimeline:
         acceptor.advance(ready)
         acceptor.check_invariants()
         self._send(ready.messages)
+        self._end_replies()
         for answer in ready.answers:
             waiting = self._waiting.get(answer.request)
             if waiting is not None and not waiting.done():
@@ -288,9 +337,25 @@ class ActiveTimeline:
         for message in messages:
             by_proposer.setdefault(message.proposer, []).append(message)
         for proposer, some in by_proposer.items():
+            answers = self._reply_to(proposer)
+            if answers is not None:
+                answers.messages += some
+                continue
             address = self._addresses.get(proposer)
             if address is not None:
                 self._links.send(address, AcceptorMail(self.tablet_id, proposer, tuple(some)))
+
+    def _reply_to(self, proposer: ProposerId) -> Answers | None:
+        """To the oldest mail of it that is being carried out, and was not answered already."""
+        for answers in self._taken_replies:
+            if answers.proposer == proposer and not answers.is_over:
+                return answers
+        return None
+
+    def _end_replies(self) -> None:
+        for answers in self._taken_replies:
+            answers.end()
+        self._taken_replies.clear()
 
     # ---- what goes wrong --------------------------------------------------------------------
 
@@ -298,6 +363,7 @@ class ActiveTimeline:
         """What that acceptor believes may not be so."""
         assert self._acceptor is acceptor
         self._acceptor = self._timeline = None
+        self._end_replies()
         for answer in answers:
             self._refuse(answer.request, TabletNotReady(self.tablet_id, f"as it was: {why}"))
 
@@ -312,6 +378,8 @@ class ActiveTimeline:
             if isinstance(given, tuple):
                 self._refuse(given[0], error)
         self._inputs.clear()
+        self._taken_replies, self._replies = self._replies, []
+        self._end_replies()
         self._count(-self._input_bytes)
 
     def _count(self, size_bytes: int) -> None:
@@ -337,6 +405,16 @@ class ActiveTimeline:
             logger.warning("timeline %s is not trimmed yet: %s", self.tablet_id, error)
         finally:
             self._is_trimming = False
+
+
+def _append_at_once(timeline: Timeline, ready: AcceptorReady) -> bool:
+    """Whether it is done. What fails here fails again, and is seen to, where it is waited for."""
+    if not ready.is_append:
+        return False
+    try:
+        return timeline.append_at_once(ready.entries)
+    except (StelaeError, OSError):
+        return False
 
 
 def _size_bytes(message: ToAcceptor) -> int:

@@ -7,6 +7,7 @@ and stops, the others go on. Neon RFC 035, "Safekeeper changes" and "API"; desig
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -21,11 +22,13 @@ from stelae.consensus.wal_messages import (
     WAL_FETCH,
     WAL_STATUS,
     WAL_TO_ACCEPTOR,
+    AcceptorReply,
     FetchedEntries,
     FetchEntries,
     ProposerMail,
     TimelineStatus,
     check_message,
+    unpacked,
 )
 from stelae.consensus.wal_messages import TimelineStatusOf as WalStatusOf
 from stelae.core.errors import (
@@ -67,6 +70,8 @@ from stelae.core.timelines import (
 
 logger = logging.getLogger(__name__)
 
+_NOTHING = Reply(AcceptorReply())
+
 
 class SafekeeperTimelines:
     """The timelines of one safekeeper; `open` first, once it has its id."""
@@ -90,9 +95,12 @@ class SafekeeperTimelines:
         self._queued = QueuedBytes()
         self._store: TimelineStore | None = None
         self._active: dict[TabletId, ActiveTimeline] = {}
+        self.failed = asyncio.Event()
+        """Set with each timeline that fails."""
 
     async def open(self, safekeeper: SafekeeperId) -> None:
-        """Read and check all timelines; those that are damaged stop alone. Raises OSError."""
+        """Read and check all timelines; those that are damaged, or below which the disk failed,
+        stop alone. Raises OSError."""
         runtime = self._runtime
         store = TimelineStore(
             runtime.disk,
@@ -191,14 +199,16 @@ class SafekeeperTimelines:
             "timeline %s on safekeeper %s does nothing any more: %s", tablet_id, self._name, error
         )
         self._runtime.metrics.count("timelines_failed")
+        self.failed.set()
 
     # ---- proposers --------------------------------------------------------------------------
 
     @prompt
-    async def _on_mail(self, call: Call[ProposerMail]) -> Reply[Empty]:
+    async def _on_mail(self, call: Call[ProposerMail]) -> Reply[AcceptorReply]:
         mail = call.body
         active = self.active(mail.timeline_id)
-        for message in mail.messages:
+        messages = unpacked(mail, call.blobs)
+        for message in messages:
             check_message(message)
             if message.timeline_id != mail.timeline_id:
                 raise InvalidArgument(f"mail of two timelines, one {message.timeline_id}")
@@ -206,8 +216,8 @@ class SafekeeperTimelines:
                 raise InvalidArgument(
                     f"mail for safekeeper {message.safekeeper}; this one is {self.safekeeper_id}"
                 )
-        active.receive(mail.address, mail.messages)
-        return EMPTY
+        answers = active.receive(mail.address, messages, in_reply=mail.takes_replies)
+        return _NOTHING if answers is None else Reply(AcceptorReply(await answers.wait()))
 
     async def _on_wal_status(self, call: Call[WalStatusOf]) -> Reply[TimelineStatus]:
         active = self.active(call.body.timeline_id)

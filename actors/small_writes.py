@@ -16,24 +16,21 @@ from typing import Any, Protocol
 from stelae.actors.replica_types import Part
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.ids import RequestId
-from stelae.core.messages import Write, WriteMany, WriteOp, WriteReply
-from stelae.core.row_messages import WRITES_MAX
+from stelae.core.messages import Write, WriteMany, WriteReply
+from stelae.core.row_messages import SMALL_ROW_BYTES_MAX, WRITES_MAX
 from stelae.core.rpc import Call
 from stelae.storage.outcomes import done, refused
 from stelae.storage.tablet_commands import GroupCommand, Stamp, encode_group, encode_write
 
-SMALL_BYTES_MAX = 4 << 10
-"""Of a row; what is larger has an entry for itself."""
 _REQUEST_BYTES = 64
 """What the log keeps of a call beside its row, about."""
-_UNCONDITIONAL = (WriteOp.UPSERT, WriteOp.DELETE)
 
 
 def is_small(write: Write, size_bytes: int) -> bool:
     """Whether a call is one row that is written whatever the tablet holds. ``size_bytes``: of its
     row; 0: not known."""
     one = len(write.rows) == 1 and not write.if_versions
-    return one and write.op in _UNCONDITIONAL and 0 < size_bytes <= SMALL_BYTES_MAX
+    return one and write.op.is_unconditional and 0 < size_bytes <= SMALL_ROW_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ class Writable(Protocol):
 def check_many(many: WriteMany) -> None:
     """Raises InvalidArgument: it is none."""
     count = len(many.requests)
-    if not 0 < count <= WRITES_MAX or len(many.rows) != count or many.op not in _UNCONDITIONAL:
+    if not 0 < count <= WRITES_MAX or len(many.rows) != count or not many.op.is_unconditional:
         raise InvalidArgument(f"{count} requests to {many.op.name}, with {len(many.rows)} rows")
 
 

@@ -19,10 +19,14 @@ import pyarrow as pa
 
 from stelae.actors.load_rate import LoadRate
 from stelae.actors.merge_offer import MergeOffer
+from stelae.actors.owned_succession import OwnedSuccession
+from stelae.actors.small_writes import one_by_one
 from stelae.actors.tablet_input import payload_of, read_rows
 from stelae.actors.tablet_log import MakeLog
 from stelae.actors.tablet_reads import TabletReads
 from stelae.actors.tablet_recovery import Intake
+from stelae.actors.tablet_transfer import report_of
+from stelae.core.durability import Segments
 from stelae.core.errors import (
     OutcomeUnknown,
     Overloaded,
@@ -39,12 +43,14 @@ from stelae.core.messages import (
     TabletProgress,
     TabletReport,
     Write,
+    WriteMany,
     WriteReply,
 )
 from stelae.core.records import TableRecord, TabletRecord
 from stelae.core.rpc import Blob, Call
 from stelae.core.runtime import ObjectHandle, Runtime
 from stelae.core.settings import Settings
+from stelae.core.succession import SuccessionStage
 from stelae.core.tasks import Tasks
 from stelae.core.timelines import TimelineSource
 from stelae.storage.client_results import Recorded
@@ -64,7 +70,7 @@ from stelae.storage.tablet import TabletMemory
 from stelae.storage.tablet_schemas import TabletSchemas
 
 
-class Tablet(TabletReads):
+class Tablet(OwnedSuccession, TabletReads):
     """A tablet in one term, from its opening to its end at this server."""
 
     def __init__(
@@ -97,6 +103,8 @@ class Tablet(TabletReads):
         self._objects: dict[int, ObjectHandle] = {}
         self._first_head = 0
         self._load = LoadRate()
+        self.is_volatile = table.durability == Segments(())
+        self.began = {}
         self._log = make_log(self.tasks, self._seal, self._on_fenced)
 
     # ---- life -------------------------------------------------------------------------------
@@ -175,6 +183,7 @@ class Tablet(TabletReads):
             if self.progress is TabletProgress.SERVING
             else 0.0,
             timeline_generation=self._log.timeline_generation,
+            succession=report_of(self.succession, self.transfer),
         )
 
     @property
@@ -315,11 +324,8 @@ class Tablet(TabletReads):
             return answer(known.result.outcome)
         if refusal is not None:
             raise refusal
-        self._log.check()
-        if self._log.pending_bytes > self._settings.queue_bytes:
-            raise Overloaded(
-                f"tablet {self.tablet_id}'s queue in bytes", self._settings.queue_bytes
-            )
+        self._check_open()
+        self._check_room()
         index = self._memory.last_index + 1
         columns: Sequence[str] = request.columns
         if request.schema_version != self._schema.version:
@@ -329,6 +335,13 @@ class Tablet(TabletReads):
         outcome = self._execute(request, rows, columns, index, call.blobs)
         await self._committed(index, call.timeout_s)
         return answer(outcome)
+
+    def _check_room(self) -> None:
+        self._log.check()
+        if self._log.pending_bytes > self._settings.queue_bytes:
+            raise Overloaded(
+                f"tablet {self.tablet_id}'s queue in bytes", self._settings.queue_bytes
+            )
 
     def _known(self, request: RequestId) -> Recorded | None:
         """What the request came to before, if it is a repeated one."""
@@ -369,14 +382,53 @@ class Tablet(TabletReads):
         now = self._runtime.clock.monotonic()
         result = memory.results.record(request.request, outcome, index, now)
         entry = Entry(self.term, index, kind, first_version, count, (result,), payload)
+        self._append(entry, shared_bytes)
+        return outcome
+
+    def _append(self, entry: Entry, shared_bytes: int = 0) -> None:
         buffers = encode_entry(entry)
         certificate = self._certificates.extend(buffers[0], entry_length(buffers[0]))
-        head_bytes = self._log.append(buffers, certificate, index, shared_bytes)
+        head_bytes = self._log.append(buffers, certificate, entry.index, shared_bytes)
         if head_bytes >= self._settings.segment_bytes:
             self._roll()
-        return outcome
+
+    async def write_many(
+        self, call: Call[WriteMany], refusal: StelaeError | None
+    ) -> tuple[bytes, ...]:
+        """Carry out calls of one row each; all in one entry of the log, if none is in doubt."""
+        outcomes = self._write_together(call.body) if refusal is None else None
+        if outcomes is None:
+            return await one_by_one(self, call, refusal)
+        await self._committed(self._memory.last_index, call.timeout_s)
+        return outcomes
+
+    def _write_together(self, many: WriteMany) -> tuple[bytes, ...] | None:
+        """What each came to. None: nothing was done, and what is the matter shows one by one."""
+        memory, index = self._memory, self._memory.last_index + 1
+        is_open = self._succession.stage is SuccessionStage.OPEN
+        has_room = self._log.pending_bytes <= self._settings.queue_bytes
+        if not (is_open and has_room and many.schema_version == self._schema.version):
+            return None
+        if not memory.results.are_new(many.requests):
+            return None
+        try:
+            self._log.check()
+            executed = memory.execute(many.op, many.rows, None, index, many.columns)
+        except StelaeError:
+            return None
+        first, count = executed.first_version, executed.row_count
+        outcomes = tuple([done(first + i, 1) for i in range(count)])
+        now, record = self._runtime.clock.monotonic(), memory.results.record
+        given = zip(many.requests, outcomes, strict=True)
+        results = tuple([record(request, outcome, index, now) for request, outcome in given])
+        entry = Entry(self.term, index, executed.kind, first, count, results, executed.payload())
+        self._append(entry)
+        return outcomes
 
     async def read_rows(self, call: Call[Write]) -> Any:
         """The call's rows, checked as far as they can be without looking at the tablet's. Raises
         as `stelae.actors.tablet_input.read_rows` does."""
         return await read_rows(self._runtime, self._schemas, self._known, call)
+
+    def keep_all(self, *, keeps: bool) -> None:
+        """Nothing of such a tablet's log is forgotten while it lives."""

@@ -3,7 +3,9 @@
 It stands between the replica and its state machine, to see after each command whether a flush is
 due. A flush notes the state of one moment; images are built off the loop while commands go on, and
 are durable before the superblock names them, which is before the log before them goes. Flushes of a
-tablet follow each other. One that is given up (the disk is full) is begun anew after a while.
+tablet follow each other. One that is given up (the disk is full) is begun anew after a while. The
+size at which one is due is drawn anew each time: replicas that apply the same commands would else
+all flush in the same moment, and none be quick enough to make up a majority.
 Design §8.
 """
 
@@ -20,6 +22,8 @@ from stelae.core.runtime import Runtime
 from stelae.storage.superblock import StoredFile
 from stelae.storage.tablet_state import TabletStateMachine
 
+SMALLEST_SHARE = 0.7
+"""Of the size of a segment, at which a flush may be due."""
 RETRY_S = 1.0
 """After a flush that found no room."""
 
@@ -41,6 +45,7 @@ class TabletFlushes:
         self._store = store
         self._machine = machine
         self._segment_bytes = segment_bytes
+        self._due_bytes = self._draw_bytes()
         self._due = asyncio.Event()
         self._flushing = asyncio.Lock()
 
@@ -49,7 +54,7 @@ class TabletFlushes:
     def apply(self, index: int, term: int, command: bytes) -> bytes | int | tuple[bytes, ...]:
         """Execute a command, and see whether a flush is due. Raises CorruptData."""
         outcome = self._machine.apply(index, term, command)
-        if self._machine.flush_due(self._segment_bytes):
+        if self._machine.flush_due(self._due_bytes):
             self._due.set()
         if self._machine.marked_index == index:
             self._on_mark()
@@ -94,6 +99,7 @@ class TabletFlushes:
             return
         assert term is not None, "what was just applied is in the log"
         started_s = runtime.clock.monotonic()
+        self._due_bytes = self._draw_bytes()
         flush = machine.begin_flush(OpId(term, index))
         for slot in flush.unsealed:
             sealed = await runtime.offload(machine.seal, flush, slot)
@@ -104,3 +110,6 @@ class TabletFlushes:
         machine.flushed(flush)
         runtime.metrics.count("flushes")
         runtime.metrics.observe("flush_s", runtime.clock.monotonic() - started_s)
+
+    def _draw_bytes(self) -> int:
+        return int(self._segment_bytes * self._runtime.rng.uniform(SMALLEST_SHARE, 1.0))

@@ -10,8 +10,9 @@ from stelae.actors.tablet_log import BuildImage, MakeLog, TabletLog
 from stelae.actors.tablet_recovery import Intake
 from stelae.actors.timeline_proposer import AcceptorMailbox
 from stelae.actors.wal_log import WalLog
-from stelae.core.durability import media_of
-from stelae.core.errors import StelaeError
+from stelae.core.durability import Replicas, Wal, media_of
+from stelae.core.errors import InvalidArgument, StelaeError
+from stelae.core.messages import OpenTablet
 from stelae.core.records import TableRecord, TabletRecord
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
@@ -83,3 +84,33 @@ def wal_log_of(
         )
 
     return make
+
+
+def log_of(
+    runtime: Runtime,
+    settings: Settings,
+    members: Membership,
+    mailbox: AcceptorMailbox,
+    order: OpenTablet,
+    *,
+    raise_epoch: RaiseEpoch,
+    intake: Intake,
+) -> MakeLog:
+    """The log of a tablet to be opened. Raises InvalidArgument: a timeline is needed, and not
+    named; or this durability is not the tablet's."""
+    table, record = order.table, order.tablet
+    world = (runtime, settings, members)
+    has_timeline = isinstance(table.durability, Wal)
+    if record.is_group or isinstance(table.durability, Replicas):
+        raise InvalidArgument(f"tablet {record.tablet_id}, {table.durability}, has no owner")
+    if (record.timeline is not None) != has_timeline:
+        raise InvalidArgument(f"the log of tablet {record.tablet_id} is none of {table.durability}")
+    if not has_timeline:
+        return segment_log_of(
+            *world, table=table, record=record, raise_epoch=raise_epoch, intake=intake
+        )
+    if order.timeline is None:
+        raise InvalidArgument(f"no timeline of tablet {record.tablet_id}, {table.durability}")
+    return wal_log_of(
+        *world, mailbox, table=table, record=record, source=order.timeline, intake=intake
+    )

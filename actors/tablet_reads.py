@@ -13,12 +13,13 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.actors.tablet_input import SMALL_BATCH_BYTES, decode_rows, encode_found
-from stelae.core.errors import InvalidArgument
+from stelae.core.errors import InvalidArgument, TabletNotHere
 from stelae.core.ids import TabletId
 from stelae.core.messages import Get, GetMany, GetManyReply, GetReply, Scan
 from stelae.core.rpc import Call, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.schema import VERSION_COLUMN
+from stelae.core.succession import Succession, SuccessionStage
 from stelae.core.values import rows_to_batch
 from stelae.storage.gather import read_schema
 from stelae.storage.tablet import TabletMemory
@@ -37,6 +38,11 @@ class TabletReads(ABC):
     _memory: TabletMemory
     calls: int = 0
     """Answered so far, by their weight (`stelae.actors.load_rate`)."""
+
+    @property
+    @abstractmethod
+    def succession(self) -> Succession:
+        """For whom it makes way, and how far it has."""
 
     @abstractmethod
     async def _committed(self, index: int, timeout_s: float) -> None:
@@ -74,11 +80,17 @@ class TabletReads(ABC):
         encoded, places = await self._find(keys, columns, view, call.timeout_s)
         return Reply(GetManyReply(places.nbytes // _PLACE_BYTES), [encoded, places])
 
+    def _check_readable(self) -> None:
+        succession = self.succession
+        if succession.stage is SuccessionStage.CLOSED:
+            raise TabletNotHere(self.tablet_id, f"any server: {succession.successor} follows it")
+
     def _columns(
         self, version: int, columns: tuple[str, ...]
     ) -> tuple[SchemaView | None, tuple[str, ...]]:
         """How a caller with this version of the schema sees the table, and what its columns are
-        called by now; empty: all."""
+        called by now; empty: all. Raises TabletNotHere: its successor is to be read."""
+        self._check_readable()
         if version != self._memory.schema.version:
             view = self._schemas.view(version)
             if view is not None:

@@ -3,8 +3,9 @@
 Invariants: each change has one commit point, the replacement of the control file, and one change is
 made at a time; it is carried through even if its caller is cancelled. A timeline whose files are
 damaged, or below which the disk failed, does nothing any more, and so acknowledges nothing; the
-others go on. What an acceptor decides comes from `stelae.consensus`; here it becomes durable.
-Neon RFC 035, "Persistently stored data changes"; design §10.
+others go on. After a failure it is opened anew (`stelae.actors.timeline_reopening`). What an
+acceptor decides comes from `stelae.consensus`; here it becomes durable. Neon RFC 035, "Persistently
+stored data changes"; design §10.
 """
 
 from __future__ import annotations
@@ -155,6 +156,10 @@ class Timeline:
             if self.log is not None and isinstance(error, OSError):
                 self.log.fail(error)
             self._on_failed(self.tablet_id, error)
+
+    def give_up(self, error: CorruptData) -> None:
+        """Its files turned out to be damaged, when it was to be opened anew."""
+        self.failure = error
 
     async def close(self, state: str) -> None:
         """It is deleted or replaced: who still has it learns so. Its lock is held."""
@@ -320,8 +325,15 @@ class Timeline:
         self.write(entries)
         return await self.flushed(entries[-1].index) if entries else self.flush_lsn
 
+    def append_at_once(self, entries: Sequence[Entry]) -> bool:
+        """The same where there is nothing to wait for; if false, `append` must come next, with the
+        same. See `TimelineLog.write_at_once`."""
+        self.check()
+        self.uses += 1
+        return self.log is not None and self.log.write_at_once(entries)
+
     def write(self, entries: Sequence[Entry]) -> None:
-        """The same without waiting: `flushed` tells when they are durable.
+        """The same as `append`, without waiting: `flushed` tells when they are durable.
 
         Only right after `resident`, without a wait in between, and if the log is not full.
         """

@@ -283,7 +283,7 @@ class TimelineKeeper:
             replacements(
                 records,
                 self.fleet,
-                self._jobs,
+                {timeline: job.request for timeline, job in self._jobs.items()},
                 now,
                 silence_s=silence_s,
                 grace_s=grace_s,

@@ -1,5 +1,8 @@
 """A proposer's messages on their way to its safekeepers: one-way, bounded, never waited for.
 
+A safekeeper's answers come with the replies to them, where they do not take long; others are mail
+of their own.
+
 What can be sent at once is posted without a task; the rest goes by a few calls at a time for each
 safekeeper. What does not fit or fails is lost, and its session with it: the proposer greets again,
 after a pause, so that no failure makes a tight loop. Where a safekeeper is, the newest list of live
@@ -8,6 +11,7 @@ servers says; what came with the order to open the tablet is the second choice. 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +19,21 @@ from dataclasses import dataclass, field
 from stelae.actors.membership import Membership
 from stelae.consensus.wal_messages import (
     WAL_TO_ACCEPTOR,
+    AcceptorReply,
     ProposerMail,
     ToAcceptor,
+    ToProposer,
     WalAppendRequest,
+    packed,
 )
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.rpc import Empty, Reply
+from stelae.core.rpc import Reply
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 from stelae.core.timelines import SafekeeperId, SafekeeperPlace, TimelineSource
+
+logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 2.0
 SLOWEST_BYTES_PER_S = 4 << 20
@@ -52,14 +61,17 @@ class TimelineLinks:
         tasks: Tasks,
         source: TimelineSource,
         lost: Callable[[SafekeeperId, int], None],
+        answered: Callable[[Sequence[ToProposer]], None],
     ) -> None:
-        """``lost`` is told of safekeepers that messages of a session did not reach."""
+        """``lost`` is told of safekeepers that messages of a session did not reach; ``answered``
+        of answers, and raises StelaeError for what no safekeeper of ours says."""
         self._runtime = runtime
         self._members = members
         self._tasks = tasks
         self._timeline_id = source.tablet_id
         self._places = {place.safekeeper_id: place for place in source.safekeepers}
         self._lost = lost
+        self._answered = answered
         self._outboxes: dict[SafekeeperId, _Outbox] = {}
 
     def learn(self, places: Iterable[SafekeeperPlace]) -> None:
@@ -95,9 +107,11 @@ class TimelineLinks:
         if found is None or sum(map(_size_bytes, messages)) > SMALL_BYTES:
             return False
 
-        def ended(outcome: Reply[Empty] | StelaeError) -> None:
+        def ended(outcome: Reply[AcceptorReply] | StelaeError) -> None:
             if isinstance(outcome, StelaeError):
                 self._failed(messages[0])
+            else:
+                self._take_replies(messages[0], outcome.body)
 
         return self._runtime.peers.post(
             found[0],
@@ -109,7 +123,17 @@ class TimelineLinks:
         )
 
     def _mail(self, messages: tuple[ToAcceptor, ...]) -> ProposerMail:
-        return ProposerMail(self._timeline_id, self._runtime.peers.address, messages)
+        address = self._runtime.peers.address
+        return ProposerMail(self._timeline_id, address, messages, takes_replies=True)
+
+    def _take_replies(self, to: ToAcceptor, reply: AcceptorReply) -> None:
+        if not reply.messages:
+            return
+        try:
+            self._answered(reply.messages)
+        except StelaeError as error:
+            logger.error("safekeeper %s: %s", to.safekeeper, error)
+            self._failed(to)
 
     async def _drain(self, safekeeper: SafekeeperId, box: _Outbox) -> None:
         """Deliver what waits, message after message; other calls may do so beside this one."""
@@ -120,16 +144,20 @@ class TimelineLinks:
                 if found is None:
                     self._failed(message)
                     continue
+                mail, bodies = packed(self._mail((message,)))
                 try:
-                    await self._runtime.peers.call(
+                    reply = await self._runtime.peers.call(
                         found[0],
                         WAL_TO_ACCEPTOR,
-                        self._mail((message,)),
+                        mail,
+                        blobs=bodies,
                         timeout_s=CALL_TIMEOUT_S + _size_bytes(message) / SLOWEST_BYTES_PER_S,
                         destination=found[1],
                     )
                 except StelaeError:
                     self._failed(message)
+                else:
+                    self._take_replies(message, reply.body)
         finally:
             box.calls -= 1
 

@@ -1,24 +1,29 @@
 """The WAL of one timeline on disk: appends that share syncs, cuts, trims and reads.
 
 Entries are queued by `write`; one task writes what is queued and syncs once, while more is queued
-for the next time. Invariants: an entry is told to be durable only after the sync that covers it;
-a file is whole and durable before the next one begins; an entry counts in the index, and is read,
-once it is durable. After a failed sync nothing is written, told or read any more. Timelines share
-a bound on the syncs under way. Neon's receive loop, group commit; design §10.
+for the next time. Where the disk is quick, `write_at_once` does without the task.
+
+Invariants: an entry is told to be durable only after the sync that covers it; a file is whole and
+durable, and ends with its last entry, before the next one begins; an entry counts in the index, and
+is read, once it is durable. After a failed sync nothing is written, told or read any more. There is
+a bound on the syncs of all timelines that are under way. Neon's receive loop, group commit; design
+§10.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from stelae.actors.tablet_files import damage_of
 from stelae.actors.timeline_files import TimelineFiles
+from stelae.actors.wal_end import AT_ONCE_BYTES, WalEnd
 from stelae.core.errors import CorruptData, NoSpace, StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.replication import Entry
-from stelae.core.runtime import File
 from stelae.core.tasks import Tasks
 from stelae.core.timeline_copies import LogCut
 from stelae.storage.log_records import DecodedFile, decode_range
@@ -39,6 +44,19 @@ FILE_BYTES = 16 << 20
 """A file that has reached this is followed by a new one."""
 QUEUED_BYTES_MAX = 16 << 20
 """What waits to be written is hardly more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """Entries that were written behind the end at once, and are not synced."""
+
+    entries: tuple[Entry, ...]
+    size_bytes: int
+
+    def is_head_of(self, others: Sequence[Entry]) -> bool:
+        """Whether the others begin with these very entries."""
+        pairs = zip(self.entries, others, strict=False)
+        return len(self.entries) <= len(others) and all(ours is other for ours, other in pairs)
 
 
 class TimelineLog:
@@ -69,9 +87,13 @@ class TimelineLog:
         self._cut_number = control.cut.number
         self._begins_file = True
         """Whether the next entry begins a file, since the newest one is of an earlier cut."""
-        self._newest: File | None = None
+        self._newest: WalEnd | None = None
         self._dirty = False
         """Whether behind the end of the newest file there may be what was not written whole."""
+        self._begun: _Begun | None = None
+        """What lies behind the end, until it is known what is to be there."""
+        self._lying: _Begun | None = None
+        """What lies there, and is the beginning of the queue: it need not be written again."""
         self._queue: list[Entry] = []
         self._queued_bytes = 0
         self._queued_lsn = control.base_lsn
@@ -85,17 +107,19 @@ class TimelineLog:
 
     # ---- loading ----------------------------------------------------------------------------
 
-    async def load(self, cut: LogCut, commit_lsn: int) -> None:
+    async def load(self, cut: LogCut, commit_lsn: int, *, afresh: bool = False) -> None:
         """Read what is there; carry a cut and a trim to their end, and cut off a torn tail.
 
-        Raises CorruptData.
+        ``afresh``: a sync failed before, so that no later one tells whether what can be read is on
+        the disk; the newest file, which is all that it can be about, is written once more. Raises
+        CorruptData.
         """
         with damage_of(self._folder):
             names = await self._files.disk.list(self._folder)
         counted, dropped = counted_names(self._folder, names, cut, self.index.base_lsn)
         for position, name in enumerate(counted):
             newest = position == len(counted) - 1
-            await self._load_file(name, cut, commit_lsn, newest=newest)
+            await self._load_file(name, cut, commit_lsn, newest=newest, afresh=afresh and newest)
         if self.index.last_lsn < commit_lsn:
             where, end = self._folder, 0
             if self.index.files:
@@ -108,7 +132,7 @@ class TimelineLog:
         self._queued_lsn = self.index.last_lsn
 
     async def _load_file(
-        self, name: WalName, cut: LogCut, commit_lsn: int, *, newest: bool
+        self, name: WalName, cut: LogCut, commit_lsn: int, *, newest: bool, afresh: bool
     ) -> None:
         path = self._path(name)
         with damage_of(path):
@@ -126,7 +150,10 @@ class TimelineLog:
             await self._files.disk.remove(path)  # its first append never became durable
             return
         self.index.loaded(path, name, decoded)
-        if decoded.end < len(data):
+        if afresh:
+            with self._files.needs_room():
+                await self._files.disk.replace(path, data[: decoded.end])
+        elif decoded.end < len(data):
             await self._end_file(path, decoded.end)
 
     async def _settle_newest(self, cut: LogCut) -> None:
@@ -187,11 +214,47 @@ class TimelineLog:
         if first > expected and self._refusal is not None:
             raise self._refusal  # what they follow is not there
         assert first == expected, f"entry {first} after {self._queued_lsn}"
+        begun, self._begun = self._begun, None
+        if begun is not None and begun.is_head_of(entries):
+            self._lying = begun
+        elif begun is not None:
+            self._dirty = True  # what was begun is not what comes: nothing of it may stay
         self._queue.extend(entries)
         self._queued_bytes += sum([record_bytes(entry) for entry in entries])
         self._queued_lsn = entries[-1].index
         if self._flusher is None:
             self._flusher = self._tasks.spawn(self._flush(), f"flush of {self.tablet_id}")
+
+    def write_at_once(self, entries: Sequence[Entry]) -> bool:
+        """What `write` and `flushed` do, here and now, where the disk is quick and nothing waits.
+
+        If false, they are not durable, and the same are to be given to `write`. Raises OSError.
+        """
+        self._check()
+        newest, file = self.index.files[-1] if self.index.files else None, self._newest
+        if newest is None or not newest.end or file is None or self._begins_file:
+            return False
+        if not self.is_idle or self._dirty or self._begun is not None:
+            return False
+        size_bytes = sum([record_bytes(entry) for entry in entries])
+        has_room = newest.end + size_bytes <= self._file_bytes and size_bytes <= AT_ONCE_BYTES
+        if not has_room or entries[0].index != self._queued_lsn + 1:
+            return False
+        try:
+            file.write(newest.end, encode_entries(entries, self.flush_lsn), size_bytes)
+            if not file.sync_at_once():
+                self._begun = _Begun(tuple(entries), size_bytes)
+                return False
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                self._dirty = True
+                return False  # `write` finds out, and says so
+            self.fail(error)
+            raise
+        self._refusal = None
+        self.index.appended(entries, newest.end)
+        self._queued_lsn = entries[-1].index
+        return True
 
     async def flushed(self, lsn: int) -> int:
         """Wait until the entry is durable; the end of the durable log.
@@ -239,9 +302,10 @@ class TimelineLog:
     async def _write_batch(self, batch: Sequence[Entry]) -> None:
         """Write it all, each file's part with one sync."""
         if self._dirty and self._newest is not None:
-            self._newest.truncate(self.index.files[-1].end)
+            self._newest.cut_off(self.index.files[-1].end)
             await self._sync(self._newest)
             self._dirty = False
+        lying, self._lying = self._lying, None
         written = 0
         while written < len(batch):
             header = await self._begin_file(batch[written].index)
@@ -254,13 +318,28 @@ class TimelineLog:
                     break
                 part.append(entry)
                 size_bytes += record_bytes(entry)
-            buffers = encode_entries(part, self.flush_lsn)
-            with self._files.needs_room():
-                file.write_at(newest.end, *([header, *buffers] if header else buffers))
+            if lying is not None:
+                assert not header, "what was written at once has its file"
+                self._write_rest(file, newest.end, part, lying)
+                lying = None
+            else:
+                buffers = encode_entries(part, self.flush_lsn)
+                with self._files.needs_room():
+                    file.write(newest.end, [header, *buffers] if header else buffers, size_bytes)
             await self._sync(file)
             self.index.appended(part, newest.end + len(header))
             written += len(part)
             self._wake(None)
+
+    def _write_rest(self, file: WalEnd, end: int, part: Sequence[Entry], lying: _Begun) -> None:
+        """Write behind the end what of this part does not lie there already."""
+        assert lying.is_head_of(part), "what was written at once fits its file"
+        rest = part[len(lying.entries) :]
+        if rest:
+            size_bytes = sum([record_bytes(entry) for entry in rest])
+            with self._files.needs_room():
+                buffers = encode_entries(rest, self.flush_lsn)
+                file.write(end + lying.size_bytes, buffers, size_bytes)
 
     async def _begin_file(self, first_lsn: int) -> bytes:
         """See to it that the next entry has a file; the header, if that has none yet."""
@@ -268,22 +347,27 @@ class TimelineLog:
         newest = self.index.files[-1] if self.index.files else None
         if newest is None or self._begins_file or newest.end >= self._file_bytes:
             with self._files.needs_room():
-                file = await self._files.disk.open(self._path(name))
+                file = await self._open(name)
             if self._newest is not None:
                 self._newest.close()
             self._newest, self._begins_file = file, False
             newest = self.index.begun(name)
         elif self._newest is None:  # the first entry since the start
-            self._newest = await self._files.disk.open(self._path(newest.name))
+            self._newest = await self._open(newest.name)
         return b"" if newest.end else encode_wal_header(self.tablet_id, name)
 
-    async def _sync(self, file: File) -> None:
+    async def _open(self, name: WalName) -> WalEnd:
+        return WalEnd(await self._files.disk.open(self._path(name)), self._file_bytes)
+
+    async def _sync(self, file: WalEnd) -> None:
         async with self._files.syncs:
             await file.sync()
 
     def _refuse(self, error: StelaeError) -> None:
         """What is queued cannot be written: nothing of it will be in the log."""
         self._queue, self._queued_bytes = [], 0
+        if self._lying is not None:
+            self._lying, self._dirty = None, True
         self._queued_lsn = self.flush_lsn
         self._refusal = error
         self._wake(error)
@@ -321,6 +405,7 @@ class TimelineLog:
         await self._unread.wait()
         removed, truncated = self.index.cut(cut.from_lsn)
         self._cut_number, self._begins_file, self._dirty = cut.number, True, False
+        self._begun = self._lying = None
         self._queued_lsn = self.flush_lsn
         if self._newest is not None:
             self._newest.close()

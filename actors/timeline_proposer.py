@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from stelae.actors.membership import Membership
 from stelae.actors.timeline_links import TimelineLinks
@@ -26,14 +25,23 @@ from stelae.consensus.wal_messages import (
     WAL_STATUS,
     WAL_TO_PROPOSER,
     AcceptorMail,
+    FetchedEntries,
     FetchEntries,
     TimelineStatus,
     TimelineStatusOf,
+    ToProposer,
     check_message,
 )
 from stelae.consensus.wal_proposer import WalProposer
 from stelae.consensus.wal_ready import EndReason, Fetch, Phase, ProposerSettings
-from stelae.core.errors import CorruptData, StaleTerm, StelaeError, TabletNotHere, TabletNotReady
+from stelae.core.errors import (
+    CorruptData,
+    OutcomeUnknown,
+    StaleTerm,
+    StelaeError,
+    TabletNotHere,
+    TabletNotReady,
+)
 from stelae.core.ids import OpId, TabletId, make_uuid
 from stelae.core.replication import Entry, EntryKind
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply, prompt
@@ -41,6 +49,7 @@ from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 from stelae.core.timelines import (
+    CAMPAIGN_BITS,
     ProposerId,
     SafekeeperId,
     TimelineConfiguration,
@@ -50,9 +59,12 @@ from stelae.core.timelines import (
 
 logger = logging.getLogger(__name__)
 
-CAMPAIGN_BITS = 32
 STATUS_PAUSE_S = 0.2
-FETCH_TIMEOUT_S = 5.0
+CATCH_UP_TIMEOUT_S = 5.0
+"""Of a fetch for a safekeeper that lags: if it fails, the next look at that one fetches anew."""
+TAIL_TIMEOUTS_S = (0.5, 1.5, CATCH_UP_TIMEOUT_S)
+"""Of a fetch of the log's tail and its repetitions: without it a proposer that recovers campaigns
+anew, which takes far more messages than one more question."""
 HEARTBEAT_TICKS = 10
 SILENCE_TICKS = 20
 RETAINED_SEGMENTS = 2
@@ -111,7 +123,7 @@ class TimelineProposer:
         self._term = term
         self._on_progress = on_progress
         self._on_failed = on_failed
-        self._links = TimelineLinks(runtime, members, tasks, source, self._lost)
+        self._links = TimelineLinks(runtime, members, tasks, source, self._lost, self._take)
         self._configuration = source.configuration
         """The newest one that was heard of before the campaign."""
         self._horizon_lsn = 0
@@ -294,10 +306,14 @@ class TimelineProposer:
 
     def receive(self, mail: AcceptorMail) -> None:
         """Take mail of a safekeeper; raises InvalidArgument for what none of ours sends."""
+        if self._core is not None and mail.proposer == self._core.proposer:
+            self._take(mail.messages)
+
+    def _take(self, messages: Sequence[ToProposer]) -> None:
         core = self._core
-        if core is None or self._is_closed or mail.proposer != core.proposer:
+        if core is None or self._is_closed:
             return
-        for message in mail.messages:
+        for message in messages:
             check_message(message)
             if message.timeline_id == core.timeline_id and message.proposer == core.proposer:
                 if self._is_another(message.term):
@@ -401,8 +417,22 @@ class TimelineProposer:
             raise self._failure or TabletNotReady(self._source.tablet_id, "closed here")
 
     async def _fetch(self, core: WalProposer, fetch: Fetch) -> None:
+        answer = await self._fetched(core, fetch)
+        if answer is None:
+            self._runtime.metrics.count("timeline_fetches_failed")
+            core.fetch_failed(fetch.number)
+        else:
+            core.fetched(fetch.number, answer)
+        if core is self._core:
+            self.turn()
+
+    async def _fetched(self, core: WalProposer, fetch: Fetch) -> FetchedEntries | None:
+        """What the safekeeper answers, which is asked for the log's tail again if nothing is heard;
+        None: it has none."""
         found = self._links.find(fetch.source)
-        request: Any = FetchEntries(
+        if found is None:
+            return None
+        request = FetchEntries(
             core.timeline_id,
             fetch.term,
             fetch.generation,
@@ -410,16 +440,17 @@ class TimelineProposer:
             fetch.last_lsn,
             fetch.size_max_bytes,
         )
-        try:
-            if found is None:
-                raise TabletNotReady(core.timeline_id, f"safekeeper {fetch.source} is not known")
-            reply = await self._runtime.peers.call(
-                found[0], WAL_FETCH, request, timeout_s=FETCH_TIMEOUT_S, destination=found[1]
-            )
-        except StelaeError:
-            self._runtime.metrics.count("timeline_fetches_failed")
-            core.fetch_failed(fetch.number)
-        else:
-            core.fetched(fetch.number, reply.body)
-        if core is self._core:
-            self.turn()
+        for timeout_s in TAIL_TIMEOUTS_S if fetch.recovers else (CATCH_UP_TIMEOUT_S,):
+            try:
+                reply = await self._runtime.peers.call(
+                    found[0], WAL_FETCH, request, timeout_s=timeout_s, destination=found[1]
+                )
+            except OutcomeUnknown:
+                self._runtime.metrics.count("timeline_fetches_unanswered")
+            except StelaeError:
+                return None
+            else:
+                return reply.body
+            if core is not self._core or core.term != fetch.term:
+                return None
+        return None

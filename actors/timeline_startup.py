@@ -3,7 +3,8 @@
 The control file says how far each change came: a cut or trim that was committed is carried on by
 the log's loading; of WAL folders only the one counts that the control file names, so that a pull,
 or the return of an evicted timeline, which was not committed is undone, and a deletion or eviction
-that was is carried on. A timeline whose files cannot be believed is left as it is, and reported.
+that was is carried on. A timeline whose files cannot be believed, or below which the disk failed,
+is left as it is, and reported.
 Invariant: running it again, also after a crash in its midst, changes nothing more. Design §10.
 """
 
@@ -39,6 +40,11 @@ class LoadedTimelines:
     repairs: list[tuple[TabletId, TimelineRepair]] = field(default_factory=list)
 
 
+def may_pass(error: CorruptData) -> bool:
+    """Whether the disk failed, so that a later try may do better; else what it gave is damaged."""
+    return isinstance(error.__cause__, OSError)
+
+
 async def load_timelines(files: TimelineFiles, make_log: MakeLog) -> LoadedTimelines:
     """Read and settle all that is there. Raises OSError."""
     loaded = LoadedTimelines()
@@ -47,19 +53,23 @@ async def load_timelines(files: TimelineFiles, make_log: MakeLog) -> LoadedTimel
     for tablet_id in sorted(known):
         try:
             with damage_of(f"a file of timeline {tablet_id}"):
-                await _load(files, tablet_id, folders.get(tablet_id, []), make_log, loaded)
+                await load_timeline(files, tablet_id, folders.get(tablet_id, []), make_log, loaded)
         except CorruptData as error:
             loaded.failed[tablet_id] = error
     return loaded
 
 
-async def _load(
+async def load_timeline(
     files: TimelineFiles,
     tablet_id: TabletId,
     incarnations: list[int],
     make_log: MakeLog,
     loaded: LoadedTimelines,
+    *,
+    afresh: bool = False,
 ) -> None:
+    """The same of one timeline, of which these folders are there; ``afresh`` is that of the log's
+    loading. Raises CorruptData, OSError."""
     control = await files.read_control(tablet_id)
     if control is None:
         path = files.path(CONTROLS, tablet_id)
@@ -69,7 +79,7 @@ async def _load(
     if counts is not None:
         log = make_log(control)
         assert control.acceptor is not None
-        await log.load(control.cut, control.acceptor.commit_lsn)
+        await log.load(control.cut, control.acceptor.commit_lsn, afresh=afresh)
     stale = [number for number in incarnations if number != counts]
     for number in stale:
         await files.remove_wal(tablet_id, number)

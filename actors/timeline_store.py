@@ -17,14 +17,19 @@ from typing import Any, TypeVar
 
 from stelae.actors.carry_through import carry_through
 from stelae.actors.tablet_files import Offload as OffTheLoop
-from stelae.actors.tablet_files import at_once
+from stelae.actors.tablet_files import at_once, damage_of
 from stelae.actors.timeline import Timeline
 from stelae.actors.timeline_donor import HeldSnapshot
 from stelae.actors.timeline_eviction import Offload, TimelineEviction
 from stelae.actors.timeline_files import TimelineFiles
 from stelae.actors.timeline_log import FILE_BYTES, TimelineLog
 from stelae.actors.timeline_pull import TimelinePulls
-from stelae.actors.timeline_startup import LoadedTimelines, load_timelines
+from stelae.actors.timeline_startup import (
+    LoadedTimelines,
+    load_timeline,
+    load_timelines,
+    may_pass,
+)
 from stelae.core.errors import (
     CorruptData,
     InvalidArgument,
@@ -53,7 +58,8 @@ class TimelineStore:
     """The timelines of one safekeeper. `load_all` first.
 
     Methods raise NoSpace with everything as it was if the disk is full, and OSError if the disk
-    failed: then that timeline does nothing any more before the next start.
+    failed: then that timeline does nothing any more before it is opened anew
+    (`stelae.actors.timeline_reopening`).
     """
 
     def __init__(
@@ -92,12 +98,42 @@ class TimelineStore:
         loaded = await load_timelines(self.files, self.make_log)
         self._failed = dict(loaded.failed)
         for tablet_id, control in loaded.controls.items():
-            self._incarnations[tablet_id] = control.incarnation
-            if control.exists:
-                self._publish(control, loaded.logs.get(tablet_id))
-            else:
-                self._others[tablet_id] = control
+            self.take_in(control, loaded.logs.get(tablet_id))
         return loaded
+
+    def take_in(self, control: TimelineControl, log: TimelineLog | None) -> None:
+        """What was loaded counts from now on."""
+        known = self._incarnations.get(control.tablet_id, 0)
+        self._incarnations[control.tablet_id] = max(known, control.incarnation)
+        if control.exists:
+            self._publish(control, log)
+        else:
+            self._timelines.pop(control.tablet_id, None)
+            self._others[control.tablet_id] = control
+
+    async def load_again(self, tablet_id: TabletId) -> bool:
+        """Load one below which the disk failed at the start; false if that is done already.
+
+        Raises CorruptData (`may_pass` tells of which kind), OSError and NoSpace.
+        """
+        async with self.lock(tablet_id):
+            error = self._failed.get(tablet_id)
+            if error is None or not may_pass(error):
+                return False
+            loaded = LoadedTimelines()
+            folders = (await self.files.wal_folders()).get(tablet_id, [])
+            try:
+                with damage_of(f"a file of timeline {tablet_id}"):
+                    await load_timeline(
+                        self.files, tablet_id, folders, self.make_log, loaded, afresh=True
+                    )
+            except CorruptData as found:
+                self._failed[tablet_id] = found
+                raise
+            del self._failed[tablet_id]
+            for control in loaded.controls.values():  # none of what was never here
+                self.take_in(control, loaded.logs.get(tablet_id))
+            return True
 
     # ---- what there is ----------------------------------------------------------------------
 
@@ -108,7 +144,7 @@ class TimelineStore:
 
     @property
     def failed(self) -> Mapping[TabletId, CorruptData]:
-        """Those whose files could not be believed at the start."""
+        """Those whose files could not be read or believed at the start."""
         return self._failed
 
     def timeline(self, tablet_id: TabletId) -> Timeline:

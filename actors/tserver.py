@@ -29,20 +29,19 @@ from stelae.actors.replica_orders import ReplicaOrders
 from stelae.actors.replicated_tablet import ReplicatedTablet
 from stelae.actors.scans import ScanSessions
 from stelae.actors.server_copies import ServerCopies
-from stelae.actors.small_writes import check_many, one_by_one
+from stelae.actors.small_writes import check_many
+from stelae.actors.successions import Successions
 from stelae.actors.tablet import Tablet
 from stelae.actors.tablet_input import check_request
 from stelae.actors.tablet_log import MakeLog
-from stelae.actors.tablet_logs import segment_log_of, wal_log_of
+from stelae.actors.tablet_logs import log_of
 from stelae.actors.tablet_recovery import Intake
 from stelae.actors.tablet_replicas import TabletReplicas
 from stelae.actors.timeline_proposer import AcceptorMailbox
 from stelae.client.masters import MastersClient
 from stelae.coordinator.reports import Report, Reporter, tablet_fingerprint
 from stelae.core.alter_messages import ALTER_TABLET, AlterTablet
-from stelae.core.durability import Wal
 from stelae.core.errors import (
-    InvalidArgument,
     OutOfMemory,
     StaleTerm,
     StelaeError,
@@ -148,6 +147,9 @@ class TabletServer:
             on_gone=self._scans.drop,
         )
         self._orders = ReplicaOrders(self.replicas)
+        self._successions = Successions(
+            runtime, settings, self._serving, self._out_of_memory, self._tell_soon
+        )
 
     # ---- life -------------------------------------------------------------------------------
 
@@ -199,6 +201,7 @@ class TabletServer:
             SCAN: self._on_scan,
             **self._mailbox.handlers(),
             **self._orders.handlers(),
+            **self._successions.handlers(),
             **ReplicaDigests(self._runtime, self.replicas).handlers(),
             **self.replicas.raft_handlers(),
         }
@@ -329,31 +332,31 @@ class TabletServer:
 
     def _log_of(self, order: OpenTablet) -> MakeLog:
         """Raises InvalidArgument: a timeline is needed, and not named."""
-        table, record = order.table, order.tablet
-        world = (self._runtime, self._settings, self.members)
-        if not isinstance(table.durability, Wal):
-            raise_epoch = self._raise_epoch_of(record.tablet_id, record.term)
-            return segment_log_of(
-                *world, table=table, record=record, raise_epoch=raise_epoch, intake=self._intake
-            )
-        if order.timeline is None:
-            raise InvalidArgument(f"no timeline of tablet {record.tablet_id}, {table.durability}")
-        return wal_log_of(
-            *world,
-            self._mailbox,
-            table=table,
-            record=record,
-            source=order.timeline,
+        raise_epoch = self._raise_epoch_of(order.tablet.tablet_id, order.tablet.term)
+        servers = (self.members, self._mailbox)
+        return log_of(
+            self._runtime,
+            self._settings,
+            *servers,
+            order,
+            raise_epoch=raise_epoch,
             intake=self._intake,
         )
 
     async def _open(self, tablet: Tablet, order: OpenTablet) -> None:
         await tablet.open(order.sources, order.engine)
-        if self._tablets.get(tablet.tablet_id) is not tablet:
-            return
+        if self._tablets.get(tablet.tablet_id) is tablet:
+            await self._tell(tablet)
+
+    def _tell_soon(self, tablet: Tablet | ReplicatedTablet) -> None:
+        self.tasks.spawn(self._tell(tablet), f"tell of {tablet.tablet_id[:8]}")
+
+    async def _tell(self, tablet: Tablet | ReplicatedTablet) -> None:
+        """Masters need not wait for the next heartbeat."""
         opened = TabletOpened(self.info.uuid, self.info.incarnation, tablet.report())
+        timeout_s = self._settings.call_timeout_s
         try:
-            await self._masters.call(TABLET_OPENED, opened, timeout_s=self._settings.call_timeout_s)
+            await self._masters.call(TABLET_OPENED, opened, timeout_s=timeout_s)
         except StelaeError:
             self._runtime.metrics.count("opened_reports_failed")  # the heartbeat says it again
 
@@ -456,10 +459,7 @@ class TabletServer:
             check_request(request)
         tablet = self._serving(call.body.tablet_id)
         refusal = None if call.body.op is WriteOp.DELETE else self._out_of_memory(tablet)
-        if isinstance(tablet, ReplicatedTablet):
-            outcomes = await tablet.write_many(call, refusal)
-        else:
-            outcomes = await one_by_one(tablet, call, refusal)
+        outcomes = await tablet.write_many(call, refusal)
         tablet.calls += len(outcomes)
         return Reply(WriteManyReply(outcomes))
 

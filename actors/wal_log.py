@@ -1,8 +1,9 @@
 """The log of one ``wal(n, …)`` tablet: its tail on a timeline, its sealed segments on backups.
 
 Entries of one turn of the event loop travel together, as one entry of the timeline, and count once
-majorities of its safekeepers have them. A head is in memory and in the timeline only, and ends
-where the prologue of the next one stands there. Invariants:
+majorities of its safekeepers have them; they wait for much that is under way. A head is in memory
+and in the timeline only, and ends where the prologue of the next one stands there.
+Invariants:
 
 1. A segment is sealed once the next one's prologue is committed: its content is the same for
    whoever reads the timeline from then on, so it keeps its id whoever seals it.
@@ -34,7 +35,7 @@ from stelae.core.ids import ServerUuid, TabletId, segment_id, segment_name
 from stelae.core.messages import Certified, SegmentSource
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
+from stelae.core.settings import GATHER_BYTES, Settings
 from stelae.core.tasks import Tasks
 from stelae.core.timelines import TimelineSource
 from stelae.storage.keys import KeyCodec
@@ -43,6 +44,9 @@ from stelae.storage.timeline_tail import Tail, TailSegment, read_tail
 
 TAIL_SEGMENTS_MAX = 32
 """So many segments' bytes may wait for backups before writes are refused."""
+UNDER_WAY_MAX = 2
+"""Entries of the timeline beyond which what comes in is gathered: one is being synced, one waits
+for that at the safekeepers. More of them would only be more messages."""
 
 
 @dataclass(slots=True)
@@ -262,7 +266,7 @@ class WalLog(LogWaits):
     def append(
         self, buffers: list[Blob], certificate: Certified, index: int, shared_bytes: int = 0
     ) -> int:
-        """Add an entry to the batch of this turn; `wait_committed` tells when it counts."""
+        """Add an entry to the batch that goes next; `wait_committed` tells when it counts."""
         self._check_alive()
         size_bytes = certificate.length - self._head_bytes
         if not self._batches or self._batches[-1].size_bytes + size_bytes > self._batch_bytes:
@@ -304,7 +308,7 @@ class WalLog(LogWaits):
     def _propose(self) -> bool:
         """Whether anything was: the rest waits until the proposer leads, or has room."""
         proposed = False
-        while self._batches and self._proposer.leads:
+        while self._batches and self._proposer.leads and not self._gathers:
             batch = self._batches[0]
             try:
                 lsn = self._proposer.propose(_joined(batch.parts))
@@ -317,6 +321,16 @@ class WalLog(LogWaits):
                 batch.opens.first_lsn = lsn
             proposed = True
         return proposed
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether what came in, if it fits one entry of the timeline, waits for what is under way:
+        rows of many callers share that entry then, and one sync of each safekeeper."""
+        first = self._batches[0]
+        if len(self._batches) > 1 or first.opens is not None:
+            return False
+        few = 1 if first.size_bytes < GATHER_BYTES else UNDER_WAY_MAX
+        return len(self._proposed) >= few
 
     def progressed(self) -> None:
         """Level-triggered: from what is committed, and on backups, see what follows."""

@@ -1,4 +1,5 @@
-"""PostgreSQL on loopback, for comparison: COPY into a table with a primary key, durable."""
+"""PostgreSQL on loopback, for comparison: COPY into a table with a primary key, and single rows by
+many connections, all durable."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ import pyarrow.csv
 from etcd import Missing, have
 from figures import timed
 
+SINGLE = "CREATE TABLE IF NOT EXISTS single (id bigint PRIMARY KEY, x float8, body text)"
 SETTINGS = """
 listen_addresses = '127.0.0.1'
 shared_buffers = 1GB
@@ -37,6 +40,15 @@ class Postgres:
         command += ["-v", "ON_ERROR_STOP=1", "-c", statement]
         data = subprocess.DEVNULL if rows is None else rows.open("rb")
         subprocess.run(command, check=True, stdin=data, timeout=300)
+
+    def commit_rate(self, connections: int, duration_s: float) -> float:
+        """Single-row upserts a second, through psycopg, in a process of their own."""
+        self.run("SET client_min_messages = warning; " + SINGLE)
+        program = str(Path(__file__).with_name("postgres_writer.py"))
+        command = [sys.executable, program, str(self._port), str(connections), str(duration_s)]
+        timeout_s = duration_s + 60
+        done = subprocess.run(command, check=True, capture_output=True, timeout=timeout_s)
+        return float(done.stdout)
 
     def copy_s(self, rows: pa.Table) -> float:
         """Seconds to COPY the rows into an empty table, from a file made before."""

@@ -30,10 +30,13 @@ SUITES: dict[str, tuple[str, dict[str, Any]]] = {
     "large-catalog": ("large_catalog", {}),
     "masters": ("masters", {}),
     "memory": ("memory", {}),
+    "replay": ("replaying", {}),
     "recovery": ("recovering", {"engine": "native"}),
     "recovery-spark": ("recovering", {"engine": "spark"}),
     "failover": ("failover", {}),
     "replica-writes": ("replica_writes", {}),
+    "wal-writes": ("wal_writes", {}),
+    "wal-moves": ("wal_moves", {}),
     "tablet-copy": ("tablet_copy", {}),
     "idle-tablets": ("idle_tablets", {}),
 }

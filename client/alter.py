@@ -14,8 +14,8 @@ from stelae.core.alter_messages import ALTER_TABLE, IS_ALTER_DONE, AlterTable, I
 from stelae.core.durability import Durability
 from stelae.core.errors import (
     ColumnNotFound,
-    DeadlineExpired,
     InvalidArgument,
+    NotDoneYet,
     OutcomeUnknown,
     RetryLater,
 )
@@ -129,7 +129,7 @@ class Alterations:
         """Wait until `is_done`.
 
         Raises:
-            DeadlineExpired: the table is altered, but some tablet does not follow yet.
+            NotDoneYet: the table is altered, but some tablet does not follow yet.
         """
         clock = self._runtime.clock
         deadline = clock.monotonic() + timeout_s
@@ -148,4 +148,4 @@ class Alterations:
                 waits_for = f"tablets {', '.join(reply.waiting)} to follow"
             await clock.sleep(min(pause_s, max(deadline - clock.monotonic(), 0.0)))
             pause_s = min(2 * pause_s, LONGEST_POLL_S)
-        raise DeadlineExpired(f"the end of the alter of {table.name!r}", waits_for)
+        raise NotDoneYet(f"the alter of {table.name!r}", waits_for)

@@ -192,7 +192,7 @@ class BlockingTable:
     def _replica(self, number: int, max_staleness_s: float) -> Target | None:
         """Which replica of a group to ask: its leader, or of those that may answer the next."""
         route = self._table.cache.group(number)
-        if max_staleness_s < 0:
-            return route.leader
+        if route is None or max_staleness_s < 0:
+            return None if route is None else route.leader
         runtime = self._table.runtime
         return next(iter(route.readers(runtime.rng, runtime.clock.monotonic())), None)

@@ -1,6 +1,6 @@
 """`stelae check`: asks the masters and, for checksums, the replicas; then judges what they say.
 
-The judges are `stelae.client.check_masters` and `stelae.client.check_tablets`; nothing is decided
+The judges are `check_masters`, `check_tablets` and `check_timelines` beside it; nothing is decided
 here. Asking changes nothing in the cluster, except that a comparison of checksums writes a mark
 into the log of each tablet compared. In the manner of Kudu's ksck.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -24,11 +24,11 @@ from stelae.client.check_facts import (
     StatusFacts,
     TabletDigests,
     TabletFacts,
+    Verdict,
 )
 from stelae.client.check_masters import judge_masters, judge_servers
 from stelae.client.check_tablets import (
     Judged,
-    Verdict,
     compared,
     judge_digests,
     judge_tables,
@@ -36,7 +36,9 @@ from stelae.client.check_tablets import (
     leader_of,
     members_to_ask,
 )
+from stelae.client.check_timelines import ask_logs, judge_logs
 from stelae.client.masters import MastersClient
+from stelae.client.timeline_views import held_document
 from stelae.core.catalog_messages import STATUS, GetStatus
 from stelae.core.errors import NotLeader, StelaeError, TableNotFound
 from stelae.core.ids import Address, ServerUuid
@@ -48,6 +50,8 @@ from stelae.core.replica_messages import (
     MarkReplica,
 )
 from stelae.core.runtime import Runtime
+from stelae.core.safekeeper_calls import HeldTimeline
+from stelae.core.timelines import SafekeeperId
 
 ASK_TIMEOUT_S = 2.0
 """Of one master that is asked who it is."""
@@ -95,6 +99,14 @@ class CheckReport:
             return f"all is well: {len(self.tablets)} tablets are healthy"
         return "\n".join([f"{each.severity.name.lower()}: {each}" for each in self.problems])
 
+    def log_of(self, tablet: TabletFacts) -> list[tuple[SafekeeperId, HeldTimeline | None]]:
+        """What each member of a tablet's log says that it has; None: it did not say."""
+        if tablet.timeline is None:
+            return []
+        answers = self.facts.logs.answers if self.facts.logs is not None else ()
+        held = {answer.safekeeper_id: answer.held.get(tablet.id) for answer in answers}
+        return [(member, held.get(member)) for member in tablet.timeline.members]
+
     def tables(self) -> list[dict[str, Any]]:
         """Of each table: how many of its tablets have which verdict."""
         counts: dict[str, dict[str, int]] = {}
@@ -124,7 +136,11 @@ class CheckReport:
             "servers": msgspec.to_builtins(status.servers) if status is not None else [],
             "tables": self.tables(),
             "tablets": [
-                {**msgspec.to_builtins(each.tablet), "verdict": each.verdict.label}
+                {
+                    **msgspec.to_builtins(each.tablet),
+                    "verdict": each.verdict.label,
+                    **({"log": _log(self, each)} if each.tablet.timeline is not None else {}),
+                }
                 for each in self.unwell
             ],
             "findings": [
@@ -155,6 +171,13 @@ def _master(answer: MasterAnswer) -> dict[str, Any]:
         "op_id": [info.op_id.term, info.op_id.index],
         "members": [member.name or member.uuid for member in info.members],
     }
+
+
+def _log(report: CheckReport, each: Judged) -> list[dict[str, Any]]:
+    return [
+        {"safekeeper": member, "held": None if held is None else held_document(held)}
+        for member, held in report.log_of(each.tablet)
+    ]
 
 
 def _digests(each: TabletDigests) -> dict[str, Any]:
@@ -189,10 +212,11 @@ def judge(facts: Facts) -> CheckReport:
         text = f"servers and tablets could not be looked at: {facts.status_problem}"
         findings.append(Finding("masters", "", text, Severity.ERROR))
     else:
-        tablets = judge_tablets(facts.status)
+        tablets = judge_tablets(facts.status, facts.logs)
         findings += judge_servers(facts.status)
         findings += judge_tables(facts.status)
         findings += [finding for each in tablets for finding in each.findings()]
+        findings += [] if facts.logs is None else judge_logs(facts.status, facts.logs)
     if facts.digests is not None:
         findings += judge_digests(facts.digests)
     return CheckReport(facts, tuple(tablets), tuple(findings))
@@ -221,7 +245,7 @@ async def check_cluster(
         await clock.sleep(LOOK_AGAIN_S)
     if checksums and facts.status is not None:
         digests = await _all_digests(runtime, facts.status)
-        report = judge(Facts(facts.masters, facts.status, digests=digests))
+        report = judge(replace(facts, digests=digests))
     return report
 
 
@@ -233,8 +257,9 @@ async def _gather(
         reply = await masters.call(STATUS, GetStatus(), timeout_s=timeout_s)
     except StelaeError as error:
         return Facts(answers, None, str(error))
-    status = msgspec.json.decode(reply.document, type=StatusFacts)
-    return Facts(answers, _only(status, tables))
+    status = _only(msgspec.json.decode(reply.document, type=StatusFacts), tables)
+    logs = await ask_logs(runtime, status, min(timeout_s, ASK_TIMEOUT_S))
+    return Facts(answers, status, logs=logs)
 
 
 def _only(status: StatusFacts, tables: Sequence[str]) -> StatusFacts:

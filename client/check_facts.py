@@ -6,6 +6,7 @@ Of the status document (design §12) only what is judged is named here; unknown 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -14,6 +15,8 @@ from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.member_messages import MasterInfo
 from stelae.core.messages import ReplicaRole
 from stelae.core.replica_messages import ReplicaDigest
+from stelae.core.safekeeper_calls import HeldTimeline
+from stelae.core.timeline_messages import MigrationProgress
 from stelae.core.timelines import SafekeeperId, TimelineConfiguration
 
 
@@ -90,6 +93,8 @@ class TabletFacts(msgspec.Struct, frozen=True):
     replicas: tuple[ReplicaFacts, ...] | None = None
     timeline: TimelineConfiguration | None = None
     """Of a table with ``wal(n, …)``: the safekeepers of its log."""
+    succeeds: str = ""
+    """The tablet in whose place it is to be, if its table is given another durability."""
 
 
 class ServerFacts(msgspec.Struct, frozen=True):
@@ -104,6 +109,10 @@ class ServerFacts(msgspec.Struct, frozen=True):
     maintenance: bool = False
     silent_s: float = 0.0
     safekeeper_id: SafekeeperId | None = None
+    status: str = ""
+    """Of a safekeeper: a `SafekeeperStatus`."""
+    timelines: int | None = 0
+    """That it has."""
 
     @property
     def is_live(self) -> bool:
@@ -125,6 +134,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     servers: tuple[ServerFacts, ...]
     tables: tuple[TableFacts, ...]
     tablets: tuple[TabletFacts, ...]
+    migrations: tuple[MigrationProgress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +158,26 @@ class TabletDigests:
 
 
 @dataclass(frozen=True, slots=True)
+class LogsAnswer:
+    """What a safekeeper that lives says that it has of logs."""
+
+    safekeeper_id: SafekeeperId
+    server: str
+    held: Mapping[TabletId, HeldTimeline]
+    error: str = ""
+    """Why it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """What all safekeepers that live say of the logs of tables with ``wal(n)``."""
+
+    answers: tuple[LogsAnswer, ...]
+    reached: Mapping[TabletId, int]
+    """Up to here a log was committed so long ago that every member should have it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Everything that is judged together."""
 
@@ -157,6 +187,8 @@ class Facts:
     """Why there is no status."""
     digests: tuple[TabletDigests, ...] | None = None
     """None: they were not asked for."""
+    logs: LogFacts | None = None
+    """None: no table has ``wal(n)``."""
 
 
 class Severity(enum.IntEnum):
@@ -170,9 +202,33 @@ class Severity(enum.IntEnum):
     """Something is not served, or contradicts itself."""
 
 
+class Verdict(enum.IntEnum):
+    """How a tablet is; of several the highest counts."""
+
+    HEALTHY = 0
+    RECOVERING = 1
+    """It is on its way to what it should be."""
+    UNDER_REPLICATED = 2
+    """It serves, and survives fewer failures than it should."""
+    MISMATCH = 3
+    """Its replicas, or the masters, contradict each other."""
+    UNAVAILABLE = 4
+    """It does not serve."""
+
+    @property
+    def severity(self) -> Severity:
+        if self is Verdict.HEALTHY:
+            return Severity.NOTE
+        return Severity.ERROR if self >= Verdict.MISMATCH else Severity.WARNING
+
+    @property
+    def label(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
 class Finding(msgspec.Struct, frozen=True):
     section: str
-    """masters, servers, tablets or checksums"""
+    """masters, servers, tablets, logs or checksums"""
     subject: str
     """What it is about, by name."""
     text: str

@@ -11,6 +11,7 @@ from stelae.client.check_facts import Finding, MasterAnswer, ServerFacts, Severi
 from stelae.core.ids import ServerUuid
 from stelae.core.member_messages import MasterInfo, MasterState
 from stelae.core.records import MasterMember, ServerKind
+from stelae.core.timelines import SafekeeperStatus
 
 NOTE, WARNING, ERROR = Severity.NOTE, Severity.WARNING, Severity.ERROR
 
@@ -144,15 +145,31 @@ def judge_servers(status: StatusFacts) -> list[Finding]:
             found.append(Finding("servers", server.id, f"is being retired: {left}", NOTE))
         if server.maintenance:
             found.append(Finding("servers", server.id, "is in maintenance", NOTE))
+        if server.status == SafekeeperStatus.OFFLINE:
+            found.append(Finding("servers", server.id, "is set offline: it gets no new logs", NOTE))
+        if server.status == SafekeeperStatus.DECOMMISSIONED:
+            text = f"is decommissioned: {_left(server)}"
+            found.append(Finding("servers", server.id, text, NOTE))
     there = [server.kind for server in live.values()]
     none = [kind for kind in needed if kind not in there]
     return found + [Finding("servers", "", f"no {kind.value} is live", ERROR) for kind in none]
 
 
+def _left(server: ServerFacts) -> str:
+    return f"{server.timelines} logs are left" if server.timelines else "it may be stopped"
+
+
 def _judge_dead(server: ServerFacts) -> Finding:
+    if server.status == SafekeeperStatus.DECOMMISSIONED:
+        return Finding("servers", server.id, "is away for good: it is decommissioned", NOTE)
+    if server.status == SafekeeperStatus.OFFLINE:
+        return Finding("servers", server.id, "is away, and set offline", NOTE)
     if server.retiring and not server.replicas:
         return Finding("servers", server.id, "is away for good: it was retired", NOTE)
     if server.maintenance:
         return Finding("servers", server.id, "is away, in maintenance", NOTE)
     text = f"is dead: silent for {server.silent_s:.0f} s"
+    if server.kind == ServerKind.SAFEKEEPER:
+        command = f"stelae safekeeper set-status {server.safekeeper_id} decommissioned"
+        text += f"; if it never comes back: {command}"
     return Finding("servers", server.id, text, WARNING)

@@ -9,47 +9,24 @@ Source: Kudu's ksck (verdicts and comparison of consensus states), appendix B8, 
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stelae.client.check_facts import (
     DigestAnswer,
     Finding,
     Known,
+    LogFacts,
     ReplicaFacts,
     Severity,
     StatusFacts,
     TabletDigests,
     TabletFacts,
+    Verdict,
 )
+from stelae.client.check_timelines import TimelineJudge
 from stelae.core.messages import ReplicaRole, TabletProgress
 from stelae.core.records import ServerKind, TabletState
-from stelae.core.timelines import SafekeeperId, has_majority
-
-
-class Verdict(enum.IntEnum):
-    """How a tablet is; of several the highest counts."""
-
-    HEALTHY = 0
-    RECOVERING = 1
-    """It is on its way to what it should be."""
-    UNDER_REPLICATED = 2
-    """It serves, and survives fewer failures than it should."""
-    MISMATCH = 3
-    """Its replicas, or the masters, contradict each other."""
-    UNAVAILABLE = 4
-    """It does not serve."""
-
-    @property
-    def severity(self) -> Severity:
-        if self is Verdict.HEALTHY:
-            return Severity.NOTE
-        return Severity.ERROR if self >= Verdict.MISMATCH else Severity.WARNING
-
-    @property
-    def label(self) -> str:
-        return self.name.lower().replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +56,26 @@ def name_of(tablet: TabletFacts) -> str:
     return f"tablet {tablet.number} of {tablet.table!r} ({tablet.id})"
 
 
-def judge_tablets(status: StatusFacts) -> list[Judged]:
-    """Every tablet of a status document."""
+def judge_tablets(status: StatusFacts, logs: LogFacts | None = None) -> list[Judged]:
+    """Every tablet of a status document; ``logs``: what safekeepers have of ``wal(n)`` tables."""
     live = {s.id: None for s in status.servers if s.is_live and s.kind == ServerKind.TSERVER}
-    keepers = frozenset(
-        server.safekeeper_id
-        for server in status.servers
-        if server.is_live and server.safekeeper_id is not None
-    )
+    timelines = TimelineJudge(status, logs)
     found: list[Judged] = []
     for tablet in status.tablets:
         if tablet.replicas is not None:
             found.append(judge_group(tablet))
             continue
         judged = judge_owned(tablet, is_owner_live=tablet.leader in live)
-        found.append(Judged(tablet, (*judged.reasons, *judge_timeline(tablet, keepers))))
+        found.append(Judged(tablet, (*judged.reasons, *timelines.judge(tablet))))
     return found
 
 
 def judge_tables(status: StatusFacts) -> list[Finding]:
-    """Each table has one tablet of each number."""
+    """Each table has one tablet of each number, beside those that are to succeed one."""
     numbers: dict[str, dict[int, int]] = {table.name: {} for table in status.tables}
     for tablet in status.tablets:
+        if tablet.succeeds:
+            continue
         count = numbers.setdefault(tablet.table, {})
         count[tablet.number] = count.get(tablet.number, 0) + 1
     found: list[Finding] = []
@@ -138,30 +113,6 @@ def judge_owned(tablet: TabletFacts, *, is_owner_live: bool) -> Judged:
 
 def _one(tablet: TabletFacts, verdict: Verdict, text: str) -> Judged:
     return Judged(tablet, ((verdict, text),))
-
-
-def judge_timeline(
-    tablet: TabletFacts, live: Collection[SafekeeperId]
-) -> tuple[tuple[Verdict, str], ...]:
-    """Of each member set of its log all safekeepers live, or at least a majority; and no change of
-    members is under way."""
-    timeline = tablet.timeline
-    found: list[tuple[Verdict, str]] = []
-    if timeline is None:
-        return ()
-    for members in timeline.member_sets:
-        dead = [member for member in members if member not in live]
-        named = ", ".join(map(str, dead))
-        if not has_majority(members, live):
-            text = f"its log has no majority of safekeepers {list(members)}: not live are {named}"
-            found.append((Verdict.UNAVAILABLE, text))
-        elif dead:
-            text = f"of safekeepers {list(members)} of its log {named} are not live"
-            found.append((Verdict.UNDER_REPLICATED, text))
-    if timeline.new_sk_set is not None:
-        text = f"its log moves to safekeepers {list(timeline.new_sk_set)}"
-        found.append((Verdict.RECOVERING, text))
-    return tuple(found)
 
 
 # ---- tablets with replicas ------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pyarrow as pa
 from stelae.client.alter import NewColumns
 from stelae.client.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.check import CheckReport, check_cluster
-from stelae.client.given import check_name, staleness
+from stelae.client.given import check_durability, check_name, staleness
 from stelae.client.locations import LOOKUP_TIMEOUT_S, TableCache, look_up
 from stelae.client.masters import MastersClient
 from stelae.client.operators import OperatorCalls
@@ -39,9 +39,9 @@ from stelae.core.catalog_messages import (
 )
 from stelae.core.durability import Durability, segments
 from stelae.core.errors import (
-    DeadlineExpired,
     InvalidArgument,
     NameReserved,
+    NotDoneYet,
     OutcomeUnknown,
     RetryLater,
 )
@@ -100,9 +100,10 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls):
         Raises:
             TableExists: there is one of that name.
             InvalidArgument: the schema, key, partitioning or durability is not possible.
-            DeadlineExpired: it was created, but some tablet is not served yet.
+            NotDoneYet: it was created, but some tablet is not served yet.
         """
         check_name(name)
+        check_durability(durability)
         if not isinstance(schema, pa.Schema):
             raise InvalidArgument(f"schema is a {type(schema).__name__}; give a pyarrow.Schema")
         columns = TableSchema.of(schema, (key,) if isinstance(key, str) else key)
@@ -163,7 +164,7 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls):
                 )
                 waits_for = waiting.problem or f"tablet {waiting.tablet.tablet_id} to be served"
             await clock.sleep(POLL_S)
-        raise DeadlineExpired(f"create_table({name!r})", waits_for)
+        raise NotDoneYet(f"create_table({name!r})", waits_for)
 
     def _open(self, cache: TableCache) -> AsyncTable:
         table = AsyncTable(self.runtime, self._settings, self._session, cache)
@@ -277,15 +278,18 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls):
         self, uuid: ServerUuid, name: str, address: Address, *, timeout: float = DEFAULT_TIMEOUT_S
     ) -> MasterSet:
         """Add a master that waits for it; it votes once it has caught up. Again is fine."""
-        order = AddMaster(uuid, name, address)
-        return await self._masters.call(ADD_MASTER, order, timeout_s=timeout)
+        with self._session.request() as request:
+            order = AddMaster(request, uuid, name, address)
+            return await self._masters.call(ADD_MASTER, order, timeout_s=timeout)
 
     async def remove_master(self, master: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> MasterSet:
         """Take a master out of the set, by UUID or name. By UUID, again is fine."""
         members = (await self.masters(timeout=timeout)).members
         found = [member.uuid for member in members if member.name == master]
-        order = RemoveMaster(found[0] if len(found) == 1 else master)
-        return await self._masters.call(REMOVE_MASTER, order, timeout_s=timeout)
+        victim = found[0] if len(found) == 1 else master
+        with self._session.request() as request:
+            order = RemoveMaster(request, victim)
+            return await self._masters.call(REMOVE_MASTER, order, timeout_s=timeout)
 
     async def check(
         self,

@@ -27,13 +27,9 @@ from stelae.core.messages import (
     WriteOp,
     WriteReply,
 )
-from stelae.core.row_messages import WRITES_MAX
+from stelae.core.row_messages import SMALL_ROW_BYTES_MAX, WRITES_MAX
 from stelae.core.runtime import Runtime
 from stelae.storage.outcomes import answer
-
-ROW_BYTES_MAX = 4 << 10
-"""Of the text and bytes of a row; larger ones go by themselves."""
-_UNCONDITIONAL = (WriteOp.UPSERT, WriteOp.DELETE)
 
 SendAlone: TypeAlias = Callable[[Part, RequestId, float, StelaeError | None], Awaitable[WriteReply]]
 """(part, request, timeout in seconds, how an earlier attempt ended) → answer"""
@@ -145,7 +141,7 @@ def _outcome(outcome: bytes) -> WriteReply | StelaeError | None:
 
 def _is_small(part: Part) -> bool:
     """Whether it is one small row that is written whatever the tablet holds."""
-    if len(part.rows) != 1 or part.expected or part.op not in _UNCONDITIONAL:
+    if len(part.rows) != 1 or part.expected or not part.op.is_unconditional:
         return False
     size = sum([len(value) for value in part.rows[0] if isinstance(value, str | bytes)])
-    return size <= ROW_BYTES_MAX
+    return size <= SMALL_ROW_BYTES_MAX

@@ -16,11 +16,20 @@ import pyarrow as pa
 
 from stelae.client.convert import RowCodec, is_table, to_arrow
 from stelae.core.catalog_messages import LINEARIZABLE
+from stelae.core.durability import Durability, Replicas, Segments, Wal
 from stelae.core.errors import InvalidArgument
 from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
 from stelae.core.values import check_batch, rows_to_batch
 
 _VERSION_END = 1 << 63
+
+
+def check_durability(durability: Durability) -> None:
+    """Raise `InvalidArgument` for what is no durability at all."""
+    if not isinstance(durability, Segments | Wal | Replicas):
+        raise InvalidArgument(
+            f"durability={durability!r}: give segments('disk', 'disk'), wal(3) or replicas(3)"
+        )
 
 
 def check_name(name: str) -> None:

@@ -42,6 +42,14 @@ READ_TIMEOUT_S = 2.0
 """Of one attempt of a read that any replica may answer."""
 
 
+class NoGroup(Exception):
+    """The table has a tablet of another durability in its place by now."""
+
+    def __init__(self, tried: StelaeError | None) -> None:
+        super().__init__(tried)
+        self.tried = tried
+
+
 class GroupCall(Generic[T]):
     """One call on one tablet, and what its attempts have met. See `on_tablet`."""
 
@@ -57,6 +65,9 @@ class GroupCall(Generic[T]):
         self._runtime = runtime
         self._cache = cache
         self._number = number
+        route = cache.group(number)
+        assert route is not None, "the replicas of a group are called"
+        self._route = route
         self._what = what
         self._attempt = attempt
         self._deadline = runtime.clock.monotonic() + timeout_s
@@ -66,9 +77,13 @@ class GroupCall(Generic[T]):
         self._followed: dict[Address, None] = {}
         """Hints, since a leader was last looked for."""
 
-    @property
-    def _route(self) -> GroupRoute:
-        return self._cache.group(self._number)
+    def _look(self) -> GroupRoute:
+        """Its replicas as they are known now. Raises `NoGroup`."""
+        route = self._cache.group(self._number)
+        if route is None:
+            raise NoGroup(self._unknown or self._last)
+        self._route = route
+        return route
 
     def _left_s(self) -> float:
         """Raises what the call ends with at its deadline."""
@@ -94,14 +109,14 @@ class GroupCall(Generic[T]):
     async def at_leader(self, tried: StelaeError | None) -> T:
         """Carry the attempt out at the leader, through changes of leader, until the deadline.
 
-        ``tried``: how an attempt at the leader that is known has ended already.
+        ``tried``: how an attempt at the leader that is known has ended already. Raises `NoGroup`.
         """
         clock = self._runtime.clock
         if tried is not None:
             self._met(tried, self._route, self._route.leader)
         while True:
             left_s = self._left_s()
-            route = self._route
+            route = self._look()
             leader = route.leader
             if leader is None:
                 await self._find_leader(route, left_s)
@@ -200,7 +215,7 @@ class GroupCall(Generic[T]):
         pause_s = FIRST_PAUSE_S
         while True:
             self._left_s()
-            route = self._route
+            route = self._look()
             for target in route.readers(self._runtime.rng, clock.monotonic()):
                 limit_s = min(self._left_s(), READ_TIMEOUT_S)
                 try:

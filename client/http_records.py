@@ -42,6 +42,7 @@ def defaults_json(change: SchemaChange) -> dict[str, Any]:
 def table_record(info: Mapping[str, Any]) -> TableRecord:
     """A table's record from its description as JSON."""
     try:
+        becoming = info.get("becoming")
         schema = TableSchema(
             base64.b64decode(info["arrow_schema"], validate=True),
             tuple(info["key"]),
@@ -58,6 +59,7 @@ def table_record(info: Mapping[str, Any]) -> TableRecord:
             durability_of(info["durability"]),
             TableState(info["state"]),
             int(info["generation"]),
+            becoming=durability_of(becoming) if becoming is not None else None,
         )
     except (KeyError, TypeError, ValueError, binascii.Error, pa.ArrowException) as error:
         raise Unavailable(

@@ -61,11 +61,10 @@ class TableCache:
     def tablet(self, number: int) -> TabletLocation:
         return self._tablets[number]
 
-    def group(self, number: int) -> GroupRoute:
-        """Of a tablet whose replicas are a group, which of them to call."""
-        route = self._routes[number]
-        assert route is not None, "a tablet that is a group stays one"
-        return route
+    def group(self, number: int) -> GroupRoute | None:
+        """Of a tablet whose replicas are a group, which of them to call. None: it is none, or is
+        none any more, as another tablet is in its place."""
+        return self._routes[number]
 
     @property
     def is_running(self) -> bool:

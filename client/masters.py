@@ -108,7 +108,8 @@ class MastersClient:
         followed: dict[Address, None] = {}  # hints, since all masters were asked
         while True:
             left_s = deadline - clock.monotonic()
-            if left_s < MOMENT_S:
+            if left_s < (MOMENT_S if refused is None else PAUSE_S):
+                # What was said last tells more than an attempt that has no time to be answered.
                 raise maybe_done or refused or NoQuorum(", ".join(self._masters))
             address = hint or self._masters[self._leader % len(self._masters)]
             hint = Address("")

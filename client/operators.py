@@ -1,7 +1,9 @@
 """What operators ask of a cluster: retire and maintain tablet servers, move and spread replicas.
 
 All of it is asked of the masters, who write it into their catalog and work on it whoever leads. So
-every call here may be given up and made again: it then goes on to watch what was under way.
+every call here may be given up and made again: it then goes on to watch what was under way. Once an
+order is acknowledged, none of the same client's that was acknowledged or given up before it changes
+anything any more, however late a copy of it arrives.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import msgspec
 
 from stelae.client.masters import MastersClient
 from stelae.client.quarantine import QuarantineReport, ask_all, servers_to_ask
+from stelae.client.session import Session
 from stelae.core.catalog_messages import (
     GET_TABLET_LOCATIONS,
     STATUS,
@@ -32,12 +35,15 @@ from stelae.core.replica_messages import (
     PurgeQuarantine,
     QuarantineList,
 )
-from stelae.core.rpc import Reply
+from stelae.core.rpc import Empty, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.server_messages import (
+    GET_REBALANCING,
+    GET_SERVER,
     MARK_SERVER,
     MOVE_REPLICA,
     SET_REBALANCING,
+    GetServer,
     MarkServer,
     MoveReplica,
     RebalancingState,
@@ -205,6 +211,7 @@ class OperatorCalls:
 
     runtime: Runtime
     _masters: MastersClient
+    _session: Session
 
     async def tservers(self, *, timeout: float = CALL_TIMEOUT_S) -> list[dict[str, Any]]:
         """The tablet servers: name, uuid, state, marks, and how much each has."""
@@ -232,9 +239,10 @@ class OperatorCalls:
             RetryLater: the time is over, or somebody took it back meanwhile; again is fine.
         """
         deadline = self.runtime.clock.monotonic() + timeout
-        order = MarkServer(server, retiring=not cancel)
         first = min(timeout, CALL_TIMEOUT_S)
-        found = await self._masters.call(MARK_SERVER, order, timeout_s=first)
+        with self._session.request() as request:
+            order = MarkServer(request, server, retiring=not cancel)
+            found = await self._masters.call(MARK_SERVER, order, timeout_s=first)
         while True:
             if progress is not None:
                 progress(found)
@@ -250,8 +258,8 @@ class OperatorCalls:
                 text = f"{left} tablets are still on {found.mark.name}"
                 raise RetryLater(f"{text}: {why}" if why else f"{text}; it goes on by itself")
             await self.runtime.clock.sleep(min(WATCH_S, left_s))
-            look = MarkServer(uuid)
-            found = await self._masters.call(MARK_SERVER, look, timeout_s=CALL_TIMEOUT_S)
+            look = GetServer(uuid)
+            found = await self._masters.call(GET_SERVER, look, timeout_s=CALL_TIMEOUT_S)
             if not found.mark.retiring:
                 raise RetryLater(f"{found.mark.name} is not to be retired any more")
 
@@ -263,8 +271,9 @@ class OperatorCalls:
         While it lasts the server gets nothing new, hands its leaderships over, and may be away
         without its replicas being made anew elsewhere. Raises `InvalidArgument`.
         """
-        order = MarkServer(server, maintenance=on)
-        return await self._masters.call(MARK_SERVER, order, timeout_s=timeout)
+        with self._session.request() as request:
+            order = MarkServer(request, server, maintenance=on)
+            return await self._masters.call(MARK_SERVER, order, timeout_s=timeout)
 
     async def move_replica(
         self,
@@ -287,9 +296,13 @@ class OperatorCalls:
             RetryLater: the time is over, or it was given up meanwhile; again is fine.
         """
         deadline = self.runtime.clock.monotonic() + timeout
-        order = MoveReplica(TabletId(tablet), source, target)
         first = min(timeout, CALL_TIMEOUT_S)
-        record = (await self._masters.call(MOVE_REPLICA, order, timeout_s=first)).tablet
+        with self._session.request() as request:
+            order = MoveReplica(request, TabletId(tablet), source, target)
+            reply = await self._masters.call(MOVE_REPLICA, order, timeout_s=first)
+        if reply.is_given_up:
+            raise RetryLater(f"the move of tablet {tablet} was given up meanwhile")
+        record = reply.tablet
         move = record.move
         while wait and move is not None:
             seen = stage_of(record, move, await self._status(CALL_TIMEOUT_S))
@@ -303,8 +316,8 @@ class OperatorCalls:
                 raise RetryLater(f"{text}; it goes on by itself until it is cancelled")
             await self.runtime.clock.sleep(min(WATCH_S, left_s))
             body = GetTabletLocations((record.tablet_id,))
-            reply = await self._masters.call(GET_TABLET_LOCATIONS, body, timeout_s=CALL_TIMEOUT_S)
-            record = reply.tablets[0].tablet
+            found = await self._masters.call(GET_TABLET_LOCATIONS, body, timeout_s=CALL_TIMEOUT_S)
+            record = found.tablets[0].tablet
         return record
 
     async def cancel_copy(
@@ -341,8 +354,11 @@ class OperatorCalls:
         ``after``: so many seconds without anything to heal before each step; 0: never. It holds
         until it is said anew, whoever leads the masters. Raises `InvalidArgument`.
         """
-        order = SetRebalancing(after)
-        return await self._masters.call(SET_REBALANCING, order, timeout_s=timeout)
+        if after is None:
+            return await self._masters.call(GET_REBALANCING, Empty(), timeout_s=timeout)
+        with self._session.request() as request:
+            order = SetRebalancing(request, after)
+            return await self._masters.call(SET_REBALANCING, order, timeout_s=timeout)
 
     async def quarantine(
         self, *, server: str = "", tablet: str = "", timeout: float = CALL_TIMEOUT_S

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from stelae.client.attempts import ATTEMPT_TIMEOUT_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempt
-from stelae.client.group_calls import GroupCall
+from stelae.client.group_calls import GroupCall, NoGroup
 from stelae.client.locations import TableCache
 from stelae.core.catalog_messages import LINEARIZABLE
 from stelae.core.errors import (
@@ -48,11 +48,37 @@ async def on_tablet(
         OutcomeUnknown: an attempt may have been carried out; no time, or no room, to find out.
         RetryLater, TooStale: the deadline passed, and surely none was.
     """
-    if cache.tablet(number).tablet.is_group:
-        call = GroupCall(runtime, cache, number, what, attempt, timeout_s)
-        return await (call.at_leader(tried) if max_staleness_s < 0 else call.anywhere(tried))
     clock = runtime.clock
     deadline = clock.monotonic() + timeout_s
+    while True:
+        try:
+            if cache.group(number) is None:
+                return await _at_owner(runtime, cache, number, what, attempt, deadline, tried)
+            call = GroupCall(runtime, cache, number, what, attempt, timeout_s)
+            return await (call.at_leader(tried) if max_staleness_s < 0 else call.anywhere(tried))
+        except (NoGroup, _NoOwner) as changed:
+            tried, timeout_s = changed.tried, deadline - clock.monotonic()
+
+
+class _NoOwner(Exception):
+    """The table has a tablet with replicas in its place by now."""
+
+    def __init__(self, tried: StelaeError | None) -> None:
+        super().__init__(tried)
+        self.tried = tried
+
+
+async def _at_owner(
+    runtime: Runtime,
+    cache: TableCache,
+    number: int,
+    what: str,
+    attempt: Attempt[T],
+    deadline: float,
+    tried: StelaeError | None,
+) -> T:
+    """`on_tablet`, of a tablet that has an owner. Raises `_NoOwner`."""
+    clock = runtime.clock
     pause_s = FIRST_PAUSE_S
     last = tried
     unknown = tried if isinstance(tried, OutcomeUnknown) else None
@@ -61,6 +87,8 @@ async def on_tablet(
         if left_s <= 0:
             raise unknown or last or DeadlineExpired(what, "nothing: it had passed at the call")
         where = cache.tablet(number)
+        if where.tablet.is_group:
+            raise _NoOwner(unknown or last)
         try:
             if where.address:
                 limit_s = min(left_s, ATTEMPT_TIMEOUT_S)

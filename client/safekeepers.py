@@ -1,7 +1,8 @@
 """What operators ask of a cluster about safekeepers and timelines: list, set, migrate, scrub.
 
 All of it is asked of the leader master. Migrations are scheduled there and go on by themselves;
-`SafekeeperCalls.wait_migrated` watches one until it has ended.
+`SafekeeperCalls.wait_migrated` watches one until it has ended. Once an order is acknowledged, none
+of the same client's that came before it changes anything any more, however late a copy arrives.
 
 Implements seed 004 ("API"); design §10.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stelae.client.masters import MastersClient
+from stelae.client.session import Session
 from stelae.client.timeline_views import MemberView, ask_members, newest
 from stelae.core.errors import InvalidArgument, RetryLater
 from stelae.core.ids import TabletId
@@ -59,6 +61,7 @@ class SafekeeperCalls:
 
     runtime: Runtime
     _masters: MastersClient
+    _session: Session
 
     async def safekeepers(self, *, timeout: float = CALL_TIMEOUT_S) -> list[SafekeeperView]:
         """All that ever registered, in the order of their ids."""
@@ -70,15 +73,17 @@ class SafekeeperCalls:
     ) -> SafekeeperView:
         """Say that it is ``active``, ``offline`` (expected back) or ``decommissioned`` (never).
 
-        Raises InvalidArgument.
+        Once it has returned, no earlier order of this client's that is still under way changes
+        anything any more. Raises InvalidArgument.
         """
         try:
             wanted = SafekeeperStatus(status)
         except ValueError:
             known = ", ".join(SafekeeperStatus)
             raise InvalidArgument(f"status {status!r}: one of {known}") from None
-        order = SetSafekeeperStatus(SafekeeperId(safekeeper), wanted)
-        return await self._masters.call(SET_SAFEKEEPER_STATUS, order, timeout_s=timeout)
+        with self._session.request() as request:
+            order = SetSafekeeperStatus(request, SafekeeperId(safekeeper), wanted)
+            return await self._masters.call(SET_SAFEKEEPER_STATUS, order, timeout_s=timeout)
 
     async def timelines(self, table: str = "", *, timeout: float = CALL_TIMEOUT_S) -> TimelineList:
         """Where the logs of a table's tablets are, or of all. Raises TableNotFound."""
@@ -110,16 +115,18 @@ class SafekeeperCalls:
 
         Raises TabletNotFound; InvalidArgument; MigrationUnderWay: one change at a time.
         """
-        order = MigrateTimeline(TabletId(tablet_id), _ids(desired))
-        reply = await self._masters.call(MIGRATE_TIMELINE, order, timeout_s=timeout)
+        with self._session.request() as request:
+            order = MigrateTimeline(request, TabletId(tablet_id), _ids(desired))
+            reply = await self._masters.call(MIGRATE_TIMELINE, order, timeout_s=timeout)
         return list(reply.scheduled)
 
     async def migrate_table(
         self, table: str, desired: Sequence[int], *, timeout: float = CALL_TIMEOUT_S
     ) -> list[ScheduledMigration]:
         """The same for all tablets of a table that are elsewhere. Raises TableNotFound."""
-        order = MigrateTable(table, _ids(desired))
-        reply = await self._masters.call(MIGRATE_TABLE, order, timeout_s=timeout)
+        with self._session.request() as request:
+            order = MigrateTable(request, table, _ids(desired))
+            reply = await self._masters.call(MIGRATE_TABLE, order, timeout_s=timeout)
         return list(reply.scheduled)
 
     async def migrate_safekeeper(
@@ -131,16 +138,19 @@ class SafekeeperCalls:
         timeout: float = CALL_TIMEOUT_S,
     ) -> list[ScheduledMigration]:
         """Schedule the move of all timelines, or so many, from one safekeeper to another."""
-        order = MigrateSafekeeper(SafekeeperId(source), SafekeeperId(target), limit)
-        reply = await self._masters.call(MIGRATE_SAFEKEEPER, order, timeout_s=timeout)
+        ids = SafekeeperId(source), SafekeeperId(target)
+        with self._session.request() as request:
+            order = MigrateSafekeeper(request, *ids, limit)
+            reply = await self._masters.call(MIGRATE_SAFEKEEPER, order, timeout_s=timeout)
         return list(reply.scheduled)
 
     async def abort_migration(
         self, tablet_id: str, *, timeout: float = CALL_TIMEOUT_S
     ) -> MigrationResult:
         """Take the change of a timeline's members back, if that can still be done."""
-        order = AbortMigration(TabletId(tablet_id))
-        return await self._masters.call(ABORT_MIGRATION, order, timeout_s=timeout)
+        with self._session.request() as request:
+            order = AbortMigration(request, TabletId(tablet_id))
+            return await self._masters.call(ABORT_MIGRATION, order, timeout_s=timeout)
 
     async def migrations(self, *, timeout: float = CALL_TIMEOUT_S) -> MigrationList:
         """What is under way, and how the last ones ended."""

@@ -22,8 +22,9 @@ class _Numbers:
 class Session:
     """Numbers requests. A request is incomplete until its caller has the answer or gives up.
 
-    Each receiver (a tablet, or the masters) keeps results for itself, so each has numbers of its
-    own: a request that is stuck at one does not make the others keep theirs. Sequences are drawn in
+    Each receiver (a tablet with its successors, or the masters) keeps results for itself, so each
+    has numbers of its own: a request that is stuck at one does not make the others keep theirs.
+    Sequences are drawn in
     rising order; `first_incomplete` is the lowest one still open, so receivers know which results
     nobody will ask for again. Any thread may draw a request.
     """

@@ -55,17 +55,7 @@ class MemberView:
         }
         if held is None:
             return found
-        return found | {
-            "presence": held.presence.value,
-            "generation": held.generation,
-            "term": held.term,
-            "last_log_term": held.last_log_term,
-            "flush_lsn": held.flush_lsn,
-            "commit_lsn": held.commit_lsn,
-            "horizon_lsn": held.horizon_lsn,
-            "base_lsn": held.base_lsn,
-            "log_bytes": held.log_bytes,
-        }
+        return found | held_document(held)
 
 
 async def ask_members(
@@ -107,6 +97,21 @@ def newest(view: TimelineView) -> TimelineConfiguration:
 
 
 # ---- documents ------------------------------------------------------------------------------
+
+
+def held_document(held: HeldTimeline) -> dict[str, Any]:
+    """What a safekeeper has of a log."""
+    return {
+        "presence": held.presence.value,
+        "generation": held.generation,
+        "term": held.term,
+        "last_log_term": held.last_log_term,
+        "flush_lsn": held.flush_lsn,
+        "commit_lsn": held.commit_lsn,
+        "horizon_lsn": held.horizon_lsn,
+        "base_lsn": held.base_lsn,
+        "log_bytes": held.log_bytes,
+    }
 
 
 def safekeeper_document(view: SafekeeperView) -> dict[str, Any]:

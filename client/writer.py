@@ -30,7 +30,7 @@ from stelae.client.part import Part
 from stelae.client.retries import most_telling, on_tablet
 from stelae.client.session import Session
 from stelae.core.errors import SchemaChanged, StelaeError, TooLarge
-from stelae.core.ids import RequestId, ServerUuid, TabletId
+from stelae.core.ids import RequestId, ServerUuid
 from stelae.core.messages import WRITE, TabletLocation, Write, WriteOp, WriteReply
 from stelae.core.runtime import Runtime
 from stelae.core.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema
@@ -219,9 +219,10 @@ class TableWriter:
 
     # ---- one tablet's part ------------------------------------------------------------------
 
-    def receiver(self, part: Part) -> TabletId:
-        """Whom the session numbers the part for."""
-        return self._cache.tablet(part.number).tablet.tablet_id
+    def receiver(self, part: Part) -> str:
+        """Whom the session numbers the part for: a place in the table, and not its tablet, as what
+        a tablet knows of requests goes over to its successor."""
+        return f"{self._cache.table.table_id}/{part.number}"
 
     def request_of(self, part: Part, where: TabletLocation, request: RequestId) -> Write:
         """The message that carries a part; the same whenever it is repeated."""

@@ -101,6 +101,12 @@ class AcceptorReady:
         removed = (self.restart_after, self.cut_after, self.excluded)
         return self.state is None and not self.entries and removed == (None, None, None)
 
+    @property
+    def is_append(self) -> bool:
+        """Whether entries are to be written, and nothing else."""
+        others = (self.state, self.restart_after, self.cut_after, self.excluded)
+        return bool(self.entries) and others == (None, None, None, None)
+
     def __bool__(self) -> bool:
         said = self.messages or self.answers or self.alarms
         return bool(said) or self.trim_to is not None or not self.is_durable_already

@@ -11,9 +11,12 @@ safekeeper protocol changes"; sessions stand in for its TCP connections.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, TabletId
@@ -30,6 +33,9 @@ from stelae.core.timelines import (
     check_configuration,
     check_history,
 )
+
+BESIDE_BYTES = 4 << 10
+"""Bodies from this size on can travel beside their mail."""
 
 
 class WalHeader(msgspec.Struct, frozen=True, array_like=True):
@@ -146,11 +152,74 @@ ToProposer: TypeAlias = AcceptorGreeting | WalVoteResponse | WalAppendResponse |
 
 
 class ProposerMail(Body, frozen=True):
-    """Messages of one proposer to one safekeeper. ``address`` is where it wants its answers."""
+    """Messages of one proposer to one safekeeper. ``address`` is where it wants its answers.
+
+    `packed` makes one whose large bodies travel beside it, and `unpacked` takes it apart.
+    """
 
     timeline_id: TabletId
     address: Address
     messages: tuple[ToAcceptor, ...]
+    takes_replies: bool = False
+    """Whether answers that do not take long may be in the reply to this."""
+    beside: tuple[int, ...] = ()
+    """Which entries, all messages' counted as one row, are without their bodies here."""
+
+
+def packed(mail: ProposerMail) -> tuple[ProposerMail, list[bytes]]:
+    """The same with the bodies of large entries beside it: there they are not copied."""
+    beside: list[int] = []
+    bodies: list[bytes] = []
+
+    def emptied(number: int, entry: Entry) -> Entry:
+        if len(entry.body) < BESIDE_BYTES:
+            return entry
+        beside.append(number)
+        bodies.append(entry.body)
+        return Entry(entry.term, entry.index, entry.kind, b"")
+
+    messages = _each_entry(mail.messages, emptied)
+    return replace(mail, messages=messages, beside=tuple(beside)), bodies
+
+
+def unpacked(mail: ProposerMail, bodies: Sequence[memoryview]) -> tuple[ToAcceptor, ...]:
+    """The messages of a mail, whole. Raises InvalidArgument: those are not its bodies."""
+    if not mail.beside and not bodies:
+        return mail.messages
+    found = dict(zip(mail.beside, bodies, strict=False))
+    refusal = InvalidArgument(f"mail with {len(bodies)} bodies beside it, of {mail.beside[:10]}")
+    ascend = all(before < after for before, after in pairwise((-1, *mail.beside)))
+    if not ascend or len(mail.beside) != len(bodies):
+        raise refusal
+
+    def filled(number: int, entry: Entry) -> Entry:
+        body = found.pop(number, None)
+        if body is None:
+            return entry
+        if entry.body:
+            raise refusal
+        return Entry(entry.term, entry.index, entry.kind, bytes(body))
+
+    messages = _each_entry(mail.messages, filled)
+    if found:
+        raise refusal
+    return messages
+
+
+def _each_entry(
+    messages: Sequence[ToAcceptor], change: Callable[[int, Entry], Entry]
+) -> tuple[ToAcceptor, ...]:
+    """The messages with their entries changed, which are counted as one row."""
+    changed: list[ToAcceptor] = []
+    number = 0
+    for message in messages:
+        if isinstance(message, WalAppendRequest):
+            entries = tuple([change(n, entry) for n, entry in enumerate(message.entries, number)])
+            number += len(entries)
+            changed.append(replace(message, entries=entries))
+        else:
+            changed.append(message)
+    return tuple(changed)
 
 
 class AcceptorMail(Body, frozen=True):
@@ -161,7 +230,15 @@ class AcceptorMail(Body, frozen=True):
     messages: tuple[ToProposer, ...]
 
 
-WAL_TO_ACCEPTOR: Method[ProposerMail, Empty] = Method("wal.to_acceptor", ProposerMail, Empty)
+class AcceptorReply(Body, frozen=True):
+    """The answers of a safekeeper that did not take long; what it says later comes as mail."""
+
+    messages: tuple[ToProposer, ...] = ()
+
+
+WAL_TO_ACCEPTOR: Method[ProposerMail, AcceptorReply] = Method(
+    "wal.to_acceptor", ProposerMail, AcceptorReply
+)
 """Raises TabletNotFound, TabletTombstoned: this safekeeper has no such timeline."""
 WAL_TO_PROPOSER: Method[AcceptorMail, Empty] = Method("wal.to_proposer", AcceptorMail, Empty)
 

@@ -317,7 +317,7 @@ class WalProposer:
         extent = (self.log.last.index + 1, self._votes[self._donor].flush_lsn)
         who = (self._donor, self.term, self.configuration.generation)
         limit = self._settings.fetch_bytes_max
-        self._wanted.append(Fetch(self._fetches, *who, *extent, limit))
+        self._wanted.append(Fetch(self._fetches, *who, *extent, limit, recovers=True))
 
     def _on_recovered(self, reply: FetchedEntries) -> None:
         """The next part of the donor's log, or why it is not to be had any more."""

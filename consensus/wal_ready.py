@@ -82,6 +82,9 @@ class Fetch:
     first_lsn: int
     last_lsn: int
     size_max_bytes: int
+    recovers: bool = False
+    """The log's tail for the proposer itself, which campaigns anew without it; else it is for a
+    safekeeper that lags."""
 
 
 @dataclass(frozen=True, slots=True)

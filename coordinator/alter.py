@@ -9,6 +9,7 @@ is done at once; owners learn of it in the same way, for their error texts.
 
 Another number of replicas is a change of the record too: healing (`stelae.coordinator.healing`)
 adds and removes members one at a time, and the alter is over once every tablet has as many voters.
+Any other durability is got tablet by tablet (`stelae.coordinator.succession`).
 
 Source: seed Kudu multi-master, AlterTable and IsAlterDone (appendix B), KUDU-1374; seed Kudu
 tablet copy, ChangeVotingReplicaCount.
@@ -24,8 +25,8 @@ from typing import TypeAlias
 import msgspec
 
 from stelae.coordinator.catalog import Catalog, CatalogBatch
-from stelae.coordinator.groups import group_of
 from stelae.coordinator.liveness import Run, Seen
+from stelae.coordinator.succession import reports_of, with_durability
 from stelae.core.alter import altered, next_history
 from stelae.core.alter_messages import AlterTable
 from stelae.core.durability import Durability, Replicas, checked
@@ -83,7 +84,17 @@ def draft_alter(catalog: Catalog, order: AlterTable) -> CatalogBatch:
             raise TableExists(order.new_name)
         changed = msgspec.structs.replace(changed, name=order.new_name, renames=table.renames + 1)
     if order.durability is not None:
-        check_new_durability(table, order.durability)
+        checked(order.durability)
+        if not order.change.is_empty:
+            raise InvalidArgument("columns and durability are altered one after the other")
+        if is_succession(table, order.durability):
+            batch = with_durability(catalog, changed, order.durability)
+            return msgspec.structs.replace(batch, request=order.request, result=table.table_id)
+    elif table.becoming is not None and (not order.change.is_empty or not order.new_name):
+        raise InvalidArgument(
+            f"table {table.name!r} changes from {table.durability} to {table.becoming}: its "
+            "columns can be altered once that is done"
+        )
     if order.durability not in (None, table.durability):
         changed = msgspec.structs.replace(
             changed, durability=order.durability, resizing=True, state=TableState.ALTERING
@@ -99,17 +110,14 @@ def draft_alter(catalog: Catalog, order: AlterTable) -> CatalogBatch:
     return CatalogBatch((changed,), (), order.request, table.table_id)
 
 
-def check_new_durability(table: TableRecord, wanted: Durability) -> None:
-    """Raises `InvalidArgument` unless a table may get it: another number of replicas, no more."""
-    checked(wanted)
-    if wanted == table.durability:
-        return
-    if not (isinstance(wanted, Replicas) and isinstance(table.durability, Replicas)):
-        raise InvalidArgument(
-            f"table {table.name!r} has {table.durability} and cannot be given {wanted}: only a "
-            "number of replicas can be changed. Create another table with that durability, copy "
-            "the rows (`new.load(old.scan())`), and rename both"
-        )
+def is_succession(table: TableRecord, wanted: Durability) -> bool:
+    """Whether tablets have to give way to others for that: not for another number of replicas,
+    which are added and removed, nor for what the table has."""
+    if table.becoming is not None:
+        return True
+    if isinstance(wanted, Replicas) and isinstance(table.durability, Replicas):
+        return False
+    return wanted != table.durability
 
 
 def draft_finish(catalog: Catalog, action: FinishAlter) -> CatalogBatch | None:
@@ -143,6 +151,8 @@ def alter_actions(
                     table,
                     state=TableState.RUNNING,
                     resizing=False,
+                    durability=table.becoming or table.durability,
+                    becoming=None,
                     generation=table.generation + 1,
                 )
             )
@@ -152,14 +162,10 @@ def _report(
     tablet: TabletRecord, live: Mapping[Run, Seen], reporters: Reporting
 ) -> tuple[Seen | None, TabletReport | None]:
     """The tablet's live owner, or leader, and what it says of it in its present term."""
-    if tablet.is_group:
-        leader = group_of(tablet, reporters.get(tablet.tablet_id, ())).leader
-        return (None, None) if leader is None else (leader.seen, leader.report)
-    seen = live.get(Run(tablet.owner, tablet.owner_incarnation))
-    report = None if seen is None else seen.reports.get(tablet.tablet_id)
-    if report is None or report.term != tablet.term:
+    seen, report = reports_of(live, reporters)(tablet)
+    if report is not None and not tablet.is_group and report.progress is TabletProgress.FAILED:
         return seen, None
-    return seen, None if report.progress is TabletProgress.FAILED else report
+    return seen, report
 
 
 def _is_behind(table: TableRecord, report: TabletReport) -> bool:
@@ -168,7 +174,9 @@ def _is_behind(table: TableRecord, report: TabletReport) -> bool:
 
 def _follows(table: TableRecord, tablet: TabletRecord, report: TabletReport | None) -> bool:
     has_schema = report is not None and report.schema_version >= table.schema.version
-    return has_schema and (not table.resizing or _has_size(table, tablet))
+    if not has_schema or not table.has_changed(tablet):
+        return False
+    return not table.resizing or _has_size(table, tablet)
 
 
 def _has_size(table: TableRecord, tablet: TabletRecord) -> bool:

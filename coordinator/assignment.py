@@ -205,6 +205,12 @@ def check_enough_tservers(what: str, needed: int, known: Sequence[ServerInfo]) -
         raise TooFewServers(what, needed, "tservers", found)
 
 
+def check_live_tservers(what: str, needed: int, live: Sequence[ServerInfo]) -> None:
+    """Raise `NotEnoughServers` for more replicas than there are live tservers just now."""
+    if needed > len(live):
+        raise NotEnoughServers(what, needed, "tservers", len(live))
+
+
 def check_media(what: str, media: Sequence[str], backups: Sequence[ServerInfo]) -> None:
     """See that each medium named has a live backup of its own.
 

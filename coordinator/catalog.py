@@ -47,9 +47,9 @@ MAX_CLIENTS = 1000
 """DDL results are kept for so many clients, those that spoke last."""
 MAX_RESULTS = 100
 """DDL results kept for one client that never says which answers it has; then `Overloaded`."""
-SNAPSHOT_VERSION = 4
-READABLE_VERSIONS = (2, 3, 4)
-"""Version 2 has deleted tables among the others; before 4 there were no timelines."""
+SNAPSHOT_VERSION = 5
+READABLE_VERSIONS = (2, 3, 4, 5)
+"""2 has deleted tables among the others; 4 knows timelines, 5 all they were, and successors."""
 
 NO_WORD = Rebalancing(generation=0)
 """Operators have never said anything about it."""
@@ -143,6 +143,7 @@ class Catalog:
         self._names: dict[str, TableId] = {}
         self._of_table: dict[TableId, list[TabletId]] = {}
         self._replaced: dict[TableId, list[TabletId]] = {}
+        self._successors: dict[TabletId, TabletId] = {}
         self._of_owner: dict[tuple[ServerUuid, int], dict[TabletId, None]] = {}
         self._groups: dict[TabletId, None] = {}
         self._of_member: dict[ServerUuid, dict[TabletId, None]] = {}
@@ -225,7 +226,9 @@ class Catalog:
     def _bury_deleted(self, table: TableRecord) -> None:
         """Once a table and all its tablets are gone, nothing of them ever changes again."""
         table_id = table.table_id
-        had = [*self._replaced.get(table_id, ()), *self._of_table.get(table_id, ())]
+        of_table = self._of_table.get(table_id, [])
+        hidden = [self._successors[i] for i in of_table if i in self._successors]
+        had = [*self._replaced.get(table_id, ()), *hidden, *of_table]
         tablets = [self.tablets[tablet_id] for tablet_id in had]
         if table.state is not TableState.DELETED or not all(t.state.is_gone for t in tablets):
             return
@@ -239,20 +242,13 @@ class Catalog:
         self.altered.pop(table.table_id, None)
         if table.state is not TableState.DELETED:
             self._names[table.name] = table.table_id
-            if table.schema.version > 1 or table.renames or table.resizing:
+            if table.schema.version > 1 or table.renames or table.resizing or table.change:
                 self.altered[table.table_id] = None
 
     def _put_tablet(self, tablet: TabletRecord) -> None:
         before = self.tablets.get(tablet.tablet_id)
-        in_table = self._of_table.setdefault(tablet.table_id, [])
-        if before is None:
-            replaced = tablet.state is TabletState.REPLACED
-            of_kind = self._replaced.setdefault(tablet.table_id, []) if replaced else in_table
-            of_kind.append(tablet.tablet_id)
-        else:
-            if tablet.state is TabletState.REPLACED and before.state is not TabletState.REPLACED:
-                in_table.remove(tablet.tablet_id)
-                self._replaced.setdefault(tablet.table_id, []).append(tablet.tablet_id)
+        self._put_in_table(tablet, before)
+        if before is not None:
             self._unplace(before)
         self.tablets[tablet.tablet_id] = tablet
         if tablet.state.is_gone or tablet.state is TabletState.RUNNING:
@@ -261,6 +257,25 @@ class Catalog:
             self._opening[tablet.tablet_id] = None
         if not tablet.state.is_gone:
             self._place(tablet)
+
+    def _put_in_table(self, tablet: TabletRecord, before: TabletRecord | None) -> None:
+        """Among the tablets of its table, or the successors of some, or those replaced."""
+        in_table = self._of_table.setdefault(tablet.table_id, [])
+        replaced = tablet.state is TabletState.REPLACED
+        is_new = before is None or before.succeeds != tablet.succeeds
+        if before is not None and (is_new or (replaced and before.state is not tablet.state)):
+            if before.succeeds:
+                if self._successors.get(before.succeeds) == tablet.tablet_id:
+                    del self._successors[before.succeeds]
+            else:
+                in_table.remove(tablet.tablet_id)
+            is_new = True
+        if is_new and replaced:
+            self._replaced.setdefault(tablet.table_id, []).append(tablet.tablet_id)
+        elif is_new and tablet.succeeds:
+            self._successors[tablet.succeeds] = tablet.tablet_id
+        elif is_new:
+            in_table.append(tablet.tablet_id)
 
     def _place(self, tablet: TabletRecord) -> None:
         if tablet.configuration is None:
@@ -320,6 +335,7 @@ class Catalog:
             self._put_name(table)
         self._of_table = {table.table_id: [] for table in state.tables}
         self._replaced = {}
+        self._successors = {}
         self._of_owner = {}
         self._groups = {}
         self._of_member = {}
@@ -390,6 +406,15 @@ class Catalog:
         buried = self._graveyard.tablets_of(table_id)
         records += [tablet for tablet in buried if tablet.state is not TabletState.REPLACED]
         return sorted(records, key=lambda record: record.number)
+
+    def successor_of(self, tablet_id: TabletId) -> TabletRecord | None:
+        """The live tablet that is to be in this one's place."""
+        successor = self._successors.get(tablet_id)
+        return None if successor is None else self.tablets[successor]
+
+    def successors(self) -> list[TabletRecord]:
+        """All of them, in the order in which they were begun."""
+        return [self.tablets[tablet_id] for tablet_id in self._successors.values()]
 
     def live_tablets(self) -> Iterator[TabletRecord]:
         """Tablets neither deleted nor replaced, in the order of creation."""

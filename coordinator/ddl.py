@@ -32,6 +32,8 @@ from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
 from stelae.core.settings import Settings
 from stelae.core.timelines import TimelineConfiguration
 
+NOBODY = TabletId("")
+
 
 def check_table_name(name: str) -> None:
     """Raises `InvalidArgument` for a name that no table may have."""
@@ -98,6 +100,8 @@ def new_tablet(
     is_group: bool,
     attempt: int = 0,
     timeline: TimelineConfiguration | None = None,
+    change: int = 0,
+    succeeds: TabletId = NOBODY,
 ) -> TabletRecord:
     """The record of a tablet to be created by ``holders``: its owner, or its first members."""
     record = TabletRecord(
@@ -110,6 +114,8 @@ def new_tablet(
         owner_incarnation=holders[0].incarnation,
         attempt=attempt,
         timeline=timeline,
+        change=change,
+        succeeds=succeeds,
     )
     if not is_group:
         return record
@@ -131,12 +137,25 @@ def draft_delete(
     table = catalog.find(name)
     if table is None or table.table_id != table_id:
         raise TableNotFound(name)
-    tablets = tuple(
+    tablets = catalog.tablets_of(table_id)
+    successors = [catalog.successor_of(tablet.tablet_id) for tablet in tablets]
+    deleted = tuple(
         msgspec.structs.replace(tablet, state=TabletState.DELETED, generation=tablet.generation + 1)
-        for tablet in catalog.tablets_of(table_id)
+        for tablet in tablets
     )
+    deleted += tuple(given_up(each) for each in successors if each is not None)
     gone = msgspec.structs.replace(table, state=TableState.DELETED, generation=table.generation + 1)
-    return CatalogBatch((gone,), tablets, request, table_id)
+    return CatalogBatch((gone,), deleted, request, table_id)
+
+
+def given_up(successor: TabletRecord) -> TabletRecord:
+    """The record of a tablet that is to succeed no other any more."""
+    return msgspec.structs.replace(
+        successor,
+        state=TabletState.REPLACED,
+        replaced_by=successor.succeeds,
+        generation=successor.generation + 1,
+    )
 
 
 def draft_replace(
@@ -164,6 +183,8 @@ def draft_replace(
             is_group=old.is_group,
             attempt=old.attempt + 1,
             timeline=timelines[place] if timelines else None,
+            change=old.change,
+            succeeds=old.succeeds,
         )
         gone = msgspec.structs.replace(
             old,

@@ -42,8 +42,9 @@ from stelae.coordinator.pacing import Pacing
 from stelae.coordinator.replacements import CopyLimits
 from stelae.coordinator.replica_health import is_marked
 from stelae.coordinator.standing import HAD, knows_less, standing_of
+from stelae.coordinator.succession import SuccessionAction, reports_of, succession_actions
 from stelae.coordinator.timeline_placement import first_timelines, fleet_of
-from stelae.core.durability import Replicas
+from stelae.core.durability import Durability, Replicas
 from stelae.core.errors import NotEnoughServers
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages import TabletProgress, TabletReport
@@ -143,6 +144,7 @@ Action: TypeAlias = (
     | Alter
     | FinishAlter
     | GroupAction
+    | SuccessionAction
 )
 
 
@@ -251,7 +253,11 @@ class _Round:
         given_up = [GiveUp(run) for run in self._given_up]
         reporters = self._liveness.reporters(self._now).of
         alters = alter_actions(self._catalog, self._live, reporters)
-        orders = [*self._orders, *of_groups, *alters, *self._closes()]
+        reports = reports_of(self._live, reporters)
+        successions = succession_actions(
+            self._catalog, reports, self._all_loads, lambda wanted: self._new_timelines(wanted, 1)
+        )
+        orders = [*self._orders, *of_groups, *alters, *successions, *self._closes()]
         return [*given_up, *hand_overs, *moves, *orders]
 
     def _has_to_go(self, seen: Seen) -> bool:
@@ -347,25 +353,32 @@ class _Round:
     def _replacements(self) -> list[Action]:
         """New tablets for those that could not be created, best not where that was tried."""
         found: list[Action] = []
-        for table_id, stuck in self._stuck.items():
-            durability = self._catalog.tables[table_id].durability
+        for (table_id, durability), stuck in self._stuck_alike():
             if isinstance(durability, Replicas):
                 holders = self._choose_members(table_id, stuck, durability.count)
             else:
                 avoid = {t.tablet_id: t.owner for t in stuck}
                 owners = self._choose(table_id, stuck, avoid)
                 holders = {tablet_id: (owner,) for tablet_id, owner in owners.items()}
-            timelines = self._new_timelines(table_id, len(stuck)) if holders else None
+            timelines = self._new_timelines(durability, len(stuck)) if holders else None
             if timelines is not None:
                 chosen = tuple(holders[tablet.tablet_id] for tablet in stuck)
                 found.append(Replace(table_id, tuple(stuck), chosen, timelines))
         return found
 
+    def _stuck_alike(self) -> Iterable[tuple[tuple[TableId, Durability], list[TabletRecord]]]:
+        """While a table's durability is altered, not all of its tablets have the same."""
+        alike: dict[tuple[TableId, Durability], list[TabletRecord]] = {}
+        for table_id, stuck in self._stuck.items():
+            for tablet in stuck:
+                durability = self._catalog.tables[table_id].durability_of(tablet)
+                alike.setdefault((table_id, durability), []).append(tablet)
+        return alike.items()
+
     def _new_timelines(
-        self, table_id: TableId, count: int
+        self, durability: Durability, count: int
     ) -> tuple[TimelineConfiguration, ...] | None:
-        """For the logs of so many replacements, if they need any; None: too few safekeepers."""
-        durability = self._catalog.tables[table_id].durability
+        """For the logs of so many new tablets, if they need any; None: too few safekeepers."""
         fleet = fleet_of(self._catalog, self._liveness, self._now)
         try:
             return first_timelines(

@@ -212,7 +212,7 @@ class GroupRound:
         return any(p.uuid in marks and is_marked(marks[p.uuid]) for p in tablet.configuration.peers)
 
     def _wanted(self, tablet: TabletRecord) -> int:
-        durability = self._catalog.tables[tablet.table_id].durability
+        durability = self._catalog.tables[tablet.table_id].durability_of(tablet)
         assert isinstance(durability, Replicas), f"{tablet.tablet_id} has replicas"
         return durability.count
 
@@ -250,7 +250,7 @@ class GroupRound:
         self, group: Group, uuids: Sequence[ServerUuid], configuration: Configuration
     ) -> None:
         """On those of these servers that surely have nothing of it."""
-        table = self._catalog.tables[group.tablet.table_id]
+        table = self._catalog.tables[group.tablet.table_id].for_tablet(group.tablet)
         for uuid in uuids:
             seen = self._liveness.live_server(uuid, self._now)
             if seen is not None and seen.picture.is_exact and uuid not in group.replicas:

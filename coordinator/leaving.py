@@ -69,7 +69,7 @@ def _may_leave(catalog: Catalog, tablet: TabletRecord, report: TabletReport | No
 
 def _is_bound(catalog: Catalog, tablet: TabletRecord) -> bool:
     """Whether its rows are in its owner's memory only."""
-    return not media_of(catalog.tables[tablet.table_id].durability)
+    return not media_of(catalog.tables[tablet.table_id].durability_of(tablet))
 
 
 def what_stays(catalog: Catalog, seen: Seen | None, has_home: bool) -> tuple[int, str]:

@@ -18,6 +18,10 @@ a higher term there. Under a new leader a run that was given up counts as live a
 nothing more, and gets no lease before it has closed what it no longer owns
 (`stelae.coordinator.decide`).
 
+Silence that is judged by the minute (of who may come back) counts only while this master itself
+was awake: a process without a processor hears nobody. What it slept is left out, and what it heard
+before stays counted; else a machine with too much to do would excuse the dead for ever.
+
 All times are seconds of this master's monotonic clock, given by the caller. Design §7, §9;
 RAMCloud's probabilistic read fencing is replaced by leases.
 """
@@ -59,6 +63,8 @@ class Seen:
     heartbeat: Heartbeat
     heard_at: float
     first_heard_at: float
+    slept_before: float = 0.0
+    """For so long this master had slept altogether, when it heard that."""
     picture: Picture = field(default_factory=Picture)
     """What it holds, as the leader knows it."""
     lease_end: float = -NEVER
@@ -124,16 +130,30 @@ class Liveness:
         self._newest: dict[ServerUuid, int] = {}
         self._given_up: dict[Run, None] = {}
         self._listening_since = -NEVER
+        self._told_at: float | None = None
+        self._awake_since = -NEVER
+        self._slept_s = 0.0
         self._roster: Roster | None = None
         self._reporters = Reporters((), {})
         self._is_leader = False
         self.lead_since = -NEVER
         """When this master last became leader."""
+        self._slept_before_lead_s = 0.0
 
     # ---- what happens -----------------------------------------------------------------------
 
-    def stalled(self, now: float) -> None:
+    def _hears(self, now: float) -> None:
+        """A follower knows by what it is told that it is awake: if nobody said anything for too
+        long, it was not, or was cut off. A leader sees that for itself (`stalled`)."""
+        if self._told_at is None:
+            self._awake_since = now
+        elif not self._is_leader and now - self._told_at > self._settings.lease_s / 2:
+            self._slept_s += now - self._told_at
+        self._told_at = now
+
+    def stalled(self, now: float, slept_s: float) -> None:
         """This master itself did nothing until now: the silence of others was its own."""
+        self._slept_s += slept_s
         self._listening_since = now
         self._roster = None
 
@@ -142,7 +162,8 @@ class Liveness:
 
         What servers hold it learns from the full reports that they send it first.
         """
-        self.lead_since = now
+        self._hears(now)
+        self.lead_since, self._slept_before_lead_s = now, self._slept_s
         self._given_up.clear()
         self._roster = None
         self._is_leader = True
@@ -158,6 +179,7 @@ class Liveness:
 
     def heartbeat(self, heartbeat: Heartbeat, now: float) -> Noted:
         """Take note of a heartbeat. One that was overtaken by a later one adds nothing."""
+        self._hears(now)
         run = Run(heartbeat.server.uuid, heartbeat.server.incarnation)
         newest = self._newest.get(run.uuid)
         if newest is None or run.incarnation > newest:
@@ -171,7 +193,7 @@ class Liveness:
             return Noted(False, 0 < heartbeat.number <= seen.picture.number)
         if is_first or heartbeat.server != seen.server or not self.is_live(run, now):
             self._roster = None
-        seen.heartbeat, seen.heard_at = heartbeat, now
+        seen.heartbeat, seen.heard_at, seen.slept_before = heartbeat, now, self._slept_s
         if heartbeat.server.kind is not ServerKind.TSERVER:
             seen.announced_dead = False  # it speaks; and nothing was taken from it
         if run.incarnation < self._newest[run.uuid]:
@@ -307,9 +329,26 @@ class Liveness:
         return seen if seen is not None and self.is_live(run_of(seen), now) else None
 
     def silent_s(self, uuid: ServerUuid, now: float) -> float:
-        """How long a server has not been heard, in any of its runs, as far as is known here."""
+        """How long a server has not been heard, in any of its runs, while this master leads and is
+        awake."""
         seen = self.newest(uuid)
-        return now - self._silent_since(-NEVER if seen is None else seen.heard_at)
+        if seen is not None and seen.heard_at > self.lead_since:
+            return self._awake_s(seen.heard_at, seen.slept_before, now)
+        return self._awake_s(self.lead_since, self._slept_before_lead_s, now)
+
+    def missed_s(self, uuid: ServerUuid, now: float) -> float:
+        """The same, with what this master has not heard before it led: servers heartbeat to every
+        master. Only once they had the time to reach this one as their leader."""
+        if now < self.lead_since + self._settings.dead_after_s:
+            return self.silent_s(uuid, now)
+        seen = self.newest(uuid)
+        if seen is None:
+            return self._awake_s(self._awake_since, 0.0, now)
+        return self._awake_s(seen.heard_at, seen.slept_before, now)
+
+    def _awake_s(self, since: float, slept_before: float, now: float) -> float:
+        """For how long of that time this master was awake."""
+        return max(0.0, now - since - (self._slept_s - slept_before))
 
     def reporters(self, now: float) -> Reporters:
         """Who reports replicas. The same object for as long as nobody says anything new."""

@@ -254,6 +254,8 @@ class MigrationSettings(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.tidy_patience_s, self.patience_s) if step is Step.TIDY else self.patience_s
 
 
+SILENT = "has not been heard of lately"
+
 Statuses: TypeAlias = Mapping[SafekeeperId, SafekeeperStatus]
 
 
@@ -282,4 +284,4 @@ def check_target(
         if status is SafekeeperStatus.DECOMMISSIONED:
             raise InvalidArgument(f"{named}: safekeeper {safekeeper} is decommissioned")
         if status is SafekeeperStatus.OFFLINE and safekeeper not in current.members:
-            raise InvalidArgument(f"{named}: safekeeper {safekeeper} is offline")
+            raise InvalidArgument(f"{named}: safekeeper {safekeeper} is offline, or {SILENT}")

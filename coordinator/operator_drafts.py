@@ -1,5 +1,8 @@
 """What operators' orders about servers and replicas change in the catalog. Pure.
 
+A draft is None if this very request was carried out before. Its entry keeps the request also where
+nothing changes: a late copy of it would change what was ordered since.
+
 Source: seed Kudu tablet copy (RetireTabletServer, MoveReplica: built from adding and removing one
 member at a time); here they are records, so that a new leader master goes on with them.
 """
@@ -19,6 +22,7 @@ from stelae.core.ids import ServerUuid
 from stelae.core.records import Rebalancing, ReplicaMove, ServerKind, ServerMark, TabletRecord
 from stelae.core.server_messages import (
     MarkServer,
+    MoveProgress,
     MoveReplica,
     RebalancingState,
     ServerProgress,
@@ -53,7 +57,9 @@ def find_tserver(catalog: Catalog, liveness: Liveness, name: str, now: float) ->
 def draft_mark(
     catalog: Catalog, liveness: Liveness, order: MarkServer, now: float
 ) -> CatalogBatch | None:
-    """The server's new mark; None if it is wanted already. Raises `InvalidArgument`."""
+    """The server's new mark, if it is another one. Raises `InvalidArgument`, `StaleRequest`."""
+    if catalog.result_of(order.request) is not None:
+        return None
     mark = find_tserver(catalog, liveness, order.server, now)
     wanted = msgspec.structs.replace(
         mark,
@@ -61,8 +67,9 @@ def draft_mark(
         maintenance=mark.maintenance if order.maintenance is None else order.maintenance,
     )
     if wanted == mark:
-        return None
-    return CatalogBatch(marks=(msgspec.structs.replace(wanted, generation=mark.generation + 1),))
+        return CatalogBatch(request=order.request)
+    changed = msgspec.structs.replace(wanted, generation=mark.generation + 1)
+    return CatalogBatch(marks=(changed,), request=order.request)
 
 
 def progress_of(catalog: Catalog, liveness: Liveness, name: str, now: float) -> ServerProgress:
@@ -91,23 +98,40 @@ def find_group(catalog: Catalog, order: MoveReplica) -> TabletRecord:
 def draft_move(
     catalog: Catalog, liveness: Liveness, order: MoveReplica, now: float
 ) -> CatalogBatch | None:
-    """The tablet with its move, or without it; None if it is so already, or was done.
+    """The tablet with its move, or without it, unless it is so already, or the move was done.
 
     Raises:
         TabletNotFound, InvalidArgument: the text says which of the two servers does not fit.
+        StaleRequest: nobody waits for the answer any more.
     """
+    if catalog.result_of(order.request) is not None:
+        return None
     tablet = find_group(catalog, order)
+    wanted = None
+    if order.target:
+        wanted = _move_wanted(catalog, liveness, tablet, order, now)
+    else:
+        _check_given_up(catalog, liveness, tablet, order.source)
+    if wanted == tablet.move:
+        return CatalogBatch(request=order.request)
+    moved = msgspec.structs.replace(tablet, move=wanted, generation=tablet.generation + 1)
+    return CatalogBatch(tablets=(moved,), request=order.request)
+
+
+def _move_wanted(
+    catalog: Catalog, liveness: Liveness, tablet: TabletRecord, order: MoveReplica, now: float
+) -> ReplicaMove | None:
+    """The tablet's move from now on: that of the order, or what it has if the order was done.
+    Raises InvalidArgument."""
     configuration = tablet.configuration
     assert configuration is not None, "a group has members"
-    if not order.target:
-        return _draft_given_up(catalog, liveness, tablet, order.source, now)
     source = find_tserver(catalog, liveness, order.source, now)
     target = find_tserver(catalog, liveness, order.target, now)
     move = ReplicaMove(source.uuid, target.uuid)
     has_source = configuration.peer(source.uuid) is not None
     has_target = configuration.peer(target.uuid) is not None
     if move == tablet.move or (has_target and not has_source):
-        return None
+        return tablet.move
     if not has_source:
         raise InvalidArgument(f"{source.name} has no replica of tablet {order.tablet_id}")
     if has_target:
@@ -119,37 +143,51 @@ def draft_move(
         raise InvalidArgument(f"{target.name} is {what}: nothing new goes there")
     if tablet.move is not None:
         raise InvalidArgument(f"another replica of {order.tablet_id} is being moved")
-    moved = msgspec.structs.replace(tablet, move=move, generation=tablet.generation + 1)
-    return CatalogBatch(tablets=(moved,))
+    return move
 
 
-def _draft_given_up(
-    catalog: Catalog, liveness: Liveness, tablet: TabletRecord, source: str, now: float
-) -> CatalogBatch | None:
-    """The tablet without its move; None if it has none. ``source`` may be long gone: it is known
-    by its UUID then, or not named. Raises InvalidArgument: the move is of another server's."""
+def _check_given_up(
+    catalog: Catalog, liveness: Liveness, tablet: TabletRecord, source: str
+) -> None:
+    """That the tablet's move, if there is one, is from ``source``, which may be long gone: it is
+    known by its UUID then, or not named. Raises InvalidArgument: it is of another server's."""
     move = tablet.move
     if move is None:
-        return None
-    seen = liveness.newest(move.source)
-    names = (move.source, catalog.mark(move.source).name, seen.server.name if seen else "")
-    if source and source not in names:
+        return
+    if source and source not in _names(catalog, liveness, move.source):
         raise InvalidArgument(f"no replica of tablet {tablet.tablet_id} moves from {source}")
-    moved = msgspec.structs.replace(tablet, move=None, generation=tablet.generation + 1)
-    return CatalogBatch(tablets=(moved,))
+
+
+def _names(catalog: Catalog, liveness: Liveness, uuid: ServerUuid) -> tuple[str, ...]:
+    """What a server may be called, as far as is known."""
+    seen = liveness.newest(uuid)
+    return (uuid, catalog.mark(uuid).name, seen.server.name if seen else "")
+
+
+def move_of(catalog: Catalog, liveness: Liveness, order: MoveReplica) -> MoveProgress:
+    """How far an order that was carried out is. Raises `TabletNotFound`, `InvalidArgument`."""
+    tablet = find_group(catalog, order)
+    assert tablet.configuration is not None, "a group has members"
+    has = [
+        (peer.name, *_names(catalog, liveness, peer.uuid)) for peer in tablet.configuration.peers
+    ]
+    if tablet.move is not None:
+        has.append(_names(catalog, liveness, tablet.move.target))
+    is_there = any(order.target in names for names in has)
+    return MoveProgress(tablet, is_given_up=bool(order.target) and not is_there)
 
 
 def draft_rebalancing(catalog: Catalog, order: SetRebalancing) -> CatalogBatch | None:
-    """What is wanted from now on; None if it is so already, or was only asked for.
-
-    Raises InvalidArgument.
-    """
-    after_s, known = order.after_s, catalog.rebalancing
-    if after_s is not None and not (math.isfinite(after_s) and after_s >= 0):
-        raise InvalidArgument(f"rebalancing after {after_s} s: a number of seconds, or 0 for never")
-    if after_s is None or after_s == known.after_s:
+    """What is wanted from now on, if it is new. Raises `InvalidArgument`, `StaleRequest`."""
+    if catalog.result_of(order.request) is not None:
         return None
-    return CatalogBatch(rebalancing=Rebalancing(after_s, known.generation + 1))
+    after_s, known = order.after_s, catalog.rebalancing
+    if not (math.isfinite(after_s) and after_s >= 0):
+        raise InvalidArgument(f"rebalancing after {after_s} s: a number of seconds, or 0 for never")
+    if after_s == known.after_s:
+        return CatalogBatch(request=order.request)
+    wanted = Rebalancing(after_s, known.generation + 1)
+    return CatalogBatch(rebalancing=wanted, request=order.request)
 
 
 def rebalancing_of(catalog: Catalog, default_s: float) -> RebalancingState:

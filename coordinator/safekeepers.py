@@ -21,6 +21,7 @@ from types import MappingProxyType
 import msgspec
 
 from stelae.coordinator.migration_steps import (
+    SILENT,
     Exclude,
     MoveTo,
     Statuses,
@@ -221,8 +222,11 @@ def decide_evacuation(
     """
     if source == target:
         raise InvalidArgument(f"safekeeper {source} is source and target")
-    if statuses.get(target) is not SafekeeperStatus.ACTIVE:
-        raise InvalidArgument(f"there is no active safekeeper {target}")
+    status = statuses.get(target)
+    if status is not SafekeeperStatus.ACTIVE:
+        is_away = status is SafekeeperStatus.OFFLINE
+        why = "" if status is None else f": it is {status}{f', or {SILENT}' if is_away else ''}"
+        raise InvalidArgument(f"there is no active safekeeper {target}{why}")
     if limit is not None and limit < 1:
         raise InvalidArgument(f"limit must be positive, got {limit}")
     moves: list[Move] = []
@@ -270,18 +274,18 @@ def decide_scrub(
 ) -> list[Exclude]:
     """What of it is garbage by the store: to be removed under the generation that proves it.
 
-    Who is a member of either set keeps what it has. Of a timeline that the store does not know
-    nothing is removed: its record is written before anything is put on a safekeeper and is never
-    removed, so that another store is being asked.
+    Who is a member of either set keeps what it has, and within a change everybody does: a
+    tombstone has the generation of a change that has ended. Of a timeline that the store does not
+    know nothing is removed: its record is written before anything is put on a safekeeper and is
+    never removed, so that another store is being asked.
     """
     garbage: list[Exclude] = []
     for one in held:
         record = records.get(one.timeline)
         if record is None or one.generation > record.generation:
             continue
-        is_member = safekeeper in record.configuration.members
-        if record.deleted or not is_member:
-            garbage.append(
-                Exclude(safekeeper, one.timeline, record.configuration, forever=record.deleted)
-            )
+        configuration = record.configuration
+        is_over = not configuration.is_joint and safekeeper not in configuration.members
+        if record.deleted or is_over:
+            garbage.append(Exclude(safekeeper, one.timeline, configuration, forever=record.deleted))
     return garbage

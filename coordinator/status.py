@@ -122,6 +122,8 @@ def _table(inputs: StatusInputs, table: TableRecord) -> dict[str, Any]:
         "id": table.table_id,
         "name": table.name,
         "durability": str(table.durability),
+        "becoming": None if table.becoming is None else str(table.becoming),
+        "tablets_altered": sum(table.has_changed(tablet) for tablet in tablets),
         "key": list(table.schema.key),
         "schema_version": table.schema.version,
         "tablets": len(tablets),
@@ -166,7 +168,7 @@ def _report_of(inputs: StatusInputs, tablet: TabletRecord) -> TabletReport | Non
 def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
     table = inputs.catalog.tables[tablet.table_id]
     seen = inputs.liveness.find(Run(tablet.owner, tablet.owner_incarnation))
-    report = _report_of(inputs, tablet)
+    report, durability = _report_of(inputs, tablet), table.durability_of(tablet)
     found = {
         "id": tablet.tablet_id,
         "table": table.name,
@@ -175,7 +177,9 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
         "term": tablet.term,
         "leader": seen.server.name if seen is not None else tablet.owner,
         "address": seen.server.address if seen is not None else "",
-        "durability": str(table.durability),
+        "durability": str(durability),
+        "succeeds": tablet.succeeds,
+        "succession": _succession(report),
         "progress": report.progress.value if report is not None else "",
         "rows": _reported(inputs, tablet, "row_count"),
         "memory_bytes": _reported(inputs, tablet, "memory_bytes"),
@@ -186,10 +190,24 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
     }
     if tablet.timeline is not None:
         found["timeline"] = msgspec.to_builtins(tablet.timeline)
-    if isinstance(table.durability, Replicas):
-        wanted, problem = table.durability.count, found["problem"]
+    if isinstance(durability, Replicas):
+        wanted, problem = durability.count, found["problem"]
         found.update(describe_group(inputs.liveness, tablet, wanted, inputs.now))
         found["problem"] = problem or (found["problem"] if inputs.is_leader else "")
         if not inputs.is_leader:
             found["under_replicated"] = None
     return found
+
+
+def _succession(report: TabletReport | None) -> dict[str, Any] | None:
+    """How a tablet makes way for its successor; None: it does not, or nobody says so."""
+    said = None if report is None else report.succession
+    if said is None:
+        return None
+    return {
+        "successor": said.successor,
+        "stage": said.stage.name.lower(),
+        "copied": said.copied,
+        "of": said.versions,
+        "problem": said.problem,
+    }

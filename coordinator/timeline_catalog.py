@@ -6,8 +6,9 @@ Invariants:
 - an id of a safekeeper is given once, to one server, and its record stays for ever;
 - a configuration follows the one before it as a step of the procedure leads to it
   (`check_succession`), whoever wrote it: its revision is the compare-and-set;
-- of a timeline that is deleted, with nothing left to be done, the last record stays for ever: it
-  is *over*, packed away with others, found by its id and listed no more.
+- every record ever written stays, in order: of a timeline all but the newest ones are packed away;
+- a timeline that is deleted, with nothing left to be done, is *over*: packed away with others,
+  found by its id and listed no more.
 
 Implements seed 004 ("Schema": safekeepers, timelines; "configuration storage"); design §10.
 """
@@ -27,20 +28,28 @@ from stelae.core.ids import ServerUuid, TableId
 from stelae.core.records import SafekeeperRecord
 from stelae.core.timelines import SafekeeperId
 
-HISTORY_MAX = 32
-"""Records kept of one timeline, the newest: by them a repeated write is recognised."""
-
-
+RECENT = 32
+"""Records of one timeline that are packed away together, as soon as there are twice as many."""
 PACK_SIZE = 256
-"""Records packed away together."""
+"""Timelines that are over, packed away together."""
 _LEVEL = 1
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True):
-    """The last records of timelines that are over; opened when somebody asks for one."""
+    """Timelines that are over; opened when somebody asks for one."""
 
     timelines: tuple[TimelineId, ...]
     records: bytes
+    """Of each, in that order, the last one."""
+    older: bytes = b""
+    """Of each all others, oldest first; empty where they were not kept yet."""
+
+
+class Older(msgspec.Struct, frozen=True, array_like=True):
+    """All but the newest records of a timeline, oldest first."""
+
+    timeline: TimelineId
+    packs: list[bytes]
 
 
 class TimelineState(msgspec.Struct, array_like=True):
@@ -50,10 +59,12 @@ class TimelineState(msgspec.Struct, array_like=True):
     timelines: list[list[StoredRecord]] = []
     over: list[StoredRecord] = []
     packed: list[Packed] = []
+    older: list[Older] = []
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 _RECORDS = msgspec.msgpack.Decoder(list[StoredRecord])
+_HISTORIES = msgspec.msgpack.Decoder(list[list[StoredRecord]])
 
 
 class TimelineCatalog:
@@ -63,22 +74,24 @@ class TimelineCatalog:
         state = state or TimelineState()
         self.safekeepers: dict[SafekeeperId, SafekeeperRecord] = {}
         self._id_of: dict[ServerUuid, SafekeeperId] = {}
-        self._history: dict[TimelineId, list[StoredRecord]] = {}
+        self._recent: dict[TimelineId, list[StoredRecord]] = {}
+        self._older = {one.timeline: list(one.packs) for one in state.older}
         self._keys: list[tuple[str, TimelineId]] | None = None
         self._over = {row.record.timeline: row for row in state.over}
         self._packed = list(state.packed)
         self._pack_of = {timeline: pack for pack in self._packed for timeline in pack.timelines}
         self.commit(state.safekeepers, ())
         for rows in state.timelines:
-            self._history[rows[-1].record.timeline] = list(rows)
+            self._recent[rows[-1].record.timeline] = list(rows)
 
     def state(self) -> TimelineState:
         """For a snapshot."""
         return TimelineState(
             list(self.safekeepers.values()),
-            list(self._history.values()),
+            list(self._recent.values()),
             list(self._over.values()),
             list(self._packed),
+            [Older(timeline, list(packs)) for timeline, packs in self._older.items()],
         )
 
     # ---- changes ----------------------------------------------------------------------------
@@ -114,24 +127,34 @@ class TimelineCatalog:
             self._id_of[one.uuid] = one.safekeeper_id
         for row in timelines:
             timeline = row.record.timeline
-            rows = self._history.get(timeline)
+            rows = self._recent.get(timeline)
             if rows is None:
-                rows = self._history[timeline] = []
+                rows = self._recent[timeline] = []
                 self._keys = None
             rows.append(row)
-            del rows[:-HISTORY_MAX]
             if row.record.is_over:
                 self._put_away(row)
+            elif len(rows) >= 2 * RECENT:
+                self._pack_older(timeline, RECENT)
+
+    def _pack_older(self, timeline: TimelineId, count: int) -> None:
+        rows = self._recent[timeline]
+        self._older.setdefault(timeline, []).append(_pack(rows[:count]))
+        del rows[:count]
 
     def _put_away(self, row: StoredRecord) -> None:
         """Nothing of it ever changes again."""
-        del self._history[row.record.timeline]
+        timeline = row.record.timeline
+        self._pack_older(timeline, len(self._recent[timeline]) - 1)
+        del self._recent[timeline]
         self._keys = None
-        self._over[row.record.timeline] = row
+        self._over[timeline] = row
         if len(self._over) < PACK_SIZE:
             return
-        records = zlib.compress(_ENCODER.encode(list(self._over.values())), _LEVEL)
-        pack = Packed(tuple(self._over), records)
+        older = [self._opened(over) for over in self._over]
+        pack = Packed(tuple(self._over), _pack(list(self._over.values())), _pack(older))
+        for over in self._over:
+            self._older.pop(over, None)
         self._packed.append(pack)
         self._pack_of.update(dict.fromkeys(pack.timelines, pack))
         self._over = {}
@@ -149,27 +172,52 @@ class TimelineCatalog:
 
     def current(self, timeline: TimelineId) -> StoredRecord | None:
         """The newest record of a timeline; None: there never was one."""
-        rows = self.history(timeline)
+        rows = self.recent(timeline)
         return rows[-1] if rows else None
 
-    def history(self, timeline: TimelineId) -> Sequence[StoredRecord]:
-        """The newest records of a timeline, oldest first."""
-        rows = self._history.get(timeline)
-        if rows is not None:
-            return rows
-        over = self._over.get(timeline)
+    def recent(self, timeline: TimelineId) -> Sequence[StoredRecord]:
+        """The newest records of a timeline, oldest first: what is there without opening its older
+        ones. The last one always is."""
         pack = self._pack_of.get(timeline)
-        if over is None and pack is not None:
-            records = _RECORDS.decode(zlib.decompress(pack.records))
-            over = records[pack.timelines.index(timeline)]
-        return () if over is None else (over,)
+        if pack is not None:
+            rows = _RECORDS.decode(zlib.decompress(pack.records))
+            return (rows[pack.timelines.index(timeline)],)
+        over = self._over.get(timeline)
+        return self._recent.get(timeline, ()) if over is None else (over,)
+
+    def at(self, timeline: TimelineId, revision: int) -> StoredRecord | None:
+        """The record of that revision; cheap if it is recent."""
+        rows = self.history(timeline, revision - 1)
+        return rows[0] if rows and rows[0].revision == revision else None
+
+    def history(self, timeline: TimelineId, after_revision: int = 0) -> Sequence[StoredRecord]:
+        """All records of a timeline above a revision, oldest first; no older ones are opened than
+        have to be."""
+        rows = self.recent(timeline)
+        if rows and rows[0].revision > after_revision + 1:
+            rows = [*self._opened(timeline, after_revision), *rows]
+        return [row for row in rows if row.revision > after_revision]
+
+    def _opened(self, timeline: TimelineId, after_revision: int = 0) -> list[StoredRecord]:
+        """What is packed of a timeline, at least all above a revision."""
+        pack = self._pack_of.get(timeline)
+        if pack is not None:
+            at = pack.timelines.index(timeline)
+            return _HISTORIES.decode(zlib.decompress(pack.older))[at] if pack.older else []
+        found: list[StoredRecord] = []
+        for packed in reversed(self._older.get(timeline, ())):
+            rows = _RECORDS.decode(zlib.decompress(packed))
+            found[:0] = rows
+            if rows and rows[0].revision <= after_revision + 1:
+                break
+        return found
 
     def page(
         self, table_id: TableId | None, after: TimelineId | None, limit: int
     ) -> list[StoredRecord]:
         """Newest records, in the order of their keys; none of timelines that are over."""
         if self._keys is None:
-            self._keys = sorted((timeline.key, timeline) for timeline in self._history)
+            self._keys = sorted((timeline.key, timeline) for timeline in self._recent)
         prefix = "" if table_id is None else f"{table_id}/"
         keys = self._keys
         start = bisect_right(keys, after.key if after is not None else prefix, key=_first)
@@ -177,12 +225,16 @@ class TimelineCatalog:
         for key, timeline in islice(keys, start, None):
             if len(found) >= limit or not key.startswith(prefix):
                 break
-            found.append(self._history[timeline][-1])
+            found.append(self._recent[timeline][-1])
         return found
 
     def all(self) -> Iterator[StoredRecord]:
         """The newest record of each timeline that is not over, in the order of creation."""
-        return (rows[-1] for rows in self._history.values())
+        return (rows[-1] for rows in self._recent.values())
+
+
+def _pack(records: list[StoredRecord] | list[list[StoredRecord]]) -> bytes:
+    return zlib.compress(_ENCODER.encode(records), _LEVEL)
 
 
 def _first(pair: tuple[str, TimelineId]) -> str:

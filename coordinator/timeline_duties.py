@@ -16,7 +16,7 @@ Implements seed 004 ("storage_controller implementation", "API"); design §10.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -86,7 +86,7 @@ def left_to_do(
 def replacements(
     records: Sequence[TimelineRecord],
     fleet: Fleet,
-    busy: Container[TimelineId],
+    under_way: Mapping[TimelineId, Request],
     now: float,
     *,
     silence_s: float,
@@ -95,7 +95,11 @@ def replacements(
     broken: Mapping[TimelineId, Collection[SafekeeperId]] = MappingProxyType({}),
 ) -> list[Duty]:
     """Members that are lost for good, as far as anybody can tell, give way to others; a change is
-    taken back if they are those that it needs."""
+    taken back if they are those that it needs.
+
+    ``under_way``: what runs already. What merely finishes keeps no replacement waiting: there is
+    always something to finish while a lost member has not been told of the last change.
+    """
     hopeless = [record for record in records if is_hopeless(record, fleet, now, grace_s)]
     aborts = [
         Duty(record.timeline, Abort(), "most of the new members are lost") for record in hopeless
@@ -106,8 +110,12 @@ def replacements(
     return aborts + [
         Duty(move.timeline, move.request, move.reason)
         for move in moves
-        if move.timeline not in busy
+        if _may_begin(move.request, under_way.get(move.timeline))
     ]
+
+
+def _may_begin(new: Request, old: Request | None) -> bool:
+    return old is None or supersedes(new, old)
 
 
 def timeline_tablet(catalog: Catalog, tablet_id: TabletId) -> TabletRecord:

@@ -22,6 +22,7 @@ from stelae.core.durability import Durability, Wal
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.records import SafekeeperRecord, ServerInfo, TabletRecord
+from stelae.core.timeline_messages import SetSafekeeperStatus
 from stelae.core.timelines import (
     SafekeeperId,
     SafekeeperPlace,
@@ -55,18 +56,19 @@ def draft_register(catalog: Catalog, server: ServerInfo) -> CatalogBatch | None:
     return CatalogBatch(safekeepers=(changed,))
 
 
-def draft_status(
-    catalog: Catalog, safekeeper: SafekeeperId, status: SafekeeperStatus
-) -> CatalogBatch | None:
-    """What operators say of a safekeeper from now on; None if they have said so before.
+def draft_status(catalog: Catalog, order: SetSafekeeperStatus) -> CatalogBatch | None:
+    """What operators say of a safekeeper from now on; None if this very request was carried out.
 
-    Raises InvalidArgument: there is no such safekeeper.
+    The request is kept also where nothing changes: a late copy of it would change what was said
+    since. Raises InvalidArgument: there is no such safekeeper; StaleRequest.
     """
-    known = known_safekeeper(catalog, safekeeper)
-    if known.status is status:
+    if catalog.result_of(order.request) is not None:
         return None
-    changed = msgspec.structs.replace(known, status=status, generation=known.generation + 1)
-    return CatalogBatch(safekeepers=(changed,))
+    known = known_safekeeper(catalog, order.safekeeper_id)
+    if known.status is order.status:
+        return CatalogBatch(request=order.request)
+    changed = msgspec.structs.replace(known, status=order.status, generation=known.generation + 1)
+    return CatalogBatch(safekeepers=(changed,), request=order.request)
 
 
 def known_safekeeper(catalog: Catalog, safekeeper: SafekeeperId) -> SafekeeperRecord:
@@ -98,7 +100,7 @@ def fleet_of(catalog: Catalog, liveness: Liveness, now: float) -> Fleet:
         if successor is not record and liveness.live_server(successor.uuid, now) is not None:
             status = SafekeeperStatus.DECOMMISSIONED
         node = record.node if seen is None else seen.server.process.node
-        heard_s = now - liveness.silent_s(record.uuid, now)
+        heard_s = now - liveness.missed_s(record.uuid, now)
         is_ready = seen is not None and seen.server.safekeeper_id == number
         if seen is not None and not is_ready:
             heard_s = float("-inf")  # it has not taken its id up yet

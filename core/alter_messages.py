@@ -11,7 +11,7 @@ from stelae.core.rpc import Body, Method
 
 
 class AlterTable(Body, frozen=True):
-    """Change a table's name, columns, number of replicas, in one catalog entry; once per request.
+    """Change a table's name, columns, or durability, in one catalog entry; once per request.
 
     Answered when the change is in the catalog; tablets follow (`IS_ALTER_DONE`). The table is
     named by id, because its name may be what changes; ``name`` is what the caller calls it.
@@ -24,11 +24,11 @@ class AlterTable(Body, frozen=True):
     """Empty: the name stays."""
     change: SchemaChange = SchemaChange()
     durability: Durability | None = None
-    """None: it stays. Otherwise it has another number of replicas than before."""
+    """None: it stays. One that the table is being altered from: that is taken back."""
 
 
 class IsAlterDone(Body, frozen=True):
-    """Whether every tablet of a table has the newest schema, and as many replicas as were asked
+    """Whether every tablet of a table has the newest schema, and the durability that was asked
     for by an alter. Linearizable: the leader answers."""
 
     table_id: TableId

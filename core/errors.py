@@ -54,6 +54,17 @@ class OutcomeUnknown(StelaeError):
         super().__init__(address, method, timeout_s)
 
 
+class ClosedMeanwhile(OutcomeUnknown):
+    """What waited for the answer was closed."""
+
+    template = (
+        "{0} was closed while the call was under way; it may or may not have been carried out"
+    )
+
+    def __init__(self, what: str) -> None:
+        StelaeError.__init__(self, what)
+
+
 class DataLost(StelaeError):
     """Surely gone or damaged; the message names what."""
 
@@ -351,6 +362,12 @@ class DeadlineExpired(RetryLater):
 
     def __init__(self, method: str, waited_for: str) -> None:
         super().__init__(method, waited_for)
+
+
+class NotDoneYet(DeadlineExpired):
+    """What was asked for is decided, and goes on by itself; it was not waited for any longer."""
+
+    template = "{0} is not done yet, and goes on by itself (it waits for {1})"
 
 
 # ---- DataLost -------------------------------------------------------------------------------

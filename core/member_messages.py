@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 
-from stelae.core.ids import Address, OpId, ServerUuid
+from stelae.core.ids import Address, OpId, RequestId, ServerUuid
 from stelae.core.records import MasterMember, ServerInfo
 from stelae.core.rpc import Body, Empty, Method
 
@@ -61,23 +61,26 @@ class MasterSet(Body, frozen=True):
 
 
 class AddMaster(Body, frozen=True):
-    """Add a master that is JOINING; idempotent. The reply may still show it as a non-voter.
+    """Add a master that is JOINING; idempotent, and carried out once per request: a copy that comes
+    late does not add again who was removed since. The reply may still show it as a non-voter.
 
     Whichever master leads goes on to bring it up by snapshot, and makes it a voter once it has
     caught up. Followers answer `NotLeader`; `TabletNotReady` while another change is under way.
     """
 
+    request: RequestId
     uuid: ServerUuid
     name: str
     address: Address
 
 
 class RemoveMaster(Body, frozen=True):
-    """Remove a master, by UUID or name; idempotent by UUID.
+    """Remove a master, by UUID or name; idempotent by UUID, and carried out once per request.
 
     A leader hands its leadership over first, and then answers `NotLeader`.
     """
 
+    request: RequestId
     master: str
 
 

@@ -14,6 +14,7 @@ from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.records import MasterMember, ServerInfo, TableRecord, TabletRecord
 from stelae.core.replication import Configuration
 from stelae.core.rpc import Body, Empty, Method
+from stelae.core.succession import SuccessionReport
 from stelae.core.timelines import SafekeeperId, TimelineSource
 
 # ---- clients to masters (in `stelae.core.catalog_messages`) -----------------------------------
@@ -138,6 +139,8 @@ class TabletReport(Body, frozen=True):
     `LOAD_UNKNOWN`."""
     timeline_generation: int = 0
     """Of a ``wal`` tablet: of the newest configuration of its timeline that its owner knows."""
+    succession: SuccessionReport | None = None
+    """Of a tablet that makes way for another one."""
 
 
 FULL = 0

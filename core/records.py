@@ -91,6 +91,31 @@ class TableRecord(msgspec.Struct, frozen=True):
     """Grows with each change of the table's name."""
     resizing: bool = False
     """The number of replicas was changed, and some tablet has another number of them still."""
+    becoming: Durability | None = None
+    """What the table is altered to; ``durability`` is what tablets have that were not yet."""
+    change: int = 0
+    """So often the durability was altered, this time included. An alter that is not done can only
+    be taken back: of all the changes until one is done, every second one leads to the same."""
+
+    def has_changed(self, tablet: TabletRecord) -> bool:
+        """Whether it has what the table becomes, if that becomes another.
+
+        True of an older record of the tablet as well: an alter that is taken back counts on in the
+        tablets that it leaves as they are, and whoever had read one before holds the former count.
+        """
+        return self.becoming is None or (self.change - tablet.change) % 2 == 0
+
+    def durability_of(self, tablet: TabletRecord) -> Durability:
+        """What this tablet has: while the table is altered not all have the same."""
+        if self.becoming is None or not self.has_changed(tablet):
+            return self.durability
+        return self.becoming
+
+    def for_tablet(self, tablet: TabletRecord) -> TableRecord:
+        """The record as this tablet's servers are told it: with its own durability."""
+        if self.becoming is None:
+            return self
+        return msgspec.structs.replace(self, durability=self.durability_of(tablet))
 
 
 class ServerMark(msgspec.Struct, frozen=True):
@@ -121,8 +146,9 @@ class TabletState(enum.StrEnum):
     """Its owner is lost; ``owner`` (once chosen) brings it back in ``term``."""
     DELETED = "deleted"
     REPLACED = "replaced"
-    """It could not be created in time: ``replaced_by`` is there in its place. Kept for ever, as
-    deleted ones are, so that whoever opens it late is told to close it."""
+    """``replaced_by`` is there in its place: it could not be created in time, or its successor has
+    its rows now. Or it was to succeed that one, and was given up. Kept for ever, as deleted ones
+    are, so that whoever opens it late is told to close it."""
 
     @property
     def is_gone(self) -> bool:
@@ -166,6 +192,10 @@ class TabletRecord(msgspec.Struct, frozen=True):
     timeline: TimelineConfiguration | None = None
     """Of a tablet with ``wal(n, …)``: the safekeepers of its log, those it was created with and
     then the newest that this catalog was told of. The configuration store has the say."""
+    change: int = 0
+    """Of its table's durability: the one that it was made for."""
+    succeeds: TabletId = TabletId("")
+    """The tablet in whose place it is to be; until then nobody finds it."""
 
     @property
     def is_group(self) -> bool:

@@ -18,6 +18,8 @@ from stelae.core.rpc import Body, Method
 
 WRITES_MAX = 256
 """Of one `WriteMany`."""
+SMALL_ROW_BYTES_MAX = 4 << 10
+"""A row of no more, about, travels and is logged together with its like; a larger one alone."""
 
 
 class WriteOp(enum.IntEnum):
@@ -25,6 +27,11 @@ class WriteOp(enum.IntEnum):
     UPSERT = 1
     UPDATE = 2
     DELETE = 3
+
+    @property
+    def is_unconditional(self) -> bool:
+        """Whether it is carried out whatever the tablet holds, if no version is expected."""
+        return self in (WriteOp.UPSERT, WriteOp.DELETE)
 
 
 class Write(Body, frozen=True):

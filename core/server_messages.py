@@ -1,26 +1,35 @@
 """Messages of operators to masters about tservers and replicas: retire, maintain, move, spread.
 
-Each records what is wanted in the catalog; whoever leads then works towards it, step by step. All
-are idempotent: what is wanted already is answered with how far it is.
+Each order records what is wanted in the catalog; whoever leads then works towards it, step by step.
+All are idempotent: what is wanted already is answered with how far it is. And as what is wanted
+stands until other is, each is carried out once per request: a copy that comes late does not undo
+what was ordered after it.
 """
 
 from __future__ import annotations
 
-from stelae.core.ids import TabletId
+from stelae.core.ids import RequestId, TabletId
 from stelae.core.records import ServerMark, TabletRecord
-from stelae.core.rpc import Body, Method
+from stelae.core.rpc import Body, Empty, Method
 
 
 class MarkServer(Body, frozen=True):
-    """Say what is wanted of a tserver, or (with neither) ask how far it is.
+    """Say what is wanted of a tserver; what is None stays as it is.
 
     Raises InvalidArgument: there is no tserver, or there are several, of that name.
     """
 
+    request: RequestId
     server: str
     """Its name, or its UUID."""
     retiring: bool | None = None
     maintenance: bool | None = None
+
+
+class GetServer(Body, frozen=True):
+    """Ask how far a tserver is. Raises InvalidArgument as `MarkServer` does."""
+
+    server: str
 
 
 class ServerProgress(Body, frozen=True):
@@ -45,6 +54,7 @@ class MoveReplica(Body, frozen=True):
     is let go. Raises InvalidArgument, TabletNotFound.
     """
 
+    request: RequestId
     tablet_id: TabletId
     source: str
     """Name or UUID of the server that has it."""
@@ -55,15 +65,18 @@ class MoveProgress(Body, frozen=True):
     """``tablet.move`` is None once it is done."""
 
     tablet: TabletRecord
+    is_given_up: bool = False
+    """The order was carried out before, and its target is to have no replica any more."""
 
 
 class SetRebalancing(Body, frozen=True):
-    """Say how replicas and leaders are to be spread over servers, or (None) ask how they are.
+    """Say how replicas and leaders are to be spread over servers.
 
     Raises InvalidArgument: it is no time.
     """
 
-    after_s: float | None = None
+    request: RequestId
+    after_s: float
     """Seconds without anything to heal before each step; 0: never."""
 
 
@@ -75,5 +88,7 @@ class RebalancingState(Body, frozen=True):
 
 
 MARK_SERVER = Method("master.mark_server", MarkServer, ServerProgress)
+GET_SERVER = Method("master.get_server", GetServer, ServerProgress)
 MOVE_REPLICA = Method("master.move_replica", MoveReplica, MoveProgress)
 SET_REBALANCING = Method("master.set_rebalancing", SetRebalancing, RebalancingState)
+GET_REBALANCING = Method("master.get_rebalancing", Empty, RebalancingState)

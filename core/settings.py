@@ -5,6 +5,9 @@ from __future__ import annotations
 import msgspec
 
 MIB = 1 << 20
+GATHER_BYTES = 16 << 10
+"""So much waits for the entries of a log that are under way: by then there is more, and fewer
+appends and syncs carry it."""
 STUCK_FACTOR = 10
 """A replica that is there, but not well, gets so many times as long as one that is not there."""
 

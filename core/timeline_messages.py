@@ -1,7 +1,9 @@
 """Messages of operators to masters about safekeepers and timelines: list, set, migrate, scrub.
 
-All are idempotent. Migrations are scheduled, and go on by themselves: `LIST_MIGRATIONS` says how
-far they are and how they ended, and `LOCATE_TIMELINE` what has come of one.
+All are idempotent; what changes something is carried out once per request: a copy that comes late,
+after the answer or after its client has given it up, changes nothing any more. Migrations are
+scheduled, and go on by themselves: `LIST_MIGRATIONS` says how far they are and how they ended, and
+`LOCATE_TIMELINE` what has come of one.
 
 Implements seed 004 ("API"), where *tenant* is the table and *timeline* the tablet; design §10.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stelae.core.configurations import StoredRecord, TimelineId
-from stelae.core.ids import Address, TableId, TabletId
+from stelae.core.ids import Address, RequestId, TableId, TabletId
 from stelae.core.records import SafekeeperRecord, TabletRecord
 from stelae.core.rpc import Body, Method
 from stelae.core.timelines import (
@@ -46,23 +48,26 @@ class SafekeeperList(Body, frozen=True):
 
 
 class SetSafekeeperStatus(Body, frozen=True):
-    """Say that a safekeeper is active, offline or decommissioned.
+    """Say that a safekeeper is active, offline or decommissioned; once per request: a copy that
+    comes late does not undo what was said after it.
 
     One that is decommissioned is replaced in all its timelines, and nothing waits for it any more.
     Raises InvalidArgument: there is no such safekeeper.
     """
 
+    request: RequestId
     safekeeper_id: SafekeeperId
     status: SafekeeperStatus
 
 
 class MigrateTimeline(Body, frozen=True):
-    """Move the log of one tablet to these safekeepers.
+    """Move the log of one tablet to these safekeepers; begun once per request.
 
     Raises TabletNotFound; InvalidArgument: it has no timeline, or these cannot be its members;
     MigrationUnderWay: another change of it is made already.
     """
 
+    request: RequestId
     tablet_id: TabletId
     desired_set: tuple[SafekeeperId, ...]
 
@@ -70,6 +75,7 @@ class MigrateTimeline(Body, frozen=True):
 class MigrateTable(Body, frozen=True):
     """The same for all tablets of a table that are not there yet. Raises TableNotFound."""
 
+    request: RequestId
     table: str
     desired_set: tuple[SafekeeperId, ...]
 
@@ -80,6 +86,7 @@ class MigrateSafekeeper(Body, frozen=True):
     Those that are being changed, or that the target has already, stay. Raises InvalidArgument.
     """
 
+    request: RequestId
     src_sk: SafekeeperId
     dst_sk: SafekeeperId
     limit: int | None = None
@@ -98,9 +105,11 @@ class ScheduledMigrations(Body, frozen=True):
 class AbortMigration(Body, frozen=True):
     """Go back to the members of before, if the change can still be taken back.
 
-    Answered when it is decided. Raises as `MigrateTimeline` does.
+    Answered when it is decided, once per request: a copy that comes later does not end what was
+    begun since, and is told how it stands. Raises as `MigrateTimeline` does.
     """
 
+    request: RequestId
     tablet_id: TabletId
 
 
@@ -160,7 +169,7 @@ class TimelineView(Body, frozen=True):
     places: tuple[SafekeeperPlace, ...]
     """Of its members, as far as this leader has heard them."""
     history: tuple[StoredRecord, ...] = ()
-    """What the configuration store has, the newest last."""
+    """The last of what the configuration store has, the newest last."""
     store_problem: str = ""
     """Why nothing is known of that, if the store does not answer."""
     running: MigrationProgress | None = None

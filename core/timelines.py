@@ -33,6 +33,15 @@ NO_GENERATION = 0
 """Of a safekeeper that has been given no configuration yet; the first one has generation 1."""
 
 
+CAMPAIGN_BITS = 32
+"""Of a timeline's term: above them is the tablet's term, in them the campaigns of its owner."""
+
+
+def term_text(term: int) -> str:
+    """A timeline's term as people read it: the tablet's term, and the campaign in it."""
+    return f"{term >> CAMPAIGN_BITS}.{term & ((1 << CAMPAIGN_BITS) - 1)}" if term else "0"
+
+
 class SafekeeperStatus(enum.StrEnum):
     """What operators say of a safekeeper (seed 004, "Schema")."""
 

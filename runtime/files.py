@@ -253,11 +253,11 @@ class LocalDisk:
 async def _in_thread(work: Callable[[], T]) -> T:
     """Run it in a thread. Who is cancelled meanwhile still waits: a thread cannot be stopped, and
     must not go on changing files beside whoever comes next."""
-    thread = asyncio.ensure_future(asyncio.to_thread(work))
+    thread = asyncio.get_running_loop().run_in_executor(None, work)
     cancelled: asyncio.CancelledError | None = None
     while not thread.done():
         try:
-            await asyncio.wait([thread])
+            return await asyncio.shield(thread)
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:

@@ -22,7 +22,7 @@ from stelae.client.timeline_views import (
     scrub_document,
     timeline_document,
 )
-from stelae.core.errors import TableNotFound, TabletNotFound
+from stelae.core.errors import InvalidArgument, TableNotFound, TabletNotFound
 from stelae.core.ids import TabletId
 from stelae.core.records import TableRecord
 from stelae.core.timeline_messages import SafekeeperView, TimelineView
@@ -59,17 +59,19 @@ _WITH_TIMEOUT = {"parameters": [TIMEOUT_PARAMETER]}
 @router.post(
     "/safekeepers",
     response_model=SafekeeperInfo,
-    responses=problems(404, 413, 415, 422, 503, 504),
+    responses=problems(400, 404, 413, 415, 422, 503, 504),
     openapi_extra=json_body(UpsertSafekeeperRequest),
 )
 async def upsert_safekeeper(request: Request) -> Response:
     """Set the status of a safekeeper that has registered. Needs the role `admin`.
 
-    Safekeepers register themselves. Of an id that no safekeeper has this is 404.
+    Safekeepers register themselves. Of an id that no safekeeper has this is 404; with another host
+    or port than the safekeeper's own it is 400. Repeating it changes nothing.
     """
     principal_of(request).check(Role.ADMIN)
     gateway = gateway_of(request)
     wanted = await gateway.json_body(request, UpsertSafekeeperRequest, gateway.timeout_s(request))
+    _check_place(await _known(request, wanted.id), wanted)
     return await _answer_safekeeper(request, wanted.id, wanted.status)
 
 
@@ -257,6 +259,16 @@ async def _known(request: Request, node_id: int) -> SafekeeperView:
         if each.record.safekeeper_id == node_id:
             return each
     raise SafekeeperNotFound(f"there is no safekeeper {node_id}: each registers itself")
+
+
+def _check_place(found: SafekeeperView, wanted: UpsertSafekeeperRequest) -> None:
+    """Raises InvalidArgument: it is elsewhere."""
+    host, _, port = found.address.rpartition(":")
+    is_there = wanted.host in (None, host) and wanted.port in (None, int(port or 0))
+    if not is_there:
+        where = found.address or "nothing yet to this leader master"
+        text = f"safekeeper {wanted.id} says itself where it is, and that is {where}"
+        raise InvalidArgument(text)
 
 
 async def _answer_safekeeper(request: Request, node_id: int, status: str | None) -> Response:

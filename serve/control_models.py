@@ -17,11 +17,16 @@ Status: TypeAlias = Literal["active", "offline", "decommissioned"]
 
 
 class UpsertSafekeeperRequest(Body):
-    """A safekeeper registers itself, with its first heartbeat, which gives it its id for ever: so
-    there is nothing to insert here, and of its fields the status alone is anybody else's to set."""
+    """A safekeeper registers itself, with its first heartbeat, which gives it its id for ever, and
+    says where it is with each: so there is nothing to insert here, and of its fields the status
+    alone is anybody else's to set. Where it is may be named, and must be right then."""
 
     id: NodeId = Field(examples=[1])
     status: Status | None = Field(default=None, description="As it is, if absent.")
+    host: str | None = Field(default=None, description="Must be the one that it says itself.")
+    port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        default=None, description="Must be the one that it says itself."
+    )
 
 
 class SafekeeperStatusRequest(Body):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 Json = Any
 
@@ -87,7 +87,23 @@ class WalModel(Body):
     )
 
 
-DurabilityModel: TypeAlias = SegmentsModel | ReplicasModel | WalModel
+def _kind(given: Any) -> str | None:
+    """Which of the durabilities is meant, so that only what is wrong with that one is told."""
+    members = given if isinstance(given, dict) else getattr(given, "model_fields_set", ())
+    return next((name for name in ("replicas", "wal", "segments") if name in members), None)
+
+
+DurabilityModel: TypeAlias = Annotated[
+    Annotated[SegmentsModel, Tag("segments")]
+    | Annotated[ReplicasModel, Tag("replicas")]
+    | Annotated[WalModel, Tag("wal")],
+    Discriminator(
+        _kind,
+        custom_error_type="durability",
+        custom_error_message='give {"segments": ["disk", "disk"]}, {"replicas": 3} or '
+        '{"wal": 3, "segments": ["disk"]}',
+    ),
+]
 
 
 class CreateTableRequest(Body):
@@ -146,10 +162,13 @@ class TableInfo(BaseModel):
     key: list[str]
     partition: Partition
     durability: DurabilityModel
+    becoming: DurabilityModel | None = Field(
+        default=None, description="While the durability is altered: the one that tablets get."
+    )
     schema_version: int
     state: Literal["running", "altering"] = Field(
-        description="altering: some tablets do not have the newest schema, or as many replicas "
-        "as they are to have, yet."
+        description="altering: some tablets do not have the newest schema, or the durability that "
+        "they are to have, yet."
     )
     generation: int
     tablets: int = Field(description="How many tablets it is cut into.")
@@ -186,8 +205,9 @@ class AlterTableRequest(Body):
     )
     durability: DurabilityModel | None = Field(
         default=None,
-        examples=[{"replicas": 5}],
-        description="Another number of replicas, of a table that has replicas.",
+        examples=[{"replicas": 5}, {"wal": 3, "segments": ["disk"]}],
+        description="Another durability, or another number of replicas: tablet by tablet, while "
+        "reads and writes go on. Altered back before it is done, it is taken back.",
     )
     wait: bool = Field(default=True, description="Answer once all tablets follow.")
 

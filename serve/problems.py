@@ -91,6 +91,7 @@ PROBLEMS: dict[type[BaseException], ProblemType] = {
     errors.NameReserved: ProblemType(503, "name-reserved", "The table is being created", 1),
     errors.Unavailable: ProblemType(503, "unavailable", "A server cannot be reached", 1),
     errors.DeadlineExpired: ProblemType(503, "deadline-expired", "Not begun in time", 1),
+    errors.NotDoneYet: ProblemType(503, "not-done-yet", "It goes on by itself", 1),
     errors.OutcomeUnknown: ProblemType(504, "outcome-unknown", "Done or not: it is not known"),
     errors.DataLost: ProblemType(500, "data-lost", "Data is lost or damaged"),
     errors.CorruptData: ProblemType(500, "corrupt-data", "Data is damaged"),

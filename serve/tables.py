@@ -139,7 +139,7 @@ async def locate_tablets(
     openapi_extra=json_body(AlterTableRequest, parameters=(IDEMPOTENCY_PARAMETER,)),
 )
 async def alter_table(request: Request, table: str) -> Response:
-    """Rename a table, change its columns or its number of replicas; reads and writes go on.
+    """Rename a table, change its columns or its durability; reads and writes go on.
 
     Requests that name columns as they were before are understood if they say so with the header
     `Stelae-Schema-Version`. Needs the role `admin`.
@@ -208,6 +208,7 @@ def describe_table(record: TableRecord) -> dict[str, Any]:
         "key": list(record.schema.key),
         "partition": _describe_partition(record.partitioning, schema),
         "durability": durability_json(record.durability),
+        "becoming": None if record.becoming is None else durability_json(record.becoming),
         "schema_version": record.schema.version,
         "state": record.state.value,
         "generation": record.generation,

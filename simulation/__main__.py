@@ -1,4 +1,5 @@
-"""Replay a seed: ``python -m stelae.simulation SEED [--scenario NAME] [--trace FILE] [--shrink]``.
+"""Replay a seed: ``python -m stelae.simulation SEED [--scenario NAME] [--trace FILE] [--shrink]``,
+and with ``--timelines FILE`` the trace of timelines, for scenarios that record one.
 
 Exit code 0 if every rule held, 1 if one was broken, 2 for a wrong call.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from stelae.core.errors import InvalidArgument
@@ -23,6 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--bug", default="", help="run with this planted bug of the scenario")
     parser.add_argument("--trace", type=Path, help="write every event to this file")
+    parser.add_argument("--timelines", type=Path, help="write the trace of timelines to this file")
     parser.add_argument("--shrink", action="store_true", help="find the faults that are needed")
     chosen = parser.parse_args(arguments)
     try:
@@ -30,11 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
     except InvalidArgument as error:
         print(error, file=sys.stderr)
         return 2
-    if chosen.trace is None:
-        outcome = run_seed(scenario, chosen.seed, bug=chosen.bug)
-    else:
-        with chosen.trace.open("w") as trace:
-            outcome = run_seed(scenario, chosen.seed, bug=chosen.bug, trace=trace)
+    with ExitStack() as files:
+        trace = chosen.trace and files.enter_context(chosen.trace.open("w"))
+        timelines = chosen.timelines and files.enter_context(chosen.timelines.open("wb"))
+        outcome = run_seed(scenario, chosen.seed, bug=chosen.bug, trace=trace, timelines=timelines)
     print(f"options  {scenario.options(chosen.seed)}")
     print(f"digest   {outcome.digest}")
     print(f"ran      {outcome.steps} callbacks in {outcome.virtual_s:.1f} simulated seconds")

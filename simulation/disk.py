@@ -103,8 +103,8 @@ class SimDisk:
         """Of all files together; what needs more fails with ENOSPC. None: there is room for all."""
         self.slowness = 1.0
         """Factor on every latency."""
-        self.fail_next_sync = False
-        """The next sync fails with EIO, once."""
+        self.fail_next_sync = self.fail_syncs = False
+        """The next sync fails with EIO, once; or every one while it is set."""
         self.on_sync: Callable[[float], None] | None = None
         """Called once, when a sync begins, with its latency in seconds: to crash in its midst."""
         self.syncs_in_flight = 0
@@ -144,7 +144,7 @@ class SimDisk:
         """End all faults of this disk."""
         self.full = False
         self.slowness = 1.0
-        self.fail_next_sync = False
+        self.fail_next_sync = self.fail_syncs = False
         self.on_sync = None
 
     def corrupt(self, path: str, offset: int, flip: int = 0x01) -> None:
@@ -239,7 +239,7 @@ class SimDisk:
         if self.on_sync is not None:
             hook, self.on_sync = self.on_sync, None
             hook(latency_s)
-        failing, self.fail_next_sync = self.fail_next_sync, False
+        failing, self.fail_next_sync = self.fail_next_sync or self.fail_syncs, False
         self.syncs_in_flight += 1
         cancelled = await self._pause_through(latency_s)
         self.syncs_in_flight -= 1
@@ -259,9 +259,8 @@ class SimDisk:
 
     def sync_at_once(self, content: _Content) -> bool:
         """Now and then a disk is quick; whatever is to befall a sync befalls a slow one."""
-        if self.slowness > 1.0 or self.fail_next_sync or self.on_sync is not None:
-            return False
-        if self._rng.random() < SLOW_SYNC_PROBABILITY:
+        failing = self.fail_next_sync or self.fail_syncs or self.on_sync is not None
+        if self.slowness > 1.0 or failing or self._rng.random() < SLOW_SYNC_PROBABILITY:
             return False
         content.sync_to(content.synced + len(content.pending))
         return True

@@ -46,6 +46,7 @@ def draw_schedule(
     clients: Sequence[str],
     duration_s: float,
     losable: Collection[str] = (),
+    fillable: Collection[str] = (),
 ) -> list[Action]:
     """Draw the faults of ``duration_s`` seconds, in order of time.
 
@@ -53,6 +54,7 @@ def draw_schedule(
         servers: names by kind; faults choose a kind first, then one of its servers.
         clients: names of clients, which partitions may cut off too.
         losable: kinds whose disks may be lost, one at a time with ``options.healing_s`` between.
+        fillable: kinds whose disks may be full; by default all.
     """
     kinds = [kind for kind in servers if servers[kind]]
     if not kinds:
@@ -71,11 +73,12 @@ def draw_schedule(
         "lose_disk": options.lost_disk_every_s if losable else 0.0,
     }
     everyone = [name for kind in kinds for name in servers[kind]]
+    limited = {"lose_disk": sorted(losable), "full_disk": sorted(fillable) or kinds}
     schedule: list[Action] = []
     for kind, mean_s in every_s.items():
         at_s = rng.expovariate(1.0 / mean_s) if mean_s > 0 else duration_s
         while at_s < duration_s:
-            among = sorted(losable) if kind == "lose_disk" else kinds
+            among = limited.get(kind, kinds)
             candidates = list(servers.get(rng.choice(among), ())) or everyone
             lasting_s = rng.expovariate(1.0 / options.fault_duration_mean_s)
             schedule.append(
@@ -141,12 +144,20 @@ class Nemesis:
             self._after(action.at_s, self._begin, action)
 
     @classmethod
-    def begin(cls, world: World, duration_s: float, *, losable: Collection[str] = ()) -> Nemesis:
+    def begin(
+        cls,
+        world: World,
+        duration_s: float,
+        *,
+        losable: Collection[str] = (),
+        fillable: Collection[str] = (),
+    ) -> Nemesis:
         """Start the world's schedule now; draw it first unless one was given for a replay.
 
         Args:
             losable: kinds of servers whose disks may be lost. Besides the time between two losses,
                 ``world.may_lose_disk(name)`` has a say at the moment itself.
+            fillable: kinds whose disks may be full; by default all.
         """
         if world.schedule is None:
             servers: dict[str, list[str]] = {}
@@ -155,7 +166,7 @@ class Nemesis:
                     servers.setdefault(node.kind, []).append(node.name)
             clients = [node.name for node in world.nodes.values() if node.factory is None]
             world.schedule = draw_schedule(
-                world.options, world.rng("nemesis"), servers, clients, duration_s, losable
+                world.options, world.rng("nemesis"), servers, clients, duration_s, losable, fillable
             )
         return cls(world, world.schedule)
 

@@ -178,7 +178,7 @@ class Network:
         if self.listeners.get(peers.address) is peers:
             del self.listeners[peers.address]
         for request in list(peers.outstanding.values()):
-            if self._rng.random() < 0.9 and not self._cut(request.sender.name, peers.name):
+            if not self._is_unnoticed() and not self._cut(request.sender.name, peers.name):
                 self._later(self.latency(0), self._break, request)
         for number in list(self._watches):
             watcher, target, ended = self._watches[number]
@@ -186,6 +186,9 @@ class Network:
                 cut = self._cut(watcher.name, target.name)
                 delay_s = self._rng.uniform(KEEPALIVE_MIN_S, KEEPALIVE_MAX_S) if cut else 0.0
                 self._later(delay_s + self.latency(0), _resolve, ended)
+
+    def _is_unnoticed(self, share: float = 1.0) -> bool:
+        return self._rng.random() >= 1.0 - share * self._options.unnoticed_end_rate
 
     def _end_if_cut(self, watcher: SimPeers, target: SimPeers, ended: asyncio.Future[None]) -> None:
         if self._cut(watcher.name, target.name):
@@ -242,7 +245,7 @@ class Network:
         receiver = self._names.get(request.address, request.address)
         target = self.listeners.get(request.address)
         if target is None:
-            if not self._cut(sender, receiver) and self._rng.random() < 0.95:
+            if not self._cut(sender, receiver) and not self._is_unnoticed(0.5):
                 error = Unavailable(request.address, "connection refused")
                 self._later(self.latency(0), _resolve, request.answer, error)
             else:
@@ -270,7 +273,7 @@ class Network:
     def _arrive(self, request: _Request, target: SimPeers) -> None:
         if not target.process.alive or target.closed:
             request.copy_vanished()
-            if self._rng.random() < 0.9:
+            if not self._is_unnoticed():
                 self._break(request)
             return
         self.note(target.name, f"< {request.number} {request.method} from {request.sender.name}")
@@ -292,8 +295,7 @@ class Network:
         self._transmit(source.name, receiver, size, lambda: _resolve(request.answer, answer))
 
     def _break(self, request: _Request) -> None:
-        error = OutcomeUnknown(request.address, request.method, request.timeout_s)
-        _resolve(request.answer, error)
+        _resolve(request.answer, OutcomeUnknown(request.address, request.method, request.timeout_s))
 
     # ---- for peers ----------------------------------------------------------------------------
 

@@ -69,6 +69,9 @@ class Options:
     duplicate_rate: float = 0.0
     late_rate: float = 0.0
     """Messages caught by a partition that arrive once it heals, rather than never."""
+    unnoticed_end_rate: float = 0.1
+    """Calls whose caller does not hear that the process at the other end has ended; of calls that
+    begin later half as many."""
 
     sync_min_s: float = 0.0005
     sync_mean_s: float = 0.001

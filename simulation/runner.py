@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from stelae.simulation.nemesis import Action, shrink
 from stelae.simulation.node import SimulationFailure
@@ -45,14 +45,20 @@ def run_seed(
     bug: str = "",
     schedule: Sequence[Action] | None = None,
     trace: TextIO | None = None,
+    timelines: BinaryIO | None = None,
 ) -> Outcome:
-    """Run one seed to its end; with ``schedule``, under those faults instead of the drawn ones."""
+    """Run one seed to its end; with ``schedule``, under those faults instead of the drawn ones.
+
+    ``trace`` receives every event, and ``timelines`` the trace of timelines, if one is recorded.
+    """
     world = World(seed, scenario.options(seed), schedule=schedule, trace=trace)
     failure: SimulationFailure | None = None
     try:
         world.run(scenario.run(world, bug), limit_s=scenario.limit_s)
     except SimulationFailure as error:
         failure = error
+    if timelines is not None:
+        timelines.write(world.timelines())
     return Outcome(
         seed=seed,
         digest=world.digest(),

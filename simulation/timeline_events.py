@@ -94,6 +94,11 @@ class Elected(_AtSafekeeper, frozen=True, kw_only=True, tag=True):
     proposer: LifeOfProposer
 
 
+class BeginAfter(_AtSafekeeper, frozen=True, kw_only=True, tag=True):
+    """The log goes on after that position, the horizon of the leader that was heard last: what is
+    before is committed, and on backups."""
+
+
 class AppendEntry(_AtSafekeeper, frozen=True, kw_only=True, tag=True):
     """Entries from ``first_lsn`` on were added and are durable."""
 
@@ -113,7 +118,7 @@ class BumpTerm(_AtSafekeeper, frozen=True, kw_only=True, tag=True):
 
 
 class Pull(_AtSafekeeper, frozen=True, kw_only=True, tag=True):
-    """A copy of what ``donor`` once had was installed, with the joint configuration."""
+    """A copy of what ``donor`` once had was installed, for that configuration."""
 
     donor: SafekeeperId
     configuration: TimelineConfiguration
@@ -127,7 +132,10 @@ class Exclude(TraceEvent, frozen=True, kw_only=True, tag=True):
 
 
 class RestartSafekeeper(_AtSafekeeper, frozen=True, kw_only=True, tag=True):
-    """What was read back from disk."""
+    """What was read back from disk; ``voted_for`` has the vote of ``term``, and is empty if it was
+    raised without one."""
+
+    voted_for: LifeOfProposer
 
 
 # ---- proposers ----------------------------------------------------------------------------------
@@ -202,6 +210,7 @@ Event: TypeAlias = (
     | Create
     | Vote
     | Elected
+    | BeginAfter
     | AppendEntry
     | SwitchConf
     | BumpTerm
@@ -217,7 +226,7 @@ Event: TypeAlias = (
     | Forget
 )
 AtSafekeeper: TypeAlias = (
-    Vote | Elected | AppendEntry | SwitchConf | BumpTerm | Pull | RestartSafekeeper
+    Vote | Elected | BeginAfter | AppendEntry | SwitchConf | BumpTerm | Pull | RestartSafekeeper
 )
 
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

@@ -15,8 +15,7 @@ a step that became durable just before a crash may go unsaid (`_restart_safekeep
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
 
 from stelae.core.timelines import (
     LogPosition,
@@ -26,9 +25,7 @@ from stelae.core.timelines import (
 )
 from stelae.simulation import timeline_events as trace
 from stelae.simulation.timeline_log import TermLog
-
-Moment: TypeAlias = tuple[int, int, LogPosition]
-"""Generation, term and position of a safekeeper: what its answers tell."""
+from stelae.simulation.timeline_state import Acceptor, Migrator, Proposer
 
 
 class NotInModelError(AssertionError):
@@ -41,58 +38,6 @@ class NotInModelError(AssertionError):
 
     def __str__(self) -> str:
         return f"line {self.event.seq} of the trace: {self.reason}: {self.event}"
-
-
-@dataclass(slots=True)
-class _Acceptor:
-    """``generation`` outlives the copy: it is the tombstone's then."""
-
-    here: bool = False
-    configuration: TimelineConfiguration | None = None
-    generation: int = 0
-    term: int = 0
-    voted_for: str = ""
-    log: TermLog = field(default_factory=TermLog)
-    moments: dict[Moment, TermLog] = field(default_factory=dict)
-
-    def note(self) -> None:
-        self.moments[self.generation, self.term, self.log.position] = self.log
-
-
-@dataclass(slots=True)
-class _Proposer:
-    """A campaign, and the leader that it made: of one life of a proposer in one term."""
-
-    configuration: TimelineConfiguration
-    term: int
-    is_leader: bool = False
-    votes: dict[SafekeeperId, TermLog] = field(default_factory=dict)
-    log: TermLog = field(default_factory=TermLog)
-    acked: dict[SafekeeperId, int] = field(default_factory=dict)
-    commit_lsn: int = 0
-
-    def count(self) -> None:
-        """The model's CommitLsn: entries of the own term commit, and all before them."""
-        lsn = min(self.configuration.agreed_lsn(self.acked), self.log.end)
-        if lsn > self.commit_lsn and self.log.term_at(lsn) == self.term:
-            self.commit_lsn = lsn
-
-
-@dataclass(slots=True)
-class _Migrator:
-    configuration: TimelineConfiguration
-    heard: set[SafekeeperId] = field(default_factory=set)
-    position: LogPosition = field(default_factory=lambda: LogPosition(0, 0))
-    term: int = 0
-    confirmed: set[SafekeeperId] = field(default_factory=set)
-
-    @property
-    def collected(self) -> bool:
-        return has_majority(self.configuration.sk_set, self.heard)
-
-    @property
-    def has_confirmed(self) -> bool:
-        return has_majority(self.configuration.new_sk_set or (), self.confirmed)
 
 
 def check_trace(events: Iterable[trace.Event]) -> int:
@@ -115,9 +60,9 @@ class TimelineTrace:
 
     def __init__(self) -> None:
         self.stored: dict[int, TimelineConfiguration] = {}
-        self.acceptors: dict[SafekeeperId, _Acceptor] = {}
-        self.proposers: dict[tuple[str, int], _Proposer] = {}
-        self.migrators: dict[str, _Migrator] = {}
+        self.acceptors: dict[SafekeeperId, Acceptor] = {}
+        self.proposers: dict[tuple[str, int], Proposer] = {}
+        self.migrators: dict[str, Migrator] = {}
         self.won: dict[int, str] = {}
         self.committed = TermLog()
         self._event: trace.Event | None = None
@@ -161,6 +106,8 @@ class TimelineTrace:
                 self._vote(event)
             case trace.Elected():
                 self._elected(event)
+            case trace.BeginAfter():
+                self._begin_after(event)
             case trace.AppendEntry():
                 self._append_entry(event)
             case trace.SwitchConf():
@@ -224,7 +171,7 @@ class TimelineTrace:
         """A late member of the first configuration: its empty copy is one that heard nothing."""
         self._need(event.server not in self.acceptors, "a second copy")
         self._need(event.server in self.stored[1].members, "no member of the first configuration")
-        acceptor = _Acceptor(here=True, configuration=self.stored[1], generation=1)
+        acceptor = Acceptor(here=True, configuration=self.stored[1], generation=1)
         self.acceptors[event.server] = acceptor
         acceptor.note()
 
@@ -244,6 +191,13 @@ class TimelineTrace:
         self._raise_term(acceptor, event.term)
         acceptor.log = acceptor.log.cut(acceptor.log.common_length(leader.log))
         self._acknowledge(leader, event.server, acceptor.log.end)
+
+    def _begin_after(self, event: trace.BeginAfter) -> None:
+        """Only over what is committed; no leader counts it as acknowledged before an append."""
+        acceptor = self._here(event.server)
+        self._need(event.flush_lsn <= self.committed.end, "goes on after what is not committed")
+        self._need(event.flush_lsn > acceptor.log.end, "gives up entries that are there")
+        acceptor.log = self.committed.cut(event.flush_lsn)
 
     def _append_entry(self, event: trace.AppendEntry) -> None:
         leader = self._leader(event.proposer, event.term)
@@ -272,29 +226,61 @@ class TimelineTrace:
         self._raise_term(acceptor, event.term)
 
     def _pull(self, event: trace.Pull) -> None:
-        acceptor = self.acceptors.setdefault(event.server, _Acceptor())
-        joint = event.configuration
-        self._known(joint)
-        self._need(not acceptor.here, "there is a copy already")
-        self._need(joint.is_joint, "a copy outside of a change")
-        self._need(event.server in (joint.new_sk_set or ()), "not in the new set")
-        self._need(event.donor in joint.sk_set, "the donor is not in the old set")
-        self._need(joint.generation > acceptor.generation, "deleted under that generation")
-        donor = self.acceptors.get(event.donor, _Acceptor())
-        copies = [
-            log
-            for (generation, term, position), log in donor.moments.items()
-            if (term, position) == (event.term, event.position) and generation <= joint.generation
-        ]
-        self._need(bool(copies), "the donor never had that")
-        self.acceptors[event.server] = _Acceptor(
-            here=True,
-            configuration=joint,
-            generation=joint.generation,
-            term=event.term,
-            log=copies[-1],
-            moments=acceptor.moments,
-        )
+        """Where there is a copy already, the new one has to be ahead of it, and so has all that was
+        acknowledged here and is committed. Terms never fall, over deletions too."""
+        acceptor = self.acceptors.setdefault(event.server, Acceptor())
+        configuration = event.configuration
+        self._known(configuration)
+        self._need(event.server in configuration.members, "a copy for who is no member")
+        self._need(event.donor in configuration.members, "the donor is no member")
+        generation = configuration.generation
+        if acceptor.here:
+            self._need(event.position > acceptor.log.position, "the copy here is as far ahead")
+            self._need(generation >= acceptor.generation, "the copy here is of a higher generation")
+        else:
+            self._need(generation > acceptor.generation, "deleted under that generation")
+        copy = self._copied([event.donor], event)
+        if copy is None:
+            copy = self._following(self.acceptors.get(event.donor, Acceptor()), event)
+        if copy is None:
+            self._refuse("the donor never had that")
+        self._install(acceptor, event, copy)
+
+    def _copied(
+        self, donors: Iterable[SafekeeperId], event: trace.Pull | trace.RestartSafekeeper
+    ) -> TermLog | None:
+        """What one of them had up to that position, at some time and in no higher generation: a
+        batch of entries becomes durable file by file, and its beginning is told with its end."""
+        end = event.flush_lsn
+        for donor in donors:
+            moments = self.acceptors.get(donor, Acceptor()).moments
+            for (generation, term, _), log in moments.items():
+                if generation > event.generation or term > event.term or log.end < end:
+                    continue
+                if log.cut(end).position == event.position:
+                    return log.cut(end)
+        return None
+
+    def _following(
+        self, acceptor: Acceptor, event: trace.Pull | trace.RestartSafekeeper
+    ) -> TermLog | None:
+        """What it has by a cut or append of a leader that is durable, and unsaid."""
+        for (_, term), leader in self.proposers.items():
+            if leader.is_leader and term <= event.term and event.flush_lsn <= leader.log.end:
+                found = leader.log.cut(event.flush_lsn)
+                kept = acceptor.log.common_length(leader.log)
+                if found.position == event.position and event.flush_lsn >= kept:
+                    return found
+        return None
+
+    def _install(
+        self, acceptor: Acceptor, event: trace.Pull | trace.RestartSafekeeper, log: TermLog
+    ) -> None:
+        acceptor.here = True
+        acceptor.generation = event.generation
+        acceptor.configuration = self.stored[event.generation]
+        acceptor.log = log
+        self._raise_term(acceptor, event.term)
 
     def _exclude(self, event: trace.Exclude) -> None:
         acceptor = self._here(event.server)
@@ -303,31 +289,51 @@ class TimelineTrace:
         self._need(event.server not in event.configuration.sk_set, "deleted from a member")
         higher = acceptor.generation > event.configuration.generation
         self._need(not higher, "deleted under a lower generation than its own")
-        self.acceptors[event.server] = _Acceptor(
-            generation=event.configuration.generation, moments=acceptor.moments
+        self.acceptors[event.server] = Acceptor(
+            generation=event.configuration.generation,
+            term=acceptor.term,
+            moments=acceptor.moments,
         )
 
     def _restart_safekeeper(self, event: trace.RestartSafekeeper) -> None:
-        """All that was told is there; at most one step more, that a crash kept from being told:
-        a switch, a higher term, or a cut or an append of the leader of its term."""
-        acceptor = self._here(event.server)
-        self._need(event.generation >= acceptor.generation, "its configuration was forgotten")
+        """All that was told is there; at most one batch more, that a crash kept from being told: a
+        switch, a higher term, with a vote or without, a cut or an append of a leader, or a copy."""
+        acceptor = self.acceptors.setdefault(event.server, Acceptor())
         self._need(event.generation in self.stored, "a configuration that never was")
+        self._need(event.generation >= acceptor.generation, "its configuration was forgotten")
         self._need(event.term >= acceptor.term, "its term was forgotten")
-        acceptor.configuration = self.stored[event.generation]
-        acceptor.generation = event.generation
-        if event.position != acceptor.log.position:
-            acceptor.log = self._unsaid_log(acceptor, event)
-        self._raise_term(acceptor, event.term)
+        if event.term == acceptor.term:
+            self._need(event.voted_for == acceptor.voted_for, "not the vote of that term")
+        elif event.voted_for:
+            self._unsaid_vote(acceptor, event)
+        if not acceptor.here:
+            is_member = event.server in self.stored[event.generation].members
+            self._need(is_member, "that safekeeper has no copy")
+        is_same = acceptor.here and event.position == acceptor.log.position
+        log = acceptor.log if is_same else self._unsaid_log(acceptor, event)
+        self._install(acceptor, event, log)
+        acceptor.voted_for = event.voted_for
 
-    def _unsaid_log(self, acceptor: _Acceptor, event: trace.RestartSafekeeper) -> TermLog:
-        for (_, term), leader in self.proposers.items():
-            if term == event.term and leader.is_leader and event.flush_lsn <= leader.log.end:
-                found = leader.log.cut(event.flush_lsn)
-                kept = acceptor.log.common_length(leader.log)
-                if found.position == event.position and event.flush_lsn >= kept:
-                    return found
-        self._refuse("its log is not what was durable")
+    def _unsaid_vote(self, acceptor: Acceptor, event: trace.RestartSafekeeper) -> None:
+        """One that was asked for, of a safekeeper whose configuration was the campaign's. It counts
+        for nobody before it is granted again: its answer waited for the line."""
+        self._need(acceptor.here, "a copy brings no vote")
+        campaign = self._proposer(event.voted_for, event.term).configuration
+        was_its_own = acceptor.generation <= campaign.generation <= event.generation
+        self._need(was_its_own, "a vote of another generation")
+        self._need(event.server in campaign.members, "a vote of who is not a member")
+
+    def _unsaid_log(self, acceptor: Acceptor, event: trace.RestartSafekeeper) -> TermLog:
+        followed = self._following(acceptor, event) if acceptor.here else None
+        if followed is not None:
+            return followed
+        if not acceptor.here and event.generation == 1 and event.flush_lsn == 0:
+            return TermLog()
+        is_ahead = not acceptor.here or event.position > acceptor.log.position
+        copy = self._copied(list(self.acceptors), event) if is_ahead else None
+        if copy is None:
+            self._refuse("its log is not what was durable")
+        return copy
 
     # ---- proposers -------------------------------------------------------------------------
 
@@ -336,7 +342,7 @@ class TimelineTrace:
         self._need(event.term > 0, "term 0 is nobody's")
         earlier = self.proposers.get((event.server, event.term))
         self._need(earlier is None or not earlier.is_leader, "a campaign in a term it has won")
-        campaign = _Proposer(self.stored[event.generation], event.term)
+        campaign = Proposer(self.stored[event.generation], event.term)
         self.proposers[event.server, event.term] = campaign
 
     def _become_leader(self, event: trace.BecomeLeader) -> None:
@@ -349,9 +355,20 @@ class TimelineTrace:
         self._need(winner == event.server, f"ElectionSafety: {winner} has won that term")
         best = max((campaign.votes[voter] for voter in event.voters), key=lambda log: log.position)
         told = LogPosition(event.last_log_term, event.flush_lsn)
+        if told > best.position:
+            best = self._own_log(event.server, told) or best
         self._need(told == best.position, f"the best log of the votes is at {best.position}")
         campaign.is_leader, campaign.log = True, best
         campaign.votes.clear()
+
+    def _own_log(self, life: str, told: LogPosition) -> TermLog | None:
+        """Who led before goes on with its own log, if that is ahead of those of its voters."""
+        for (server, _), earlier in self.proposers.items():
+            if server == life and earlier.is_leader and told.flush_lsn <= earlier.log.end:
+                found = earlier.log.cut(told.flush_lsn)
+                if found.position == told:
+                    return found
+        return None
 
     def _new_entry(self, event: trace.NewEntry) -> None:
         leader = self._leader(event.server, event.term)
@@ -363,7 +380,7 @@ class TimelineTrace:
         self._need(event.generation == leader.configuration.generation, "other configuration")
         self._need(event.commit_lsn <= leader.commit_lsn, f"agreed is only {leader.commit_lsn}")
 
-    def _acknowledge(self, leader: _Proposer, safekeeper: SafekeeperId, end: int) -> None:
+    def _acknowledge(self, leader: Proposer, safekeeper: SafekeeperId, end: int) -> None:
         """Entries are committed from here on, whether the leader looks or not (CommitEntries)."""
         leader.acked[safekeeper] = end
         leader.count()
@@ -393,18 +410,18 @@ class TimelineTrace:
         self._need(event.term >= work.term, f"has not reached sync_term {work.term}")
         work.confirmed.add(event.safekeeper)
 
-    def _work(self, event: trace.Collect | trace.Confirm) -> _Migrator:
+    def _work(self, event: trace.Collect | trace.Confirm) -> Migrator:
         self._need(event.generation in self.stored, "a configuration that never was")
         configuration = self.stored[event.generation]
         self._need(configuration.is_joint, "nothing to migrate in that generation")
-        work = self.migrators.setdefault(event.server, _Migrator(configuration))
+        work = self.migrators.setdefault(event.server, Migrator(configuration))
         self._need(work.configuration == configuration, "a migrator does one change at a time")
         return work
 
     def _answered(self, event: trace.Collect | trace.Confirm) -> LogPosition:
         """The answer tells of some moment at which the safekeeper had the joint configuration."""
         position = LogPosition(event.last_log_term, event.flush_lsn)
-        moments = self.acceptors.get(event.safekeeper, _Acceptor()).moments
+        moments = self.acceptors.get(event.safekeeper, Acceptor()).moments
         told = (event.generation, event.term, position)
         self._need(told in moments, "the safekeeper never was there in that generation")
         return position
@@ -422,26 +439,26 @@ class TimelineTrace:
         held = not end or has_majority(self.current.sk_set, holders)
         self._need(held, f"CommittedHeldBy: only {holders} have all committed entries")
 
-    def _here(self, safekeeper: SafekeeperId) -> _Acceptor:
+    def _here(self, safekeeper: SafekeeperId) -> Acceptor:
         acceptor = self.acceptors.get(safekeeper)
         if acceptor is None or not acceptor.here:
             self._refuse("that safekeeper has no copy")
         return acceptor
 
-    def _serving(self, safekeeper: SafekeeperId, proposer: _Proposer) -> _Acceptor:
+    def _serving(self, safekeeper: SafekeeperId, proposer: Proposer) -> Acceptor:
         """Requests are carried out in the same generation, and by members."""
         acceptor = self._here(safekeeper)
         self._need(acceptor.configuration == proposer.configuration, "another generation")
         self._need(safekeeper in proposer.configuration.members, "not a member")
         return acceptor
 
-    def _proposer(self, life: str, term: int) -> _Proposer:
+    def _proposer(self, life: str, term: int) -> Proposer:
         proposer = self.proposers.get((life, term))
         if proposer is None:
             self._refuse(f"{life} never asked for votes in term {term}")
         return proposer
 
-    def _leader(self, life: str, term: int) -> _Proposer:
+    def _leader(self, life: str, term: int) -> Proposer:
         proposer = self._proposer(life, term)
         self._need(proposer.is_leader, f"{life} has not won term {term}")
         return proposer
@@ -450,7 +467,7 @@ class TimelineTrace:
         stored = self.stored.get(configuration.generation)
         self._need(stored == configuration, "a configuration that never was in the store")
 
-    def _raise_term(self, acceptor: _Acceptor, term: int) -> None:
+    def _raise_term(self, acceptor: Acceptor, term: int) -> None:
         if term > acceptor.term:
             acceptor.term, acceptor.voted_for = term, ""
 

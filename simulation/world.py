@@ -66,6 +66,8 @@ class World:
         """For the nemesis: the node whose isolation hurts most right now."""
         self.may_lose_disk: Callable[[str], bool] = lambda name: True
         """For the nemesis: whether the promise of durability covers the loss of this disk now."""
+        self.timelines: Callable[[], bytes] = lambda: b""
+        """The trace of timelines, as lines, where a scenario has it recorded."""
         self._restart_rng = self.rng("restarts")
         self._clock_rng = self.rng("clocks")
         self._offload_rng = self.rng("offload")

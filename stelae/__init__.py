@@ -23,12 +23,14 @@ from stelae.core.partition import hash_and_range, hash_partition, range_partitio
 if TYPE_CHECKING:
     from stelae.api import Database, Table
     from stelae.cluster import connect, launch
+    from stelae.planning import plan
 
 _LAZY = {
     "Database": "stelae.api",
     "Table": "stelae.api",
     "connect": "stelae.cluster",
     "launch": "stelae.cluster",
+    "plan": "stelae.planning",
 }
 """Imported at first use, so that ``import stelae`` is quick and rooms can import the package."""
 
@@ -43,6 +45,7 @@ __all__ = [
     "hash_and_range",
     "hash_partition",
     "launch",
+    "plan",
     "range_partition",
     "replicas",
     "segments",

@@ -14,6 +14,11 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from stelae.core.errors import ClosedMeanwhile, InvalidArgument
+
+CANCEL_S = 5.0
+"""For so long `Loop.close` waits for calls that it has cancelled."""
+
 T = TypeVar("T")
 
 
@@ -22,6 +27,8 @@ class Loop:
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="stelae")
         self._thread.start()
 
@@ -29,6 +36,10 @@ class Loop:
         """Run ``work`` to its end and return what it returns. Ctrl-C cancels it.
 
         A lock instead of a future: a blocking call of one row feels each turn of the loop.
+
+        Raises:
+            InvalidArgument: it is closed.
+            ClosedMeanwhile: another thread closed it before ``work`` had ended.
         """
         assert threading.current_thread() is not self._thread, "would wait for itself"
         ended = threading.Lock()
@@ -45,12 +56,18 @@ class Loop:
             finally:
                 ended.release()
 
-        self._loop.call_soon_threadsafe(lambda: tasks.append(self._loop.create_task(carry())))
+        with self._lock:  # what is begun before `close` is cancelled by it, and nothing is later
+            if self._closed.is_set():
+                work.close()
+                raise InvalidArgument("this database is closed: connect again")
+            self._loop.call_soon_threadsafe(lambda: tasks.append(self._loop.create_task(carry())))
         try:
             ended.acquire()
         except KeyboardInterrupt:
             self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
             raise
+        if failed and self._closed.is_set() and isinstance(failed[0], asyncio.CancelledError):
+            raise ClosedMeanwhile("the database") from None
         if failed:
             raise failed[0]
         return found[0]
@@ -60,10 +77,21 @@ class Loop:
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def close(self) -> None:
+        """End it. Whoever still waits for a call, in another thread, hears of it."""
+        with self._lock:
+            self._closed.set()
         if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+    async def _cancel_all(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_S)
 
 
 class Bridged:

@@ -198,11 +198,11 @@ class Table:
         wait: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """Change columns, the name, the number of replicas; reads and writes go on meanwhile.
+        """Change columns, the name, the durability; reads and writes go on meanwhile.
 
         ``alter(add_columns={"seats": pa.int16()}, defaults={"seats": 180}, drop_columns="dest",
-        rename_columns={"departed": "departure"})``; ``alter(durability=replicas(5))``, of a table
-        that has replicas. ``wait=False``: see `is_alter_done`.
+        rename_columns={"departed": "departure"})``; ``alter(durability=wal(3))``.
+        ``wait=False``: see `is_alter_done`.
         """
         self._loop.run(
             self._table.alter(
@@ -222,7 +222,7 @@ class Table:
         self._loop.run(self._table.rename(name, timeout=timeout))
 
     def is_alter_done(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
-        """Whether every tablet has the newest schema, and as many replicas as it is to have."""
+        """Whether every tablet has the newest schema, and the durability that it is to have."""
         return self._loop.run(self._table.is_alter_done(timeout=timeout))
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""The command line: ``stelae up | down | status | check | demo | table | server | …``. (design §12)
+"""The command line: ``stelae up | down | status | check | plan | demo | table | …``. (design §12)
 
 Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly (a bad ``cluster.yaml`` too); 130 when
 interrupted, as everywhere. Errors are sentences on standard error; with ``--json`` they are a
@@ -27,6 +27,7 @@ from stelae.cli_output import (
     problems_of,
     show_status,
 )
+from stelae.cli_plan import plan
 from stelae.cli_quarantine import quarantine_app
 from stelae.cli_servers import rebalance_app, server_app
 from stelae.cli_tables import table_app
@@ -53,6 +54,7 @@ tablet_app.add_typer(quarantine_app)
 for group in (table_app, tablet_app, server_app, timeline_app, master_app, rebalance_app):
     app.add_typer(group)
 app.command("check")(check)
+app.command("plan")(plan)
 
 
 class Engine(enum.StrEnum):

@@ -43,7 +43,8 @@ def check(
 
     Masters: all answer, name the same masters, and follow one leader. Servers: all are live.
     Tablets: they run, with as many replicas as their table's durability says, one leader, and
-    members on which all replicas and the masters agree.
+    members on which all replicas and the masters agree; each log on safekeepers is whole on all of
+    its members, in the configuration that the masters know.
 
     Exit code 0: all is well; 1: something is not; 2: used wrongly.
 
@@ -74,6 +75,7 @@ def show_report(report: CheckReport) -> None:
     _show_tables(report)
     for each in report.unwell[:SHOWN_MAX]:
         _show_replicas(each)
+        _show_log(report, each)
     _show_checksums(report)
     out = make_console()
     left = len(report.unwell) - SHOWN_MAX
@@ -129,7 +131,7 @@ def _show_servers(report: CheckReport) -> None:
 
 
 def _show_tables(report: CheckReport) -> None:
-    from stelae.client.check_tablets import Verdict
+    from stelae.client.check_facts import Verdict
 
     labels = [verdict.label for verdict in Verdict]
     rows = [
@@ -164,6 +166,26 @@ def _show_replicas(each: Judged) -> None:
         rows.append(row)
     columns = ["of", "role", "term", "last", "members as of", "members (non-voters)"]
     print_table(f"{each.subject}: {each.verdict.label}", columns, rows)
+
+
+def _show_log(report: CheckReport, each: Judged) -> None:
+    """What each safekeeper of a tablet's log has of it."""
+    from stelae.core.timelines import term_text
+
+    members = report.log_of(each.tablet)
+    if not members or each.tablet.timeline is None:
+        return
+    rows: list[list[Any]] = []
+    for number, held in members:
+        if held is None:
+            rows.append([number, "?", "", "", "", ""])
+            continue
+        state = [held.presence.value, held.generation, term_text(held.term)]
+        rows.append([number, *state, held.flush_lsn, held.commit_lsn])
+    generation = each.tablet.timeline.generation
+    title = f"{each.subject}: {each.verdict.label}; its log, generation {generation}"
+    columns = ["safekeeper", "state", "generation", "term", "flush", "commit"]
+    print_table(title, columns, rows)
 
 
 def _show_checksums(report: CheckReport) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -146,6 +146,15 @@ def show_copies(copies: list[dict[str, Any]]) -> None:
         print_table("tablet copies", ["tablet", "table", "from", "to", "state", "done"], rows)
 
 
+def _durability(table: dict[str, Any]) -> str:
+    """Of a table, and what it becomes, and how far that is."""
+    becoming = table.get("becoming")
+    if not becoming:
+        return str(table["durability"])
+    done = f"{table['tablets_altered']} of {table['tablets']} tablets"
+    return f"{table['durability']}, becoming {becoming}: {done}"
+
+
 def show_tables(document: dict[str, Any]) -> None:
     rows = [
         [
@@ -154,7 +163,7 @@ def show_tables(document: dict[str, Any]) -> None:
             "?" if table["rows"] is None else f"{table['rows']:,}",
             f"{table['tablets_running']} of {table['tablets']}",
             "?" if table["memory_bytes"] is None else megabytes(table["memory_bytes"]),
-            table["durability"],
+            _durability(table),
         ]
         for table in document["tables"]
     ]
@@ -204,6 +213,7 @@ def describe(table: Any, document: dict[str, Any]) -> dict[str, Any]:
 
     record = table._table.record
     tablets = [each for each in document["tablets"] if each["table"] == table.name]
+    tablets = [each for each in tablets if not each.get("succeeds")]
     return {
         "name": table.name,
         "id": record.table_id,
@@ -214,6 +224,18 @@ def describe(table: Any, document: dict[str, Any]) -> dict[str, Any]:
         "key": list(table.key),
         "partition": msgspec.to_builtins(record.partitioning),
         "durability": str(record.durability),
+        "becoming": "" if record.becoming is None else str(record.becoming),
         "rows": sum(each["rows"] for each in tablets),
         "tablets": sorted(tablets, key=lambda each: each["number"]),
     }
+
+
+def partition_words(partition: Mapping[str, Any]) -> str:
+    """How a table is cut into tablets, for people."""
+    words = []
+    if by_hash := partition["hash"]:
+        words.append(f"hash of {', '.join(by_hash['columns'])} into {by_hash['buckets']}")
+    if by_range := partition["range"]:
+        splits = ["/".join(map(str, split)) for split in by_range["splits"]]
+        words.append(f"ranges of {', '.join(by_range['columns'])}, cut at {', '.join(splits)}")
+    return "; ".join(words) or "one tablet"

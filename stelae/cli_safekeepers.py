@@ -114,13 +114,22 @@ def problems_of(safekeeper: SafekeeperView) -> list[str]:
     """What is not well with a safekeeper, as sentences."""
     record, found = safekeeper.record, []
     if record.status.value == Status.ACTIVE and not safekeeper.is_live:
-        found.append(f"{record.name} (safekeeper {record.safekeeper_id}) is active, but not live")
+        what = f"{record.name} (safekeeper {record.safekeeper_id}) is active, but not live"
+        found.append(f"{what}: {_what_now(safekeeper)}")
     if safekeeper.broken and record.status.value != Status.DECOMMISSIONED:
         found.append(
             f"{record.name} (safekeeper {record.safekeeper_id}): {safekeeper.broken} logs do "
             "nothing any more there"
         )
     return found
+
+
+def _what_now(safekeeper: SafekeeperView) -> str:
+    """What comes of one that is away, or what an operator can do."""
+    if safekeeper.timelines:
+        return f"if it stays away, others take over its logs ({safekeeper.timelines})"
+    number = safekeeper.record.safekeeper_id
+    return f"if it never comes back: stelae safekeeper set-status {number} decommissioned"
 
 
 def _held(database: Database, number: int) -> list[dict[str, Any]]:

@@ -7,7 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from stelae.cli_cluster import STATUS_TIMEOUT_S, Debug, Json, Where, open_cluster, read_status
-from stelae.cli_output import describe, make_console, print_json, print_table, show_tables
+from stelae.cli_output import (
+    describe,
+    make_console,
+    partition_words,
+    print_json,
+    print_table,
+    show_tables,
+)
+from stelae.errors import InvalidArgument
 
 table_app = typer.Typer(
     name="table",
@@ -17,8 +25,20 @@ table_app = typer.Typer(
 )
 
 
+Added = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN:TYPE", help='A column to add; "COLUMN:TYPE not null" too.'),
+]
+Defaults = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN=VALUE", help="A default, as JSON or as text; null: none."),
+]
 Count = Annotated[
     int | None, typer.Option(metavar="N", help="So many replicas of each tablet: 1, 3, 5 or 7.")
+]
+Other = Annotated[
+    str | None,
+    typer.Option(metavar="DURABILITY", help='As in Python: "wal(3)", "segments(\'disk\')".'),
 ]
 Longest = Annotated[
     float, typer.Option(min=0.1, metavar="SECONDS", help="Wait for so long, at most.")
@@ -73,6 +93,7 @@ def table_describe(
     for what in ("key", "partition", "durability", "rows"):
         value = described[what]
         shown = ", ".join(value) if isinstance(value, list) else value
+        shown = partition_words(value) if what == "partition" else shown
         console.print(f"{what}: {shown}", markup=False)
     tablets = [
         [each["number"], each["state"], each["leader"], each["term"], f"{each['rows']:,}"]
@@ -105,21 +126,16 @@ def table_rename(
 @table_app.command("alter")
 def table_alter(
     name: Annotated[str, typer.Argument(help="The table's name.")],
-    add: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN:TYPE", help='A column to add; "COLUMN:TYPE not null" too.'),
-    ] = None,
+    add: Added = None,
     drop: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="A column to drop.")
     ] = None,
     rename: Annotated[
         list[str] | None, typer.Option(metavar="OLD=NEW", help="A column to rename.")
     ] = None,
-    default: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN=VALUE", help="A default, as JSON or as text; null: none."),
-    ] = None,
+    default: Defaults = None,
     replicas: Count = None,
+    durability: Other = None,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Return once all tablets follow.")
     ] = True,
@@ -128,21 +144,27 @@ def table_alter(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Change columns, defaults, the number of replicas; reads and writes go on meanwhile.
+    """Change columns, defaults, the durability; reads and writes go on meanwhile.
 
     All of it happens or nothing. A column dropped and added again comes back empty.
 
-    With --replicas each tablet of a table that has replicas gets copies on more servers, or lets
-    some go, one after the other; interrupted, that goes on, and `stelae status` shows the copies.
+    With --replicas (of a table that has replicas) each tablet gets copies on more servers, or lets
+    some go; with another --durability each makes way for a new one, two at a time, which needs
+    memory for these twice. `stelae status` shows how far it is; altered back, it is taken back.
 
     \b
     stelae table alter flights --add "seats:int16 not null" --default seats=180
     stelae table alter flights --drop dest --rename departed=departure
     stelae table alter flights --replicas 5
+    stelae table alter flights --durability "wal(3, segments=('disk',))"
     """
-    from stelae.cli_values import defaults_of, fields_of, pairs_of
-    from stelae.core.durability import replicas as replicas_of
+    from stelae.cli_values import defaults_of, durability_of, fields_of, pairs_of
 
+    if replicas is not None and durability is not None:
+        raise InvalidArgument("give --replicas or --durability: both say the same thing")
+    if replicas is not None:
+        durability = f"replicas({replicas})"
+    wanted = None if durability is None else durability_of(durability)
     fields, renames = fields_of(add or []), pairs_of(rename or [], "--rename")
     with open_cluster(cluster) as database:
         table = database.table(name)
@@ -152,7 +174,7 @@ def table_alter(
             drop_columns=drop or [],
             rename_columns=renames,
             defaults=values,
-            durability=None if replicas is None else replicas_of(replicas),
+            durability=wanted,
             wait=wait,
             timeout=timeout,
         )
@@ -160,11 +182,15 @@ def table_alter(
     if as_json:
         print_json(described)
     else:
-        make_console().print(_altered(described, replicas), markup=False, soft_wrap=True)
+        said = _altered(described, is_other=wanted is not None)
+        make_console().print(said, markup=False, soft_wrap=True)
 
 
-def _altered(described: dict[str, Any], replicas: int | None) -> str:
-    """What the table is like now, in a sentence."""
+def _altered(described: dict[str, Any], *, is_other: bool) -> str:
+    """What the table is like now, in a sentence; ``is_other``: it was to get another durability."""
     columns = ", ".join(f"{each['name']} {each['type']}" for each in described["columns"])
-    has = "" if replicas is None else f"{described['durability']}, and "
+    becoming = described["becoming"]
+    has = f"{described['durability']}, and " if is_other else ""
+    if becoming:
+        has = f"{described['durability']} and becomes {becoming}; it has "
     return f"{described['name']} has {has}the columns {columns}"

@@ -232,6 +232,8 @@ def _show_timeline(view: TimelineView, members: Sequence[MemberView]) -> None:
 
 
 def _member_row(member: MemberView) -> list[Any]:
+    from stelae.core.timelines import term_text
+
     first, held = [member.safekeeper_id, member.name, member.address], member.held
     if held is None:
         return [*first, "?", "", "", "", "", "", member.problem]
@@ -239,7 +241,7 @@ def _member_row(member: MemberView) -> list[Any]:
         *first,
         held.presence.value,
         held.generation,
-        held.term,
+        term_text(held.term),
         held.flush_lsn,
         held.commit_lsn,
         megabytes(held.log_bytes),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from stelae.client.json_values import from_json_value
+from stelae.core.durability import Durability, replicas, segments, wal
 from stelae.core.errors import ColumnNotFound, InvalidArgument
 from stelae.core.types import type_named
 
@@ -38,6 +40,24 @@ def pairs_of(texts: Sequence[str], option: str) -> dict[str, str]:
             raise InvalidArgument(f"{option} {text!r}: write NAME=…, each name once")
         pairs[name] = value
     return pairs
+
+
+def durability_of(text: str) -> Durability:
+    """A durability as it is written in Python. Raises `InvalidArgument`."""
+    makers: dict[str, Callable[..., Durability]]
+    makers = {"segments": segments, "wal": wal, "replicas": replicas}
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError(text)
+        make = makers[call.func.id]
+        named = {each.arg or "": ast.literal_eval(each.value) for each in call.keywords}
+        return make(*[ast.literal_eval(each) for each in call.args], **named)
+    except (SyntaxError, ValueError, KeyError, TypeError, RecursionError):
+        raise InvalidArgument(
+            f"--durability {text!r}: write segments('disk', 'disk'), wal(3), "
+            "wal(3, segments=('disk',)) or replicas(3)"
+        ) from None
 
 
 def defaults_of(

@@ -17,7 +17,10 @@ from stelae.core.errors import InvalidArgument, Unavailable
 from stelae.core.spec import ClusterSpec
 from stelae.recovery.java import find_java, java_environment
 
+logger = logging.getLogger(__name__)
+
 HALF_STARTED_GRACE_S = 3.0
+STARTS = 3  # Ray gives up on a start after 30 s, which a machine that is busy for a while needs
 
 
 def start_ray(spec: ClusterSpec) -> bool:
@@ -41,16 +44,30 @@ def start_ray(spec: ClusterSpec) -> bool:
     options: dict[str, Any] = {"include_dashboard": False}
     if spec.ray.num_cpus is not None:
         options["num_cpus"] = spec.ray.num_cpus
-    before = psutil.Process().children(recursive=True)
-    try:
-        _init_ray("local", **options)
-    except BaseException:
-        _end_half_started(before)
-        raise
+    _start_local(options)
     if (former := sys.modules.get("ray.serve.context")) is not None:
         # Serve keeps its controller's handle by job id, the same in each Ray a process starts.
         former._set_global_client(None)
     return True
+
+
+def _start_local(options: dict[str, Any]) -> None:
+    """Start a Ray of our own, again if it did not come up. Raises Unavailable after the last start.
+
+    What another start cannot mend, such as options that Ray refuses, is raised at once.
+    """
+    for start in range(1, STARTS + 1):
+        before = psutil.Process().children(recursive=True)
+        try:
+            return _init_ray("local", **options)
+        except BaseException as error:
+            _end_half_started(before)
+            # Of what Ray raises when its own processes fail, some is an Exception of no class.
+            if type(error) not in (Exception, RuntimeError, ConnectionError, TimeoutError):
+                raise
+            if start == STARTS:
+                raise Unavailable("Ray", f"it did not start in {STARTS} tries: {error}") from error
+            logger.warning("Ray did not start (try %d of %d): %s", start, STARTS, error)
 
 
 def join_ray(address: str) -> None:

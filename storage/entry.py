@@ -6,7 +6,8 @@ headers); because each header holds its entry's CRC, the certificate vouches for
 travels and is stored beside the log and is the commit point: nothing past the last one exists.
 Implements design §6; the certificate is RAMCloud's (``Segment``, ``SegmentIterator``).
 
-Invariants: first_version + i is the version of row i of an entry, and versions rise in log order;
+Invariants: first_version + i is the version of row i of an entry (IMPORT entries say the versions
+themselves), and versions rise in log order;
 nothing of a log is delivered before its whole chain of headers has matched the certificate.
 """
 
@@ -50,6 +51,9 @@ class EntryKind(enum.IntEnum):
     """Arrow IPC stream of one batch of the user's columns: rows written."""
     TOMBSTONES = 3
     """Arrow IPC stream of one batch of the key columns: rows deleted."""
+    IMPORT = 4
+    """Arrow IPC stream of one batch of stored columns: rows and tombstones of another tablet, with
+    the versions that they had there."""
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True):
@@ -185,7 +189,7 @@ def certify_entries(start: Certificate, data: Blob, where: str) -> Certificate:
         found, magic, version, kind, meta_length, payload_length, *_ = _HEADER.unpack_from(
             view, offset
         )
-        if magic != _MAGIC or kind > EntryKind.TOMBSTONES or version != FORMAT_VERSION:
+        if magic != _MAGIC or kind > EntryKind.IMPORT or version != FORMAT_VERSION:
             raise CorruptData(where, start.length + offset, "no entry begins here")
         stop = offset + _length(meta_length, payload_length)
         if stop > end:
@@ -206,7 +210,7 @@ def _chain(data: memoryview, end: int, where: str) -> tuple[list[tuple[int, int]
         if end - offset < HEADER_BYTES:
             raise CorruptData(where, offset, f"{end - offset} bytes are no whole entry header")
         _, magic, version, kind, meta_length, payload_length, *_ = _HEADER.unpack_from(data, offset)
-        if magic != _MAGIC or kind > EntryKind.TOMBSTONES:
+        if magic != _MAGIC or kind > EntryKind.IMPORT:
             raise CorruptData(where, offset, "no entry begins here")
         if version != FORMAT_VERSION:
             raise CorruptData(where, offset, f"entry format {version}; this is {FORMAT_VERSION}")

@@ -55,20 +55,26 @@ class Kernels(Protocol):
     def put_variable(self, offsets: I32, data: U8, prefix: bool, cursor: I64, out: U8) -> None:
         """Write each byte string, after its length as 4 bytes if ``prefix``; move the cursor on."""
 
-    def table_find(self, slots: U64, hashes: U64, out: I64) -> None:
+    # Tables of an index: ``base`` and ``border`` say where probing begins (`HashIndex`).
+
+    def table_find(self, slots: U64, base: int, border: int, hashes: U64, out: I64) -> None:
         """Position of the first entry with each hash, or -1."""
 
-    def table_plan(self, slots: U64, hashes: U64, out: I64) -> None:
+    def table_plan(self, slots: U64, base: int, border: int, hashes: U64, out: I64) -> None:
         """What stands before each row: see `stelae.storage.index.HashIndex.plan`."""
 
     def table_insert(self, slots: U64, hashes: U64, positions: I64) -> None:
-        """Insert entries, for which there must be room, without looking for equal ones."""
+        """Insert entries into a table that does not grow, for which there must be room, without
+        looking for equal ones."""
 
-    def table_replace(self, slots: U64, hashes: U64, old: I64, new: I64) -> tuple[int, int]:
+    def table_replace(
+        self, slots: U64, base: int, border: int, hashes: U64, old: I64, new: I64
+    ) -> tuple[int, int]:
         """See `HashIndex.replace`. Returns entries gained, and the row with no such entry or -1."""
 
-    def table_rehash(self, slots: U64, out: U64) -> None:
-        """Move all entries into a larger empty table."""
+    def table_settle(self, slots: U64, base: int, border: int, first: int, end: int) -> None:
+        """Take out what stands from slot ``first`` up to ``end`` and on to the next free slot, and
+        put it in anew. Before ``first`` is a free slot, or it is 0."""
 
     def merge_segment(
         self,
@@ -105,16 +111,27 @@ def default_kernels() -> Kernels:
     return cast(Kernels, kernels)
 
 
+def check_capacity(capacity: int) -> None:
+    """Raises AssertionError: no table has so many slots."""
+    if capacity > MAX_CAPACITY:
+        raise AssertionError(f"hash table of {capacity} slots; the limit is {MAX_CAPACITY}")
+
+
 def empty_table(capacity: int, words: int, pool: BufferPool | None = None) -> U64:
     """A table without entries; ``words`` is `INDEX_WORDS` or `MERGE_WORDS`.
 
     ``pool``: where its memory is taken from, for tables that do not last.
     """
-    if capacity > MAX_CAPACITY:
-        raise AssertionError(f"hash table of {capacity} slots; the limit is {MAX_CAPACITY}")
+    check_capacity(capacity)
     table: U64 = new_array(capacity * words, np.uint64, pool)
     table.fill(EMPTY)
     return table
+
+
+def make_ready(part: U64) -> None:
+    """Have a part of a table in place, without entries."""
+    populate(part.data)
+    part.fill(EMPTY)
 
 
 def new_array(count: int, kind: type[np.generic], pool: BufferPool | None = None) -> Any:

@@ -205,14 +205,20 @@ def _home(h: Any, capacity: Any) -> Any:
     return ((h >> _32) * capacity) >> _32
 
 
-@_kernel(types.void, _U64_IN, _U64_IN, _I64_OUT)
-def table_find(slots: U64, hashes: U64, out: I64) -> None:
-    capacity = np.uint64(len(slots) // 2)
+@_inline
+def _begin(h: Any, base: Any, border: Any, capacity: Any) -> Any:
+    home = _home(h, base)
+    return home if home < border else _home(h, capacity)
+
+
+@_kernel(types.void, _U64_IN, types.int64, types.int64, _U64_IN, _I64_OUT)
+def table_find(slots: U64, base: int, border: int, hashes: U64, out: I64) -> None:
+    capacity, low, edge = np.uint64(len(slots) // 2), np.uint64(base), np.uint64(border)
     for i in range(len(hashes)):
         if i + _AHEAD < len(hashes):
-            _prefetch(slots, _home(hashes[i + _AHEAD], capacity) * _2)
+            _prefetch(slots, _begin(hashes[i + _AHEAD], low, edge, capacity) * _2)
         h = hashes[i]
-        s = _home(h, capacity)
+        s = _begin(h, low, edge, capacity)
         while slots[s * _2 + _1] != _FREE and slots[s * _2] != h:
             s += _1
             if s == capacity:
@@ -220,15 +226,15 @@ def table_find(slots: U64, hashes: U64, out: I64) -> None:
         out[i] = np.int64(slots[s * _2 + _1])
 
 
-@_kernel(types.void, _U64_IN, _U64_IN, _I64_OUT)
-def table_plan(slots: U64, hashes: U64, out: I64) -> None:
-    capacity = np.uint64(len(slots) // 2)
+@_kernel(types.void, _U64_IN, types.int64, types.int64, _U64_IN, _I64_OUT)
+def table_plan(slots: U64, base: int, border: int, hashes: U64, out: I64) -> None:
+    capacity, low, edge = np.uint64(len(slots) // 2), np.uint64(base), np.uint64(border)
     rows = len(hashes)
     width = np.uint64(2 * rows + 1)
     last = np.full(2 * rows + 1, -1, np.int64)  # the last row with each hash of this batch
     for i in range(rows):
         if i + _AHEAD < rows:
-            _prefetch(slots, _home(hashes[i + _AHEAD], capacity) * _2)
+            _prefetch(slots, _begin(hashes[i + _AHEAD], low, edge, capacity) * _2)
         h = hashes[i]
         b = _home(h, width)
         while last[b] != -1 and hashes[last[b]] != h:
@@ -238,7 +244,7 @@ def table_plan(slots: U64, hashes: U64, out: I64) -> None:
         if last[b] != -1:
             out[i] = -(last[b] + 2)
         else:
-            s = _home(h, capacity)
+            s = _begin(h, low, edge, capacity)
             while slots[s * _2 + _1] != _FREE and slots[s * _2] != h:
                 s += _1
                 if s == capacity:
@@ -248,8 +254,8 @@ def table_plan(slots: U64, hashes: U64, out: I64) -> None:
 
 
 @_inline
-def _insert(slots: Any, capacity: Any, h: Any, position: Any) -> None:
-    s = _home(h, capacity)
+def _insert(slots: Any, capacity: Any, begin: Any, h: Any, position: Any) -> None:
+    s = begin
     while slots[s * _2 + _1] != _FREE:
         s += _1
         if s == capacity:
@@ -264,19 +270,45 @@ def table_insert(slots: U64, hashes: U64, positions: I64) -> None:
     for i in range(len(hashes)):
         if i + _AHEAD < len(hashes):
             _prefetch(slots, _home(hashes[i + _AHEAD], capacity) * _2)
-        _insert(slots, capacity, hashes[i], np.uint64(positions[i]))
+        h = hashes[i]
+        _insert(slots, capacity, _home(h, capacity), h, np.uint64(positions[i]))
 
 
-@_kernel(types.void, _U64_IN, _U64_OUT)
-def table_rehash(slots: U64, out: U64) -> None:
-    capacity = np.uint64(len(out) // 2)
-    for s in range(len(slots) // 2):
-        if slots[2 * s + 1] != _FREE:
-            _insert(out, capacity, slots[2 * s], slots[2 * s + 1])
+@_kernel(types.void, _U64_OUT, types.int64, types.int64, types.int64, types.int64)
+def table_settle(slots: U64, base: int, border: int, first: int, end: int) -> None:
+    capacity, low, edge = np.uint64(len(slots) // 2), np.uint64(base), np.uint64(border)
+    # Where the first goes past all that is in the way, each goes at once; otherwise all come out
+    # first, for they might take each other's place.
+    last = np.uint64(end)
+    while last < capacity and slots[last * _2 + _1] != _FREE:
+        last += _1
+    at_once = last < capacity and first * (len(slots) // 2) // base > np.int64(last)
+    taken = np.empty(0 if at_once else len(slots), np.uint64)
+    count = 0
+    s = np.uint64(first)
+    for i in range(len(slots) // 2):
+        h, position = slots[s * _2], slots[s * _2 + _1]
+        if position != _FREE:
+            slots[s * _2] = _FREE
+            slots[s * _2 + _1] = _FREE
+            if at_once:
+                _insert(slots, capacity, _begin(h, low, edge, capacity), h, position)
+            else:
+                taken[2 * count] = h
+                taken[2 * count + 1] = position
+                count += 1
+        elif first + i >= end:
+            break
+        s += _1
+        if s == capacity:
+            s = _0
+    for i in range(count):
+        h = taken[2 * i]
+        _insert(slots, capacity, _begin(h, low, edge, capacity), h, taken[2 * i + 1])
 
 
 @_inline
-def _remove(slots: Any, capacity: Any, hole: Any) -> None:
+def _remove(slots: Any, base: Any, border: Any, capacity: Any, hole: Any) -> None:
     """Free a slot, and move back what was displaced past it, so that probes still end at a hole."""
     s = hole
     while True:
@@ -285,7 +317,7 @@ def _remove(slots: Any, capacity: Any, hole: Any) -> None:
             s = _0
         if slots[s * _2 + _1] == _FREE:
             break
-        home = _home(slots[s * _2], capacity)
+        home = _begin(slots[s * _2], base, border, capacity)
         from_home = s - home if s >= home else s + capacity - home
         from_hole = s - hole if s >= hole else s + capacity - hole
         if from_home >= from_hole:
@@ -296,21 +328,26 @@ def _remove(slots: Any, capacity: Any, hole: Any) -> None:
     slots[hole * _2 + _1] = _FREE
 
 
-@_kernel(types.UniTuple(types.int64, 2), _U64_OUT, _U64_IN, _I64_IN, _I64_IN)
-def table_replace(slots: U64, hashes: U64, old: I64, new: I64) -> tuple[int, int]:
-    capacity = np.uint64(len(slots) // 2)
+@_kernel(
+    types.UniTuple(types.int64, 2),
+    _U64_OUT, types.int64, types.int64, _U64_IN, _I64_IN, _I64_IN,
+)  # fmt: skip
+def table_replace(
+    slots: U64, base: int, border: int, hashes: U64, old: I64, new: I64
+) -> tuple[int, int]:
+    capacity, low, edge = np.uint64(len(slots) // 2), np.uint64(base), np.uint64(border)
     gained = 0
     for i in range(len(hashes)):
         if i + _AHEAD < len(hashes):
-            _prefetch(slots, _home(hashes[i + _AHEAD], capacity) * _2)
+            _prefetch(slots, _begin(hashes[i + _AHEAD], low, edge, capacity) * _2)
         h = hashes[i]
+        s = _begin(h, low, edge, capacity)
         if old[i] == -1:
             if new[i] != -1:
-                _insert(slots, capacity, h, np.uint64(new[i]))
+                _insert(slots, capacity, s, h, np.uint64(new[i]))
                 gained += 1
             continue
         place = np.uint64(old[i])
-        s = _home(h, capacity)
         while slots[s * _2 + _1] != _FREE and (slots[s * _2 + _1] != place or slots[s * _2] != h):
             s += _1
             if s == capacity:
@@ -320,7 +357,7 @@ def table_replace(slots: U64, hashes: U64, old: I64, new: I64) -> tuple[int, int
         if new[i] != -1:
             slots[s * _2 + _1] = np.uint64(new[i])
         else:
-            _remove(slots, capacity, s)
+            _remove(slots, low, edge, capacity, s)
             gained -= 1
     return gained, -1
 

@@ -55,25 +55,29 @@ def _home(h: int, capacity: int) -> int:
     return (h >> 32) * capacity >> 32
 
 
-def table_find(slots: U64, hashes: U64, out: I64) -> None:
+def _begin(slots: U64, base: int, border: int, h: int) -> int:
+    home = _home(h, base)
+    return home if home < border else _home(h, len(slots) // 2)
+
+
+def table_find(slots: U64, base: int, border: int, hashes: U64, out: I64) -> None:
     for i, h in enumerate(hashes.tolist()):
-        out[i] = _first(slots, h)
+        out[i] = _first(slots, base, border, h)
 
 
-def _first(slots: U64, h: int) -> int:
-    capacity = len(slots) // 2
-    s = _home(h, capacity)
+def _first(slots: U64, base: int, border: int, h: int) -> int:
+    s = _begin(slots, base, border, h)
     while slots[2 * s + 1] != EMPTY:
         if slots[2 * s] == h:
             return int(slots[2 * s + 1])
-        s = (s + 1) % capacity
+        s = (s + 1) % (len(slots) // 2)
     return -1
 
 
-def table_plan(slots: U64, hashes: U64, out: I64) -> None:
+def table_plan(slots: U64, base: int, border: int, hashes: U64, out: I64) -> None:
     last: dict[int, int] = {}
     for i, h in enumerate(hashes.tolist()):
-        out[i] = -(last[h] + 2) if h in last else _first(slots, h)
+        out[i] = -(last[h] + 2) if h in last else _first(slots, base, border, h)
         last[h] = i
 
 
@@ -82,32 +86,43 @@ def table_insert(slots: U64, hashes: U64, positions: I64) -> None:
         _insert(slots, 2, h, (position,))
 
 
-def _insert(slots: U64, words: int, h: int, rest: tuple[int, ...]) -> None:
+def _insert(slots: U64, words: int, h: int, rest: tuple[int, ...], at: int | None = None) -> None:
     capacity = len(slots) // words
-    s = _home(h, capacity)
+    s = _home(h, capacity) if at is None else at
     while slots[words * s + 1] != EMPTY:
         s = (s + 1) % capacity
     for k, word in enumerate((h, *rest)):
         slots[words * s + k] = word
 
 
-def table_rehash(slots: U64, out: U64) -> None:
-    for h, position in slots.reshape(-1, 2).tolist():
+def table_settle(slots: U64, base: int, border: int, first: int, end: int) -> None:
+    capacity = len(slots) // 2
+    taken = []
+    for i in range(first, first + capacity):
+        s = i % capacity
+        h, position = slots[2 * s : 2 * s + 2].tolist()
+        if position == EMPTY and i >= end:
+            break
         if position != EMPTY:
-            _insert(out, 2, h, (position,))
+            taken.append((h, position))
+            slots[2 * s : 2 * s + 2] = EMPTY
+    for h, position in taken:
+        _insert(slots, 2, h, (position,), _begin(slots, base, border, h))
 
 
-def table_replace(slots: U64, hashes: U64, old: I64, new: I64) -> tuple[int, int]:
+def table_replace(
+    slots: U64, base: int, border: int, hashes: U64, old: I64, new: I64
+) -> tuple[int, int]:
     capacity = len(slots) // 2
     gained = 0
     rows = zip(hashes.tolist(), old.tolist(), new.tolist(), strict=True)
     for i, (h, before, after) in enumerate(rows):
+        s = _begin(slots, base, border, h)
         if before == -1:
             if after != -1:
-                _insert(slots, 2, h, (after,))
+                _insert(slots, 2, h, (after,), s)
                 gained += 1
             continue
-        s = _home(h, capacity)
         while slots[2 * s + 1] != EMPTY and (slots[2 * s], slots[2 * s + 1]) != (h, before):
             s = (s + 1) % capacity
         if slots[2 * s + 1] == EMPTY:
@@ -115,16 +130,16 @@ def table_replace(slots: U64, hashes: U64, old: I64, new: I64) -> tuple[int, int
         if after != -1:
             slots[2 * s + 1] = after
         else:
-            _remove(slots, s)
+            _remove(slots, base, border, s)
             gained -= 1
     return gained, -1
 
 
-def _remove(slots: U64, hole: int) -> None:
+def _remove(slots: U64, base: int, border: int, hole: int) -> None:
     capacity = len(slots) // 2
     s = (hole + 1) % capacity
     while slots[2 * s + 1] != EMPTY:
-        home = _home(int(slots[2 * s]), capacity)
+        home = _begin(slots, base, border, int(slots[2 * s]))
         if (s - home) % capacity >= (s - hole) % capacity:
             slots[2 * hole : 2 * hole + 2] = slots[2 * s : 2 * s + 2]
             hole = s

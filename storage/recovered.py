@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.schema import RowKind
+from stelae.core.schema import VERSION_COLUMN, RowKind
 from stelae.core.values import rows_to_batch
 from stelae.storage.entry import (
     Entry,
@@ -29,6 +29,7 @@ from stelae.storage.image import Image, ImageMeta, summarize
 from stelae.storage.keys import KeyCodec
 from stelae.storage.layout import Layout, Row, versions_from
 from stelae.storage.merge import Summary
+from stelae.storage.transfer import imported_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +100,17 @@ class _Reader:
         self._first_index = self._first_index or entry.index
         self._last_index = entry.index
         if not entry.row_count:
+            self._next_version = max(self._next_version, entry.first_version)
             return
         if entry.first_version < self._next_version:
             raise self._corrupt(entry, f"version {entry.first_version} after {self._next_version}")
-        found = self._read_rows(entry) if entry.kind is EntryKind.ROWS else self._read_batch(entry)
+        if entry.kind is EntryKind.IMPORT:
+            found, self._next_version = self._read_import(entry)
+        else:
+            found = (self._read_rows if entry.kind is EntryKind.ROWS else self._read_batch)(entry)
+            self._next_version = entry.first_version + entry.row_count
         if found != entry.row_count:
             raise self._corrupt(entry, f"{found} of {entry.row_count} rows")
-        self._next_version = entry.first_version + entry.row_count
         self._row_count += entry.row_count
 
     @property
@@ -132,6 +137,19 @@ class _Reader:
         versions = versions_from(entry.first_version, batch.num_rows)
         self._pieces.append(self._layout.store(batch, kinds, versions))
         return int(batch.num_rows)
+
+    def _read_import(self, entry: Entry) -> tuple[int, int]:
+        """How many rows, and one more than the highest of their versions."""
+        self._flush_rows()
+        try:
+            batch = imported_batch(entry.payload, self._layout)
+        except CorruptData as error:
+            raise self._corrupt(entry, str(error)) from error
+        versions = batch.column(VERSION_COLUMN).to_numpy()
+        if not len(versions) or int(versions[0]) != entry.first_version:
+            raise self._corrupt(entry, "other versions than it says")
+        self._pieces.append(batch)
+        return len(versions), int(versions[-1]) + 1
 
     def _flush_rows(self) -> None:
         if not self._rows:

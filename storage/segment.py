@@ -266,10 +266,28 @@ class Segment:
         else:
             self._live += bytes(count)
             self.tombstone_count += count
-        self.bytes += batch.nbytes + 9 * count
-        self.memory_bytes += batch.nbytes + count
+        size_bytes = batch.nbytes
+        self.bytes += size_bytes + 9 * count
+        self.memory_bytes += size_bytes + count
         self.row_count += count
         self.next_version = first_version + count
+
+    def append_stored(self, batch: pa.RecordBatch, kind: RowKind, index: int) -> None:
+        """Append rows of another tablet: stored columns, with whatever versions they have."""
+        self._mark(index)
+        count = batch.num_rows
+        self._starts.append(self.row_count)
+        self.runs.append(SealedRun(self.layout, batch))
+        assert self._live is not None, "an open head has its mask"
+        self._live += b"\1" * count if kind is RowKind.ROW else bytes(count)
+        if kind is RowKind.ROW:
+            self.live_count += count
+        else:
+            self.tombstone_count += count
+        self.bytes += batch.nbytes
+        self.memory_bytes += batch.nbytes + count
+        self.row_count += count
+        self.next_version = int(batch.column(VERSION_COLUMN)[count - 1].as_py()) + 1
 
     def become_columnar(self, batch: pa.RecordBatch, size_bytes: int, *, sealed: bool) -> None:
         """Hold all rows as one batch of stored columns; row numbers and the mask stay."""
@@ -378,6 +396,12 @@ class Segment:
             return bytes(self._live)  # appends resize the mask of an open head in place
         self._live_shared = True
         return self._live
+
+    def live_between(self, first: int, last: int) -> NDArray[np.bool_] | None:
+        """Which of these rows are live just now; None: all."""
+        if self._live is None:
+            return None
+        return np.frombuffer(self._live, np.bool_)[first:last].copy()
 
     # ---- the log ----
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.messages import WriteOp
+from stelae.core.rpc import Blob
 from stelae.core.schema import TableSchema
 from stelae.storage.client_results import ClientResults
 from stelae.storage.entry import EntryKind
@@ -35,6 +36,7 @@ from stelae.storage.recovered import RecoveredSegment
 from stelae.storage.segment import Segment
 from stelae.storage.shapes import Shape
 from stelae.storage.store import RowStore
+from stelae.storage.transfer import Changes, changes_since, imported_batch, install
 from stelae.storage.write import Executed, group_payload, write_batch, write_rows
 
 __all__ = ["Executed", "Found", "SegmentStats", "TabletMemory", "group_payload"]
@@ -81,6 +83,10 @@ class TabletMemory:
         """Log index of the newest write."""
         self.last_delete_index = 0
         """Log index of the newest entry with a tombstone: who finds no row waits for it."""
+        self.forgot_below = 0
+        """Tombstones with versions below may have been forgotten: see `changes_since`."""
+        self.forgettings = 0
+        """So often some were, since this object was made."""
         self._store = RowStore(schema, table, self.codec)
         self._closed_bytes = 0
         self._shapes: dict[tuple[WriteOp, tuple[str, ...]], Shape] = {}
@@ -219,8 +225,40 @@ class TabletMemory:
         segment = self._store.segment(slot)
         assert segment.closed, "the head is not dropped"
         assert segment.live_count == 0, f"segment {segment.segment_id} has live rows"
+        if segment.tombstone_count:
+            self.forgot_below = max(self.forgot_below, segment.next_version)
+            self.forgettings += 1
         self._store.segments[slot] = None
         self._count_closed()
+
+    # ---- to and from another tablet ----
+
+    def changes_since(
+        self, version: int, limit_bytes: int, began_at: int | None = None
+    ) -> Changes | None:
+        """About so many bytes of what there is from ``version`` on (`stelae.storage.transfer`).
+
+        ``began_at``: what `forgettings` was when the receiver had nothing at all, and has got all
+        since from here. None: it cannot be brought up to date, as it may have rows whose tombstones
+        are forgotten, or has what was never here.
+        """
+        missed = 1 < version < self.forgot_below and began_at != self.forgettings
+        if version > self.next_version or missed:
+            return None
+        return changes_since(self._store, version, self.next_version, limit_bytes)
+
+    def import_changes(self, batch: pa.RecordBatch | None, next_version: int, index: int) -> None:
+        """Take what another tablet's `changes_since` gave, as log entry ``index``; this one's next
+        version was where that began. ``batch``: checked, by `imported_batch`."""
+        assert next_version >= self.next_version, "versions rise"
+        if batch is not None and batch.num_rows and install(self._store, batch, index):
+            self.last_delete_index = index
+        self.next_version = next_version
+        self.last_index = index
+
+    def imported_batch(self, payload: Blob) -> pa.RecordBatch:
+        """Raises CorruptData: it holds no rows in the columns that this tablet stores."""
+        return imported_batch(payload, self._store.layout)
 
     # ---- writing ----
 

@@ -19,11 +19,12 @@ import msgspec
 import pyarrow as pa
 
 from stelae.core.errors import CorruptData
-from stelae.core.ids import RequestId
+from stelae.core.ids import RequestId, TabletId
 from stelae.core.messages import Write, WriteOp
 from stelae.core.records import TableRecord
 from stelae.core.rpc import Blob
-from stelae.storage.entry import encode_batch
+from stelae.core.succession import SuccessionStage
+from stelae.storage.entry import Result, encode_batch
 
 FORMAT_VERSION = 1
 _PREFIX = struct.Struct("<BBHI")  # format, kind, reserved, bytes of the header
@@ -37,6 +38,8 @@ class CommandKind(enum.IntEnum):
     ALTER = 2
     MARK = 3
     GROUP = 4
+    IMPORT = 5
+    SUCCESSION = 6
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +88,32 @@ class MarkCommand(msgspec.Struct, frozen=True, array_like=True):
     stamp: Stamp
 
 
-Command: TypeAlias = WriteCommand | GroupCommand | AlterCommand | MarkCommand
+class ImportCommand(msgspec.Struct, frozen=True, array_like=True):
+    """What another tablet has, as `stelae.core.succession.ImportChanges` brings it; carried out
+    only if ``from_version`` is the next version."""
+
+    stamp: Stamp
+    from_version: int
+    next_version: int
+    results: tuple[Result, ...] = ()
+
+
+class SuccessionCommand(msgspec.Struct, frozen=True, array_like=True):
+    """The tablet makes way for its successor; ``stage`` OPEN: it does so no more.
+
+    A leader that is late opens what it has fenced; what is closed only the masters open, who have
+    given the successor up for good. Each names whom it is about, so a late one does no harm.
+    """
+
+    stamp: Stamp
+    successor: TabletId
+    stage: SuccessionStage
+    by_masters: bool = False
+
+
+Command: TypeAlias = (
+    WriteCommand | GroupCommand | AlterCommand | MarkCommand | ImportCommand | SuccessionCommand
+)
 
 
 class Decoded(NamedTuple):
@@ -119,6 +147,8 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Command]] = {
     CommandKind.GROUP: msgspec.msgpack.Decoder(GroupCommand),
     CommandKind.ALTER: msgspec.msgpack.Decoder(AlterCommand),
     CommandKind.MARK: msgspec.msgpack.Decoder(MarkCommand),
+    CommandKind.IMPORT: msgspec.msgpack.Decoder(ImportCommand),
+    CommandKind.SUCCESSION: msgspec.msgpack.Decoder(SuccessionCommand),
 }
 
 
@@ -175,11 +205,21 @@ def encode_mark(stamp: Stamp) -> bytes:
     return _joined(CommandKind.MARK, _encode(MarkCommand(stamp)))
 
 
+def encode_import(command: ImportCommand, stream: Blob | None) -> bytes:
+    """The command that takes in what another tablet has; ``stream``: its rows, as they came."""
+    return _joined(CommandKind.IMPORT, _encode(command), stream)
+
+
+def encode_succession(command: SuccessionCommand) -> bytes:
+    """The command by which a tablet makes way, or does so no more."""
+    return _joined(CommandKind.SUCCESSION, _encode(command))
+
+
 def is_stream_of(stream: Blob, batch: pa.RecordBatch) -> bool:
     """Whether a batch that was read from ``stream`` can be kept as that stream: not if columns were
     cast or left out, the stream is compressed, or has much besides its batch."""
-    size_bytes = memoryview(stream).nbytes
-    if not batch.nbytes <= size_bytes <= batch.nbytes + _STREAM_ROOM_BYTES:
+    besides_bytes = memoryview(stream).nbytes - batch.nbytes
+    if not 0 <= besides_bytes <= _STREAM_ROOM_BYTES:
         return False
     return bool(pa.ipc.read_schema(pa.py_buffer(stream)).equals(batch.schema))
 

@@ -22,6 +22,7 @@ from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId, TabletId
 from stelae.core.records import TableRecord
 from stelae.core.rpc import Blob
+from stelae.core.succession import NO_SUCCESSION, Succession
 from stelae.storage.client_results import ClientRecord
 from stelae.storage.image import Image
 from stelae.storage.tablet import SegmentStats
@@ -63,6 +64,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     next_segment_id: int
     images: tuple[ImageFile, ...]
     """In the order of the log."""
+    succession: Succession = NO_SUCCESSION
 
     @property
     def size_bytes(self) -> int:

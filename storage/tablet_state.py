@@ -31,6 +31,7 @@ from stelae.core.ids import OpId, RequestId, TabletId
 from stelae.core.messages import Write, WriteMany, WriteOp
 from stelae.core.records import TableRecord
 from stelae.core.schema import TableSchema
+from stelae.core.succession import NO_SUCCESSION, Succession, SuccessionStage
 from stelae.storage.checksum import ChecksumSource
 from stelae.storage.client_results import ClientRecord
 from stelae.storage.entry import decode_batch
@@ -43,7 +44,9 @@ from stelae.storage.tablet import TabletMemory
 from stelae.storage.tablet_commands import (
     AlterCommand,
     GroupCommand,
+    ImportCommand,
     MarkCommand,
+    SuccessionCommand,
     WriteCommand,
     decode_command,
 )
@@ -80,6 +83,7 @@ class Flush:
     now_s: float
     clients: tuple[ClientRecord, ...]
     next_segment_id: int
+    succession: Succession
 
 
 class SealedImage(NamedTuple):
@@ -107,6 +111,9 @@ class TabletStateMachine:
         """The group's time, as of the last command."""
         self.applied_index = 0
         """Of the last command; entries that are none follow it unseen."""
+        self.succession = NO_SUCCESSION
+        self.keeps_all = False
+        """Of a leader whose successor is being brought up: no tombstone is forgotten meanwhile."""
         self._log_bytes = 0  # of commands since the last flush began
         self._next_segment_id = 1
         self._files: dict[int, ImageFile] = {}
@@ -121,7 +128,7 @@ class TabletStateMachine:
         Returns:
             Of a write its outcome (`stelae.storage.outcomes.answer`), of a group those of its
             calls, of an alter the version of the schema in force, of a mark its index
-            (`checksum`).
+            (`checksum`), of an import the next version, of a succession the stage in force.
 
         Raises:
             CorruptData: the command is not understood here. The replica must stop.
@@ -139,6 +146,10 @@ class TabletStateMachine:
             outcome = self._write_group(body, index)
         elif isinstance(body, AlterCommand):
             outcome = self._alter(body.table)
+        elif isinstance(body, ImportCommand):
+            outcome = self._import(body, decoded.blob, index)
+        elif isinstance(body, SuccessionCommand):
+            outcome = self._give_way(body)
         else:
             assert isinstance(body, MarkCommand)
             outcome = index
@@ -220,15 +231,40 @@ class TabletStateMachine:
         view = self.schemas.view(schema_version)
         if view is not None:
             rows, columns = view.write(op, rows, columns)
+        self._open_head()
+        return self.memory.execute(op, rows, if_versions, index, columns)
+
+    def _open_head(self) -> None:
         if not self.memory.has_head or self.memory.head_bytes >= _HEAD_BYTES_MAX:
             self.memory.new_head(self._next_segment_id)
             self._next_segment_id += 1
-        return self.memory.execute(op, rows, if_versions, index, columns)
 
     def _require_founded(self) -> None:
-        """Until the log says what table it is of, replicas may know different things of it."""
+        """Until the log says what table it is of, replicas may know different things of it. Once it
+        makes way for a successor, nothing is written any more."""
         if not self.is_founded:
             raise TabletNotReady(self.tablet_id, "to hear what table it is of")
+        if self.succession.stage is not SuccessionStage.OPEN:
+            raise TabletNotReady(self.tablet_id, f"served as {self.succession.successor}")
+
+    # ---- giving way to another tablet, and taking over from one -------------------------------
+
+    def _import(self, body: ImportCommand, blob: memoryview | None, index: int) -> int:
+        memory = self.memory
+        if body.from_version == memory.next_version and self.is_founded:
+            try:
+                batch = None if blob is None else memory.imported_batch(blob)
+            except CorruptData:  # it is of another schema than the table has by now
+                return memory.next_version
+            self._open_head()
+            memory.import_changes(batch, body.next_version, index)
+            memory.results.restore(body.results, self.now_s)
+        return memory.next_version
+
+    def _give_way(self, body: SuccessionCommand) -> int:
+        now = self.succession.after(body.successor, body.stage, by_masters=body.by_masters)
+        self.succession = now
+        return now.stage if now.successor == body.successor else SuccessionStage.OPEN
 
     def _alter(self, table: TableRecord) -> int:
         """Take over a newer record; the first one whatever was known here before."""
@@ -304,7 +340,7 @@ class TabletStateMachine:
             memory.close_head()
         self._log_bytes = 0
         closed = [segment for segment in memory.statistics() if segment.closed]
-        gone = droppable(closed)
+        gone = [False] * len(closed) if self.keeps_all else droppable(closed)
         kept = tuple([s.slot for s, drop in zip(closed, gone, strict=True) if not drop])
         return Flush(
             last,
@@ -316,6 +352,7 @@ class TabletStateMachine:
             self.now_s,
             memory.results.records(),
             self._next_segment_id,
+            self.succession,
         )
 
     def seal(self, flush: Flush, slot: int) -> SealedImage:
@@ -348,6 +385,7 @@ class TabletStateMachine:
                 flush.clients,
                 flush.next_segment_id,
                 tuple([self._files[slot] for slot in flush.kept]),
+                flush.succession,
             )
         )
 
@@ -383,6 +421,8 @@ class TabletStateMachine:
         memory.adopt([RecoveredSegment.from_image(image) for image in images], None, 0.0)
         memory.results.load(manifest.clients)
         memory.next_version = manifest.next_version
+        memory.forgot_below = manifest.next_version  # what segments were left out, nobody notes
+        self.succession = manifest.succession
         memory.last_index = self.applied_index = manifest.last.index
         self.now_s = manifest.now_s
         self._log_bytes = 0
@@ -420,7 +460,10 @@ class TabletStateMachine:
     def _source(self) -> ChecksumSource:
         memory, table = self.memory, self.schemas.table
         record = table if self.is_founded else None
+        rest: tuple[object, ...]
         rest = (memory.next_version, self.now_s, memory.results.records(), record)
+        if self.succession != NO_SUCCESSION:
+            rest = (*rest, self.succession)
         crc = crc32c(msgspec.msgpack.encode(rest))
         return ChecksumSource(self.applied_index, memory.schema, memory.scan_snapshot(), crc)
 

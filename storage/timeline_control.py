@@ -196,6 +196,21 @@ def log_cut(before: TimelineControl, from_lsn: int) -> TimelineControl:
     return _next(before, cut=LogCut(before.cut.number + 1, from_lsn))
 
 
+def reopened(before: TimelineControl, found: TimelineControl, flush_lsn: int) -> TimelineControl:
+    """To be written after the disk failed: ``before`` is what was known, ``found`` is read now.
+
+    Nobody knows whether ``found`` would outlive a crash, so it is written once more. What the log
+    has after ``flush_lsn`` was never made durable, although it can be read: it does not count.
+    """
+    both = before.presence is found.presence is Presence.RESIDENT
+    if not both or found.incarnation != before.incarnation:
+        return _next(found)  # a new log is durable before a control file names it
+    end_lsn = flush_lsn
+    if found.cut.number > before.cut.number:
+        end_lsn = min(flush_lsn, found.cut.from_lsn - 1)
+    return log_cut(found, end_lsn + 1)
+
+
 def restarted(before: TimelineControl, base_lsn: int, incarnation: int) -> TimelineControl:
     """The log is empty and begins after ``base_lsn``: what was before is committed, and needed no
     more. What lay here or was offloaded is to go."""

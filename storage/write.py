@@ -190,7 +190,7 @@ def write_batch(
     head = store.head
     assert head is not None, "a tablet writes once it has a head"
     hashes = store.codec.hash_batch(batch)
-    prior = _plan(store, batch, hashes)
+    prior = plan(store, batch, hashes)
     _check_batch(store, op, batch, prior, if_versions, first_version)
     deletes = op is WriteOp.DELETE
     full = _complete(store, op, batch, prior)
@@ -210,7 +210,7 @@ def write_batch(
     return Executed(EntryKind.BATCH, first_version, count, batch=full)
 
 
-def _plan(store: RowStore, batch: pa.RecordBatch, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+def plan(store: RowStore, batch: pa.RecordBatch, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
     """What each row's key has at its turn: a position, -1, or -(j + 2) for row j of the batch."""
     prior = store.index.plan(hashes)
     if store.codec.exact:

@@ -14,7 +14,7 @@ ALL: tuple[Durability, ...] = (
     replicas(3),
     wal(3, ("disk",)),
 )
-ONE_OF_EACH_KIND: tuple[Durability, ...] = (segments("ram", "ram"), replicas(3))
+ONE_OF_EACH_KIND: tuple[Durability, ...] = (segments("ram", "ram"), replicas(3), wal(3, ("ram",)))
 
 
 def as_json(durability: Durability) -> dict[str, Any]:

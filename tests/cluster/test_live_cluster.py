@@ -13,7 +13,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from stelae import Database, Table, errors, hash_partition, replicas, segments
+from stelae import Database, Table, errors, hash_partition, replicas, segments, wal
 from stelae.cli import problems_of
 from stelae.core.durability import Durability
 from stelae.demo_writers import Writers, check_table, load_table
@@ -22,7 +22,8 @@ pytestmark = pytest.mark.ray
 
 LIMIT_S = 60.0
 POLL_S = 0.05
-SERVERS = 9
+SAFEKEEPERS = 3
+SERVERS = 9 + SAFEKEEPERS
 EMPTY_BYTES_MAX = 300 << 20
 NOT_IN_SERVERS = ("/pandas/", "/matplotlib/", "/scipy/", "/polars/", "/pyspark/")
 SCHEMA = pa.schema(
@@ -32,7 +33,7 @@ SCHEMA = pa.schema(
 
 @pytest.fixture(scope="module")
 def db(launch_small: Callable[..., Database]) -> Database:
-    return launch_small("live")
+    return launch_small("live", safekeepers={"count": SAFEKEEPERS})
 
 
 def rows_of(count: int) -> pa.Table:
@@ -97,7 +98,7 @@ def victims(db: Database, kind: str, table: str) -> list[dict[str, Any]]:
     ]
 
 
-SEGMENTS, REPLICAS = segments("disk", "disk"), replicas(3)
+SEGMENTS, REPLICAS, WAL = segments("disk", "disk"), replicas(3), wal(3, ("disk", "disk"))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,9 @@ SEGMENTS, REPLICAS = segments("disk", "disk"), replicas(3)
         ("tserver and backup", SEGMENTS),
         ("tserver", REPLICAS),
         ("leader master", REPLICAS),
+        ("tserver", WAL),
+        ("safekeeper", WAL),
+        ("tserver and safekeeper", WAL),
     ],
     ids=str,
 )
@@ -146,7 +150,7 @@ def test_a_kill_under_load_loses_nothing_and_the_cluster_heals(
 # ---- much at once ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("durability", [SEGMENTS, REPLICAS], ids=str)
+@pytest.mark.parametrize("durability", [SEGMENTS, REPLICAS, WAL], ids=str)
 def test_one_call_of_63_mib_for_one_tablet_is_carried_out(
     db: Database, durability: Durability
 ) -> None:
@@ -162,7 +166,7 @@ def test_one_call_of_63_mib_for_one_tablet_is_carried_out(
 # ---- bad input ------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[SEGMENTS, REPLICAS], ids=str)
+@pytest.fixture(scope="module", params=[SEGMENTS, REPLICAS, WAL], ids=str)
 def table(request: pytest.FixtureRequest, db: Database) -> Iterator[Table]:
     made = db.create_table(
         "input", SCHEMA, key="id", partition=hash_partition("id", 2), durability=request.param

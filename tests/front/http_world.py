@@ -21,6 +21,8 @@ from stelae.serve.app import make_app
 from stelae.serve.guard import Limits
 from stelae.serve.tokens import Role, TokenVerifier, make_token
 
+SAFEKEEPERS = 4
+"""One more than a table of ``wal(3)`` needs: its logs can move."""
 ARROW = "application/vnd.apache.arrow.stream"
 PROBLEM = "application/problem+json"
 
@@ -61,7 +63,7 @@ class World:
 
 @asynccontextmanager
 async def http_world(root: Path, durability: Durability | None = None) -> AsyncIterator[World]:
-    async with local_cluster(root, tservers=3) as cluster:
+    async with local_cluster(root, tservers=3, safekeepers=SAFEKEEPERS) as cluster:
         yield World(cluster, durability=durability)
 
 

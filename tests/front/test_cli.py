@@ -17,7 +17,8 @@ import pyarrow as pa
 import pytest
 
 from stelae import cli, cli_values
-from stelae.cli_output import show_locations
+from stelae.cli_output import partition_words, show_locations
+from stelae.core.durability import replicas, segments, wal
 from stelae.core.errors import ColumnNotFound, InvalidArgument, StelaeError
 from stelae.core.schema import TableSchema
 from tests.unit.client.scripted import as_group, locations
@@ -248,6 +249,17 @@ def test_locations_show_leader_and_other_replicas(
     assert [replica["is_leader"] for replica in document["replicas"]] == [True, False, False]
 
 
+def test_how_a_table_is_cut_is_told_in_words() -> None:
+    """As people say it; programs get the document."""
+    by_hash = {"columns": ["id", "day"], "buckets": 4}
+    by_range = {"columns": ["day"], "splits": [[5], [9]]}
+    assert partition_words({"hash": None, "range": None}) == "one tablet"
+    assert partition_words({"hash": by_hash, "range": None}) == "hash of id, day into 4"
+    assert partition_words({"hash": by_hash, "range": by_range}) == (
+        "hash of id, day into 4; ranges of day, cut at 5, 9"
+    )
+
+
 # ---- a cluster ------------------------------------------------------------------------------
 
 
@@ -408,6 +420,18 @@ def test_columns_and_defaults_are_read_as_people_write_them() -> None:
         cli_values.defaults_of({"zz": "1"}, schema, fields, {})
     with pytest.raises(InvalidArgument, match="default of column 'n'"):
         cli_values.defaults_of({"n": "many"}, schema, fields, {})
+
+
+def test_a_durability_is_read_as_it_is_written_in_python() -> None:
+    """Nothing else is, and nothing is carried out."""
+    read = cli_values.durability_of
+    assert read("wal(3)") == wal(3)
+    assert read("wal(1, segments=('disk',))") == wal(1, ("disk",))
+    assert read("segments('disk', 'ram')") == segments("disk", "ram")
+    assert read("replicas(5)") == replicas(5)
+    for wrong in ("wal", "wal(", "wal(3, x=1)", "print(3)", "replicas(exit())", "replicas(4)", ""):
+        with pytest.raises(InvalidArgument, match=r"odd number|--durability"):
+            read(wrong)
 
 
 def test_every_error_family_has_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -196,6 +196,8 @@ async def test_the_number_of_replicas_is_changed_both_ways_while_rows_come(
         for wrong in ("2", "9"):
             command = ("table", "alter", "r", "--replicas", wrong)
             assert (await asyncio.to_thread(run, capsys, *command))[0] == 2
+        command = ("table", "alter", "r", "--replicas", "3", "--durability", "wal(3)")
+        assert (await asyncio.to_thread(run, capsys, *command))[0] == 2
         goes_on = False
         await writer
         assert (await table.scan()).num_rows == written

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cluster_fixture import LocalCluster, local_cluster
 
-from stelae import cli_safekeepers, cli_timelines
+from stelae import cli_check, cli_safekeepers, cli_timelines
 from stelae.aio import Loop
 from stelae.api import Database
 from stelae.cli_timelines import aborted, is_decided
@@ -44,7 +44,7 @@ def doors(monkeypatch: pytest.MonkeyPatch) -> Callable[[LocalCluster], None]:
 
     def open_to(cluster: LocalCluster) -> None:
         monkeypatch.setenv("COLUMNS", "250")
-        for module in (cli_safekeepers, cli_timelines):
+        for module in (cli_check, cli_safekeepers, cli_timelines):
             monkeypatch.setattr(module, "open_cluster", lambda _: database_of(cluster))
 
     return open_to
@@ -307,7 +307,9 @@ async def test_a_move_that_ends_otherwise_and_a_dead_safekeeper_are_exit_code_1(
                 break
             await asyncio.sleep(0.02)
         code, out = await asyncio.to_thread(run, capsys, "safekeeper", "status", "--json")
-        problem = f"{(await names_of(cluster))[spare]} (safekeeper {spare}) is active, but not live"
+        named = f"{(await names_of(cluster))[spare]} (safekeeper {spare})"
+        remedy = f"stelae safekeeper set-status {spare} decommissioned"
+        problem = f"{named} is active, but not live: if it never comes back: {remedy}"
         assert (code, json.loads(out)["problems"]) == (1, [problem])
         code, out = await asyncio.to_thread(run, capsys, *command)
         assert code == 2, out
@@ -339,6 +341,46 @@ async def test_one_that_is_decommissioned_gives_its_logs_to_others(
                 view = await cluster.database.locate_timeline(tablet)
         order = ("safekeeper", "migrate", "--from", str(spare), "--to", str(first))
         assert (await asyncio.to_thread(run, capsys, *order))[0] == 2
+
+
+async def test_a_check_sees_logs_that_are_not_whole(
+    tmp_path: Path, doors: Callable[[LocalCluster], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1, and which safekeeper lacks what; 0 when it is whole again. One that is lost is
+    no problem any more once it is decommissioned, and others have its logs."""
+    async with local_cluster(tmp_path, safekeepers=4) as cluster:
+        doors(cluster)
+        table = await cluster.database.create_table("w", SCHEMA, key="id", durability=WAL3)
+        await table.insert([{"id": n} for n in range(10)])
+        (tablet,) = await tablets_of(cluster, "w")
+        members = await members_of(cluster, tablet)
+        code, out = await asyncio.to_thread(run, capsys, "check", "--wait", "20")
+        assert code == 0, out
+
+        keepers = await cluster.safekeepers_by_id()
+        broken = keepers[members[0]]
+        store = broken.timelines.store(TabletId(tablet))
+        timeline = store.timelines[TabletId(tablet)]
+        timeline.failure = OSError("the disk has failed")
+        code, out = await asyncio.to_thread(run, capsys, "check")
+        words = " ".join(out.split())
+        assert code == 1, out
+        assert f"safekeeper {members[0]} has given its log up: the disk has failed" in words
+        assert f"stelae safekeeper migrate --tablet {tablet}" in words
+        assert "its log, generation 1" in words
+        code, out = await asyncio.to_thread(run, capsys, "check", "--json")
+        (shown,) = json.loads(out)["tablets"]
+        assert shown["verdict"] == "under-replicated"
+        assert [each["held"]["presence"] for each in shown["log"]].count("failed") == 1
+        timeline.failure = None
+
+        await keepers[members[1]].stop()
+        status = ("safekeeper", "set-status", str(members[1]), "decommissioned")
+        assert (await asyncio.to_thread(run, capsys, *status))[0] == 0
+        code, out = await asyncio.to_thread(run, capsys, "check", "--wait", "30")
+        assert code == 0, out
+        assert "is away for good: it is decommissioned" in " ".join(out.split())
+        assert members[1] not in await members_of(cluster, tablet)
 
 
 def cli_main(*arguments: str) -> None:
@@ -385,6 +427,13 @@ def test_a_stage_names_what_failed_before_what_is_waited_for() -> None:
 def view(number: int, name: str, *, live: bool = True, broken: int = 0) -> SafekeeperView:
     record = SafekeeperRecord(SafekeeperId(number), ServerUuid(str(number)), name, "n")
     return SafekeeperView(record, live, 0.0, Address("a:1"), 0, broken)
+
+
+def test_one_that_is_away_has_its_logs_taken_over() -> None:
+    """As long as it is a member nobody has to say anything."""
+    away = SafekeeperView(view(1, "s").record, False, 60.0, Address("a:1"), 2, 0)
+    (problem,) = cli_safekeepers.problems_of(away)
+    assert problem.endswith("not live: if it stays away, others take over its logs (2)")
 
 
 def test_broken_logs_are_a_problem_of_those_that_are_to_stay() -> None:

@@ -177,7 +177,7 @@ async def test_status_documents_agree(world: World, http: httpx.AsyncClient) -> 
     await make_flights(world, http, 10)
     cluster = (await http.get("/v1/cluster")).json()
     kinds = {server["kind"] for server in (await http.get("/v1/servers")).json()["servers"]}
-    assert kinds == {"master", "tserver", "backup"}
+    assert kinds == {"master", "tserver", "safekeeper", "backup"}
     assert (await http.get("/v1/recoveries")).json() == {"recoveries": cluster["recoveries"]}
     for tablet in cluster["tablets"]:
         shown = (await http.get(f"/v1/tablets/{tablet['id']}")).json()

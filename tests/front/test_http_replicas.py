@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from stelae.core.durability import replicas, segments
+from stelae.core.durability import replicas
 from stelae.core.errors import InvalidArgument
 from tests.front.http_world import World, local_cluster, problem_of
 
@@ -34,7 +34,7 @@ async def test_replicas_of_a_table_are_changed_over_http(tmp_path: Path) -> None
             (tablet,) = (await http.get("/v1/tables/t/tablets")).json()["tablets"]
             assert [member["voter"] for member in tablet["replicas"]] == [True] * 3
             assert (await http.get("/v1/tables/t/rows/1")).json() == {"id": 1}
-            for wanted in ({"replicas": 2}, {"segments": ["disk"]}):
+            for wanted in ({"replicas": 2}, {"wal": 3, "segments": []}):
                 answer = await http.patch("/v1/tables/t", json={"durability": wanted})
                 problem_of(answer, 400, "invalid-argument")
             assert (await http.get("/v1/copies")).json() == {"copies": []}
@@ -42,5 +42,5 @@ async def test_replicas_of_a_table_are_changed_over_http(tmp_path: Path) -> None
         table = await database.table("t")
         await table.alter(durability=replicas(1))
         assert (await database.table("t")).record.durability == replicas(1)
-        with pytest.raises(InvalidArgument, match="Create another table"):
-            await table.alter(durability=segments("disk"))
+        with pytest.raises(InvalidArgument, match="one after the other"):
+            await table.alter(durability=replicas(3), add_columns={"more": pa.int8()})

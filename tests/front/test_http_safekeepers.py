@@ -89,8 +89,11 @@ async def test_safekeepers_are_listed_and_their_status_is_set(http: httpx.AsyncC
     assert (await http.get(f"{SAFEKEEPERS}/5")).json()["status"] == "offline"
     answer = await http.post(SAFEKEEPERS, json={"id": 5})
     assert (answer.status_code, answer.json()["status"]) == (200, "offline")
-    answer = await http.post(SAFEKEEPERS, json={"id": 5, "status": "active"})
-    assert (answer.status_code, answer.json()["status"]) == (200, "active")
+    host, port = listed[4]["address"].split(":")
+    again = {"id": 5, "status": "active", "host": host, "port": int(port)}
+    for body in ({"id": 5, "status": "active"}, again, again):
+        answer = await http.post(SAFEKEEPERS, json=body)
+        assert (answer.status_code, answer.json()["status"]) == (200, "active")
 
 
 async def test_a_timeline_moves_and_its_path_tells_of_it(http: httpx.AsyncClient) -> None:
@@ -255,7 +258,10 @@ REFUSED: list[tuple[str, str, Any, int, str]] = [
     # Bodies that do not fit.
     ("POST", SAFEKEEPERS, {"id": 1, "status": "gone"}, 422, "invalid-request"),
     ("POST", SAFEKEEPERS, {"status": "offline"}, 422, "invalid-request"),
-    ("POST", SAFEKEEPERS, {"id": 1, "host": "h", "status": "offline"}, 422, "invalid-request"),
+    ("POST", SAFEKEEPERS, {"id": 1, "host": "h", "status": "offline"}, 400, "invalid-argument"),
+    ("POST", SAFEKEEPERS, {"id": 1, "port": 1, "status": "offline"}, 400, "invalid-argument"),
+    ("POST", SAFEKEEPERS, {"id": 1, "port": 0, "status": "offline"}, 422, "invalid-request"),
+    ("POST", SAFEKEEPERS, {"id": 1, "uuid": "u", "status": "offline"}, 422, "invalid-request"),
     ("PUT", f"{SAFEKEEPERS}/1/status", {"status": "gone"}, 422, "invalid-request"),
     ("PUT", f"{SAFEKEEPERS}/1/status", {}, 422, "invalid-request"),
     ("PUT", f"{SAFEKEEPERS}/migrate", {"src_sk": 2}, 422, "invalid-request"),
@@ -289,6 +295,28 @@ async def test_what_is_refused_is_a_problem_and_changes_nothing(http: httpx.Asyn
         answer = await http.request(method, where, content=b"x", headers={"content-type": "a/b"})
         problem_of(answer, 415, "unsupported-media-type")
     assert await everything(http) == before
+
+
+@pytest.mark.parametrize("status", ["offline", "decommissioned"])
+async def test_nothing_moves_to_those_that_are_to_be_away(
+    http: httpx.AsyncClient, status: str
+) -> None:
+    """Neither of one timeline, nor of a table, nor of a safekeeper; nothing changes."""
+    tablets = await tablets_of(http, "w")
+    tenant = "/control/v1/tenant/w/safekeeper_migrate"
+    await http.put(tenant, json={"desired_set": [1, 2, 3]})
+    for tablet in tablets:
+        await moved(http, f"/control/v1/tenant/w/timeline/{tablet}/", [1, 2, 3])
+    assert (await http.put(f"{SAFEKEEPERS}/5/status", json={"status": status})).status_code == 200
+    before = await everything(http)
+    timeline = f"/control/v1/tenant/w/timeline/{tablets[0]}/safekeeper_migrate"
+    for path in (tenant, timeline):
+        answer = await http.put(path, json={"desired_set": [1, 2, 5]})
+        assert status in str(problem_of(answer, 400, "invalid-argument")["detail"])
+    answer = await http.put(f"{SAFEKEEPERS}/migrate", json={"src_sk": 1, "dst_sk": 5})
+    assert status in str(problem_of(answer, 400, "invalid-argument")["detail"])
+    assert await everything(http) == before
+    assert (await http.put(f"{SAFEKEEPERS}/5/status", json={"status": "active"})).status_code == 200
 
 
 async def test_only_admins_change_anything(http: httpx.AsyncClient, keepers: World) -> None:

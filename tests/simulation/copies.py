@@ -370,6 +370,8 @@ def leading(world: World) -> str | None:
 def agree(world: World) -> bool:
     """True once all servers hold a replica, and the same rows."""
     servers = [world.server(name) for name in NAMES]
+    if None in servers:
+        return False  # one's disk has failed since
     rows = [server.registers.rows for server in servers]
     ready = all(GROUP in server.replicas for server in servers)
     return ready and all(other == rows[0] for other in rows)

@@ -16,6 +16,7 @@ from typing import Any
 
 from stelae.client.masters import MastersClient
 from stelae.core.errors import InvalidArgument, OutcomeUnknown, RetryElsewhere, RetryLater
+from stelae.core.ids import ClientId, RequestId
 from stelae.core.member_messages import (
     ADD_MASTER,
     LIST_MASTERS,
@@ -52,6 +53,7 @@ class Operator:
         self._rng: random.Random = world.rng("operator")
         self._masters = MastersClient(world.client("operator"), list(cluster.addresses.values()))
         self._doubt_until_s = 0.0
+        self._orders = 0
         self.lost: list[str] = []
         """UUIDs of masters whose disk is gone."""
 
@@ -63,6 +65,11 @@ class Operator:
         except OutcomeUnknown:
             self._doubt_until_s = asyncio.get_running_loop().time() + SETTLED_S
             return None
+
+    def _number(self) -> RequestId:
+        """Of the next order; the answers of those before are not waited for any more."""
+        self._orders += 1
+        return RequestId(ClientId("operator"), self._orders, self._orders)
 
     async def members(self) -> MasterSet | None:
         found: MasterSet | None = await self._call(LIST_MASTERS, Empty())
@@ -112,11 +119,11 @@ class Operator:
     async def _add(self, name: str) -> None:
         info = self._running(name)
         if info is not None:
-            order = AddMaster(info.uuid, name, info.address)
+            order = AddMaster(self._number(), info.uuid, name, info.address)
             self.done += await self._call(ADD_MASTER, order) is not None
 
     async def _remove(self, uuid: str) -> None:
-        self.done += await self._call(REMOVE_MASTER, RemoveMaster(uuid)) is not None
+        self.done += await self._call(REMOVE_MASTER, RemoveMaster(self._number(), uuid)) is not None
 
     async def settle(self) -> None:
         """Everything healed: nobody lost is left among them, and nobody waits for a vote."""

@@ -11,6 +11,7 @@ from unittest.mock import patch
 from stelae.actors.freshness import Freshness
 from stelae.actors.replica_storage import ReplicaStorage
 from stelae.actors.replicated_tablet import ReplicatedTablet
+from stelae.client.gathering import Gathering
 from stelae.storage.tablet_state import TabletStateMachine
 
 
@@ -38,6 +39,16 @@ async def _trims_too_much(self: ReplicaStorage, keep_from: int) -> None:
         await self._remove(self._files.pop(0))
 
 
+async def _to_another_call(self: Gathering, waiting: Any) -> Any:
+    found = list(await _outcomes(self, waiting))
+    return [*found[1:], found[0]]
+
+
+async def _turned_round(self: ReplicatedTablet, *given: Any) -> tuple[bytes, ...]:
+    return tuple(reversed(await _write_many(self, *given)))
+
+
+_outcomes, _write_many = Gathering._outcomes, ReplicatedTablet.write_many
 _manifest, _apply = TabletStateMachine.manifest, TabletStateMachine.apply
 
 BUGS: dict[str, tuple[Any, str, Any]] = {
@@ -48,6 +59,12 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
     "the log is cut beyond the flush": (ReplicaStorage, "trim", _trims_too_much),
 }
 
+GATHERED: dict[str, tuple[Any, str, Any]] = {
+    "a gathered answer goes to another call": (Gathering, "_outcomes", _to_another_call),
+    "the outcomes of a message are turned round": (ReplicatedTablet, "write_many", _turned_round),
+}
+"""Of small writes that travel together; the scenario `replicas` finds them."""
+
 
 @contextmanager
 def planted(bug: str) -> Iterator[None]:
@@ -55,6 +72,6 @@ def planted(bug: str) -> Iterator[None]:
     if not bug:
         yield
         return
-    owner, name, broken = BUGS[bug]
+    owner, name, broken = {**BUGS, **GATHERED}[bug]
     with patch.object(owner, name, broken):
         yield

@@ -35,6 +35,8 @@ T = TypeVar("T")
 PASSING = "passing"
 ROWS = 6
 PAUSE_S = 0.8
+LOOKS_MAX = 600
+LOOK_S = 0.2
 TROUBLE = (RetryLater, RetryElsewhere, OutcomeUnknown)
 
 
@@ -90,23 +92,32 @@ class Operators:
                 self._world.note("operators", f"the passing table: {error}")
 
     async def end(self) -> None:
-        """Take back what would keep the cluster from coming to rest."""
+        """Take back what would keep the cluster from coming to rest.
+
+        Once the first order is acknowledged, none that was given up before is carried out any more,
+        and what was taken back stays so: what is seen then is all that there is.
+        """
         await self.patiently(lambda: self._database.rebalancing(0.0, timeout=5.0))
-        for server in await self._all_tservers():
-            uuid = server["uuid"]
+        servers = await self._all_tservers()
+        retiring = [s["name"] for s in servers if s["retiring"] and s["state"] == "live"]
+        assert retiring in ([], [self._retired]), f"{retiring} retire, not {self._retired}"
+        for server in servers:
             if server["maintenance"]:
-                await self._unless_gone(self._database.maintain_server, uuid, False)
+                await self._unless_gone(self._database.maintain_server, server["uuid"], False)
             if server["retiring"] and len(self._cluster.tservers) <= self._most:
-                await self._unless_gone(self._cancel, uuid)
+                await self._unless_gone(self._cancel, server["uuid"])
 
     async def _all_tservers(self) -> list[dict[str, Any]]:
         """A leader master that has just begun has not heard all of them yet."""
-        wanted = {name: None for name in self._cluster.tservers}
-        while True:
+        missing: list[str] = []
+        for _ in range(LOOKS_MAX):
             found = await self.patiently(lambda: self._database.tservers(timeout=5.0))
-            if wanted.keys() <= {server["name"] for server in found}:
+            heard = {server["name"]: None for server in found if server["state"] == "live"}
+            missing = [name for name in self._cluster.tservers if name not in heard]
+            if not missing:
                 return found
-            await self._sleep(0.2)
+            await self._sleep(LOOK_S)
+        raise AssertionError(f"{missing} are not heard by the masters")
 
     async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer to a question; messages are lost in a healed cluster too."""

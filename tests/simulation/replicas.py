@@ -126,12 +126,12 @@ async def _run(world: World, always: Always) -> Tally:
         task.result()
     await nemesis.finish()
     await world.spawn("operators", operators.end())
-    restarted = await _rest(world, look, census, operators)
+    restarted = await _rest(world, look, census)
     await _read_all(world, cluster, history)
     require_rows(history)
     for client in clients:
         client.old.judge(history)
-    await _rest(world, look, census, operators)
+    await _rest(world, look, census)
     await world.spawn("operators", _check(admin))
     return _tally(world, always, census, history, clients, operators, restarted)
 
@@ -146,12 +146,8 @@ def _leading(look: Cluster) -> str | None:
     return None
 
 
-async def _rest(world: World, look: Cluster, census: Census, operators: Operators) -> int:
-    """Wait until all is as it should be; returns how many servers had to be started again.
-
-    An order of operators whose outcome they never learnt may have been carried out after they took
-    everything back: as people would, they look again where nothing gets better.
-    """
+async def _rest(world: World, look: Cluster, census: Census) -> int:
+    """Wait until all is as it should be; returns how many servers had to be started again."""
     deadline_s, calm_since_s, said, restarted = world.loop.time() + HEAL_TIMEOUT_S, 0.0, "", 0
     while problem := look.unrest():
         now_s = world.loop.time()
@@ -161,7 +157,6 @@ async def _rest(world: World, look: Cluster, census: Census, operators: Operator
             said, calm_since_s = problem, now_s
         if now_s - calm_since_s > CALM_S:
             calm_since_s = now_s
-            await world.spawn("operators", operators.end())
             for name, server in look.servers.items():
                 if server.replicas._failed:
                     world.restart(name)

@@ -6,8 +6,9 @@ hand: who lives, which owner has which term (in some worlds two owners get the s
 backups are said to hold.
 
 Judged (`tests.simulation.safekeeper_judge`): no acknowledged entry is lost or changed, one leader
-per term; once the faults end, every migration ends, its members have the timeline and nobody else
-has, a writer is elected and answered, and all safekeepers agree on what is committed.
+per term; every step is one of the model in `spec/` (`stelae.simulation.timeline_trace`); once the
+faults end, every migration ends, its members have the timeline and nobody else has, a writer is
+elected and answered, and all safekeepers agree on what is committed.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import asyncio
 import contextlib
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
-from unittest.mock import patch
 
 from stelae.actors.backup import Backup
 from stelae.actors.cas_files import FilesBackend
@@ -28,11 +28,9 @@ from stelae.actors.membership import Membership
 from stelae.actors.migration_runner import MigrationRunner, RunnerSettings
 from stelae.actors.safekeeper import Safekeeper
 from stelae.actors.safekeeper_ports import SafekeeperPorts
-from stelae.actors.safekeeper_timeline import ActiveTimeline
 from stelae.actors.timeline import Timeline
 from stelae.actors.timeline_proposer import AcceptorMailbox, TimelineProposer
-from stelae.consensus.wal_acceptor import AcceptorReady, WalAcceptor
-from stelae.consensus.wal_messages import ToProposer, WalAppendResponse
+from stelae.actors.timeline_store import TimelineStore
 from stelae.coordinator.migration_steps import (
     Abort,
     FinishPending,
@@ -42,9 +40,10 @@ from stelae.coordinator.migration_steps import (
     SafekeeperStatus,
 )
 from stelae.core.configurations import TimelineId, TimelineRecord
-from stelae.core.errors import Overloaded, StelaeError
+from stelae.core.errors import Overloaded, StelaeError, TabletNotReady
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.replication import Entry
 from stelae.core.safekeeper_calls import HeldTimeline
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
@@ -58,8 +57,10 @@ from stelae.simulation.instance import SimRuntime
 from stelae.simulation.nemesis import Nemesis
 from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
+from stelae.simulation.timeline_recorder import TimelineRecorder
 from stelae.simulation.world import World
 from stelae.storage.frames import MediumSpec
+from tests.simulation.planted_timelines import planted
 from tests.simulation.safekeeper_judge import TimelineJudge
 from tests.simulation.timelines import check_outcome, insist
 
@@ -67,6 +68,7 @@ TABLE = TableId("table")
 MEDIA = {"disk": MediumSpec(name="disk", path="disk")}
 BACKUPS = 3
 DURATION_S = 10.0
+FIRST_WRITER = "w1"
 
 
 def draw_settings(rng: random.Random) -> Settings:
@@ -122,6 +124,11 @@ class Life:
         self.known: dict[TimelineId, TimelineConfiguration] = {}
         """What the catalog was told last; an owner may begin with something older."""
         self.is_calm = False
+        self.excludes: list[tuple[SafekeeperId, TimelineId, TimelineConfiguration]] = []
+        """All that were ordered: each may arrive again, however late."""
+        self.is_tended = rng.random() < 0.3
+        """Whether an operator restarts safekeepers below which a disk failed, before they have
+        opened what failed anew."""
 
     def info(self, name: str) -> ServerInfo | None:
         """What heartbeats would say of a server; None: it is down."""
@@ -195,6 +202,8 @@ class Writer:
         life = self._life
         while True:
             await self._runtime.clock.sleep(self._rng.expovariate(1.0))
+            if life.is_calm and self._name != FIRST_WRITER:
+                continue  # by then the masters name one owner
             tasks = Tasks(self.tasks)
             owner = Owner(life, self, timeline, tasks)
             with contextlib.suppress(StelaeError, TimeoutError):
@@ -294,6 +303,27 @@ class Ports(SafekeeperPorts):
         self._life = life
         self.store = RemoteConfigurations(runtime, lambda: [life.world.address("cas")])
 
+    async def exclude(
+        self,
+        safekeeper: SafekeeperId,
+        timeline: TimelineId,
+        configuration: TimelineConfiguration,
+        *,
+        forever: bool,
+        timeout_s: float,
+    ) -> None:
+        self._life.excludes.append((safekeeper, timeline, configuration))
+        await super().exclude(
+            safekeeper, timeline, configuration, forever=forever, timeout_s=timeout_s
+        )
+
+    async def exclude_late(self) -> None:
+        """A copy of an order that somebody gave some time ago arrives."""
+        if self._life.excludes:
+            order = self._life.rng.choice(self._life.excludes)
+            with contextlib.suppress(StelaeError):
+                await super().exclude(*order, forever=False, timeout_s=1.0)
+
     async def notify(self, record: TimelineRecord, *, timeout_s: float) -> None:
         known = self._life.known[record.timeline]
         if record.generation > known.generation:
@@ -318,12 +348,16 @@ class Driver:
 
 
 async def operate(life: Life) -> None:
-    """Ask for changes of members, and take some back; restart safekeepers whose disks failed."""
+    """Ask for changes of members, take some back; sometimes restart those whose disks failed."""
     rng, world = life.rng, life.world
     end_s = world.loop.time() + DURATION_S
+    late = Ports(world.client("late"), life)
     while world.loop.time() < end_s:
         await asyncio.sleep(rng.expovariate(1.0))
-        restart_failed(life)
+        for _ in range(rng.choice([0, 1, 3])):
+            world.spawn("late", late.exclude_late())
+        if life.is_tended:
+            restart_failed(life)
         name = rng.choice(world.names("driver"))
         if not world.nodes[name].ready:
             continue
@@ -393,7 +427,7 @@ async def begin(life: Life) -> None:
             )
     for name in ("driver1", "driver2"):
         world.start(name, lambda runtime: Driver(runtime, life), kind="driver")
-    for name in ("w1", "w2"):
+    for name in (FIRST_WRITER, "w2"):
         world.start(name, lambda runtime, name=name: Writer(runtime, life, name), kind="writer")
     await world.wait_ready()
 
@@ -424,7 +458,6 @@ async def live(life: Life) -> Life:
     await operate(life)
     await nemesis.finish()
     life.is_calm = True
-    restart_failed(life)
     await world.wait_ready()
     for name in world.names("driver"):  # the next ones finish what was begun, and no more
         world.crash(name)
@@ -451,7 +484,6 @@ async def until_over(life: Life) -> None:
     while problem:
         assert world.loop.time() < end_s, f"not over: {problem}"
         await asyncio.sleep(0.25)
-        restart_failed(life)
         problem = ""
         for timeline in life.timelines:
             problem = problem or await unfinished(life, ports, timeline)
@@ -496,17 +528,33 @@ async def check_logs(life: Life) -> None:
         name = f"sk{one}"
         await life.world.wait_ready(name)
         store = life.world.server(name).timelines.store("")
-        for tablet_id, timeline in list(store.timelines.items()):
+        for tablet_id in list(store.timelines):
             judge = life.judges[TimelineId(TABLE, tablet_id)]
-            first, last = timeline.base_lsn + 1, timeline.acceptor.commit_lsn
-            if first <= last:
-                entries = await insisted(
-                    lambda n=name, t=timeline, a=first, b=last: life.world.spawn(
-                        n, t.read(a, b, 1 << 30)
-                    )
-                )
-                assert entries, f"{one} has not {first} to {last} of {tablet_id}"
-                judge.found(one, entries)
+            entries = await insisted(
+                lambda n=name, s=store, t=tablet_id: life.world.spawn(n, committed_in(s, t))
+            )
+            judge.found(one, entries)
+
+
+async def committed_in(store: TimelineStore, tablet_id: TabletId) -> list[Entry]:
+    """As `committed_of`; a timeline whose disk has failed since is opened anew after a while."""
+    timeline = store.timelines.get(tablet_id)
+    try:
+        return [] if timeline is None else await committed_of(timeline)
+    except TabletNotReady:
+        await asyncio.sleep(0.5)
+        raise
+
+
+async def committed_of(timeline: Timeline) -> list[Entry]:
+    """All that it believes to be committed and has; once it is back, it may be trimmed at once."""
+    while timeline.base_lsn < timeline.acceptor.commit_lsn:
+        first, last = timeline.base_lsn + 1, timeline.acceptor.commit_lsn
+        entries = await timeline.read(first, last, 1 << 30)
+        if entries or timeline.base_lsn < first:
+            assert entries, f"{timeline.tablet_id} has not {first} to {last}"
+            return entries
+    return []
 
 
 def options(seed: int) -> Options:
@@ -523,42 +571,12 @@ def options(seed: int) -> Options:
     )
 
 
-# ---- planted bugs -------------------------------------------------------------------------------
-
-
-_make_durable = ActiveTimeline._make_durable
-LAZY_S = 0.3
-
-
-def _told_first(kind: type[ToProposer]) -> Any:
-    """Messages of that kind are sent a while before what they say is durable."""
-
-    async def told_first(
-        self: ActiveTimeline, timeline: Timeline, acceptor: WalAcceptor, ready: AcceptorReady
-    ) -> None:
-        early = [message for message in ready.messages if isinstance(message, kind)]
-        if early:
-            self._send(early)
-            await self._runtime.clock.sleep(LAZY_S)
-        await _make_durable(self, timeline, acceptor, ready)
-
-    return lambda: patch.object(ActiveTimeline, "_make_durable", told_first)
-
-
-BUGS: dict[str, Any] = {
-    "ack before sync": _told_first(WalAppendResponse),
-}
-
-
-@contextlib.contextmanager
-def planted(bug: str) -> Iterator[None]:
-    with BUGS[bug]() if bug else contextlib.nullcontext():
-        yield
-
-
 async def run(world: World, bug: str = "") -> None:
-    with planted(bug):
+    recorder = TimelineRecorder()
+    world.timelines = recorder.lines
+    with planted(bug), recorder.installed():
         await live(Life(world))
+    recorder.check()
 
 
 SCENARIO = Scenario("safekeepers", run, options)

@@ -13,6 +13,7 @@ from stelae.simulation import Options, World
 from tests.simulation.tablet_group import Caller, Group
 
 SEEDS = 8
+TURNS = 30
 HANGS_S = 0.8
 """Less than a call has: nothing that was sent has failed by then, and much was never sent."""
 
@@ -44,7 +45,7 @@ def hang(seed: int, hangs_s: float) -> None:
 
     async def write(number: int) -> None:
         client = Caller(group, f"client {number}")
-        for turn in range(15):
+        for turn in range(TURNS):
             await client.upsert(number, f"{number}.{turn}")
 
     async def story() -> None:
@@ -64,7 +65,7 @@ def hang(seed: int, hangs_s: float) -> None:
         for number in range(8):
             found = await reader.get(number)
             assert found is not None
-            assert found[0] == f"{number}.14"
+            assert found[0] == f"{number}.{TURNS - 1}"
 
     world.run(story(), limit_s=120.0)
 

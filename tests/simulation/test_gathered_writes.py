@@ -20,11 +20,15 @@ from stelae.core.rpc import Call
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.options import Servers
+from stelae.simulation.runner import find_bug, run_seed
+from stelae.simulation.scenarios import load_scenario
 from stelae.storage.outcomes import answer
+from tests.simulation.planted_group import GATHERED
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("value", pa.string())])
 KINDS = [replicas(3), segments("disk", "disk")]
 TASKS = 40
+BUG_SEEDS = 20
 Story = Callable[[World, SimCluster, AsyncDatabase, AsyncTable], Awaitable[None]]
 
 
@@ -170,3 +174,13 @@ def test_a_message_that_fails_fails_nobody(
         assert len(last) == TASKS // 2
 
     play(story, durability, seed)
+
+
+@pytest.mark.parametrize("bug", sorted(GATHERED))
+def test_an_answer_that_goes_to_the_wrong_call_is_found(bug: str) -> None:
+    """By any client's history: one write then has two versions; the seed is fine without it."""
+    scenario = load_scenario("replicas")
+    outcome = find_bug(scenario, bug, BUG_SEEDS)
+    assert outcome.failure is not None
+    assert isinstance(outcome.failure.error, AssertionError), "the planting itself is broken"
+    assert run_seed(scenario, outcome.seed).failure is None

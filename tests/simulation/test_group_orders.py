@@ -43,7 +43,6 @@ from stelae.core.replica_messages import (
 from stelae.core.replication import Configuration, Peer
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
-from stelae.core.server_messages import MARK_SERVER, MarkServer
 from stelae.simulation import Options, World
 from stelae.simulation import cluster as sim_cluster
 from stelae.simulation.cluster import SimCluster
@@ -194,10 +193,8 @@ async def _story(world: World, cluster: SimCluster, puppets: Puppets) -> None:
     assert found.tablet.configuration == group.configuration
     assert len(group.orders) == 2, "a new leader master repeats nothing"
 
-    master = world.address(cluster.leader() or "")
-    retire = MarkServer(servers[leader.uuid], maintenance=True)
-    reply = await database.runtime.peers.call(master, MARK_SERVER, retire, timeout_s=5)
-    assert (reply.body.is_live, reply.body.replicas) == (True, 1)
+    found_there = await database.maintain_server(servers[leader.uuid], True, timeout=5)
+    assert (found_there.is_live, found_there.replicas) == (True, 1)
     await world.wait_until(lambda: group.leader != leader.uuid, 5, "another server leads")
 
     await database.alter_table("t", rename_columns={"v": "w"}, timeout=10)

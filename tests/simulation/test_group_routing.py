@@ -110,7 +110,7 @@ def test_hints_in_a_circle_end_at_the_deadline_and_are_asked_for_at_a_pace() -> 
         begun = world.loop.time()
         with pytest.raises(DeadlineExpired, match=r"a leader of tablet a+: .*not the leader"):
             await table.upsert({"id": 1, "value": 1}, timeout=4.0)
-        assert 4.0 <= world.loop.time() - begun < 4.2
+        assert begun + 4.0 <= world.loop.time() < begun + 4.2  # as deadlines are reckoned
         assert group.count("write") <= 6
         assert group.count("question") < 150
         assert group.look_ups < 30

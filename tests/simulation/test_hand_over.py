@@ -63,10 +63,11 @@ async def longest_pause(world: World, *, planned: bool) -> float:
 @pytest.mark.parametrize("seed", [1, 3, 4])
 def test_a_planned_stop_is_hardly_noticed(seed: int) -> None:
     """With a hand-over the longest pause is a fraction of an election timeout, which a crash
-    costs. (In these worlds a server that has stopped refuses connections, as nearly always.)"""
+    costs; in worlds where connections of a process end when it does, as they nearly always do."""
+    options = Options(unnoticed_end_rate=0.0)
     seen: dict[bool, float] = {}
     for planned in (True, False):
-        world = World(seed, Options())
+        world = World(seed, options)
 
         async def story(world: World, planned: bool = planned) -> None:
             seen[planned] = await longest_pause(world, planned=planned)

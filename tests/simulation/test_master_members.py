@@ -11,6 +11,7 @@ import pytest
 from stelae.client.masters import MastersClient
 from stelae.core.catalog_messages import LINEARIZABLE, LIST_TABLES, ListTables
 from stelae.core.errors import InvalidArgument, NotLeader, RetryLater
+from stelae.core.ids import Address, ClientId, RequestId, ServerUuid
 from stelae.core.member_messages import (
     ADD_MASTER,
     LIST_MASTERS,
@@ -39,6 +40,12 @@ class Operator:
         self.world = world
         self.cluster = cluster
         self.masters = MastersClient(world.client("operator"), list(cluster.addresses.values()))
+        self._orders = 0
+
+    def number(self) -> RequestId:
+        """Of the next order; the answers of those before are not waited for any more."""
+        self._orders += 1
+        return RequestId(ClientId("operator"), self._orders, self._orders)
 
     async def add(self, name: str) -> MasterSet:
         """Start a master that waits, add it, and wait until it votes."""
@@ -46,7 +53,7 @@ class Operator:
             self.cluster.start_master(name)
         await self.world.wait_ready(name)
         info = self.world.server(name).info
-        order = AddMaster(info.uuid, name, info.address)
+        order = AddMaster(self.number(), info.uuid, name, info.address)
         while True:
             found = await self.masters.call(ADD_MASTER, order, timeout_s=20.0)
             if any(m.uuid == info.uuid and m.voter for m in found.members):
@@ -54,8 +61,14 @@ class Operator:
                 return found
             await asyncio.sleep(0.05)
 
+    async def ask_to_add(self, uuid: ServerUuid, name: str, address: Address) -> MasterSet:
+        """And wait for nothing but the answer."""
+        order = AddMaster(self.number(), uuid, name, address)
+        return await self.masters.call(ADD_MASTER, order, timeout_s=5.0)
+
     async def remove(self, name: str) -> MasterSet:
-        found = await self.masters.call(REMOVE_MASTER, RemoveMaster(name), timeout_s=20.0)
+        order = RemoveMaster(self.number(), name)
+        found = await self.masters.call(REMOVE_MASTER, order, timeout_s=20.0)
         self.cluster.masters = sorted(m.name for m in found.members)
         return found
 
@@ -195,27 +208,52 @@ def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
             await operator.remove("nobody")
         tserver = world.server(cluster.tservers[0]).info
         with pytest.raises(InvalidArgument, match="is not a master"):
-            await operator.masters.call(
-                ADD_MASTER, AddMaster(tserver.uuid, "x", tserver.address), timeout_s=3.0
-            )
+            await operator.ask_to_add(tserver.uuid, "x", tserver.address)
         cluster.start_master("master-4")
         await world.wait_ready("master-4")
         info = world.server("master-4").info
         with pytest.raises(RetryLater, match="already, and it lives"):
-            await operator.masters.call(
-                ADD_MASTER, AddMaster(info.uuid, "master-1", info.address), timeout_s=3.0
-            )
+            await operator.ask_to_add(info.uuid, "master-1", info.address)
         world.partition(cluster.masters, ["master-4"])  # seen by nobody
         with pytest.raises(RetryLater, match="cannot see"):
-            await operator.masters.call(
-                ADD_MASTER, AddMaster(info.uuid, "master-4", info.address), timeout_s=3.0
-            )
+            await operator.ask_to_add(info.uuid, "master-4", info.address)
         for name in list(cluster.masters)[1:]:
             await operator.remove(name)
         with pytest.raises(InvalidArgument, match="the last one"):
             await operator.remove(cluster.masters[0])
 
     run(5, story)
+
+
+def test_late_copies_of_orders_neither_add_nor_remove_a_master_again() -> None:
+    """One is added, removed, and added again: a copy of the first order, and then one of the
+    second, arrives when the opposite has been ordered since; under the next leader, too."""
+
+    async def story(world: World) -> None:
+        cluster, operator, _ = await start(world)
+        cluster.start_master("master-4")
+        await world.wait_ready("master-4")
+        info = world.server("master-4").info
+        client = ClientId("another operator")
+        added = AddMaster(RequestId(client, 1, 0), info.uuid, "master-4", info.address)
+        removed = RemoveMaster(RequestId(client, 2, 0), info.uuid)
+
+        async def tell(method: Any, order: Any) -> list[str]:
+            found = await operator.masters.call(method, order, timeout_s=20.0)
+            return [member.uuid for member in found.members]
+
+        assert info.uuid in await tell(ADD_MASTER, added)
+        await operator.add("master-4")
+        assert info.uuid not in await tell(REMOVE_MASTER, removed)
+        assert info.uuid not in await tell(ADD_MASTER, added)
+        leader = cluster.leader()
+        world.crash(leader or "")
+        await world.wait_until(lambda: cluster.leader() not in (None, leader), 30, "a leader")
+        assert info.uuid not in await tell(ADD_MASTER, added)
+        await operator.add("master-4")
+        assert info.uuid in await tell(REMOVE_MASTER, removed)
+
+    run(7, story)
 
 
 def test_an_addition_goes_on_under_the_next_leader_or_is_given_up() -> None:
@@ -226,7 +264,7 @@ def test_an_addition_goes_on_under_the_next_leader_or_is_given_up() -> None:
         cluster.start_master("master-4")
         await world.wait_ready("master-4")
         info = world.server("master-4").info
-        order = AddMaster(info.uuid, "master-4", info.address)
+        order = AddMaster(operator.number(), info.uuid, "master-4", info.address)
         await operator.masters.call(ADD_MASTER, order, timeout_s=5.0)
         leader = cluster.leader()
         assert leader is not None
@@ -242,9 +280,7 @@ def test_an_addition_goes_on_under_the_next_leader_or_is_given_up() -> None:
         cluster.start_master("master-5")
         await world.wait_ready("master-5")
         lost = world.server("master-5").info
-        await operator.masters.call(
-            ADD_MASTER, AddMaster(lost.uuid, "master-5", lost.address), timeout_s=5.0
-        )
+        await operator.ask_to_add(lost.uuid, "master-5", lost.address)
         world.crash("master-5", lose_disk=True, restart=False)
         await asyncio.sleep(65.0)
         names = [name for name, _ in await operator.list()]

@@ -7,7 +7,7 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from stelae.core.durability import replicas, segments
+from stelae.core.durability import replicas
 from stelae.core.errors import InvalidArgument, TooFewServers
 from stelae.core.partition import hash_partition
 from stelae.simulation import Options, Servers, World
@@ -86,7 +86,7 @@ def test_a_table_gets_five_replicas_and_then_three_again() -> None:
 
 
 def test_a_number_of_replicas_that_cannot_be_is_refused_with_a_way_out() -> None:
-    """More than there are servers, even numbers, and segments: nothing changes."""
+    """More than there are servers, and even numbers: nothing changes."""
 
     async def story(world: World) -> None:
         cluster = SimCluster(world)
@@ -98,11 +98,6 @@ def test_a_number_of_replicas_that_cannot_be_is_refused_with_a_way_out() -> None
             await table.alter(durability=replicas(5))
         with pytest.raises(InvalidArgument, match="odd number"):
             replicas(4)
-        with pytest.raises(InvalidArgument, match="Create another table"):
-            await table.alter(durability=segments("disk"))
-        other = await database.create_table("s", SCHEMA, key="id", durability=segments("disk"))
-        with pytest.raises(InvalidArgument, match="Create another table"):
-            await other.alter(durability=replicas(3))
         assert await table.is_alter_done()
         assert table.record.durability == replicas(3)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from stelae.core.durability import replicas, segments
-from stelae.core.errors import RetryLater
+from stelae.core.errors import OutcomeUnknown, RetryLater
 from stelae.core.partition import hash_partition
 from stelae.core.server_messages import ServerProgress
 from stelae.simulation import Options, Servers, World
@@ -120,4 +120,41 @@ def test_rows_that_are_nowhere_else_keep_a_server_from_being_retired() -> None:
         assert all(t["state"] == "running" for t in (await database.status())["tablets"])
 
     world = World(5, Options())
+    world.run(story(world), limit_s=600.0)
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_retirement_that_arrives_again_late_does_not_undo_its_cancellation(
+    is_given_up: bool,
+) -> None:
+    """The first copy of the order is long on its way. The second is acknowledged, or the order is
+    given up instead; and then it is cancelled. Then the first copy arrives, and changes nothing."""
+
+    async def story(world: World) -> None:
+        cluster = SimCluster(world)
+        await cluster.start()
+        database = cluster.database("client")
+        await _table(database, "copied", replicas(3))
+        leader = cluster.leader()
+        assert leader is not None
+        victim = next(s["name"] for s in await database.tservers() if s["replicas"])
+        arrives_s = world.loop.time() + 4.0
+        world.network.clog("client", leader, 4.0)
+        timeout = 1.0 if is_given_up else 30.0
+        saying = asyncio.create_task(database.retire_server(victim, wait=False, timeout=timeout))
+        await asyncio.sleep(0.01)
+        world.network.clog("client", leader, 0.0)  # what is on its way stays so
+        if is_given_up:
+            with pytest.raises(OutcomeUnknown):
+                await saying
+        else:
+            assert (await saying).mark.retiring
+        said = await database.retire_server(victim, cancel=True)
+        assert not said.mark.retiring
+        assert world.loop.time() < arrives_s
+        await asyncio.sleep(5.0)
+        assert not [s["name"] for s in await database.tservers() if s["retiring"]]
+        assert cluster.leader() == leader, "which the first copy was sent to"
+
+    world = World(3, Options(servers=Servers(tservers=4)))
     world.run(story(world), limit_s=600.0)

@@ -64,6 +64,7 @@ def play(story: Callable[[World, Group, Caller], Coroutine[Any, Any, None]], see
     async def told() -> None:
         await group.start()
         await group.wait_leader()
+        await group.wait_agreement(group.names)  # its leader has heard from everybody
         await story(world, group, Caller(group, "client"))
 
     world.run(told(), limit_s=300.0)
@@ -483,6 +484,7 @@ def test_a_failed_sync_ends_one_replica_and_nothing_else() -> None:
     async def story(world: World, group: Group, client: Caller) -> None:
         await second_tablet(group)
         await client.upsert(1, "one")
+        await asyncio.sleep(5.0)  # the other tablet has its leader, and leaves the disk alone
         victim = next(name for name in group.names if name != group.leader())
         world.nodes[victim].disk.fail_next_sync = True
         version = await client.upsert(1, "two")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -17,11 +17,13 @@ from stelae.simulation import timeline_events as trace
 from stelae.simulation.timeline_log import TermLog
 from stelae.simulation.timeline_trace import NotInModelError, TimelineTrace, check_trace
 from tests.simulation.timeline_stories import (
+    ELECTION,
     FINAL,
     FIRST,
     GOOD,
     JOINT,
     BadTrace,
+    Step,
     altered,
     answer,
     at,
@@ -249,24 +251,27 @@ SAFEKEEPERS = [
     BadTrace("terms only grow", altered("4 is bumped", term=2), "only grows"),
     BadTrace("terms come from campaigns", altered("4 is bumped", term=9), "nobody ever asked"),
     BadTrace(
-        "no pull over a copy",
+        "no pull over a copy as far ahead",
         before("4 votes q", (trace.Pull, at(4, 2, 1, 1, 2, donor=2, configuration=JOINT))),
-        "a copy already",
-    ),
-    BadTrace("what the donor had", altered("4 pulls", flush_lsn=3), "the donor never had that"),
-    BadTrace("donors are of the old set", altered("4 pulls", donor=4), "not in the old set"),
-    BadTrace(
-        "pulls are of the new set",
-        both(
-            without("create 3", "3 hears p", "3 takes 1-3"),
-            before("4 pulls", (trace.Pull, at(3, 2, 1, 1, 2, donor=2, configuration=JOINT))),
-        ),
-        "not in the new set",
+        "the copy here is as far ahead",
     ),
     BadTrace(
-        "pulls within a change",
-        before("m starts", (trace.Pull, at(4, 1, 1, 1, 2, donor=2, configuration=FIRST))),
-        "outside of a change",
+        "no pull over a copy of a higher generation",
+        before("4 pulls", (trace.Pull, at(1, 1, 1, 1, 3, donor=3, configuration=FIRST))),
+        "of a higher generation",
+    ),
+    BadTrace("what the donor had", altered("4 pulls", flush_lsn=4), "the donor never had that"),
+    BadTrace("donors are members", altered("4 pulls", donor=5), "the donor is no member"),
+    BadTrace("pulls are for members", altered("4 pulls", server=5), "for who is no member"),
+    BadTrace(
+        "only what is committed is left out",
+        before("m starts", (trace.BeginAfter, at(2, 1, 1, 1, 3))),
+        "not committed",
+    ),
+    BadTrace(
+        "nothing that is there is left out",
+        before("m starts", (trace.BeginAfter, at(2, 1, 1, 1, 2))),
+        "gives up entries",
     ),
     BadTrace(
         "no pull below a tombstone",
@@ -294,6 +299,13 @@ SAFEKEEPERS = [
         "under a lower generation",
     ),
     BadTrace("a restart keeps the log", altered("4 restarts", flush_lsn=2), "what was durable"),
+    BadTrace("a restart keeps the vote", altered("4 restarts", voted_for=""), "not the vote"),
+    BadTrace("a restart makes no vote", altered("4 restarts", voted_for="r"), "not the vote"),
+    BadTrace(
+        "a term without a vote stays so",
+        before("m starts", BUMP_1, (trace.RestartSafekeeper, at(1, 1, 3, 1, 2, voted_for="r"))),
+        "not the vote",
+    ),
     BadTrace("a restart keeps the term", altered("4 restarts", term=1), "term was forgotten"),
     BadTrace(
         "a restart keeps the configuration",
@@ -318,7 +330,7 @@ def test_the_correct_migration_has_every_action():
     """So that no action is without a correct example; aborting has one of its own."""
     used = {type(event).__name__ for event in events(GOOD)}
     known = {kind.__name__ for kind in get_args(trace.Event)}
-    assert known - used == {"AbortChange", "Forget"}
+    assert known - used == {"AbortChange", "Forget", "BeginAfter"}
     given_up = before("m finishes", ABORT, (trace.Forget, {"server": "m"}))(GOOD)
     again = [
         ("", *START_AGAIN),
@@ -326,6 +338,57 @@ def test_the_correct_migration_has_every_action():
         ("", trace.Collect, answer("m", 1, 4, 2, 2, 3)),
     ]
     assert check_trace(events([*given_up, *again])) == len(given_up) + 3
+
+
+def test_who_is_behind_goes_on_after_the_horizon():
+    """What is committed is left out; what follows comes from the leader, and counts."""
+    number = index(GOOD, "3 takes 1-3")
+    skip = ("", trace.BeginAfter, at(3, 1, 1, 1, 2))
+    steps = [*GOOD[:number], skip, *altered("3 takes 1-3", first_lsn=3)(GOOD)[number:]]
+    assert check_trace(events(steps)) == len(GOOD) + 1
+
+
+def own_log(server: str) -> list[Any]:
+    """A proposer is elected again, and goes on with the three entries that it had as a leader."""
+    elected = by(server, 1, 4, voters=(1, 2), last_log_term=1, flush_lsn=3)
+    return [
+        *ELECTION,
+        ("", trace.RestartProposer, by(server, 1, 4)),
+        ("", trace.Vote, at(1, 1, 4, 1, 2, proposer=server)),
+        ("", trace.Vote, at(2, 1, 4, 1, 2, proposer=server)),
+        ("", trace.BecomeLeader, elected),
+    ]
+
+
+def test_who_led_before_goes_on_with_its_own_log():
+    """If that is ahead of what its voters have; nobody else may."""
+    assert check_trace(events(own_log("p"))) == len(own_log("p"))
+    with pytest.raises(NotInModelError, match="the best log of the votes"):
+        check_trace(events(own_log("q")))
+
+
+def test_a_pull_replaces_a_copy_that_is_behind():
+    """Of one that came too early to have all."""
+    number = index(GOOD, "4 votes q")
+    again = ("", trace.Pull, at(4, 2, 1, 1, 2, donor=2, configuration=JOINT))
+    early = altered("4 pulls", term=1, last_log_term=1, flush_lsn=1)(GOOD)
+    steps = [*early[:number], again, *GOOD[number:]]
+    assert check_trace(events(steps)) == len(GOOD) + 1
+
+
+def test_a_restart_may_show_a_copy_that_was_not_told():
+    """Of the beginning, or pulled: as somebody had it; and nothing else."""
+
+    def instead(steps: list[Step], label: str, found: dict[str, Any]) -> list[Step]:
+        number = index(steps, label)
+        return [*steps[:number], (label, trace.RestartSafekeeper, found), *steps[number + 1 :]]
+
+    pulled = instead(GOOD, "4 pulls", at(4, 2, 1, 1, 2, voted_for=""))
+    assert check_trace(events(pulled)) == len(GOOD)
+    created = instead(GOOD, "create 3", at(3, 1, 0, 0, 0, voted_for=""))
+    assert check_trace(events(created)) == len(GOOD)
+    with pytest.raises(NotInModelError, match="what was durable"):
+        check_trace(events(altered("4 pulls", last_log_term=2)(pulled)))
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.rule)
@@ -372,16 +435,75 @@ def test_the_invariants_are_looked_at_too():
 
 
 def test_a_restart_may_show_one_step_that_was_not_told():
-    """A crash between the sync and the line: an append of the leader of that term, or a vote."""
+    """A crash between the sync and the line: an append of the leader, or a higher term."""
     untold = without("4 takes 3", "m confirms 4", "m finishes", "4 finishes", "3 goes")
     steps = untold(GOOD)[:-2]
-    more = [("", trace.RestartSafekeeper, at(4, 2, 2, 2, 3))]
+    more = [("", trace.RestartSafekeeper, at(4, 2, 2, 2, 3, voted_for="q"))]
     assert check_trace(events([*steps, *more])) == len(steps) + 1
-    raised = [("", trace.RestartSafekeeper, at(4, 2, 7, 1, 2))]
+    raised = [("", trace.RestartSafekeeper, at(4, 2, 7, 1, 2, voted_for=""))]
     assert check_trace(events([*steps, *raised])) == len(steps) + 1
-    alien = [("", trace.RestartSafekeeper, at(4, 2, 2, 2, 4))]
+    alien = [("", trace.RestartSafekeeper, at(4, 2, 2, 2, 4, voted_for="q"))]
     with pytest.raises(NotInModelError, match="what was durable"):
         check_trace(events([*steps, *alien]))
+
+
+def voted_unsaid(**found: Any) -> list[Step]:
+    """Safekeeper 1 joins; q campaigns; 1 crashes when a vote of it may be durable and is unsaid."""
+    steps = GOOD[: index(GOOD, "1 votes q")]
+    at_1 = {**at(1, 2, 2, 1, 2, voted_for="q"), **found}
+    return [*steps, ("1 restarts", trace.RestartSafekeeper, at_1)]
+
+
+def test_a_vote_that_a_restart_shows_is_one_that_was_given():
+    """It may be given again, to the same proposer; to another one in that term it may not, and
+    neither may the same one's be there again without it."""
+    steps = voted_unsaid()
+    again = ("", trace.Vote, at(1, 2, 2, 1, 2, proposer="q"))
+    assert check_trace(events([*steps, again, *GOOD[index(GOOD, "2 votes q") :]])) == len(GOOD) + 1
+    rival: list[Step] = [
+        ("", trace.RestartProposer, by("s", 2, 2)),
+        ("", trace.Vote, at(1, 2, 2, 1, 2, proposer="s")),
+    ]
+    with pytest.raises(NotInModelError, match="a term that it knows"):
+        check_trace(events([*steps, *rival]))
+    without_vote = voted_unsaid(voted_for="")
+    assert check_trace(events(without_vote)) == len(without_vote)
+    with pytest.raises(NotInModelError, match="a term that it knows"):
+        check_trace(events([*without_vote, again]))
+    lost = ("", trace.RestartSafekeeper, at(1, 2, 2, 1, 2, voted_for=""))
+    with pytest.raises(NotInModelError, match="not the vote"):
+        check_trace(events([*steps, lost]))
+
+
+def test_an_unsaid_vote_elects_nobody():
+    """Its answer waited for the line: only when it is given again does it count."""
+    steps = [*voted_unsaid(), *GOOD[index(GOOD, "2 votes q") :]]
+    with pytest.raises(NotInModelError, match="nobody gave"):
+        check_trace(events(steps))
+
+
+def test_an_unsaid_vote_is_for_who_asked_for_it_there():
+    """In that term, in a configuration that the safekeeper had and is a member of; and not by who
+    had no copy."""
+    for found, reason in (
+        ({"voted_for": "s"}, "never asked for votes"),
+        ({"term": 7}, "never asked for votes"),
+        ({"term": 3, "voted_for": "r"}, "another generation"),
+    ):
+        with pytest.raises(NotInModelError, match=reason):
+            check_trace(events(voted_unsaid(**found)))
+    pulled = altered("4 pulls", term=2)(GOOD)
+    number = index(pulled, "4 pulls")
+    found = at(4, 2, 2, 1, 2, voted_for="q")
+    with pytest.raises(NotInModelError, match="a copy brings no vote"):
+        check_trace(events([*pulled[:number], ("", trace.RestartSafekeeper, found)]))
+    left: list[Step] = [
+        ("", trace.RestartProposer, by("s", 3, 4)),
+        ("", trace.RestartSafekeeper, at(3, 3, 4, 1, 3, voted_for="s")),
+    ]
+    number = index(GOOD, "3 goes")
+    with pytest.raises(NotInModelError, match="who is not a member"):
+        check_trace(events([*GOOD[:number], *left]))
 
 
 def test_the_same_vote_may_be_granted_again():
@@ -404,7 +526,7 @@ def test_actions_have_the_names_of_the_model():
     text = "".join((SPEC / name).read_text() for name in ("ProposerAcceptor.tla", "Migration.tla"))
     actions = set(re.findall(r"^(\w+)(?:\([^)]*\))? ==", text, re.MULTILINE))
     extra = {kind.__name__ for kind in get_args(trace.Event)} - actions
-    assert extra == {"Create", "RestartSafekeeper", "Commit"}
+    assert extra == {"Create", "RestartSafekeeper", "Commit", "BeginAfter"}
     readme = (SPEC / "README.md").read_text()
     for kind in get_args(trace.Event):
         assert f"| `{kind.__name__}` |" in readme, "the table of lines in spec/README.md"

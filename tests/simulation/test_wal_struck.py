@@ -10,7 +10,7 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.wal_tables import Tally, options, run_wal
 
 FAST_SEEDS = 20
-SEEDS = 300
+SEEDS = 400
 COUNTED_SEEDS = 10
 
 

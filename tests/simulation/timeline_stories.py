@@ -109,7 +109,7 @@ MIGRATION: list[Step] = [
     ("m finishes", trace.FinishChange, {"server": "m", "configuration": FINAL}),
     ("4 finishes", trace.SwitchConf, at(4, 3, 2, 2, 3, configuration=FINAL)),
     ("3 goes", trace.Exclude, {"server": 3, "configuration": FINAL}),
-    ("4 restarts", trace.RestartSafekeeper, at(4, 3, 2, 2, 3)),
+    ("4 restarts", trace.RestartSafekeeper, at(4, 3, 2, 2, 3, voted_for="q")),
     ("4 is bumped", trace.BumpTerm, at(4, 3, 3, 2, 3)),
 ]
 """{1, 2, 3} becomes {1, 2, 4}, and q, elected by the joint configuration, commits a third entry.

@@ -71,16 +71,6 @@ class Look:
         nodes, names = self.world.nodes, getattr(self.cluster, kind)
         return [n for n in names if nodes[n].ready and self.world.server(n) is not None]
 
-    def failed(self) -> list[str]:
-        """Servers of which something failed, and comes back only if they are started again."""
-        found: list[str] = []
-        for name in self._names("safekeepers"):
-            timelines = self.world.server(name).timelines
-            held = [timelines.describe(tablet_id) for tablet_id in timelines.held]
-            if any(one.presence is TimelinePresence.FAILED for one in held):
-                found.append(name)
-        return found
-
     # ---- may a disk be lost now -------------------------------------------------------------
 
     def may_lose(self, name: str, media: int) -> bool:

@@ -6,8 +6,10 @@ from typing import Any
 
 from stelae.client.database import AsyncDatabase
 from stelae.client.masters import MastersClient
+from stelae.client.session import Session
 from stelae.core.durability import wal
 from stelae.core.errors import StelaeError, TableNotFound
+from stelae.core.ids import ClientId
 from stelae.core.timeline_messages import (
     ABORT_MIGRATION,
     LIST_SAFEKEEPERS,
@@ -44,6 +46,7 @@ class Operators:
         self._count = count
         self._rng = cluster.world.rng("operators")
         self._masters = MastersClient(database.runtime, list(cluster.addresses.values()))
+        self._session = Session(ClientId("operators"))
         self.done: dict[str, int] = {}
 
     async def run(self, until_s: float) -> None:
@@ -67,23 +70,22 @@ class Operators:
         _, tablet_id, _ = self._rng.choice(listed.timelines)
         match kind:
             case "move":
-                await self._call(MIGRATE_TIMELINE, MigrateTimeline(tablet_id, self._some(ids)))
+                await self._once(MIGRATE_TIMELINE, MigrateTimeline, tablet_id, self._some(ids))
             case "move all":
-                await self._call(MIGRATE_TABLE, MigrateTable(tables.TABLE, self._some(ids)))
+                await self._once(MIGRATE_TABLE, MigrateTable, tables.TABLE, self._some(ids))
             case "empty":
                 source, target = self._rng.choice(ids), self._rng.choice(ids)
                 limit = self._rng.choice([None, 1])
-                await self._call(MIGRATE_SAFEKEEPER, MigrateSafekeeper(source, target, limit))
+                await self._once(MIGRATE_SAFEKEEPER, MigrateSafekeeper, source, target, limit)
             case "abort":
-                await self._call(ABORT_MIGRATION, AbortMigration(tablet_id))
+                await self._once(ABORT_MIGRATION, AbortMigration, tablet_id)
             case "status":
                 status = self._rng.choice([SafekeeperStatus.OFFLINE, SafekeeperStatus.ACTIVE])
-                order = SetSafekeeperStatus(self._rng.choice(ids), status)
-                await self._call(SET_SAFEKEEPER_STATUS, order)
+                await self._say(self._rng.choice(ids), status)
             case "scrub":
                 await self._call(SCRUB_SAFEKEEPER, ScrubSafekeeper(self._rng.choice(ids)))
             case "strike":
-                await self._call(MIGRATE_TIMELINE, MigrateTimeline(tablet_id, self._some(ids)))
+                await self._once(MIGRATE_TIMELINE, MigrateTimeline, tablet_id, self._some(ids))
                 await self._database.runtime.clock.sleep(self._rng.choice([0.0, 0.02, 0.1, 0.4]))
                 leader = self._cluster.leader()
                 if leader is not None:
@@ -98,6 +100,13 @@ class Operators:
         listed = await self._call(LIST_SAFEKEEPERS, ListSafekeepers())
         newest = {one.record.name: one for one in listed.safekeepers if one.is_live}
         return [one.record.safekeeper_id for one in newest.values()]
+
+    async def _say(self, number: SafekeeperId, status: SafekeeperStatus) -> None:
+        await self._once(SET_SAFEKEEPER_STATUS, SetSafekeeperStatus, number, status)
+
+    async def _once(self, method: Any, order: Any, *what: Any) -> None:
+        with self._session.request() as request:
+            await self._call(method, order(request, *what))
 
     async def _call(self, method: Any, body: Any) -> Any:
         return await self._masters.call(method, body, timeout_s=3.0)
@@ -146,11 +155,11 @@ class Operators:
                 await self._database.runtime.clock.sleep(0.3)
 
     async def _activate(self) -> None:
+        """Said of those as well that are active: an order that was given up may be carried out
+        until a later one has been."""
         listed = await self._call(LIST_SAFEKEEPERS, ListSafekeepers())
         for one in listed.safekeepers:
-            if one.record.status is not SafekeeperStatus.ACTIVE:
-                order = SetSafekeeperStatus(one.record.safekeeper_id, SafekeeperStatus.ACTIVE)
-                await self._call(SET_SAFEKEEPER_STATUS, order)
+            await self._say(one.record.safekeeper_id, SafekeeperStatus.ACTIVE)
 
     async def _delete_passing(self) -> None:
         for table in await self._database.tables():

@@ -5,7 +5,10 @@ their statuses, scrub them, and create and delete other tables; servers of every
 are cut off, lose syncs and disks; the configuration store goes away, and leader masters die where
 it hurts a migration most. No acknowledged write may be lost, doubled or out of order. Once the
 faults end, every change of members has ended, each timeline is on its members and nowhere else,
-every tablet serves, and nothing is left of deleted tables. See `tests.simulation.wal_judges`.
+every tablet serves, and nothing is left of deleted tables. See `tests.simulation.wal_judges`. Every
+step of every timeline is one of the model in `spec/` (`stelae.simulation.timeline_trace`), by which
+no entry that a leader counted is lost or changed, a term is won once over all generations, and of
+a generation there is one configuration.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from stelae.simulation.history import History
 from stelae.simulation.nemesis import Nemesis
 from stelae.simulation.options import Options, Servers
 from stelae.simulation.scenarios import Scenario
+from stelae.simulation.timeline_recorder import TimelineRecorder
 from stelae.simulation.world import World
 from tests.simulation import tables
 from tests.simulation.planted_wal import planted
@@ -34,9 +38,6 @@ from tests.simulation.wal_operators import Operators
 HEAL_TIMEOUT_S = 240.0
 BUG_TIMEOUT_S = 60.0
 """The same with a planted bug, of which it is a sign that healing takes long."""
-CALM_S = 20.0
-"""Without a sign of healing for so long, servers of which something failed are started again, as an
-operator does: a timeline below which the disk failed does nothing before the next start."""
 
 
 @dataclass
@@ -45,7 +46,6 @@ class Tally:
 
     operations: int = 0
     answered: int = 0
-    restarted: int = 0
     generations: int = 0
     """Changes of configurations."""
     terms: int = 0
@@ -58,9 +58,12 @@ class Tally:
 
 async def run(world: World, bug: str = "") -> None:
     """One seed; ``bug`` is one of `tests.simulation.planted_wal`."""
-    with planted(bug):
+    recorder = TimelineRecorder()
+    world.timelines = recorder.lines
+    with planted(bug), recorder.installed():
         tally = await run_wal(world, HEAL_TIMEOUT_S if not bug else BUG_TIMEOUT_S)
     world.note("world", str(tally))
+    recorder.check()
 
 
 def make_cluster(world: World) -> SimCluster:
@@ -94,6 +97,7 @@ def make_cluster(world: World) -> SimCluster:
         evict_after_s=rng.choice([0.0, 0.0, 1.0]),
         creation_timeout_s=rng.choice([6.0, 15.0]),
         client_expiry_s=rng.choice([60.0, 3600.0]),
+        heartbeat_s=rng.choice([0.2, 0.5, 0.5]),
     )
 
 
@@ -120,7 +124,12 @@ async def run_wal(world: World, heal_s: float = HEAL_TIMEOUT_S) -> Tally:
     ]
     operators = Operators(cluster, admin, count)
     world.may_lose_disk = lambda name: look.may_lose(name, len(media))
-    nemesis = Nemesis.begin(world, FAULTS_S, losable=("backup", "safekeeper", "tserver"))
+    nemesis = Nemesis.begin(
+        world,
+        FAULTS_S,
+        losable=("backup", "safekeeper", "tserver"),
+        fillable=("backup", "safekeeper"),
+    )
     until_s = world.loop.time() + FAULTS_S
     tasks = [world.spawn(client.name, client.run(until_s)) for client in clients]
     tasks.append(world.spawn("operators", operators.run(until_s)))
@@ -131,39 +140,29 @@ async def run_wal(world: World, heal_s: float = HEAL_TIMEOUT_S) -> Tally:
         task.result()
     await nemesis.finish()
     await world.spawn("operators", operators.end())
-    restarted = await _rest(world, look, heal_s)
+    await _rest(world, look, heal_s)
     await tables._read_all(world, cluster, history, Client)
     require_rows(history)
     await look.check_logs()
-    tally = _tally(world, look, history, operators, restarted)
+    tally = _tally(world, look, history, operators)
     await world.spawn("operators", operators.delete_all())
     await _rest(world, look, heal_s)
     return tally
 
 
-async def _rest(world: World, look: Look, heal_s: float) -> int:
-    """Wait until all is as it should be; returns how many servers had to be started again."""
-    began_s = calm_since_s = world.loop.time()
-    said, restarted = "", 0
+async def _rest(world: World, look: Look, heal_s: float) -> None:
+    """Wait until all is as it should be."""
+    began_s, said = world.loop.time(), ""
     while problem := look.unrest():
-        now_s = world.loop.time()
-        assert now_s < began_s + heal_s, f"not in order after {heal_s} s: {problem}"
+        assert world.loop.time() < began_s + heal_s, f"not in order after {heal_s} s: {problem}"
         kind = problem.partition(":")[0]
         if kind != said:
             world.note("world", problem)
-            said, calm_since_s = kind, now_s
-        if now_s - calm_since_s > CALM_S:
-            calm_since_s = now_s
-            for name in look.failed():
-                world.restart(name)
-                restarted += 1
+            said = kind
         await asyncio.sleep(0.2)
-    return restarted
 
 
-def _tally(
-    world: World, look: Look, history: History, operators: Operators, restarted: int
-) -> Tally:
+def _tally(world: World, look: Look, history: History, operators: Operators) -> Tally:
     counts: dict[str, int] = {}
     for metrics in world.metrics.values():
         for name, value in metrics.counts.items():
@@ -173,7 +172,6 @@ def _tally(
     return Tally(
         operations=len(history.operations),
         answered=len(history.operations) - history.count("unknown"),
-        restarted=restarted,
         generations=sum(t.timeline.generation - 1 for t in live if t.timeline is not None),
         terms=sum(t.term - 1 for t in live),
         counts=counts,
@@ -204,7 +202,7 @@ def options(seed: int) -> Options:
         drop_request_rate=min(0.05, drawn.drop_request_rate),
         drop_reply_rate=min(0.05, drawn.drop_reply_rate),
         restart_mean_s=min(1.0, drawn.restart_mean_s),
-        full_disk_every_s=0.0,
+        full_disk_every_s=drawn.full_disk_every_s / 2,
         lost_disk_every_s=0.0 if rng.random() < 0.4 else rng.uniform(2.0, 6.0),
         healing_s=3.0,
     )

@@ -203,7 +203,7 @@ def test_an_alter_waits_for_every_tablet_and_says_for_which() -> None:
         await here.table.upsert([{"id": n, "a": "x", "b": n} for n in range(8)])
         for name in here.cluster.tservers:
             here.world.crash(name, restart=False)
-        with pytest.raises(DeadlineExpired, match="waited for tablets"):
+        with pytest.raises(DeadlineExpired, match="waits for tablets"):
             await here.table.alter(drop_columns="a", timeout=2.0)
         await here.table.alter(add_columns={"a": pa.int8()}, wait=False)
         assert here.record().schema.version == 3

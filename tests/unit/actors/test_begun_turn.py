@@ -36,6 +36,7 @@ from stelae.runtime.files import LocalDisk
 from stelae.runtime.handshake import Credentials
 from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
+from tests.own_files import of_files_in
 
 GROUP = TabletId("a" * 32)
 LEADER, FOLLOWER, THIRD = ServerUuid("1" * 32), ServerUuid("2" * 32), ServerUuid("3" * 32)
@@ -146,10 +147,10 @@ async def until_sent(pair: Pair) -> None:
 
 
 @pytest.fixture
-def syncs(monkeypatch: pytest.MonkeyPatch) -> Syncs:
+def syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Syncs:
     """All syncs of files are as quick as can be."""
     syncs = Syncs()
-    monkeypatch.setattr(os, "fdatasync", syncs)
+    monkeypatch.setattr(os, "fdatasync", of_files_in(tmp_path, os.fdatasync, syncs))
     monkeypatch.setattr(files, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     return syncs
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from stelae.actors import master_safekeepers
 from stelae.client.database import AsyncDatabase
 from stelae.core.durability import wal
 from stelae.core.ids import TabletId
@@ -113,3 +114,25 @@ async def test_without_its_store_a_cluster_writes_and_moves_nothing(
         with sqlite3.connect(tmp_path / "cas_store-1" / "cas.db") as file:
             newest = file.execute("SELECT max(generation) FROM configurations").fetchone()
         assert newest == (3,), "in the file of the server's own folder"
+
+
+async def test_a_view_ends_with_the_newest_record_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a log that has moved often only the last records are told: never the first alone."""
+    monkeypatch.setattr(master_safekeepers, "HISTORY_SHOWN", 3)
+    async with local_cluster(tmp_path, safekeepers=4) as cluster:
+        database, catalog = cluster.database, cluster.masters[0].catalog
+        await database.create_table("t", SCHEMA, key=["id"], durability=wal(3, ("disk",)))
+        (tablet,) = catalog.live_tablets()
+        for desired in ((1, 2, 3), (2, 3, 4)):
+            await look(database, tablet.tablet_id, lambda view: not view.running)
+            await database.migrate_timeline(tablet.tablet_id, desired)
+            await database.wait_migrated(tablet.tablet_id, desired, timeout=LIMIT_S)
+        view = await look(
+            database, tablet.tablet_id, lambda view: view.history[-1].record.is_finished
+        )
+        assert view.history[-1].record.configuration == view.configuration
+        revisions = [stored.revision for stored in view.history]
+        assert revisions == [*range(revisions[-1] - 2, revisions[-1] + 1)]
+        assert revisions[-1] > 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -12,8 +12,19 @@ import pytest
 
 from stelae.actors import safekeeper_timeline
 from stelae.actors.safekeeper import Safekeeper
+from stelae.actors.safekeeper_timeline import REPLY_WAIT_S
+from stelae.actors.timeline import Timeline
 from stelae.actors.timeline_log import TimelineLog
-from stelae.consensus.wal_messages import Refusal, RefusalReason, WalAppendResponse, WalVoteResponse
+from stelae.consensus.wal_messages import (
+    WAL_TO_ACCEPTOR,
+    ProposerMail,
+    Refusal,
+    RefusalReason,
+    ToAcceptor,
+    ToProposer,
+    WalAppendResponse,
+    WalVoteResponse,
+)
 from stelae.core.errors import (
     ConfigurationMismatch,
     CorruptData,
@@ -41,6 +52,7 @@ from stelae.core.timelines import LogPosition, SafekeeperId
 from stelae.simulation import Options, World
 from stelae.simulation.node import SimulationFailure
 from tests.unit.actors.safekeeper_world import (
+    FILE_BYTES,
     OTHER,
     SETTINGS,
     TIMELINE,
@@ -52,6 +64,7 @@ from tests.unit.actors.safekeeper_world import (
 
 ME = SafekeeperId(1)
 NONE = LogPosition(0, 0)
+SYNC_S = 0.01
 
 
 async def given(call: Coroutine[Any, Any, None]) -> str:
@@ -151,6 +164,78 @@ def test_mail_for_somebody_else_is_refused() -> None:
             await here.client.peers.call(
                 address, PING, Ping(ME), timeout_s=1.0, destination=here.server(2).info.uuid
             )
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_answers_are_in_the_reply_for_who_takes_them_there_unless_the_disk_is_slow(
+    is_slow: bool,
+) -> None:
+    """And not in a mail too; whoever does not ask for that gets mail, as ever; and so does who has
+    to wait long for the disk, once it is done: in either case all that is told is durable."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        await here.put(1, members(1))
+        session, voice = here.voice.session(1, "a", 1), here.voice
+        server, peers = here.server(1).info, here.client.peers
+
+        async def told(message: ToAcceptor, *, takes_replies: bool) -> Sequence[ToProposer]:
+            mail = ProposerMail(
+                TIMELINE.tablet_id, peers.address, (message,), takes_replies=takes_replies
+            )
+            reply = await peers.call(
+                server.address, WAL_TO_ACCEPTOR, mail, timeout_s=1.0, destination=server.uuid
+            )
+            return reply.body.messages
+
+        await session.lead([])
+        heard = list(voice.heard)
+        (answer,) = await told(session.request([]), takes_replies=True)
+        assert isinstance(answer, WalAppendResponse)
+        assert answer.sequence == session.sequence - 1
+        await asyncio.sleep(1.0)
+        assert voice.heard == heard, "told once"
+        assert not await told(session.request([]), takes_replies=False)
+        await asyncio.sleep(1.0)
+        assert len(voice.heard) == len(heard) + 1
+        both = [session.request([entry(1, 1)]), session.request([entry(1, 2)])]
+        replies = await asyncio.gather(*(told(each, takes_replies=True) for each in both))
+        in_replies = [answer for reply in replies for answer in reply]
+        await asyncio.sleep(2.0)
+        in_mail = voice.heard[len(heard) + 1 :]
+        appended, others = (in_mail, in_replies) if is_slow else (in_replies, in_mail)
+        assert not others, "told once"
+        ends = [each.flush_lsn for each in appended if isinstance(each, WalAppendResponse)]
+        assert sorted(ends) == [1, 2]
+        timelines = here.server(1).timelines.store(TIMELINE.tablet_id).timelines
+        assert timelines[TIMELINE.tablet_id].flush_lsn == 2
+
+    wait_s = SYNC_S / 2 if is_slow else REPLY_WAIT_S
+    with patch.object(safekeeper_timeline, "REPLY_WAIT_S", wait_s):
+        run(scenario, options=Options(sync_mean_s=SYNC_S, sync_min_s=SYNC_S))
+
+
+def test_mail_that_a_timeline_cannot_carry_out_is_answered_all_the_same() -> None:
+    """With nothing, and not only after the longest wait: what it waited for will never be."""
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        await here.put(1, members(1))
+        session = here.voice.session(1, "a", 1)
+        await session.lead([])
+        with patch.object(Timeline, "append", side_effect=OSError("the disk is gone")):
+            mail = ProposerMail(
+                TIMELINE.tablet_id,
+                here.client.peers.address,
+                (session.request([entry(1, 1)]),),
+                takes_replies=True,
+            )
+            began_s = here.client.clock.monotonic()
+            reply = await here.client.peers.call(
+                here.server(1).info.address, WAL_TO_ACCEPTOR, mail, timeout_s=1.0
+            )
+        assert reply.body.messages == ()
+        assert here.client.clock.monotonic() - began_s < REPLY_WAIT_S / 2
 
     run(scenario)
 
@@ -438,7 +523,8 @@ def test_a_full_disk_refuses_and_goes_on_once_there_is_room() -> None:
         await session.append([entry(1, 1)])
         disk = here.world.nodes["sk1"].disk
         disk.full = True
-        await here.voice.tell(1, session.request([entry(1, 2)]))
+        larger = entry(1, 2, FILE_BYTES // 2)  # than what zeros were written ahead for
+        await here.voice.tell(1, session.request([larger]))
         await asyncio.sleep(1.0)
         assert (await status(here, 1)).flush_lsn == 1
         disk.full = False

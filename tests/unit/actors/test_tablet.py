@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import random
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -11,25 +14,108 @@ import numpy as np
 import pytest
 
 from stelae.actors.merge_offer import fits
+from stelae.actors.small_writes import one_by_one
 from stelae.core.errors import (
     InvalidArgument,
     OutOfMemory,
     Overloaded,
     RowExists,
     StaleRequest,
+    StelaeError,
     TabletNotHere,
     TooLarge,
 )
+from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages import (
     Write,
+    WriteMany,
     WriteOp,
 )
 from stelae.core.rpc import Call
 from stelae.storage import client_results
 from stelae.storage.merge import Merged
+from stelae.storage.outcomes import answer
 from tests.unit.actors.tablet_world import SETTINGS, TABLET, TabletWorld, run
 
 BIG = "x" * 700
+
+# ---- calls that come in one message -------------------------------------------------------------
+
+
+def _messages(rng: random.Random) -> list[WriteMany]:
+    """Some with requests of earlier ones, and rows that are none; of no key twice in one, since
+    the simulated loop begins calls that come together in any order."""
+    messages, sequence = [], 0
+    for _ in range(12):
+        op = rng.choice((WriteOp.UPSERT, WriteOp.UPSERT, WriteOp.DELETE))
+        requests: list[RequestId] = []
+        rows: list[tuple[Any, ...]] = []
+        known = list(range(1, sequence + 1))
+        for number in rng.sample(range(8), rng.randrange(1, 6)):
+            sequence += 1
+            is_repeated = known and rng.random() < 0.1
+            name = known.pop(rng.randrange(len(known))) if is_repeated else sequence
+            requests.append(RequestId(ClientId("client"), name, 1))
+            key = number if rng.random() > 0.08 else "no number"
+            rows.append((key,) if op is WriteOp.DELETE else (key, f"v{sequence}"))
+        messages.append(WriteMany(TABLET, 1, op, (), tuple(requests), tuple(rows)))
+    return messages
+
+
+def _refusals(outcomes: Sequence[bytes]) -> list[str]:
+    found = []
+    for outcome in outcomes:
+        try:
+            answer(outcome)
+            found.append("")
+        except StelaeError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_calls_of_one_message_come_to_what_each_of_them_would_by_itself(seed: int) -> None:
+    """What is refused, which rows there are, and what a repeated call is told, are the same."""
+    seen: list[Any] = []
+
+    async def scenario(here: TabletWorld, *, together: bool) -> None:
+        await here.serve("b1", "b2")
+        tablet, messages = here.tablet, _messages(random.Random(seed))
+        outcomes: list[tuple[bytes, ...]] = []
+        for many in messages:
+            call = Call(many, (), 30.0)
+            write = tablet.write_many(call, None) if together else one_by_one(tablet, call, None)
+            outcomes.append(await write)
+        for many, told in zip(messages, outcomes, strict=True):
+            if not any(_refusals(told)):  # a row that is none is not remembered
+                assert await tablet.write_many(Call(many, (), 30.0), None) == told
+        rows = [await here.get(key) for key in range(8)]
+        seen.append((list(map(_refusals, outcomes)), rows, tablet._memory.next_version))
+
+    run(functools.partial(scenario, together=True))
+    run(functools.partial(scenario, together=False))
+    assert seen[0] == seen[1]
+
+
+def test_calls_of_one_message_share_an_entry_that_a_recovery_reads_as_each_of_them() -> None:
+    """One entry with a result for each; the segment's image has all the rows."""
+
+    async def scenario(here: TabletWorld) -> None:
+        await here.serve("b1", "b2")
+        before = here.tablet._memory.last_index
+        requests = tuple(here.request() for _ in range(5))
+        rows = tuple((n, f"v{n}") for n in range(5))
+        many = WriteMany(TABLET, 1, WriteOp.UPSERT, (), requests, rows)
+        outcomes = await here.tablet.write_many(Call(many, (), 30.0), None)
+        assert here.tablet._memory.last_index == before + 1
+        versions = [answer(outcome).first_version for outcome in outcomes]
+        assert versions == list(range(versions[0], versions[0] + 5))
+        late = await here.write(rows[3], request=requests[3])
+        assert late.first_version == versions[3]
+        assert here.tablet._memory.last_index == before + 1
+
+    run(scenario)
+
 
 # ---- exactly once -----------------------------------------------------------------------------
 

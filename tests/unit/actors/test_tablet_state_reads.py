@@ -12,6 +12,7 @@ from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages import Get, GetMany, Scan, Write, WriteOp
 from stelae.core.rpc import Call
 from stelae.core.runtime import Runtime
+from stelae.core.succession import Succession
 from stelae.core.values import batch_to_rows, rows_to_batch
 from stelae.simulation import Options, World
 from stelae.storage.entry import encode_batch
@@ -30,6 +31,11 @@ class Reads(TabletReads):
         self._runtime = runtime
         self._schemas = machine.schemas
         self._memory = machine.memory
+        self._machine = machine
+
+    @property
+    def succession(self) -> Succession:
+        return self._machine.succession
 
     async def _committed(self, index: int, timeout_s: float) -> None:
         assert index <= self._memory.last_index

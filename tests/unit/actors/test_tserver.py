@@ -13,7 +13,7 @@ import pytest
 
 from stelae.actors import tserver
 from stelae.client.database import AsyncDatabase
-from stelae.core.durability import segments
+from stelae.core.durability import replicas, segments, wal
 from stelae.core.errors import (
     InvalidArgument,
     OutcomeUnknown,
@@ -39,6 +39,7 @@ from stelae.core.messages import (
 )
 from stelae.core.records import ServerInfo
 from stelae.core.rpc import Call
+from stelae.core.timelines import SafekeeperId, TimelineConfiguration
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.options import Servers
@@ -290,6 +291,29 @@ def test_a_late_order_to_open_a_closed_tablet_is_refused() -> None:
             with pytest.raises(StaleTerm):
                 await server._on_open(order(tablet_id, term))
         await server._on_open(order("d" * 32, 99))
+
+    run_small(scenario, "disk", "disk")
+
+
+def test_a_tablet_is_not_opened_with_a_log_that_it_does_not_have() -> None:
+    """Whoever says that its table is of another kind is refused: it would come back empty."""
+
+    async def scenario(here: Small) -> None:
+        server = here.world.server(here.owner)
+        table = next(iter(server._tablets.values()))._table
+        record = here.table.cache.tablet(0).tablet
+        later = msgspec.structs.replace(record, term=record.term + 1)
+        on_timeline = msgspec.structs.replace(
+            later, timeline=TimelineConfiguration(1, (SafekeeperId(1),))
+        )
+        for durability, tablet in (
+            (wal(1, ("disk",)), later),
+            (replicas(1), later),
+            (segments("disk", "disk"), on_timeline),
+        ):
+            other = msgspec.structs.replace(table, durability=durability)
+            with pytest.raises(InvalidArgument):
+                await server._on_open(Call(OpenTablet(other, tablet), (), 5.0))
 
     run_small(scenario, "disk", "disk")
 

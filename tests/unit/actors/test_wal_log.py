@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from stelae.actors import wal_log
 from stelae.actors.timeline_proposer import TimelineProposer
 from stelae.core.errors import OutcomeUnknown, Overloaded
 from stelae.core.messages import TabletProgress
@@ -42,6 +43,48 @@ def test_a_write_counts_with_a_majority_and_waits_for_no_third() -> None:
         await fill(here, 2)
         await check(here, 2)
         assert here.tablet.report().problem == ""
+
+    run(scenario)
+
+
+def test_a_few_writes_wait_for_the_one_under_way_and_share_an_entry() -> None:
+    """One write goes at once; those that come one by one before it counts are the next entry."""
+
+    async def scenario(here: WalWorld) -> None:
+        await here.take_over()
+        await here.write(0, "the log is open")
+        before = here.log._proposer.committed_lsn
+        writes = []
+        for n in range(1, 7):
+            writes.append(asyncio.create_task(here.write(n, f"row {n}")))
+            for _ in range(3):  # each in a turn of its own
+                await asyncio.sleep(0)
+        await asyncio.gather(*writes)
+        assert here.log._proposer.committed_lsn == before + 2
+        for n in range(1, 7):
+            assert await here.get(n) == f"row {n}"
+
+    run(scenario)
+
+
+def test_many_writes_wait_for_two_entries_under_way_and_share_the_next() -> None:
+    """Also large ones: two travel by themselves, what comes before one of them counts is the
+    third."""
+
+    async def scenario(here: WalWorld) -> None:
+        await here.take_over()
+        await here.write(0, "the log is open")
+        before = here.log._proposer.committed_lsn
+        writes = []
+        with patch.object(wal_log, "GATHER_BYTES", 1):  # a head holds no more than a few KiB here
+            for n in range(1, 4):
+                writes.append(asyncio.create_task(here.write(n, BIG[:400] + str(n))))
+                for _ in range(10):  # each in a turn of its own
+                    await asyncio.sleep(0)
+            assert len(here.log._proposed) == 2
+            assert len(here.log._batches) == 1
+            await asyncio.gather(*writes)
+        assert here.log._proposer.committed_lsn == before + 3
 
     run(scenario)
 

@@ -19,6 +19,7 @@ from crc32c import crc32c
 
 from stelae.actors.timeline import Timeline
 from stelae.actors.timeline_donor import HeldSnapshot
+from stelae.actors.timeline_reopening import reopen
 from stelae.actors.timeline_startup import LoadedTimelines
 from stelae.actors.timeline_store import TimelineStore
 from stelae.core.errors import CorruptData, NoSpace, TabletNotReady
@@ -27,6 +28,7 @@ from stelae.core.replication import Entry, EntryKind
 from stelae.core.rpc import Blob
 from stelae.core.tasks import Tasks
 from stelae.core.timelines import (
+    NOBODY,
     AcceptorState,
     LogPosition,
     ProposerId,
@@ -384,6 +386,38 @@ class World:
         await self.store.create(TabletId("t3"), members(1))
         self.stepped._crash()
 
+    def _reopen(self, tablet: TabletId, now: Expected, after: Expected) -> Any:
+        """The disk fails below a write or a save, and the timeline is opened anew."""
+        if now.acceptor is None or now.acceptor.term == 0:
+            return None
+        if self.rng.random() < 0.5:
+            after.presence = "resident"
+            return self._reopened(tablet, after, self._some(now, 2))
+        return self._reopened(tablet, after, [])
+
+    async def _reopened(self, tablet: TabletId, after: Expected, entries: list[Entry]) -> None:
+        """What was told stays, and nothing else counts of the log; a save has happened or not. A
+        crash before it is open again may leave some of what was written."""
+        timeline = self.timeline(tablet)
+        if entries:
+            await timeline.resident()
+            after.log += entries
+        assert after.acceptor is not None
+        saved = msgspec.structs.replace(after.acceptor, term=after.acceptor.term + 1)
+        saved = msgspec.structs.replace(saved, voted_for=NOBODY)
+        self.disk.fail_next_sync = True
+        with pytest.raises(InjectedDiskError):
+            await (timeline.append(entries) if entries else timeline.save(saved))
+        assert await reopen(self.store, tablet)
+        assert self.timeline(tablet) is not timeline
+        del after.log[len(after.log) - len(entries) :]
+        found = self.timeline(tablet).acceptor
+        assert found.term in (after.acceptor.term, saved.term if not entries else 0)
+        after.acceptor = msgspec.structs.replace(after.acceptor, term=found.term)
+        if found.term == saved.term:
+            after.acceptor = saved
+        assert not await reopen(self.store, tablet), "nothing has failed"
+
     # ---- pulls ------------------------------------------------------------------------------
 
     def _pull(self, tablet: TabletId, now: Expected, after: Expected) -> Any:
@@ -653,6 +687,7 @@ OPERATIONS = (
     *("create", "append", "append", "append", "append", "vote", "switch", "commit", "commit"),
     *("cut", "cut", "trim", "evict", "evict_used", "back", "exclude", "drop", "pull", "pull"),
     *("restart", "pull_older", "pull_raced", "full", "full", "sync_error"),
+    *("reopen", "reopen"),
 )
 
 __all__ = ["Crash", "NoSpace", "When", "World"]

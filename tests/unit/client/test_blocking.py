@@ -115,7 +115,7 @@ def test_what_is_out_of_the_ordinary_is_repeated_by_the_loop_with_the_same_id(
     (second,) = world.by_loop(WRITE.name)
     assert isinstance(first, Write)
     assert second == first
-    with world.session.request(first.tablet_id) as request:
+    with world.session.request(f"{world.table.record.table_id}/0") as request:
         assert (request.sequence, request.first_incomplete) == (2, 2)
 
 

@@ -21,10 +21,10 @@ from stelae.client.check_facts import (
     TableFacts,
     TabletDigests,
     TabletFacts,
+    Verdict,
 )
 from stelae.client.check_masters import judge_masters, judge_servers
 from stelae.client.check_tablets import (
-    Verdict,
     compared,
     judge_digests,
     judge_group,

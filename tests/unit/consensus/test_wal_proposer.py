@@ -168,6 +168,7 @@ def test_the_tail_is_fetched_from_the_longest_log_by_last_term_first() -> None:
     bench.answer(WalVoteResponse, S2, (TermStart(1, 1), TermStart(3, 2)), 2, 0, 0, term=1)
     ready = bench.ready()
     (fetch,) = ready.fetches
+    assert fetch.recovers
     assert (fetch.source, fetch.first_lsn, fetch.last_lsn) == (S2, 1, 2)
     wrong = (Entry(1, 1, EntryKind.COMMAND, b"x"), Entry(1, 2, EntryKind.COMMAND, b"x"))
     bench.core.fetched(fetch.number, FetchedEntries(wrong, 1, FIRST, 0))
@@ -256,7 +257,8 @@ def test_another_proposers_longer_log_takes_the_place_of_what_it_proposed() -> N
         bench.answer(WalVoteResponse, who, (TermStart(1, 1), TermStart(4, 2)), 2, 0, 0)
     ready = bench.ready()
     assert ready.rewound_to == 1
-    assert [(fetch.first_lsn, fetch.last_lsn) for fetch in ready.fetches] == [(2, 2)]
+    extents = [(fetch.first_lsn, fetch.last_lsn, fetch.recovers) for fetch in ready.fetches]
+    assert extents == [(2, 2, True)]
 
 
 def test_a_read_waits_for_a_round_that_majorities_answered_after_it() -> None:
@@ -292,7 +294,7 @@ def test_a_slow_safekeeper_stalls_nobody_and_holds_no_memory() -> None:
     assert slow.entries[-1].index == 2
     bench.answer(WalAppendResponse, S3, 2, 0, 0, 0)
     (fetch,) = bench.ready().fetches
-    assert (fetch.source, fetch.first_lsn) == (S1, 3)
+    assert (fetch.source, fetch.first_lsn, fetch.recovers) == (S1, 3, False)
     found = (Entry(1, 3, EntryKind.COMMAND, b"x" * 10),)
     bench.core.fetched(fetch.number, FetchedEntries(found, 1, FIRST, 0))
     bench.ready()

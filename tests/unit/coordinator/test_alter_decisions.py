@@ -346,13 +346,10 @@ def test_the_same_number_of_replicas_again_changes_nothing() -> None:
         (Replicas(4), "odd number"),
         (Replicas(0), "odd number"),
         (Replicas(9), "odd number"),
-        (segments("disk"), "Create another table"),
     ],
 )
 def test_a_durability_that_cannot_be_is_refused(wanted: Any, text: str) -> None:
-    """Even numbers, and segments in the place of replicas; nothing changes."""
+    """Even numbers; nothing changes."""
     world = Resized()
     with pytest.raises(InvalidArgument, match=text):
         draft_alter(world.catalog, resize(wanted))
-    with pytest.raises(InvalidArgument, match="cannot be given replicas"):
-        draft_alter(World().catalog, resize(replicas(3)))

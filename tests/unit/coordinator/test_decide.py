@@ -330,7 +330,7 @@ def test_a_master_that_stalled_itself_gives_nobody_up() -> None:
     world.beat("s1", report("a", 1, P.SERVING))
     world.beat("s2")
     world.now += 5
-    world.liveness.stalled(world.now)
+    world.liveness.stalled(world.now, 5.0)
     assert world.decide() == []
     world.now += 2
     assert kinds(world.decide()) == [GiveUp, GiveUp]

@@ -6,15 +6,15 @@ import pytest
 
 from stelae.coordinator.catalog import Catalog, CatalogBatch
 from stelae.coordinator.group_decisions import Change
-from stelae.coordinator.operator_drafts import draft_mark, draft_move
+from stelae.coordinator.operator_drafts import draft_move
 from stelae.core.durability import replicas
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages import PeerHealth, ReplicaRole
 from stelae.core.partition import hash_partition
 from stelae.core.records import TabletRecord
-from stelae.core.server_messages import MarkServer, MoveReplica
-from tests.unit.coordinator.test_groups import World, changes, grown, mark
+from stelae.core.server_messages import MoveReplica
+from tests.unit.coordinator.group_world import World, changes, grown, mark
 
 R = ReplicaRole
 
@@ -182,7 +182,7 @@ def moving(*names: str) -> tuple[World, TabletRecord]:
     """A tablet on a, b, c, whose replica on c is to go to e."""
     world = World(*names)
     tablet = grown(world)
-    order = MoveReplica(tablet.tablet_id, "c", "e")
+    order = MoveReplica(world.request(), tablet.tablet_id, "c", "e")
     world.put(draft_move(world.catalog, world.liveness, order, world.now))
     return world, tablet
 
@@ -255,9 +255,9 @@ def test_nothing_is_moved_to_a_server_that_is_to_be_left_or_looked_after() -> No
     """The order is refused, with the reason."""
     world = World("a", "b", "c", "d")
     tablet = grown(world)
-    order = MoveReplica(tablet.tablet_id, "c", "d")
 
     def draft() -> CatalogBatch | None:
+        order = MoveReplica(world.request(), tablet.tablet_id, "c", "d")
         return draft_move(world.catalog, world.liveness, order, world.now)
 
     mark(world, "d", retiring=True)
@@ -266,5 +266,5 @@ def test_nothing_is_moved_to_a_server_that_is_to_be_left_or_looked_after() -> No
     mark(world, "d", retiring=False, maintenance=True)
     with pytest.raises(InvalidArgument, match="d is in maintenance"):
         draft()
-    world.put(draft_mark(world.catalog, world.liveness, MarkServer("d", maintenance=False), 0.0))
+    mark(world, "d", maintenance=False)
     assert draft() is not None

@@ -21,7 +21,7 @@ from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages import PeerHealth, ReplicaRole, TabletProgress
 from stelae.core.records import ServerMark, TabletRecord
 from stelae.core.settings import STUCK_FACTOR
-from tests.unit.coordinator.test_groups import World, changes, grown
+from tests.unit.coordinator.group_world import World, changes, grown
 
 R = ReplicaRole
 C = ServerUuid("c")

@@ -173,11 +173,12 @@ def test_a_wish_is_checked_before_anything_is_written() -> None:
 
 def test_garbage_is_only_what_the_store_proves() -> None:
     """A departed member's copy goes under the newest generation; deleted ones for good; unknown
-    timelines, members of either set, and copies newer than our view stay."""
+    timelines, members of either set, copies newer than our view, and within a change all stay."""
     records = [
         record("member", 1, 2, 3),
         record("left", 2, 3, 4),
         record("joining", 2, 3).joint_with(ids(1, 2)),
+        record("others change", 2, 3).joint_with(ids(3, 4)),
         record("deleted", 1, 2).removed(),
         record("newer", 2, 3),
     ]

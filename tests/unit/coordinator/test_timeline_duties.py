@@ -24,10 +24,7 @@ from stelae.coordinator.migration_steps import (
 )
 from stelae.coordinator.pacing import Pacing
 from stelae.coordinator.timeline_catalog import (
-    HISTORY_MAX,
-    PACK_SIZE,
     TimelineCatalog,
-    TimelineState,
 )
 from stelae.coordinator.timeline_duties import (
     Duty,
@@ -48,8 +45,8 @@ from stelae.coordinator.timeline_placement import (
 )
 from stelae.core.configurations import StoredRecord, TimelineId, TimelineRecord
 from stelae.core.durability import segments, wal
-from stelae.core.errors import InvalidArgument, NotEnoughServers, TabletNotFound
-from stelae.core.ids import Address, ServerUuid, TableId, TabletId
+from stelae.core.errors import InvalidArgument, NotEnoughServers, StaleRequest, TabletNotFound
+from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.messages import Heartbeat, TabletProgress, TabletReport
 from stelae.core.partition import Partitioning
 from stelae.core.records import (
@@ -63,6 +60,7 @@ from stelae.core.records import (
 from stelae.core.runtime import ProcessIdentity
 from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
+from stelae.core.timeline_messages import SetSafekeeperStatus
 from stelae.core.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 
 SETTINGS = Settings(heartbeat_s=0.2, lease_s=1.5, dead_after_s=2.0)
@@ -88,6 +86,19 @@ def info(name: str, *, kind: ServerKind = ServerKind.SAFEKEEPER, **changes: obje
 
 def stored(record: TimelineRecord, revision: int, nonce: str = "n") -> StoredRecord:
     return StoredRecord(revision, record, 0.0, "w", nonce)
+
+
+def say(
+    sequence: int,
+    status: SafekeeperStatus,
+    *,
+    client: str = "one",
+    since: int = 0,
+    number: int = 2,
+) -> SetSafekeeperStatus:
+    """An order of an operator's, who waits for no answer of orders below ``since``."""
+    request = RequestId(ClientId(client), sequence, since)
+    return SetSafekeeperStatus(request, SafekeeperId(number), status)
 
 
 class Here:
@@ -131,6 +142,10 @@ class Here:
             server = msgspec.structs.replace(server, safekeeper_id=number)
         self.liveness.heartbeat(Heartbeat(server, self.now, tuple(reports)), self.now)
 
+    def status_of(self, number: int) -> SafekeeperStatus:
+        """What operators said of it last."""
+        return self.catalog.timelines.safekeepers[SafekeeperId(number)].status
+
     @property
     def tablet(self) -> TabletRecord:
         return self.catalog.tablets[TabletId("a")]
@@ -144,10 +159,16 @@ class Here:
         fleet = fleet_of(self.catalog, self.liveness, self.now)
         return dict(statuses_now(fleet, self.now, SILENCE_S))
 
-    def replacements(self, records: Sequence[TimelineRecord], grace_s: float = 30) -> list[Duty]:
+    def replacements(
+        self,
+        records: Sequence[TimelineRecord],
+        grace_s: float = 30,
+        under_way: Request | None = None,
+    ) -> list[Duty]:
         fleet = fleet_of(self.catalog, self.liveness, self.now)
+        running = {} if under_way is None else {record.timeline: under_way for record in records}
         return replacements(
-            records, fleet, {}, self.now, silence_s=SILENCE_S, grace_s=grace_s, limit=8
+            records, fleet, running, self.now, silence_s=SILENCE_S, grace_s=grace_s, limit=8
         )
 
 
@@ -191,13 +212,30 @@ def test_two_leaders_cannot_give_one_id_twice() -> None:
     assert isinstance(here.put(CatalogBatch(safekeepers=(twice,))), Conflict)
 
 
+def test_late_copies_of_an_order_do_not_undo_what_was_said_of_a_safekeeper_since() -> None:
+    """Of one that changed something, of one that changed nothing, as it was said already, and of
+    one that its client has given up; the last word may be another client's."""
+    here, offline, active = Here(), SafekeeperStatus.OFFLINE, SafekeeperStatus.ACTIVE
+    first, same, lost = say(1, offline), say(1, offline, client="another"), say(2, offline)
+    raced = draft_status(here.catalog, first)
+    for order in (first, same):
+        assert isinstance(here.put(draft_status(here.catalog, order)), Applied)
+    assert here.status_of(2) is offline
+    assert isinstance(here.put(draft_status(here.catalog, say(3, active, since=3))), Applied)
+    assert isinstance(here.put(raced), Conflict), "drafted before, replicated after"
+    assert draft_status(here.catalog, same) is None
+    for order in (first, lost):
+        with pytest.raises(StaleRequest):
+            draft_status(here.catalog, order)
+    assert here.status_of(2) is active
+
+
 def test_who_is_not_heard_counts_as_offline_and_who_lost_its_disk_as_gone() -> None:
     """By liveness; what operators have said of the others stands."""
     here = Here()
-    here.put(draft_status(here.catalog, SafekeeperId(2), SafekeeperStatus.OFFLINE))
-    assert draft_status(here.catalog, SafekeeperId(2), SafekeeperStatus.OFFLINE) is None
+    here.put(draft_status(here.catalog, say(1, SafekeeperStatus.OFFLINE)))
     with pytest.raises(InvalidArgument, match="no safekeeper 77"):
-        draft_status(here.catalog, SafekeeperId(77), SafekeeperStatus.ACTIVE)
+        draft_status(here.catalog, say(2, SafekeeperStatus.ACTIVE, number=77))
     here.now += 10.0
     here.beat("k1")
     here.beat("k4", uuid=ServerUuid("another disk"))
@@ -229,61 +267,6 @@ def test_of_two_writes_after_one_record_one_counts() -> None:
     assert here.catalog.timelines.current(A) == one
     skipped = stored(first.joint_with(ids(1, 2, 4)).switched(), 3)
     assert isinstance(here.put(CatalogBatch(timelines=(skipped,))), Conflict), "no step leads there"
-
-
-def test_the_store_keeps_what_repeats_are_known_by_and_little_of_what_is_over() -> None:
-    """The newest records of each timeline; of one that is removed for good, the last alone."""
-    timelines = TimelineCatalog()
-    record = TimelineRecord(A, configuration(1, 1, 2, 3))
-    timelines.commit((), (stored(record, 1),))
-    for revision in range(2, 100, 2):
-        joint = record.joint_with(
-            ids(*((2, 3, 4) if 1 in record.configuration.sk_set else (1, 2, 3)))
-        )
-        record = joint.switched()
-        timelines.commit((), (stored(joint, revision), stored(record, revision + 1)))
-    kept = timelines.history(A)
-    assert [row.revision for row in kept] == list(range(100 - HISTORY_MAX, 100))
-    removed = record.removed()
-    timelines.commit((), (stored(removed, 100),))
-    assert len(timelines.history(A)) == HISTORY_MAX
-    done = msgspec.structs.replace(
-        removed,
-        departed=(),
-        notified_generation=removed.generation,
-        delivered_generation=removed.generation,
-    )
-    timelines.commit((), (stored(done, 101),))
-    assert [row.record for row in timelines.history(A)] == [done]
-
-
-def test_what_is_over_is_packed_away_found_by_id_and_listed_no_more() -> None:
-    """However many there are, in a snapshot too; and nobody can begin it anew."""
-    timelines, last = TimelineCatalog(), {}
-    for number in range(3 * PACK_SIZE - 5):
-        timeline = TimelineId(TableId("T"), TabletId(f"{number:05}"))
-        record = TimelineRecord(timeline, configuration(1, 1, 2, 3))
-        timelines.commit((), (stored(record, 1),))
-        if number % 7:
-            removed = record.removed()
-            timelines.commit((), (stored(removed, 2),))
-            done = msgspec.structs.replace(
-                removed, departed=(), notified_generation=removed.generation
-            )
-            last[timeline] = stored(done, 3)
-            timelines.commit((), (last[timeline],))
-        else:
-            last[timeline] = stored(record, 1)
-    again = TimelineCatalog(
-        msgspec.msgpack.decode(msgspec.msgpack.encode(timelines.state()), type=TimelineState)
-    )
-    for each in (timelines, again):
-        assert {timeline: each.current(timeline) for timeline in last} == last
-        live = [row for row in last.values() if not row.record.deleted]
-        assert each.page(None, None, 10_000) == live == list(each.all())
-        gone = next(timeline for timeline, row in last.items() if row.record.deleted)
-        anew = stored(TimelineRecord(gone, configuration(1, 1, 2, 3)), 4)
-        assert "cannot be stored" in each.refusal((), (anew,))
 
 
 @given(
@@ -445,6 +428,22 @@ def test_a_lost_member_gives_way_after_the_grace_time_and_one_without_disk_at_on
     assert [d.request for d in again.replacements([record])] == [MoveTo(ids(4, 2, 3))]
 
 
+def test_what_merely_finishes_keeps_no_replacement_waiting() -> None:
+    """The lost member has never been told of the last change, so that is never finished; any other
+    request is waited for."""
+    here = Here()
+    record = TimelineRecord(A, configuration(3, 1, 2, 3), 3, 1)
+    here.now += 40.0
+    for name in ("k2", "k3", "k4"):
+        here.beat(name)
+    assert left_to_do(here.catalog, [record], here.fleet()) != []
+    move = MoveTo(ids(4, 2, 3))
+    found = here.replacements([record], under_way=FinishPending())
+    assert [duty.request for duty in found] == [move]
+    for other in (move, MoveTo(ids(1, 2, 4)), Abort(), Remove()):
+        assert here.replacements([record], under_way=other) == []
+
+
 def test_a_change_whose_new_members_are_lost_is_taken_back() -> None:
     """Only then, only after the grace time, and only if the old ones can go on."""
     record = TimelineRecord(A, configuration(1, 1, 2, 3)).joint_with(ids(3, 4, 5))
@@ -462,7 +461,7 @@ def test_a_change_whose_new_members_are_lost_is_taken_back() -> None:
     assert after(40.0, 3) == []
     here = Here(count=5)
     for number in (4, 5):
-        here.put(draft_status(here.catalog, SafekeeperId(number), SafekeeperStatus.OFFLINE))
+        here.put(draft_status(here.catalog, say(number, SafekeeperStatus.OFFLINE, number=number)))
     here.now += 40.0
     for number in (1, 2, 3):
         here.beat(f"k{number}")

@@ -12,6 +12,7 @@ from stelae.core.timelines import (
     TimelineConfiguration,
     has_majority,
     majority_lsn,
+    term_text,
 )
 
 IDS = [SafekeeperId(number) for number in range(1, 8)]
@@ -74,3 +75,8 @@ def test_the_agreed_lsn_is_agreed_and_the_next_one_is_not(members, new_members, 
     lsn = configuration.agreed_lsn(reached)
     assert configuration.agreed([one for one in IDS if reached.get(one, 0) >= lsn])
     assert not configuration.agreed([one for one in IDS if reached.get(one, 0) > lsn])
+
+
+def test_a_term_is_read_as_the_tablets_term_and_the_campaign_in_it():
+    """A timeline's term is far too long a number for people."""
+    assert [term_text(term) for term in (0, (1 << 32) + 5, (7 << 32) + 1)] == ["0", "1.5", "7.1"]

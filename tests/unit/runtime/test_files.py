@@ -13,6 +13,7 @@ import pytest
 from stelae.core.errors import AlreadyRunning
 from stelae.runtime.conformance import DISK_RULES, DiskRule
 from stelae.runtime.files import LocalDisk
+from tests.own_files import of_files_in, path_of
 
 
 @pytest.mark.parametrize("rule", DISK_RULES, ids=lambda rule: rule.__name__)
@@ -29,12 +30,13 @@ async def test_the_real_disk_keeps_every_rule(
 class Recorder:
     """Notes calls of ``os`` functions by what they act on, and passes them on."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, str]] = []
+        self._folder = str(folder)
         fsync, rename, unlink = os.fsync, os.rename, Path.unlink
 
         def noted_fsync(descriptor: int) -> None:
-            self.note("fsync", os.readlink(f"/proc/self/fd/{descriptor}"))
+            self.note("fsync", path_of(descriptor))
             fsync(descriptor)
 
         def noted_rename(old: Path, new: Path) -> None:
@@ -50,7 +52,8 @@ class Recorder:
         monkeypatch.setattr(Path, "unlink", noted_unlink)
 
     def note(self, what: str, path: str) -> None:
-        self.calls.append((what, Path(path).name))
+        if path.startswith(self._folder):  # a cluster may run beside this test
+            self.calls.append((what, Path(path).name))
 
 
 async def test_replace_syncs_the_content_then_renames_then_syncs_the_folder(
@@ -59,7 +62,7 @@ async def test_replace_syncs_the_content_then_renames_then_syncs_the_folder(
     """In any other order a crash could leave a name without its content, or lose the name."""
     disk = LocalDisk(tmp_path / "data")
     await disk.replace("f/a", b"1")
-    seen = Recorder(monkeypatch)
+    seen = Recorder(tmp_path, monkeypatch)
     await disk.replace("f/a", b"2")
     assert seen.calls == [("fsync", "a.tmp"), ("rename", "a"), ("fsync", "f")]
 
@@ -69,7 +72,7 @@ async def test_a_new_file_is_durably_named_in_each_new_folder(
 ) -> None:
     """The parents of all that is new are synced, outermost first; nothing is for what exists."""
     disk = LocalDisk(tmp_path / "data")
-    seen = Recorder(monkeypatch)
+    seen = Recorder(tmp_path, monkeypatch)
     (await disk.open("f/g/a")).close()
     assert seen.calls == [("fsync", "data"), ("fsync", "f"), ("fsync", "g")]
     seen.calls.clear()
@@ -83,7 +86,7 @@ async def test_remove_syncs_the_folder_after_the_unlink(
     """A removed file does not come back after a crash."""
     disk = LocalDisk(tmp_path / "data")
     await disk.replace("a", b"1")
-    seen = Recorder(monkeypatch)
+    seen = Recorder(tmp_path, monkeypatch)
     await disk.remove("a")
     assert seen.calls == [("unlink", "a"), ("fsync", "data")]
 
@@ -95,7 +98,7 @@ async def test_a_move_is_one_rename_and_then_both_parents_are_synced(
     disk = LocalDisk(tmp_path / "data")
     await disk.replace("wals/a/log", b"1")
     await disk.replace("kept/a/superblock", b"2")
-    seen = Recorder(monkeypatch)
+    seen = Recorder(tmp_path, monkeypatch)
     assert await disk.move("wals/a", "kept/a/wals")
     assert seen.calls == [("rename", "wals"), ("fsync", "a"), ("fsync", "wals")]
 
@@ -106,7 +109,7 @@ async def test_a_removed_folder_is_synced_out_of_its_parent(
     """A removed folder does not come back after a crash."""
     disk = LocalDisk(tmp_path / "data")
     await disk.replace("f/g/a", b"1")
-    seen = Recorder(monkeypatch)
+    seen = Recorder(tmp_path, monkeypatch)
     await disk.remove_folder("f/g")
     assert seen.calls == [("fsync", "f")]
     assert not (disk.root / "f" / "g").exists()
@@ -123,7 +126,7 @@ async def test_a_replace_that_fails_leaves_the_old_content(
         raise OSError(errno.ENOSPC, "no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", no_space)
+        patch.setattr(os, "write", of_files_in(tmp_path, os.write, no_space))
         with pytest.raises(OSError, match="no space"):
             await disk.replace("a", b"new")
     assert await disk.read("a") == b"old"
@@ -140,7 +143,7 @@ async def test_short_writes_of_the_kernel_are_completed(
     def three_bytes(descriptor: int, buffers: list[memoryview], offset: int) -> int:
         return os.pwrite(descriptor, b"".join(buffers)[:3], offset)
 
-    monkeypatch.setattr(os, "pwritev", three_bytes)
+    monkeypatch.setattr(os, "pwritev", of_files_in(tmp_path, os.pwritev, three_bytes))
     file.write_at(1, b"ab", b"cdefg", b"hi")
     assert file.read_at(0, 99) == b"\0abcdefghi"
     assert file.size == 10
@@ -158,7 +161,7 @@ async def test_after_a_failed_sync_no_later_one_succeeds(
         raise OSError(errno.EIO, "broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", broken)
+        patch.setattr(os, "fdatasync", of_files_in(tmp_path, os.fdatasync, broken))
         with pytest.raises(OSError, match="broken"):
             await file.sync()
     with pytest.raises(OSError, match="an earlier sync failed"):
@@ -176,7 +179,7 @@ async def test_a_sync_that_lacks_space_is_a_failed_sync(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fdatasync", full)
+    monkeypatch.setattr(os, "fdatasync", of_files_in(tmp_path, os.fdatasync, full))
     with pytest.raises(OSError, match="No space left") as failed:
         await file.sync()
     assert failed.value.errno == errno.EIO

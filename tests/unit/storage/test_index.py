@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.storage import kernels, kernels_reference
-from stelae.storage.index import MAX_LOAD, HashIndex
-from stelae.storage.kernel_api import Kernels
+from stelae.storage.index import MAX_LOAD, SLOTS_AT_ONCE, SLOTS_PER_ROW, HashIndex
+from stelae.storage.kernel_api import EMPTY, Kernels
 
 BOTH = pytest.mark.parametrize("module", [kernels, kernels_reference], ids=["numba", "reference"])
 # The first kind collides all the time and crowds few homes; the last is what real hashes are like.
@@ -110,15 +110,74 @@ def test_removing_everything_leaves_an_empty_table(module: Kernels) -> None:
         assert (index._slots == np.uint64(2**64 - 1)).all()
 
 
-def test_memory_stays_within_28_bytes_an_entry_at_every_size() -> None:
-    """Growing by small steps never leaves the load above the limit nor memory above 28 bytes."""
+def test_memory_stays_within_32_bytes_an_entry_at_every_size() -> None:
+    """Growing by small steps never leaves the load above the limit, nor memory above 32 bytes
+    an entry and a page."""
     index, start = HashIndex(), 0
     hashes = np.random.default_rng(9).integers(0, 1 << 64, 60_000, dtype=np.uint64)
     for end in range(500, 60_001, 500):
         index.replace(hashes[start:end], np.full(500, -1), np.arange(start, end))
         start = end
-        assert len(index) * 16 / MAX_LOAD <= index.nbytes <= 28 * max(len(index), 600)
+        assert len(index) * 16 / MAX_LOAD <= index.nbytes <= 32 * max(len(index), 600) + 4096
     assert (index.find(hashes) == np.arange(60_000)).all()
+
+
+@BOTH
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(data=st.data(), first=st.integers(20, 40), pace=st.integers(2, 40))
+def test_an_index_that_grows_bit_by_bit_loses_and_doubles_nothing(
+    module: Kernels, data: st.DataObject, first: int, pace: int
+) -> None:
+    """Entries come, move and go while the table becomes longer and its border wanders to the start:
+    every entry is found at every step, and none is there twice at the end. Homes are crowded, at
+    both ends of the table too."""
+    crowded = st.sampled_from([0, 1, 2**63, 2**64 - 1, 2**64 - 2**59]) | st.integers(0, 2**64 - 1)
+    entries = data.draw(st.lists(crowded, min_size=first, max_size=first))
+    index = HashIndex(module, 60)
+    index.replace(u64(entries), np.full(first, -1), np.arange(first))
+    model = {(key_hash, position) for position, key_hash in enumerate(entries)}
+    index._begin_growth(80)
+    position = first
+    while index._target:
+        index._grow(pace)
+        for key_hash in {key_hash for key_hash, _ in model}:
+            found = sorted((key_hash, place) for place in index.candidates(key_hash))
+            assert found == sorted(entry for entry in model if entry[0] == key_hash)
+            assert int(index.find(u64([key_hash]))[0]) == found[0][1] or len(found) > 1
+        what = data.draw(st.sampled_from("imr-"))
+        if what == "-" or (what != "i" and not model):
+            continue
+        key_hash, before = data.draw(crowded), -1
+        if what != "i":
+            key_hash, before = data.draw(st.sampled_from(sorted(model)))
+            model.discard((key_hash, before))
+        after = -1 if what == "r" or len(model) > 38 else position
+        if data.draw(st.booleans()):
+            index.replace_one(key_hash, before, after)
+        else:
+            index.replace(u64([key_hash]), np.array([before]), np.array([after]))
+        if after != -1:
+            model.add((key_hash, after))
+        position += 1
+    assert len(index) == len(model)
+    words = [(h, p) for h, p in index._slots.reshape(-1, 2).tolist() if p != EMPTY]
+    assert sorted(words) == sorted(model)
+
+
+@BOTH
+def test_growing_is_spread_over_the_rows_that_come(module: Kernels) -> None:
+    """No row of many has more to do for it than its share: a table never grows at once."""
+    index, done = HashIndex(module), list[int]()
+    hashes = np.random.default_rng(10).integers(0, 1 << 64, 20_000, dtype=np.uint64)
+    grow = HashIndex._grow
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HashIndex, "_grow", lambda *args: (done.append(args[1]), grow(*args))[1])
+        for start in range(0, 20_000, 10):
+            part = np.arange(start, start + 10)
+            index.replace(hashes[part], np.full(10, -1), part)
+    assert (index.find(hashes) == np.arange(20_000)).all()
+    late = done[-8:]
+    assert max(late) < SLOTS_AT_ONCE + 10 * SLOTS_PER_ROW < index._capacity / 4
 
 
 @BOTH

@@ -90,11 +90,15 @@ def test_encoding_equals_the_reference(rows: list[tuple[int, bytes]], prefix: bo
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.lists(st.tuples(CROWDED, st.sampled_from("irm")), max_size=40), st.integers(30, 50))
+@given(
+    st.lists(st.tuples(CROWDED, st.sampled_from("irm")), max_size=40),
+    st.integers(30, 50),
+    st.integers(0, 30),
+)
 def test_tables_equal_the_reference_after_any_changes(
-    steps: list[tuple[int, str]], capacity: int
+    steps: list[tuple[int, str]], capacity: int, border: int
 ) -> None:
-    """Insert, move, remove, find, plan and rehash leave the same words in both tables."""
+    """Insert, move, remove, find, plan and settle leave the same words in both tables."""
     present: dict[int, list[int]] = {}
     hashes, old, new = [], [], []
     for i, (key_hash, what) in enumerate(steps):
@@ -113,14 +117,16 @@ def test_tables_equal_the_reference_after_any_changes(
         hashes.append(key_hash)
     tables, answers = [], []
     for module in (kernels, kernels_reference):
-        slots = empty_table(capacity, INDEX_WORDS)
-        result = module.table_replace(slots, u64(hashes), np.array(old, "i8"), np.array(new, "i8"))
+        slots = empty_table(2 * capacity, INDEX_WORDS)
+        homes = (capacity, border)  # it is growing, and half of it has moved
+        changes = u64(hashes), np.array(old, "i8"), np.array(new, "i8")
+        result = module.table_replace(slots, *homes, *changes)
         assert result == (sum(map(len, present.values())), -1)
         out = np.zeros((2, len(hashes)), np.int64)
-        module.table_find(slots, u64(hashes), out[0])
-        module.table_plan(slots, u64(hashes), out[1])
-        larger = empty_table(capacity + 9, INDEX_WORDS)
-        module.table_rehash(slots, larger)
+        module.table_find(slots, *homes, u64(hashes), out[0])
+        module.table_plan(slots, *homes, u64(hashes), out[1])
+        larger = slots.copy()
+        module.table_settle(larger, capacity, 0, 0, border)
         module.table_insert(larger, u64([3, 2**64 - 1]), np.array([100, 101]))
         tables.append(np.concatenate([slots, larger]))
         answers.append(out)
@@ -132,7 +138,8 @@ def test_tables_equal_the_reference_after_any_changes(
 def test_replacing_an_entry_that_is_not_there_names_the_row(module: Any) -> None:
     """`table_replace` stops at the first row whose entry is missing, and says which."""
     slots = empty_table(16, INDEX_WORDS)
-    result = module.table_replace(slots, u64([5, 5, 5]), np.array([-1, 8, 7]), np.array([7, 9, 9]))
+    changes = u64([5, 5, 5]), np.array([-1, 8, 7]), np.array([7, 9, 9])
+    result = module.table_replace(slots, 16, 16, *changes)
     assert result == (1, 1)
 
 

@@ -1,0 +1,83 @@
+"""Writes into ``wal(3)``: batches beside the same table on segments, single rows beside PostgreSQL.
+
+Everything in turn in the same run, with a sync of the disk behind each answer: of a majority of
+safekeepers, of both backups, and of PostgreSQL's own log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from clusters import cluster
+from etcd import Missing
+from figures import Figure, at_least, median, shown, skipped
+from generated import SCHEMA
+from postgres import Postgres, postgres
+from replica_writes import BATCHES, ROW_WRITERS, compare_batches, own_clients, write_rows
+from row_load import Written, joined
+
+from stelae import wal
+
+SAFEKEEPERS = 3
+BATCH_TARGET_PERCENT = 80
+
+
+def measure(quick: bool) -> list[Figure]:
+    """One tablet each, which is one log."""
+    rounds, batches, duration_s = (1, 40, 1.0) if quick else (5, BATCHES, 4.0)
+    with contextlib.ExitStack() as stack:
+        try:
+            theirs: Postgres | None = stack.enter_context(postgres())
+            missing = ""
+        except Missing as error:
+            theirs, missing = None, str(error)
+        servers: dict[str, Any] = {
+            "tservers": {"count": 2, "memory": "3GiB"},
+            "safekeepers": {"count": SAFEKEEPERS},
+        }
+        database = stack.enter_context(cluster("wal-writes", **servers))
+        durability = wal(SAFEKEEPERS)
+        figures = compare_batches(
+            database, f"wal({SAFEKEEPERS})", durability, BATCH_TARGET_PERCENT, rounds, batches
+        )
+        database.create_table("single", SCHEMA, key="id", durability=durability)
+        return figures + _single_rows(database, "single", theirs, missing, rounds, duration_s)
+
+
+def _single_rows(
+    database: Any, name: str, theirs: Postgres | None, missing: str, rounds: int, duration_s: float
+) -> list[Figure]:
+    """By tasks of one client, whose calls travel together, and by as many clients that share
+    nothing; PostgreSQL's have a connection each, in one process, too."""
+    loop = database._loop
+    shared = loop.run(own_clients(database.link, name, 1)) * ROW_WRITERS
+    own = loop.run(own_clients(database.link, name, ROW_WRITERS))
+    ways = {"tasks of one client": shared, "clients of their own": own}
+    loads: dict[str, list[Written]] = {way: [] for way in ways}
+    commits: list[float] = []
+    for number in range(rounds + 1):
+        for way, tables in ways.items():
+            load = loop.run(write_rows(tables, duration_s))
+            if number:  # the first one warms up
+                loads[way].append(load)
+        if theirs is not None:
+            rate = theirs.commit_rate(ROW_WRITERS, duration_s)
+            if number:
+                commits.append(rate)
+    figures = []
+    if theirs is not None:
+        what = f"PostgreSQL, {ROW_WRITERS} connections through psycopg"
+        figures.append(shown(what, median(commits), "commits/s", "upserts, synchronous commit"))
+    for way, ours in loads.items():
+        rates = [load.rate for load in ours]
+        what = f"single rows into wal({SAFEKEEPERS}), {ROW_WRITERS} {way}"
+        figures.append(shown(what, median(rates), "rows/s", joined(ours).note))
+        against = f"… {way} against PostgreSQL"
+        if theirs is None:
+            figures.append(skipped(against, missing))
+            continue
+        ratio = median([mine / other for mine, other in zip(rates, commits, strict=True)])
+        judged = way == "tasks of one client"  # one program with so many writers, as theirs is
+        figures.append(at_least(against, ratio, 1.0, "×") if judged else shown(against, ratio, "×"))
+    return figures

@@ -1,0 +1,328 @@
+"""How a table gets another durability: tablet by tablet, each gives way to a successor. Pure.
+
+Level-triggered, as `stelae.coordinator.decide` is; a new leader goes on from catalog and reports:
+
+- a tablet that has the former durability, and runs: a **successor** is made for it, with a new id
+  and the new durability, which nobody finds. `SUCCESSIONS_MAX` tablets of the cluster at a time;
+- the successor runs: the tablet's owner, or its leader, is told to bring everything over;
+- it says that the successor has everything, and that it answers nobody any more (CLOSED): the
+  successor takes its place. That entry is the commit point; before it everything can be taken back;
+- it says that the successor cannot be brought up to date, or the successor does not run once the
+  tablet is CLOSED: the successor is given up, the tablet is told so, and another one is made;
+- all tablets have the new durability: so does the table, which is RUNNING again.
+
+What an owner says holds for its term: the entry compares the record that names it. What a group's
+log says holds for good. Only whom the catalog has given up a tablet is told to release.
+
+A second alter back to the former durability takes the first one back: tablets not yet changed are
+as they should be, the others change again. Source: `docs/decisions.md`, §34.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from stelae.coordinator.assignment import Load, choose_members, choose_owners
+from stelae.coordinator.catalog import Catalog, CatalogBatch
+from stelae.coordinator.ddl import given_up, new_tablet
+from stelae.coordinator.groups import group_of
+from stelae.coordinator.liveness import Run, Seen
+from stelae.core.durability import Durability, Replicas
+from stelae.core.errors import InvalidArgument, NotEnoughServers
+from stelae.core.ids import ServerUuid, TabletId, make_uuid
+from stelae.core.messages import TabletReport
+from stelae.core.records import ServerInfo, TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.succession import SuccessionReport, SuccessionStage, TransferTablet
+from stelae.core.timelines import TimelineConfiguration
+
+SUCCESSIONS_MAX = 2
+"""Tablets that give way at a time: each is in memory twice, and is copied over the network."""
+
+ReportOf: TypeAlias = Callable[[TabletRecord], tuple[Seen | None, TabletReport | None]]
+"""A tablet's live owner, or leader, and what it says of it in its present term."""
+NewTimelines: TypeAlias = Callable[[Durability], tuple[TimelineConfiguration, ...] | None]
+"""For the log of one more tablet, if it needs one; None: too few safekeepers."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginSuccession:
+    """Make a successor for a tablet: one catalog entry."""
+
+    tablet: TabletRecord
+    holders: tuple[ServerInfo, ...]
+    """Of the successor: its owner, or the members of its group."""
+    durability: Durability
+    timelines: tuple[TimelineConfiguration, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderTransfer:
+    """Tell a tablet's owner, or leader, for whom to make way, or for whom no more."""
+
+    server: ServerInfo
+    order: TransferTablet
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """The successor takes the tablet's place: one catalog entry."""
+
+    tablet: TabletRecord
+    successor: TabletRecord
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpSuccessor:
+    """It will never take the tablet's place: one catalog entry."""
+
+    successor: TabletRecord
+    reason: str
+
+
+SuccessionAction: TypeAlias = BeginSuccession | OrderTransfer | Swap | GiveUpSuccessor
+
+
+# ---- the alter ------------------------------------------------------------------------------
+
+
+def with_durability(catalog: Catalog, table: TableRecord, wanted: Durability) -> CatalogBatch:
+    """The table as it is to become, and its tablets where that changes them.
+
+    Raises:
+        InvalidArgument: it is being altered, to something else.
+    """
+    if table.becoming is None:
+        if table.state is not TableState.RUNNING:
+            raise InvalidArgument(
+                f"table {table.name!r} is being altered: wait until that is done, and give it "
+                f"{wanted} then"
+            )
+        return CatalogBatch((_becoming(table, table.durability, wanted),))
+    if wanted == table.becoming:
+        return CatalogBatch((msgspec.structs.replace(table, generation=table.generation + 1),))
+    if wanted != table.durability:
+        raise InvalidArgument(
+            f"table {table.name!r} changes from {table.durability} to {table.becoming}: wait until "
+            f"that is done, or alter it back to {table.durability}"
+        )
+    changed = _becoming(table, table.becoming, wanted)
+    tablets: list[TabletRecord] = []
+    for tablet in catalog.tablets_of(table.table_id):
+        successor = catalog.successor_of(tablet.tablet_id)
+        if successor is not None:
+            tablets.append(given_up(successor))
+        if not table.has_changed(tablet):
+            tablets.append(
+                msgspec.structs.replace(
+                    tablet, change=changed.change, generation=tablet.generation + 1
+                )
+            )
+    return CatalogBatch((changed,), tuple(tablets))
+
+
+def _becoming(table: TableRecord, before: Durability, after: Durability) -> TableRecord:
+    return msgspec.structs.replace(
+        table,
+        durability=before,
+        becoming=after,
+        change=table.change + 1,
+        state=TableState.ALTERING,
+        generation=table.generation + 1,
+    )
+
+
+# ---- deciding -------------------------------------------------------------------------------
+
+
+def succession_actions(
+    catalog: Catalog, report_of: ReportOf, loads: Callable[[], list[Load]], timelines: NewTimelines
+) -> Iterator[SuccessionAction]:
+    """What is to be done now for tables whose durability was ever altered.
+
+    ``report_of`` as said; of a successor too. ``loads`` is asked for when servers are to be chosen.
+    """
+    room = SUCCESSIONS_MAX - len(catalog.successors())
+    for table_id in list(catalog.altered):
+        table = catalog.tables[table_id]
+        if not table.change:
+            continue
+        for tablet in catalog.tablets_of(table_id):
+            if tablet.state.is_gone:
+                continue
+            seen, report = report_of(tablet)
+            said = None if report is None else report.succession
+            if seen is not None and report is not None and said is not None:
+                yield from _releases(catalog, tablet, seen, report)
+            if table.has_changed(tablet):
+                continue
+            successor = catalog.successor_of(tablet.tablet_id)
+            if successor is not None:
+                yield from _goes_on(tablet, successor, seen, report, report_of)
+            elif room > 0 and tablet.state is TabletState.RUNNING and seen is not None:
+                begun = _begin(catalog, table, tablet, loads, timelines)
+                if begun is not None:
+                    room -= 1
+                    yield begun
+
+
+def _releases(
+    catalog: Catalog, tablet: TabletRecord, seen: Seen, report: TabletReport
+) -> Iterator[OrderTransfer]:
+    """It makes way for one that was given up."""
+    assert report.succession is not None, "it says so"
+    said = report.succession.successor
+    known = catalog.tablets.get(said)
+    if known is not None and known.state.is_gone:
+        order = TransferTablet(tablet.tablet_id, _term(tablet), TabletId(""), release=said)
+        yield OrderTransfer(seen.server, order)
+
+
+def _goes_on(
+    tablet: TabletRecord,
+    successor: TabletRecord,
+    seen: Seen | None,
+    report: TabletReport | None,
+    report_of: ReportOf,
+) -> Iterator[SuccessionAction]:
+    said: SuccessionReport | None = None if report is None else report.succession
+    if said is not None and said.successor == successor.tablet_id:
+        if said.is_lost:
+            yield GiveUpSuccessor(successor, "it cannot be brought up to its source any more")
+            return
+        if said.stage is SuccessionStage.CLOSED:
+            if successor.state is not TabletState.RUNNING:
+                yield GiveUpSuccessor(successor, f"it is {successor.state.value}")
+            elif tablet.state is TabletState.RUNNING:
+                yield Swap(tablet, successor)
+            return
+    if successor.state is not TabletState.RUNNING or tablet.state is not TabletState.RUNNING:
+        return
+    at, _ = report_of(successor)
+    if seen is None or report is None or at is None:
+        return
+    order = TransferTablet(
+        tablet.tablet_id,
+        _term(tablet),
+        successor.tablet_id,
+        at.server.address,
+        at.server.uuid,
+    )
+    yield OrderTransfer(seen.server, order)
+
+
+def _term(tablet: TabletRecord) -> int:
+    return 0 if tablet.is_group else tablet.term
+
+
+def _begin(
+    catalog: Catalog,
+    table: TableRecord,
+    tablet: TabletRecord,
+    loads: Callable[[], list[Load]],
+    timelines: NewTimelines,
+) -> BeginSuccession | None:
+    """None: there are too few servers just now."""
+    wanted = table.becoming
+    assert wanted is not None, "the table changes"
+    beside = _beside(catalog, table)
+    tablets = [tablet.tablet_id]
+    try:
+        if isinstance(wanted, Replicas):
+            chosen = choose_members(tablets, loads(), wanted.count, beside)
+        else:
+            owners = choose_owners(tablets, loads(), None, beside)
+            chosen = {tablet_id: (owner,) for tablet_id, owner in owners.items()}
+    except NotEnoughServers:
+        return None
+    logs = timelines(wanted)
+    if logs is None:
+        return None
+    return BeginSuccession(tablet, chosen[tablet.tablet_id], wanted, logs)
+
+
+def _beside(catalog: Catalog, table: TableRecord) -> Mapping[ServerUuid, int]:
+    """How many tablets of a table, and successors of some, each server has."""
+    beside: dict[ServerUuid, int] = {}
+    for tablet in catalog.tablets_of(table.table_id):
+        for each in (tablet, catalog.successor_of(tablet.tablet_id)):
+            if each is None or (each is tablet and not table.has_changed(tablet)):
+                continue  # those that have still to go count for nothing
+            peers = each.configuration.peers if each.configuration is not None else ()
+            for uuid in [peer.uuid for peer in peers] or [each.owner]:
+                beside[uuid] = beside.get(uuid, 0) + 1
+    return beside
+
+
+# ---- drafts ---------------------------------------------------------------------------------
+
+
+def draft_begin(
+    catalog: Catalog, action: BeginSuccession, rng: random.Random
+) -> CatalogBatch | None:
+    """The successor, hidden, and the tablet under another generation: who deletes the table, or
+    alters it back, meets one or the other. None: there is no need of it any more."""
+    tablet = catalog.tablets[action.tablet.tablet_id]
+    table = catalog.tables[tablet.table_id]
+    wanted = table.becoming == action.durability and not table.has_changed(tablet)
+    if not wanted or tablet.state is not TabletState.RUNNING or table.becoming is None:
+        return None
+    if catalog.successor_of(tablet.tablet_id) is not None:
+        return None
+    successor = new_tablet(
+        TabletId(make_uuid(rng)),
+        tablet.table_id,
+        tablet.number,
+        action.holders,
+        is_group=isinstance(action.durability, Replicas),
+        timeline=action.timelines[0] if action.timelines else None,
+        change=table.change,
+        succeeds=tablet.tablet_id,
+    )
+    touched = msgspec.structs.replace(tablet, generation=tablet.generation + 1)
+    return CatalogBatch(tablets=(touched, successor))
+
+
+def draft_swap(catalog: Catalog, action: Swap) -> CatalogBatch | None:
+    """None if either has changed since: then what was said of them may not hold any more."""
+    tablet, successor = action.tablet, action.successor
+    now: Sequence[TabletRecord] = [catalog.tablets[each.tablet_id] for each in (tablet, successor)]
+    if now != [tablet, successor]:
+        return None
+    gone = msgspec.structs.replace(
+        tablet,
+        state=TabletState.REPLACED,
+        replaced_by=successor.tablet_id,
+        generation=tablet.generation + 1,
+    )
+    found = msgspec.structs.replace(
+        successor, succeeds=TabletId(""), generation=successor.generation + 1
+    )
+    return CatalogBatch(tablets=(gone, found))
+
+
+def draft_give_up(catalog: Catalog, action: GiveUpSuccessor) -> CatalogBatch | None:
+    """None if it has changed since."""
+    if catalog.tablets[action.successor.tablet_id] != action.successor:
+        return None
+    return CatalogBatch(tablets=(given_up(action.successor),))
+
+
+def reports_of(live: Mapping[Run, Seen], reporters: Mapping[TabletId, Sequence[Seen]]) -> ReportOf:
+    """From what live servers say."""
+
+    def report_of(tablet: TabletRecord) -> tuple[Seen | None, TabletReport | None]:
+        if tablet.is_group:
+            leader = group_of(tablet, reporters.get(tablet.tablet_id, ())).leader
+            return (None, None) if leader is None else (leader.seen, leader.report)
+        seen = live.get(Run(tablet.owner, tablet.owner_incarnation))
+        report = None if seen is None else seen.reports.get(tablet.tablet_id)
+        if report is None or report.term != tablet.term:
+            return seen, None
+        return seen, report
+
+    return report_of

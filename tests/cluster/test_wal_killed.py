@@ -1,0 +1,89 @@
+"""Tables with ``wal(3)`` on real Ray: servers of every kind are killed, while logs move."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import ray
+
+from stelae import Database
+from stelae.actors.ray_host import cluster_actors
+from tests.cluster.row_clients import WELL_WITHIN_S, check_by_command
+from tests.cluster.wal_faults import (
+    SPEC,
+    Load,
+    Mover,
+    Servers,
+    check_history,
+    seen_of_migrations,
+    until,
+    wait_whole,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+KILL_EVERY_S, KILLED_FOR_S = 4.0, 60.0
+REPLACED_WITHIN_S = 60.0
+
+
+def test_restarts_under_load_lose_and_double_nothing(
+    launch_small: Callable[..., Database], ray_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Safekeepers and tablet servers are killed in turn, a backup too, while clients write and
+    logs move: every acknowledged row is there once, and every log has its whole set again. One
+    that stays away is replaced by itself."""
+    db = launch_small("killed", **SPEC)
+    servers, load, rng = Servers(db), Load(db, 3), random.Random(3)
+    mover = Mover(db, load.tablets)
+    mover.start()
+    turns = itertools.chain(
+        ["safekeeper", "tserver", "backup"], itertools.cycle(["safekeeper", "tserver"])
+    )
+    began, killed = time.monotonic(), []
+    while time.monotonic() - began < KILLED_FOR_S:
+        time.sleep(KILL_EVERY_S)
+        killed.append(servers.kill(next(turns), rng))
+    mover.end()
+    load.wait_writes("after the kills")
+
+    lost = stay_away(db, load)
+    load.wait_writes("after the replacement")
+    text = load.end()
+    db.set_safekeeper_status(lost, "decommissioned")  # what it holds is not waited for any more
+    views = wait_whole(db, load.tablets)
+    for view in views:
+        check_history(view.history)
+        assert lost not in view.configuration.members
+    assert not db.migrations().running
+    report = db.check(wait=WELL_WITHIN_S, timeout=WELL_WITHIN_S)
+    assert report.is_well, [str(problem) for problem in report.problems]
+    code, document = check_by_command(ray_folder / "killed")
+    assert code == 0, document["findings"]
+    with capsys.disabled():
+        kills = f"{sum(map(bool, killed))} kills, {mover.moved} moves"
+        print(f"\n{kills} ({len(mover.problems)} not carried out); {text}")
+    assert sum(map(bool, killed)) >= KILLED_FOR_S / KILL_EVERY_S / 2
+    assert mover.moved >= 5, mover.problems
+
+
+def stay_away(db: Database, load: Load) -> int:
+    """A member of a log is killed for good, and its place taken by another; its id."""
+    Servers(db).wait_live("safekeeper", 4)
+    lost = db.locate_timeline(load.tablets[0]).configuration.sk_set[0]
+    (name,) = (one.record.name for one in db.safekeepers() if one.record.safekeeper_id == lost)
+    ray.kill(cluster_actors(db.cluster)[name], no_restart=True)
+    load.wait_writes("while it is away")
+
+    def is_replaced() -> bool:
+        views = [db.locate_timeline(tablet) for tablet in load.tablets]
+        return not any(lost in view.configuration.members for view in views)
+
+    seen = partial(seen_of_migrations, db, load.tablets)
+    until(f"{name} is replaced", is_replaced, REPLACED_WITHIN_S, seen)
+    return int(lost)

@@ -1,0 +1,69 @@
+"""`stelae.ray_session`: a local Ray that does not come up is started again, a few times."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import pytest
+
+from stelae import ray_session
+from stelae.core.errors import Unavailable
+
+
+class Starts:
+    """Stands for Ray's start: fails as often as told, and leaves a process of Ray's behind then."""
+
+    def __init__(self, *failures: BaseException) -> None:
+        self.failures = list(failures)
+        self.tried = 0
+        self.left: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, address: str, **options: Any) -> None:
+        self.tried += 1
+        if self.failures:
+            code = "import time; time.sleep(60)"
+            self.left.append(subprocess.Popen([sys.executable, "-c", code, "raylet"]))
+            raise self.failures.pop(0)
+
+
+def started(monkeypatch: pytest.MonkeyPatch, *failures: BaseException) -> Starts:
+    starts = Starts(*failures)
+    monkeypatch.setattr(ray_session, "_init_ray", starts)
+    return starts
+
+
+def late() -> Exception:
+    return Exception("The current node timed out during startup.")
+
+
+def test_a_ray_that_does_not_come_up_is_ended_and_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the failed start left running has ended before the next one begins."""
+    starts = started(monkeypatch, late())
+    ray_session._start_local({})
+    assert starts.tried == 2
+    assert [each.poll() is None for each in starts.left] == [False]
+
+
+def test_after_the_last_try_the_error_says_what_ray_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which Ray never comes up is told so, and nothing of Ray's runs on."""
+    starts = started(monkeypatch, *(late() for _ in range(ray_session.STARTS + 1)))
+    with pytest.raises(Unavailable, match=r"in 3 tries.*timed out during startup"):
+        ray_session._start_local({})
+    assert starts.tried == ray_session.STARTS
+    assert not [each for each in starts.left if psutil.pid_exists(each.pid) and each.poll() is None]
+
+
+@pytest.mark.parametrize("failure", [ValueError("num_cpus must be > 0"), KeyboardInterrupt()])
+def test_what_another_start_cannot_mend_is_raised_at_once(
+    failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options that Ray refuses, and Ctrl-C, end the launch with the first try."""
+    starts = started(monkeypatch, failure)
+    with pytest.raises(type(failure)):
+        ray_session._start_local({})
+    assert starts.tried == 1
