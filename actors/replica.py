@@ -15,9 +15,9 @@ from stelae.actors.raft_handlers import raft_handlers
 from stelae.actors.replica_flush import snapshot_at
 from stelae.actors.replica_loop import ReplicaLoop
 from stelae.actors.replica_types import Part, ReplicaSettings, RoleChange, StateMachine
-from stelae.consensus.membership import MemberChange
+from stelae.consensus.membership import ChangeKind, MemberChange
 from stelae.consensus.ready import Role, Status
-from stelae.core.errors import DeadlineExpired
+from stelae.core.errors import DeadlineExpired, TabletNotReady
 from stelae.core.ids import Address, OpId, ServerUuid
 from stelae.core.replication import Configuration, Snapshot
 from stelae.core.rpc import Handlers
@@ -109,11 +109,29 @@ class Replica(ReplicaLoop):
         """
         if not self.is_leader:
             raise self._not_leader()
+        if change.kind is ChangeKind.REMOVE and change.uuid in self.core.configuration.voters:
+            began_us = self._now_us()
+            await self._hear_without(change.uuid, timeout_s)
+            timeout_s = max(0.0, timeout_s - (self._now_us() - began_us) / 1e6)
+            if not self.is_leader:
+                raise self._not_leader()
         proposal = self._requests.queue_change(change, expected, timeout_s)
         self._wake.set()
         result = await self._requests.decided(proposal)
         assert isinstance(result, Configuration)
         return result
+
+    async def _hear_without(self, leaving: ServerUuid, timeout_s: float) -> None:
+        """Wait until those who would stay have answered. Raises NotLeader, TabletNotReady."""
+        request = self._requests.queue_read(None, leaving)
+        self._wake.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await request.future
+        except TimeoutError:
+            self._requests.forget_read(request)
+            state = f"waiting for a majority of its voters without {leaving} to answer"
+            raise TabletNotReady(self.group_id, state) from None
 
     async def read_barrier(self, timeout_s: float) -> int:
         """Wait until a read here sees everything acknowledged before this call began.

@@ -377,10 +377,10 @@ class ReplicaLoop:
             self._requests.propose_all(core, self._not_leader)
         for request in self._requests.take_reads():
             try:
-                core.read(request)
+                core.read(request.number, request.leaving)
             except StelaeError as error:
                 told = self._not_leader() if isinstance(error, NotLeader) else error
-                self._requests.fail_read(request, told)
+                self._requests.fail_read(request.number, told)
 
     def _has_room(self, core: Raft) -> bool:
         log, requests = core.log, self._requests

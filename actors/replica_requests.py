@@ -57,11 +57,15 @@ Group: TypeAlias = tuple[Proposal, ...]
 
 @dataclass(slots=True, eq=False)
 class ReadRequest:
-    """A read on its way; ``index`` is what it must wait for, once that is known."""
+    """A read on its way; ``index`` is what it must wait for, once that is known.
+
+    With ``leaving`` it reads nothing, but waits until the other voters have answered.
+    """
 
     number: int
     future: asyncio.Future[int]
     index: int | None
+    leaving: ServerUuid | None = None
 
 
 class ReplicaRequests:
@@ -222,11 +226,11 @@ class ReplicaRequests:
 
     # ---- reads -----------------------------------------------------------------------------
 
-    def queue_read(self, index: int | None) -> ReadRequest:
+    def queue_read(self, index: int | None, leaving: ServerUuid | None = None) -> ReadRequest:
         """Queue a read; with ``index`` (by the lease) it only waits for that to be applied."""
         number = self._next_read
         self._next_read += 1
-        request = ReadRequest(number, asyncio.get_running_loop().create_future(), index)
+        request = ReadRequest(number, asyncio.get_running_loop().create_future(), index, leaving)
         self._reads[number] = request
         if index is None:
             self._reads_queue.append(number)
@@ -234,10 +238,10 @@ class ReplicaRequests:
             heapq.heappush(self._reads_waiting, (index, number))
         return request
 
-    def take_reads(self) -> list[int]:
-        """Numbers of the reads that need an index."""
+    def take_reads(self) -> list[ReadRequest]:
+        """The reads that need an index."""
         queue, self._reads_queue = self._reads_queue, []
-        return [number for number in queue if number in self._reads]
+        return [self._reads[number] for number in queue if number in self._reads]
 
     def read_index(self, number: int, index: int) -> None:
         """The read may run once ``index`` is applied."""

@@ -75,6 +75,7 @@ class Leader:
         self._confirmed_began_us: int | None = None  # when the newest confirmed round began
         self._early_reads: list[int] = []  # until an entry of this term is committed
         self._pending_reads: deque[tuple[int, int, int]] = deque()  # round, request, index
+        self._pending_leaves: list[tuple[int, int, ServerUuid]] = []  # round, request, who leaves
 
     @property
     def configuration(self) -> Configuration:
@@ -344,15 +345,35 @@ class Leader:
         while self._pending_reads and self._pending_reads[0][0] <= confirmed:
             _, request, index = self._pending_reads.popleft()
             self.ready_reads.append(ReadReady(request, index))
+        if self._pending_leaves:
+            self._confirm_leaves(acked)
+
+    def _confirm_leaves(self, acked: dict[ServerUuid, int]) -> None:
+        pending, self._pending_leaves = self._pending_leaves, []
+        for number, request, leaving in pending:
+            staying = [uuid for uuid in self.configuration.voters if uuid != leaving]
+            if staying and reached_by_majority(acked, staying) >= number:
+                self.ready_reads.append(ReadReady(request, self._log.commit_index))
+            else:
+                self._pending_leaves.append((number, request, leaving))
 
     # ---- reads and transfer ----------------------------------------------------------------
 
-    def read(self, request: int) -> None:
-        """Ask for a read index. Raises Overloaded."""
+    def read(self, request: int, leaving: ServerUuid | None = None) -> None:
+        """Ask for a read index. Raises Overloaded.
+
+        Before ``leaving`` goes, a majority of the other voters must answer once more: three voters
+        survive one, and two none. Were the other of those two dead already, unnoticed, the removal
+        could be neither committed nor undone.
+        """
         limit = self._settings.pending_reads_max
-        if len(self._early_reads) + len(self._pending_reads) >= limit:
+        pending = len(self._pending_reads) + len(self._pending_leaves)
+        if len(self._early_reads) + pending >= limit:
             raise Overloaded("pending reads", limit)
-        if self.settled:
+        if leaving is not None:
+            self._pending_leaves.append((self._round + 1, request, leaving))
+            self._heartbeat_wanted = True
+        elif self.settled:
             self._pend_read(request)
         else:
             self._early_reads.append(request)
@@ -363,7 +384,8 @@ class Leader:
 
     def unanswered_reads(self) -> list[int]:
         """Requests that this leader, which steps down, will not answer."""
-        return self._early_reads + [request for _, request, _ in self._pending_reads]
+        pending = [*self._pending_reads, *self._pending_leaves]
+        return self._early_reads + [request for _, request, _ in pending]
 
     def start_transfer(self, target: ServerUuid | None) -> None:
         """Refuse proposals for an election timeout, and hand over once the target has everything.

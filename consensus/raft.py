@@ -171,9 +171,10 @@ class Raft:
         leader.follow_configuration(op_id.index)
         return op_id
 
-    def read(self, request: int) -> None:
-        """Ask for a read index; `Ready` answers it. Raises NotLeader, Overloaded."""
-        self._require_leader().read(request)
+    def read(self, request: int, leaving: ServerUuid | None = None) -> None:
+        """Ask for a read index, or whether the voters but ``leaving`` live (`Leader.read`); `Ready`
+        answers it. Raises NotLeader, Overloaded."""
+        self._require_leader().read(request, leaving)
 
     def transfer(self, target: ServerUuid | None) -> None:
         """Begin to hand leadership over. Raises NotLeader, InvalidArgument, TabletNotReady."""

@@ -27,6 +27,8 @@ class Leading:
 
     def __init__(self, members: Sequence[ServerUuid] = UUIDS[:3], **settings: int) -> None:
         self.now_us = 0
+        self.told: list[int] = []
+        self.failed: list[int] = []
         self.core = Raft(
             group_id=GROUP,
             uuid=N1,
@@ -54,6 +56,8 @@ class Leading:
             self.core.step(Tick(self.now_us, sending))
         first = ready = self.core.take_ready()
         while ready:
+            self.told += [read.request for read in ready.reads]
+            self.failed += ready.failed_reads
             self.core.advance(ready)
             ready = self.core.take_ready()
         self.core.check_invariants()
@@ -107,6 +111,32 @@ def test_who_was_never_heard_by_this_leader_does_not_count_as_answering() -> Non
     group.answer(N2, 8)
     with pytest.raises(TabletNotReady, match="only 1 answer"):
         group.core.change_members(MemberChange(ChangeKind.REMOVE, N2))
+
+
+def test_before_a_voter_leaves_the_others_must_answer_anew() -> None:
+    """N2 and N3 answered a moment ago. What counts before N3 leaves is an answer of N2 to what is
+    sent from now on; before N2 leaves, one of N3."""
+    group = Leading()
+    for uuid in (N2, N3):
+        group.answer(uuid, 6)
+    group.core.read(7, leaving=N3)
+    group.core.read(8, leaving=N2)
+    group.turn()
+    assert group.told == []
+    group.answer(N2, 6)
+    assert group.told == [7]
+    group.answer(N3, 6)
+    assert group.told == [7, 8]
+
+
+def test_who_waits_for_answers_is_told_when_the_leader_leads_no_more() -> None:
+    """A leader that nobody answers steps down, and says so."""
+    group = Leading()
+    group.core.read(7, leaving=N3)
+    for _ in range(5):
+        group.beat()
+    assert group.core.leader is None
+    assert group.failed == [7]
 
 
 def test_a_leader_that_nobody_answers_leads_no_longer_than_an_election_timeout() -> None:
