@@ -269,7 +269,10 @@ class ReplicaLoop:
     def _step_tick(self, core: Raft, tick: Tick) -> None:
         if core.leader is not None and (sending := self._links.sending()):
             tick = Tick(tick.now_us, sending)
+        before = core.changes_taken_back
         core.step(tick)
+        if core.changes_taken_back != before:
+            self._runtime.metrics.count("member_changes_taken_back")
         if not self._care.change(core, tick.now_us):
             self._runtime.metrics.count("member_changes_put_off")
 

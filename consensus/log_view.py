@@ -71,6 +71,13 @@ class LogView:
         return self.configuration_at(self.commit_index)
 
     @property
+    def unfinished_change(self) -> OpId | None:
+        """The entry of a change of members that is not known to be committed; there is one at most
+        in a leader's own term."""
+        op_id = self.configuration.op_id
+        return op_id if op_id.index > self.commit_index else None
+
+    @property
     def configuration_before(self) -> Configuration:
         """The one that the newest change began from, unless that change is known to be committed.
 
@@ -191,16 +198,24 @@ class LogView:
                 continue
             if entry.index <= self.last.index:
                 assert entry.index > self.commit_index, f"{entry.op_id} contradicts the commit"
-                kept = entry.index - self.base.index - 1
-                del self._entries[kept:], self._ends[kept:]
-                self.stable_index = min(self.stable_index, entry.index - 1)
-                self.handed_index = min(self.handed_index, entry.index - 1)
-                while self.configuration.op_id.index >= entry.index:
-                    self._configurations.pop()
+                self.cut(entry.index)
             self._extend(entries[position:])
             self._learn(entries[position:])
             break
         return previous.index + len(entries)
+
+    def cut(self, index: int) -> None:
+        """Forget the entry at ``index``, which is not committed, and all after it.
+
+        On disk they stay until others take their places, or come back with a restart.
+        """
+        assert self.commit_index < index <= self.last.index, "a cut of what is committed"
+        kept = index - self.base.index - 1
+        del self._entries[kept:], self._ends[kept:]
+        self.stable_index = min(self.stable_index, index - 1)
+        self.handed_index = min(self.handed_index, index - 1)
+        while self.configuration.op_id.index >= index:
+            self._configurations.pop()
 
     def commit_to(self, index: int) -> bool:
         """Move the commit index forward; False if it is there already."""

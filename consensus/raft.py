@@ -6,8 +6,8 @@ requests. Then `take_ready` says what to do, in this order: make durable, send, 
 no clock and draws chance from the ``rng`` it was given. Design §7, §8; Raft §5–§8; pre-vote, leader
 stickiness, check of the quorum, lease and transfer after the Raft thesis §3.10, §6.4, §9.6.
 
-Invariants: term and vote never go back, one vote per term; a leader never cuts its own log; what is
-committed never changes (`check_invariants`).
+Invariants: term and vote never go back, one vote per term; a leader never cuts its own log while it
+leads; what is committed never changes (`check_invariants`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
+from stelae.consensus.election import Election, holds_enough
 from stelae.consensus.follower import (
     SnapshotAssembly,
     answer_append,
@@ -86,10 +87,11 @@ class Raft:
         self.memory_over: tuple[int, int] | None = None
         """(used, limit) in bytes while the host has no memory for more rows; leaders are told."""
         self._settings = settings
-        self._rng = rng
         self._vote_floor = vote_floor or ORIGIN
         self._durable_term_and_vote = term_and_vote
-        self._votes: dict[ServerUuid, bool] = {}
+        self._election = Election(settings, rng, is_new=self.term == 0)
+        self.changes_taken_back = 0
+        """Changes of members that this replica began as the leader, and could not finish."""
         self._assembly = SnapshotAssembly(settings.snapshot_bytes_max)
         self._installed: Snapshot | None = None
         self._messages: list[Message] = []
@@ -99,15 +101,8 @@ class Raft:
         self._needed_from = 0  # by the last leader that was heard
         self._taken: Ready | None = None
         self._now_us = 0
-        # A replica that restarts may have promised a leader not to vote for others: keep that.
-        self._quiet_ticks = 0 if self.term > 0 else settings.election_ticks
-        self._election_elapsed = 0
-        self._election_timeout = 0
-        self._restart_election_timer()
-        if self.term == 0:  # a new group: no leader to wait for
-            self._election_timeout = rng.randint(1, settings.election_ticks)
         if self.configuration.voters == (self.uuid,):
-            self._election_timeout = 1
+            self._election.hurry()
 
     @property
     def configuration(self) -> Configuration:
@@ -145,7 +140,7 @@ class Raft:
             return None
         if self._installed is not None or (taken is not None and taken.snapshot is not None):
             return None
-        self._quiet_ticks = 0
+        self._election.quiet_ticks = 0
         return answer_while_busy(self.log, message, self.memory_over)
 
     def propose(self, command: bytes) -> OpId:
@@ -297,17 +292,30 @@ class Raft:
     def _tick(self, tick: Tick) -> None:
         assert tick.now_us >= self._now_us, "the monotonic clock went back"
         self._now_us = tick.now_us
-        self._quiet_ticks += 1
+        self._election.quiet_ticks += 1
         if self.leader is not None:
             self.leader.sending(tick.sending)
             if not self.leader.tick():
-                self._become_follower(self.term, None)
+                self._give_up()
+        elif self._election.is_due() and self._may_campaign:
+            self._campaign(pre=True, transfer=False)
+
+    def _give_up(self) -> None:
+        """Lead no more. A change of members that this leader began and did not commit is taken
+        back, so that the members before it can elect a leader, if those after it cannot.
+
+        Nobody else could do that: only the leader of the term in which it began knows that it was
+        not committed. What this log held may be forgotten, as nobody but this leader counted it.
+        """
+        change = self.log.unfinished_change
+        self._become_follower(self.term, None)
+        if change is None or change.term != self.term:
             return
-        self._election_elapsed += 1
-        if self._election_elapsed >= self._election_timeout:
-            self._restart_election_timer()
-            if self._may_campaign:
-                self._campaign(pre=True, transfer=False)
+        self.log.cut(change.index)
+        self._election.taken_back = change
+        self.changes_taken_back += 1
+        if self._may_campaign:
+            self._campaign(pre=True, transfer=True)
 
     @property
     def _may_campaign(self) -> bool:
@@ -316,11 +324,6 @@ class Raft:
             return False
         before = self.log.configuration_before
         return self.uuid in self.configuration.voters or self.uuid in before.voters
-
-    def _restart_election_timer(self) -> None:
-        least = self._settings.election_ticks
-        self._election_elapsed = 0
-        self._election_timeout = self._rng.randrange(least, 2 * least)
 
     def _campaign(self, *, pre: bool, transfer: bool) -> None:
         """Ask for votes; a pre-vote changes neither term nor vote, here or elsewhere."""
@@ -331,18 +334,19 @@ class Raft:
             self.role = Role.CANDIDATE
             self.term += 1
             self.voted_for = self.uuid
-            self._restart_election_timer()
+            self._election.restart_timer()
         term = self.term + 1 if pre else self.term
-        self._votes = {self.uuid: True}
+        self._election.begin(self.uuid, transfer=transfer)
+        asked = self.log.last, pre, transfer, self._election.taken_back
         for voter in self.configuration.voters:
             if voter != self.uuid:
-                self._send(VoteRequest, voter, self.log.last, pre, transfer, term=term)
+                self._send(VoteRequest, voter, *asked, term=term)
         self._count_votes()
 
     def _count_votes(self) -> None:
-        result = count_votes(self._votes, self.configuration.voters)
+        result = count_votes(self._election.votes, self.configuration.voters)
         if result is VoteResult.WON and self.role is Role.PRE_CANDIDATE:
-            self._campaign(pre=False, transfer=False)
+            self._campaign(pre=False, transfer=self._election.is_transfer)
         elif result is VoteResult.WON:
             self._become_leader()
         elif result is VoteResult.LOST:
@@ -352,6 +356,7 @@ class Raft:
         assert self.role is Role.CANDIDATE
         self.role = Role.LEADER
         self.leader_uuid = self.uuid
+        self._election.taken_back = None
         self.leader = Leader(self.group_id, self.uuid, self.term, self.log, self._settings)
         self._append(EntryKind.NO_OP, b"")
 
@@ -367,7 +372,7 @@ class Raft:
             self.log.handed_index = self.log.stable_index
         self.role = Role.FOLLOWER
         self.leader_uuid = leader_uuid
-        self._restart_election_timer()
+        self._election.restart_timer()
 
     # ---- messages --------------------------------------------------------------------------
 
@@ -392,10 +397,8 @@ class Raft:
             case SnapshotRequest():
                 self._follow(message.source)
                 self._on_snapshot(message)
-            case AppendResponse():
-                self._on_append_response(message)
-            case SnapshotResponse():
-                self._on_snapshot_response(message)
+            case AppendResponse() | SnapshotResponse():
+                self._on_response(message)
             case TimeoutNow():
                 if self.role is Role.FOLLOWER and self._may_campaign:
                     self._campaign(pre=False, transfer=True)
@@ -410,15 +413,16 @@ class Raft:
     def _on_vote_request(self, request: VoteRequest) -> None:
         """Answer by the rules in this order: leader alive, term, vote given, log up to date."""
         granted = False
-        leader_alive = self.leader is not None or self._quiet_ticks < self._settings.election_ticks
+        leader_alive = self.leader is not None or not self._election.is_quiet
         if request.transfer or not leader_alive:
             if request.term > self.term and not request.pre:
                 self._become_follower(request.term, None)
             kept = TermAndVote(self.term, self.voted_for)
-            granted = may_vote(request, kept, self.leader_uuid) and request.last >= self.end_of_log
+            granted = may_vote(request, kept, self.leader_uuid)
+            granted = granted and holds_enough(request, self.end_of_log)
         if granted and not request.pre:
             self.voted_for = request.source
-            self._restart_election_timer()
+            self._election.restart_timer()
         term = request.term if granted else self.term
         self._send(VoteResponse, request.source, request.pre, granted, term=term)
 
@@ -428,7 +432,7 @@ class Raft:
             return
         if response.granted and response.term != self.term + int(response.pre):
             return
-        self._votes.setdefault(response.source, response.granted)
+        self._election.votes.setdefault(response.source, response.granted)
         self._count_votes()
 
     def _follow(self, leader_uuid: ServerUuid) -> None:
@@ -436,11 +440,11 @@ class Raft:
         assert self.leader is None, "two leaders in one term"
         assert self.leader_uuid in (None, leader_uuid), "two leaders in one term"
         self._become_follower(self.term, leader_uuid)
-        self._quiet_ticks = 0
+        self._election.quiet_ticks, self._election.taken_back = 0, None
 
-    def _on_append_response(self, response: AppendResponse) -> None:
+    def _on_response(self, response: AppendResponse | SnapshotResponse) -> None:
         if self.leader is not None:
-            self.leader.on_append_response(response)
+            self.leader.on_response(response)
             self._collect_reads()
             self._finish_leading()
 
@@ -453,11 +457,6 @@ class Raft:
         index = self.log.commit_index
         hint = self.log.last
         self._send(AppendResponse, request.source, True, index, hint, request.round)
-
-    def _on_snapshot_response(self, response: SnapshotResponse) -> None:
-        if self.leader is not None:
-            self.leader.on_snapshot_response(response)
-            self._collect_reads()
 
     # ---- leading ---------------------------------------------------------------------------
 

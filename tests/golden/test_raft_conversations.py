@@ -99,6 +99,8 @@ def show_message(message: Message) -> str:
         case VoteRequest():
             parts.append(f"last={show_id(message.last)}")
             parts += [name for name in ("pre", "transfer") if getattr(message, name)]
+            if message.taken_back is not None:
+                parts.append(f"taken back: {show_id(message.taken_back)}")
         case VoteResponse():
             parts.append("granted" if message.granted else "refused")
             parts += ["pre"] if message.pre else []
