@@ -27,14 +27,17 @@ class Election:
         self._least_ticks = settings.election_ticks
         self._rng = rng
         self._elapsed = 0
-        self._timeout = 0
-        self.restart_timer()
-        if is_new:
-            self._timeout = rng.randint(1, settings.election_ticks)
+        self._timeout = rng.randint(1, settings.election_ticks) if is_new else 0
+        """0: it is not drawn yet."""
 
     def restart_timer(self) -> None:
-        self._elapsed = 0
-        self._timeout = self._rng.randrange(self._least_ticks, 2 * self._least_ticks)
+        """Wait anew; how long is drawn once the least time is over."""
+        self._elapsed = self._timeout = 0
+
+    def heard(self) -> None:
+        """A leader is there."""
+        self._elapsed = self._timeout = self.quiet_ticks = 0
+        self.taken_back = None
 
     def hurry(self) -> None:
         """The only voter waits for nobody."""
@@ -43,6 +46,10 @@ class Election:
     def is_due(self) -> bool:
         """Count a tick without a leader here; true if it is time to ask for votes."""
         self._elapsed += 1
+        if not self._timeout:
+            if self._elapsed < self._least_ticks:
+                return False
+            self._timeout = self._rng.randrange(self._least_ticks, 2 * self._least_ticks)
         if self._elapsed < self._timeout:
             return False
         self.restart_timer()

@@ -151,7 +151,7 @@ class Leader:
         """Whether there is something to send now, or to be told."""
         if self._heartbeat_wanted or self.ready_reads or self._copies:
             return True
-        last = self._log.last.index
+        last = self._log.last_index
         return any([p.next_index <= last and not p.paused for p in self.progress.values()])
 
     def spread_commit(self) -> None:
@@ -311,24 +311,27 @@ class Leader:
         """Any answer of this term: its sender lives, and followed after that round began."""
         progress.heard_recently = True
         assert round_number <= self._round, "answer to a round that never was"
-        progress.acked_round = max(progress.acked_round, round_number)
-        self.confirm_rounds()
+        if round_number > progress.acked_round:
+            progress.acked_round = round_number
+            if self._round_began_us or self._pending_reads or self._pending_leaves:
+                self.confirm_rounds()
 
     def advance_commit(self) -> bool:
         """Commit what a majority holds durably, if it is of this term (Raft §5.4.2)."""
+        if self._log.commit_index == self._log.last_index:
+            return False
         reached = {uuid: progress.match_index for uuid, progress in self.progress.items()}
         reached[self.uuid] = self._log.stable_index
         index = reached_by_majority(reached, self.configuration.voters)
         if not self.may_commit(index):
             return False
-        advanced = self._log.commit_to(index)
-        if advanced:
-            self._stuck_ticks = 0
-        if advanced and self._early_reads:
-            for request in self._early_reads:
-                self._pend_read(request)
-            self._early_reads.clear()
-        return advanced
+        if not self._log.commit_to(index):
+            return False
+        self._stuck_ticks = 0
+        for request in self._early_reads:
+            self._pend_read(request)
+        self._early_reads.clear()
+        return True
 
     def may_commit(self, index: int) -> bool:
         """True if the entry is of this term; earlier ones are committed along with it."""

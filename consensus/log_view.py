@@ -113,9 +113,14 @@ class LogView:
         return self._entries[-1].op_id if self._entries else self.base
 
     @property
+    def last_index(self) -> int:
+        """Of the last entry."""
+        return self.base.index + len(self._entries)
+
+    @property
     def is_settled(self) -> bool:
         """Whether nothing has to be written, and all that is committed was applied."""
-        is_written = self.handed_index == self.base.index + len(self._entries)
+        is_written = self.handed_index == self.last_index
         return is_written and self.applied_index == self.commit_index
 
     @property
@@ -124,6 +129,10 @@ class LogView:
         term = self.term_at(self.commit_index)
         assert term is not None
         return OpId(term, self.commit_index)
+
+    def lacks(self, op_id: OpId) -> bool:
+        """Whether this log is without that committed entry of its group."""
+        return op_id.index > self.commit_index and not self.matches(op_id)
 
     def term_at(self, index: int) -> int | None:
         """The term of the entry at ``index``; None if it is compacted away or not there yet."""

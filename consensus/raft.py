@@ -121,11 +121,10 @@ class Raft:
         assert self._taken is None, "step between take_ready and advance"
         if isinstance(event, Tick):
             self._tick(event)
-        elif isinstance(event, Unreachable):
-            if self.leader is not None and event.uuid in self.leader.progress:
-                self.leader.progress[event.uuid].unreachable()
-        else:
+        elif not isinstance(event, Unreachable):
             self._receive(event)
+        elif self.leader is not None and event.uuid in self.leader.progress:
+            self.leader.progress[event.uuid].unreachable()
 
     def answer_while_busy(self, message: Message) -> AppendResponse | None:
         """The answer to a heartbeat of the leader, even between `take_ready` and `advance`.
@@ -161,8 +160,8 @@ class Raft:
             InvalidArgument: see `stelae.consensus.membership.changed_peers`.
         """
         leader = self._require_leader()
-        body = encode_peers(leader.may_change(change, expected))
-        op_id = self._append(EntryKind.CONFIGURATION, body)
+        peers = leader.may_change(change, expected)
+        op_id = self._append(EntryKind.CONFIGURATION, encode_peers(peers))
         leader.follow_configuration(op_id.index)
         return op_id
 
@@ -186,10 +185,6 @@ class Raft:
         assert self._taken is None, "compact between take_ready and advance"
         self.log.compact(snapshot, keep_entries)
 
-    def lacks(self, op_id: OpId) -> bool:
-        """Whether this replica's log is without that committed entry of its group."""
-        return op_id.index > self.log.commit_index and not self.log.matches(op_id)
-
     def keep_from(self, snapshot_index: int, keep_bytes: int) -> int:
         """The first entry to keep once ``snapshot_index`` is durable: what other members need.
 
@@ -202,8 +197,9 @@ class Raft:
     @property
     def is_plain(self) -> bool:
         """Whether a `Ready` taken now would have nothing but entries to be made durable."""
-        current = TermAndVote(self.term, self.voted_for)
-        return self._installed is None and current == self._durable_term_and_vote
+        durable = self._durable_term_and_vote
+        is_kept = self.term == durable.term and self.voted_for == durable.voted_for
+        return is_kept and self._installed is None
 
     @property
     def is_light(self) -> bool:
@@ -217,13 +213,24 @@ class Raft:
             return True
         return self.leader is not None and self.leader.is_stirred
 
-    def take_ready(self) -> Ready:
-        """Everything to be done now; a false value if there is nothing. `advance` must follow."""
+    def _gather(self) -> None:
         assert self._taken is None, "take_ready twice"
         if self.leader is not None:
             self._messages.extend(self.leader.outgoing(self._now_us))
             self._copies.extend(self.leader.take_copies())
             self._collect_reads()
+
+    def take_light(self) -> list[Message] | None:
+        """What is to be sent now, if nothing else is to be done; then no `advance` follows."""
+        self._gather()
+        if self._reads or self._failed_reads or self._copies or not self.is_light:
+            return None
+        messages, self._messages = self._messages, []
+        return messages
+
+    def take_ready(self) -> Ready:
+        """Everything to be done now; a false value if there is nothing. `advance` must follow."""
+        self._gather()
         current = TermAndVote(self.term, self.voted_for)
         changed = current if current != self._durable_term_and_vote else None
         ready = Ready(
@@ -309,13 +316,12 @@ class Raft:
         """
         change = self.log.unfinished_change
         self._become_follower(self.term, None)
-        if change is None or change.term != self.term:
-            return
-        self.log.cut(change.index)
-        self._election.taken_back = change
-        self.changes_taken_back += 1
-        if self._may_campaign:
-            self._campaign(pre=True, transfer=True)
+        if change is not None and change.term == self.term:
+            self.log.cut(change.index)
+            self._election.taken_back = change
+            self.changes_taken_back += 1
+            if self._may_campaign:
+                self._campaign(pre=True, transfer=True)
 
     @property
     def _may_campaign(self) -> bool:
@@ -385,8 +391,9 @@ class Raft:
         if message.term > self.term and not (isinstance(message, VoteResponse) and message.granted):
             self._become_follower(message.term, None)
         if message.term < self.term:
-            self._on_stale(message)
-            return
+            if isinstance(message, AppendRequest | SnapshotRequest):  # its leader is deposed
+                self._send(AppendResponse, message.source, False, 0, self.log.last, 0)
+            return  # other old messages are void
         match message:
             case VoteResponse():
                 self._on_vote_response(message)
@@ -404,11 +411,6 @@ class Raft:
                     self._campaign(pre=False, transfer=True)
             case _:
                 assert_never(message)
-
-    def _on_stale(self, message: Message) -> None:
-        """A leader of an older term must learn that it is deposed; other old messages are void."""
-        if isinstance(message, AppendRequest | SnapshotRequest):
-            self._send(AppendResponse, message.source, False, 0, self.log.last, 0)
 
     def _on_vote_request(self, request: VoteRequest) -> None:
         """Answer by the rules in this order: leader alive, term, vote given, log up to date."""
@@ -439,8 +441,9 @@ class Raft:
         """A message of the leader of our term: follow it, and promise not to vote for a while."""
         assert self.leader is None, "two leaders in one term"
         assert self.leader_uuid in (None, leader_uuid), "two leaders in one term"
-        self._become_follower(self.term, leader_uuid)
-        self._election.quiet_ticks, self._election.taken_back = 0, None
+        if self.role is not Role.FOLLOWER or self.leader_uuid is None:
+            self._become_follower(self.term, leader_uuid)
+        self._election.heard()
 
     def _on_response(self, response: AppendResponse | SnapshotResponse) -> None:
         if self.leader is not None:

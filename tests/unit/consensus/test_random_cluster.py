@@ -418,7 +418,7 @@ class Copying(Cluster):
         if snapshot is None:
             return
         if node.tombstone is None:
-            if not node.core.lacks(snapshot.last):
+            if not node.core.log.lacks(snapshot.last):
                 return  # it has caught up meanwhile
             node.quiet_ticks = 0
             node.tombstone = node.core.end_of_log
