@@ -85,15 +85,10 @@ class ReplicaReports:
         core = self._replica.core
         log = core.log
         seen = core.term, core.leader_uuid, log.last_index, log.commit_index, log.applied_index
-        is_follower = core.role is Role.FOLLOWER
-        if (
-            is_follower
-            and self._last is not None
-            and seen == self._seen
-            and now_s < self._look_at_s
-        ):
+        if self._last is not None and seen == self._seen and now_s < self._look_at_s:
             return self._last
-        self._seen, self._look_at_s = seen, now_s + LOOK_S if is_follower else 0.0
+        self._seen = seen
+        self._look_at_s = now_s + LOOK_S if core.role is Role.FOLLOWER else 0.0
         giving = self._giving()
         made_of = (load_per_s, giving, *self._state())
         if self._last is None or made_of != self._made_of:

@@ -69,8 +69,7 @@ class Leader:
         self._heartbeat_elapsed = 0
         self._told_commit = 0  # to all, in the last heartbeat round
         self._quorum_elapsed = 0
-        self._stuck_ticks = 0
-        self._first_index = log.last.index + 1
+        self._stuck_ticks, self._first_index = 0, log.last.index + 1
         self._transfer_elapsed = 0
         self._round = 0
         self._round_began_us: deque[tuple[int, int]] = deque()  # rounds not yet confirmed
