@@ -108,7 +108,6 @@ class ReplicaLoop:
         self._core: Raft | None = None
         self._own: list[asyncio.Task[None]] = []
         self._news = RoleNews()
-        self._told: tuple[object, ...] = ()
         self._begun = BegunTurn(self._storage, self._links)
         self._begin_events()
 
@@ -470,11 +469,9 @@ class ReplicaLoop:
 
     def _tell(self, core: Raft) -> None:
         """Tell the watchers what is new."""
-        log, leader = core.log, core.leader_uuid
-        address = self.leader_address
+        log, leader, address = core.log, core.leader_uuid, self.leader_address
         made_of = core.role, core.term, leader, address, log.applied_index, log.commit_index
-        if made_of != self._told:  # else nothing of it is new
-            self._told = made_of
+        if self._news.may_be_new(made_of):
             ready, members = self.leader_ready, self.members.op_id
             self._news.tell(RoleChange(core.role, core.term, leader, address, ready, members))
 

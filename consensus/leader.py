@@ -440,9 +440,8 @@ class Leader:
         return peers
 
     def has_caught_up(self, uuid: ServerUuid) -> bool:
-        """Whether that member lives, has something of this term, and lacks no more than one batch
-        of what is committed. (One that could not commit its promotion is not promoted again before
-        it has shown that it can.)"""
+        """Whether that member lives, could write something of this term, and lacks no more than one
+        batch of what is committed."""
         progress, settings = self.progress[uuid], self._settings
         if progress.match_index < self._first_index:
             return False

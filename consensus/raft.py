@@ -311,8 +311,7 @@ class Raft:
         """Lead no more. A change of members that this leader began and did not commit is taken
         back, so that the members before it can elect a leader, if those after it cannot.
 
-        Nobody else could do that: only the leader of the term in which it began knows that it was
-        not committed. What this log held may be forgotten, as nobody but this leader counted it.
+        Nobody else can know that it was not committed; and nobody else counted what was held here.
         """
         change = self.log.unfinished_change
         self._become_follower(self.term, None)
@@ -393,7 +392,7 @@ class Raft:
         if message.term < self.term:
             if isinstance(message, AppendRequest | SnapshotRequest):  # its leader is deposed
                 self._send(AppendResponse, message.source, False, 0, self.log.last, 0)
-            return  # other old messages are void
+            return  # the rest is void
         match message:
             case VoteResponse():
                 self._on_vote_response(message)
