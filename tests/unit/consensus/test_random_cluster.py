@@ -27,7 +27,6 @@ from stelae.consensus.messages import (
     AppendRequest,
     AppendResponse,
     Message,
-    VoteRequest,
     VoteResponse,
 )
 from stelae.consensus.raft import Raft
@@ -713,12 +712,6 @@ def commit_with_non_voters(leader: Leader) -> bool:
     return leader.may_commit(index) and leader._log.commit_to(index)
 
 
-def void_of_any_term(request: VoteRequest, end: OpId) -> bool:
-    """The planted bug: what a leader took back is void for who knows of a later leader, too."""
-    gone = request.taken_back
-    return request.last >= end or (gone is not None and end.index >= gone.index)
-
-
 _campaign = Raft._campaign
 
 
@@ -736,8 +729,6 @@ def plant_in_membership(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Leader, "may_change", change_at_any_time)
     elif bug == "non-voters count":
         monkeypatch.setattr(Leader, "advance_commit", commit_with_non_voters)
-    elif bug == "taken back whoever led since":
-        monkeypatch.setattr(raft_module, "holds_enough", void_of_any_term)
     elif bug == "taken back by anybody":
         monkeypatch.setattr(Raft, "_campaign", take_back_of_others)
 
@@ -747,7 +738,6 @@ def plant_in_membership(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         "two changes at once",
         "non-voters count",
-        "taken back whoever led since",
         "taken back by anybody",
     ],
 )
