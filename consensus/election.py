@@ -26,18 +26,19 @@ class Election:
         self.quiet_ticks = 0 if not is_new else settings.election_ticks
         self._least_ticks = settings.election_ticks
         self._rng = rng
-        self._elapsed = 0
-        self._timeout = rng.randint(1, settings.election_ticks) if is_new else 0
-        """0: it is not drawn yet."""
+        self._elapsed = self._timeout = 0
+        self.restart_timer()
+        if is_new:
+            self._timeout = rng.randint(1, settings.election_ticks)
 
     def restart_timer(self) -> None:
-        """Wait anew; how long is drawn once the least time is over."""
-        self._elapsed = self._timeout = 0
+        self._elapsed = 0
+        self._timeout = self._rng.randrange(self._least_ticks, 2 * self._least_ticks)
 
     def heard(self) -> None:
         """A leader is there."""
-        self._elapsed = self._timeout = self.quiet_ticks = 0
-        self.taken_back = None
+        self.restart_timer()
+        self.quiet_ticks, self.taken_back = 0, None
 
     def hurry(self) -> None:
         """The only voter waits for nobody."""
@@ -46,10 +47,6 @@ class Election:
     def is_due(self) -> bool:
         """Count a tick without a leader here; true if it is time to ask for votes."""
         self._elapsed += 1
-        if not self._timeout:
-            if self._elapsed < self._least_ticks:
-                return False
-            self._timeout = self._rng.randrange(self._least_ticks, 2 * self._least_ticks)
         if self._elapsed < self._timeout:
             return False
         self.restart_timer()

@@ -440,8 +440,7 @@ class Raft:
         """A message of the leader of our term: follow it, and promise not to vote for a while."""
         assert self.leader is None, "two leaders in one term"
         assert self.leader_uuid in (None, leader_uuid), "two leaders in one term"
-        if self.role is not Role.FOLLOWER or self.leader_uuid is None:
-            self._become_follower(self.term, leader_uuid)
+        self.role, self.leader_uuid = Role.FOLLOWER, leader_uuid
         self._election.heard()
 
     def _on_response(self, response: AppendResponse | SnapshotResponse) -> None:
