@@ -166,7 +166,9 @@ async def until_at_rest(here: Here, limit_s: float = 90.0) -> None:
     """Nothing is left to be done, and each safekeeper that runs has what it should have."""
 
     def is_at_rest() -> bool:
-        if here.cluster.leader() is None or not all(r.is_finished for r in records(here)):
+        if here.cluster.leader() is None or here.leader.catalog.timelines.orders:
+            return False
+        if not all(r.is_finished for r in records(here)):
             return False
         return placed(here) == here.held()
 
