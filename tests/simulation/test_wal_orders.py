@@ -14,6 +14,7 @@ from stelae.coordinator.migration_steps import MigrationSettings
 from stelae.coordinator.timeline_catalog import TimelineCatalog
 from stelae.coordinator.timeline_duties import wish_of
 from stelae.core.configurations import MigrationOrder
+from stelae.core.errors import InvalidArgument, TabletNotFound
 from stelae.core.ids import TabletId
 from stelae.core.timeline_messages import (
     LIST_MIGRATIONS,
@@ -200,3 +201,36 @@ def test_what_cannot_be_done_is_given_up_with_a_reason() -> None:
         await here.until(lambda: timelines(here)[tablet_id].sk_set == kept, "the other one")
 
     tell(story, safekeepers=6, safekeeper_dead_after_s=300.0, migrations=IMPATIENT)
+
+
+def test_a_table_that_is_dropped_takes_its_orders_along() -> None:
+    """While one log of it is joint, and cannot go on, and the order for the other one waits: in the
+    end no safekeeper of either set has anything, and nobody waits for the orders."""
+
+    async def story(here: Here) -> None:
+        await here.create()
+        await here.until_registered(6)
+        ids = list(timelines(here))
+        wanted = {tablet_id: others(here, tablet_id) for tablet_id in ids}
+        names = [here.keeper(number) for number in wanted[ids[0]][1:]]
+        await here.database.migrate_timeline(ids[0], wanted[ids[0]])
+        await here.until(lambda: timelines(here)[ids[0]].is_joint, "it is joint")
+        for name in names:
+            here.world.crash(name, restart=False)
+        await here.database.migrate_timeline(ids[1], wanted[ids[1]])
+        await here.database.delete_table("t", timeout=20.0)
+        await here.until(lambda: not here.leader.catalog.timelines.orders, "they are forgotten")
+        for tablet_id in ids:
+            with pytest.raises((TabletNotFound, InvalidArgument)):
+                await here.database.migrate_timeline(tablet_id, wanted[tablet_id])
+        for name in names:
+            here.world.restart(name)
+        await here.until(lambda: not any(here.held().values()), "nothing is left")
+        await here.until(lambda: not records(here), "all is over")
+
+    tell(
+        story,
+        safekeepers=6,
+        safekeeper_dead_after_s=300.0,
+        migrations=RunnerSettings(migration=IMPATIENT.migration, runs_max=1),
+    )
