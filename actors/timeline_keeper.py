@@ -47,7 +47,7 @@ from stelae.coordinator.timeline_duties import (
     supersedes,
     wish_of,
 )
-from stelae.coordinator.timeline_placement import fleet_of
+from stelae.coordinator.timeline_placement import fleet_of, where_is
 from stelae.core.configurations import PAGE_MAX, MigrationOrder, TimelineId, TimelineRecord
 from stelae.core.errors import MigrationUnderWay, Overloaded, StelaeError, TabletNotReady
 from stelae.core.ids import TabletId
@@ -210,13 +210,23 @@ class TimelineKeeper:
         may_begin = job is None or job.request == wish or supersedes(wish, job.request)
         return self.request(timeline, wish) if is_kept == order and may_begin else None
 
+    def _has_heard(self, order: MigrationOrder) -> bool:
+        """Whether this leader can say who answers: one that leads since just now, after a restart,
+        has heard nobody, and would give up what an earlier one has taken."""
+        now, liveness = self._runtime.clock.monotonic(), self._liveness
+        if now >= liveness.lead_since + self._settings.dead_after_s:
+            return True
+        members = order.desired or ()
+        return all(where_is(self._catalog, liveness, one, now) is not None for one in members)
+
     async def _obey_for_ever(self) -> None:
         """Carry out what is ordered, and have what is decided struck off."""
         while True:
             for order in self._open_orders():
                 if is_void(self._catalog, order):
                     self._decided[order.timeline] = order
-            self._take(Duty(o.timeline, wish_of(o), "ordered") for o in self._open_orders())
+            ready = [order for order in self._open_orders() if self._has_heard(order)]
+            self._take(Duty(order.timeline, wish_of(order), "ordered") for order in ready)
             kept = self._catalog.timelines.orders
             self._decided = {t: o for t, o in self._decided.items() if kept.get(t) == o}
             if self._decided:

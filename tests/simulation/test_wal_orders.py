@@ -75,6 +75,26 @@ def test_an_order_outlives_the_leader_that_took_it(seed: int) -> None:
     leaders_die_after_orders(seed)
 
 
+def test_an_order_outlives_a_restart_of_the_only_master() -> None:
+    """It has heard nobody yet when it leads again: that is no reason to give an order up."""
+
+    async def story(here: Here) -> None:
+        table = await here.create(buckets=1)
+        await here.until_registered(6)
+        (tablet_id,) = timelines(here)
+        desired = others(here, tablet_id)
+        await here.database.migrate_timeline(tablet_id, desired)
+        here.world.crash(here.cluster.masters[0])
+        await here.until(here.cluster.leader, "it leads again")
+        await here.until(lambda: timelines(here)[tablet_id].sk_set == desired, "the move", 20.0)
+        await write(table, 0, 5)
+        await until_at_rest(here)
+        await read_all(table, 5)
+
+    for seed in range(4):
+        tell(story, seed, safekeepers=6, masters=1)
+
+
 def test_orders_that_only_the_leader_knows_would_be_lost() -> None:
     """The story above sees masters that begin what is ordered, and do not keep it."""
 

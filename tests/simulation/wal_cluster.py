@@ -92,9 +92,13 @@ class Here:
 
 
 def tell(
-    story: Callable[[Here], Awaitable[None]], seed: int = 1, safekeepers: int = 3, **options: Any
+    story: Callable[[Here], Awaitable[None]],
+    seed: int = 1,
+    safekeepers: int = 3,
+    masters: int = 3,
+    **options: Any,
 ) -> World:
-    world = World(seed, Options(servers=Servers(safekeepers=safekeepers)))
+    world = World(seed, Options(servers=Servers(masters=masters, safekeepers=safekeepers)))
     here = Here(world, **options)
 
     async def run() -> None:
