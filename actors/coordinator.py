@@ -396,7 +396,9 @@ class Coordinator:
                 name, reason, now=now, wall=clock.now(), silent_s=silent_s
             )
         table = self._catalog.tables[tablet.table_id]
-        self.recoveries.add(recovery, tablet.tablet_id, table.name)
+        report = None if seen is None else seen.reports.get(tablet.tablet_id)
+        rows = 0 if report is None else report.row_count
+        self.recoveries.add(recovery, tablet.tablet_id, table.name, rows)
 
     # ---- calls ------------------------------------------------------------------------------
 

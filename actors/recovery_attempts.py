@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from stelae.coordinator.recoveries import EngineUse, Recoveries
 from stelae.core.ids import TabletId
 from stelae.core.runtime import Metrics
-from stelae.recovery.engine import Choice, EngineChooser, EnginePolicy, RecoveryJob, SparkState
+from stelae.recovery.engine import Choice, EngineChooser, RecoveryJob, SparkState
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ class Attempt:
 class RecoveryAttempts:
     """The attempts of one leadership, and the chooser that learns from them."""
 
-    def __init__(self, recoveries: Recoveries, metrics: Metrics, policy: EnginePolicy) -> None:
-        self.chooser = EngineChooser(policy)
+    def __init__(self, recoveries: Recoveries, metrics: Metrics, chooser: EngineChooser) -> None:
+        self.chooser = chooser
         self._recoveries = recoveries
         self._metrics = metrics
         self._open: list[Attempt] = []

@@ -95,7 +95,8 @@ class RecoveryRounds:
         self._recoveries = recoveries
         self._pacing = pacing
         self._problems = problems
-        self._attempts = RecoveryAttempts(recoveries, runtime.metrics, policy)
+        chooser = EngineChooser(policy, metadata_first=False)
+        self._attempts = RecoveryAttempts(recoveries, runtime.metrics, chooser)
         self._spark_engine = spark_engine
         self._without_spark: dict[TabletId, int] = {}
         """Tablets that the Spark engine has failed in this term: they are recovered natively."""
@@ -192,7 +193,8 @@ class RecoveryRounds:
                 waiting.append(order)
             else:
                 self._note(tablet.tablet_id, "")
-                jobs.append(RecoveryJob(table, tablet, sources, order.owner))
+                rows = self._recoveries.rows_before(tablet.tablet_id)
+                jobs.append(RecoveryJob(table, tablet, sources, order.owner, rows))
         self._reached(jobs, "planned")
         await self._open_with_engine(jobs)
         return waiting

@@ -65,6 +65,8 @@ class TabletRecovery:
     """One tablet of a recovery."""
 
     table: str
+    rows_before: int = 0
+    """What its former owner has told of it; 0: nothing."""
     owner: str = ""
     reached: dict[str, float] = field(default_factory=dict)
     report: TabletReport | None = None
@@ -156,9 +158,11 @@ class Recoveries:
         found = [r for r in self._all if r.server == server and not r.is_done]
         return found[-1] if found else None
 
-    def add(self, recovery: Recovery, tablet_id: TabletId, table: str) -> None:
+    def add(
+        self, recovery: Recovery, tablet_id: TabletId, table: str, rows_before: int = 0
+    ) -> None:
         """A tablet belongs to this recovery from now on."""
-        recovery.tablets[tablet_id] = TabletRecovery(table)
+        recovery.tablets[tablet_id] = TabletRecovery(table, rows_before)
         self._of_tablet[tablet_id] = recovery
 
     def of(self, tablet_id: TabletId) -> Recovery | None:
@@ -205,6 +209,11 @@ class Recoveries:
         tablet.owner = tablet.owner if owner is None else owner
         tablet.report = tablet.report if report is None else report
         tablet.problem = tablet.problem if problem is None else problem
+
+    def rows_before(self, tablet_id: TabletId) -> int:
+        """How many rows a tablet had, as its former owner has told; 0: nobody knows."""
+        recovery = self._of_tablet.get(tablet_id)
+        return 0 if recovery is None else recovery.tablets[tablet_id].rows_before
 
     def note_engine(self, tablet_ids: Iterable[TabletId], use: EngineUse) -> None:
         """An engine begins with these tablets, of whichever recoveries they are."""
