@@ -41,6 +41,7 @@ class Scenario:
 
 
 SCENARIOS: dict[str, str] = {
+    "cleaning": "tests/simulation/cleaning.py:SCENARIO",
     "alters": "tests/simulation/alters.py:SCENARIO",
     "durabilities": "tests/simulation/durabilities.py:SCENARIO",
     "kv": "tests/simulation/register.py:SCENARIO",
