@@ -45,6 +45,7 @@ class _Retired:
 
     segments: list[ReplicatedSegment]
     since_s: float
+    is_worth_a_head: bool
     head: int = 0
     """0: none was opened yet."""
 
@@ -80,8 +81,10 @@ class SideSegments:
 
     @property
     def waits_since_s(self) -> float | None:
-        """Since when parents wait for a head whose digest is without them; None: none do."""
-        waiting = [each.since_s for each in self._retired if not each.head]
+        """Since when parents that are worth it wait for a head whose digest is without them; None:
+        none do."""
+        held = self._retired
+        waiting = [each.since_s for each in held if each.is_worth_a_head and not each.head]
         return waiting[0] if waiting else None
 
     # ---- survivors --------------------------------------------------------------------------
@@ -114,13 +117,16 @@ class SideSegments:
         if segment is not None:
             self._free([segment])
 
-    def admit(self, parents: Sequence[int], survivor: int) -> None:
-        """The survivor (0: nothing was kept) is in the place of its parents in digests to come."""
+    def admit(self, parents: Sequence[int], survivor: int, is_worth_a_head: bool = True) -> None:
+        """The survivor (0: nothing was kept) is in the place of its parents in digests to come.
+
+        ``is_worth_a_head``: else they are freed when a head is opened anyway.
+        """
         retired = [self.segments.pop(parent) for parent in parents]
         if survivor:
             self.segments[survivor] = self._side.pop(survivor)
         now_s = self.log.runtime.clock.monotonic()
-        self._retired.append(_Retired(retired, now_s))
+        self._retired.append(_Retired(retired, now_s, is_worth_a_head))
         self.log.progressed()
 
     # ---- the barrier ------------------------------------------------------------------------

@@ -119,6 +119,7 @@ class TabletCleaning:
                     each.memory_bytes,
                     each.bytes,
                     max(0, memory.next_version - each.next_version),
+                    each.was_written,
                     is_free=is_idle and each.sealed and (is_lost or log.may_clean(segment)),
                     is_lost=is_lost,
                 )
@@ -270,7 +271,7 @@ class TabletCleaning:
     def _admit(self, chosen: Sequence[Candidate], segment: int) -> None:
         tablet = self._tablet
         parents = [each.segment_id for each in chosen]
-        tablet.log.side.admit(parents, segment)
+        tablet.log.side.admit(parents, segment, any(each.was_written for each in chosen))
         for parent in parents:
             tablet.keep_object(parent, None)
         self._cleaned += len(parents)

@@ -44,6 +44,8 @@ class Candidate(NamedTuple):
     log_bytes: int
     age: int
     """Versions given since its last row."""
+    was_written: bool = True
+    """Whether it ever had rows: a head that was closed early has none."""
     is_free: bool = True
     """Sealed, on all of its replicas, and not being cleaned."""
     is_lost: bool = False

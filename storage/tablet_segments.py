@@ -38,6 +38,8 @@ class SegmentStats(NamedTuple):
     memory_bytes: int
     schema_version: int
     next_version: int
+    was_written: bool
+    """Whether it ever had rows."""
 
 
 class TabletSegments:
@@ -126,6 +128,7 @@ class TabletSegments:
                 segment.memory_bytes,
                 segment.schema_version,
                 segment.next_version,
+                segment.first_index > 0,
             )
             for segment in self._store.order
         ]

@@ -101,7 +101,14 @@ async def run(world: World, bug: str = "") -> None:
     rng = world.rng("kinds of strikes")
     strikes = rng.sample(KINDS, rng.randrange(0, 2))
     with planted(bug):
-        await run_tables(world, strikes, longest_gap_s=4.0, make_beside=PassStrikes)
+        await run_tables(
+            world,
+            strikes,
+            longest_gap_s=4.0,
+            make_beside=PassStrikes,
+            clean_memory_share=0.0,
+            clean_log_factor=1.0,
+        )
     counts = tables.counts_of(world)
     world.note("world", f"cleaned {sorted(counts.items())}")
     if world.options.workload.delete_share < 0.2:

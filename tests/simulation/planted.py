@@ -114,8 +114,8 @@ def _freed_before_barrier() -> Any:
     """Free what was cleaned as soon as digests to come are without it."""
     admit = SideSegments.admit
 
-    def hasty(self: SideSegments, parents: Sequence[int], survivor: int) -> None:
-        admit(self, parents, survivor)
+    def hasty(self: SideSegments, parents: Sequence[int], survivor: int, worth: bool) -> None:
+        admit(self, parents, survivor, worth)
         retired, self._retired = self._retired, []
         self._free([segment for each in retired for segment in each.segments])
 

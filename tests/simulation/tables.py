@@ -254,8 +254,9 @@ async def run_tables(
     longest_gap_s: float,
     make_client: type[Client] = Client,
     make_beside: Callable[[SimCluster, AsyncDatabase], Beside] | None = None,
+    **settings: Any,
 ) -> None:
-    cluster = SimCluster(world, **cleaning_of(world))
+    cluster = SimCluster(world, **{**cleaning_of(world), **settings})
     await cluster.start()
     history = History(world.loop.time)
     admin = cluster.database("admin")

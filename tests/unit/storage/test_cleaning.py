@@ -37,7 +37,18 @@ def segment(
     """One of a hundred rows and 8 MiB; the older the lower its number."""
     given_age = 1000 - number if age is None else age
     return Candidate(
-        number, number, schema, rows, live, tombstones, memory, log, given_age, is_free, is_lost
+        number,
+        number,
+        schema,
+        rows,
+        live,
+        tombstones,
+        memory,
+        log,
+        given_age,
+        True,
+        is_free,
+        is_lost,
     )
 
 

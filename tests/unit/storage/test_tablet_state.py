@@ -276,7 +276,7 @@ def test_which_segments_go() -> None:
     """The rule itself, case by case."""
 
     def stats(live: int, tombstones: int) -> SegmentStats:
-        return SegmentStats(0, 1, True, 9, 9, live, 9 - live, True, tombstones, 9, 1, 10)
+        return SegmentStats(0, 1, True, 9, 9, live, 9 - live, True, tombstones, 9, 1, 10, True)
 
     cases: list[tuple[list[tuple[int, int]], list[bool]]] = [
         ([], []),
