@@ -27,6 +27,8 @@ from stelae.storage.cleaning import LIVE_SHARE_MAX, low_bytes
 LOG_PASSES = 2
 """Over the logs of as many tablets at a time: each has a survivor in memory."""
 WEIGH_S = 0.1
+WATCHED_SHARE = 0.5
+"""Of the limit, from which on it is weighed with each segment that was sealed."""
 HEAD_SHARE = 1 / 16
 """Of the limit: a head that takes more is closed when nothing else can be freed, as rows take less
 in sealed segments."""
@@ -53,6 +55,9 @@ class Replicas(Protocol):
 
     @property
     def memory_bytes(self) -> int: ...
+    @property
+    def live_bytes(self) -> int: ...
+    def clean_soon(self) -> None: ...
     def tell_memory(self, over: tuple[int, int] | None) -> None: ...
 
 
@@ -96,7 +101,11 @@ class Cleaner:
         replicas, tablets = self._replicas.memory_bytes, self._tablets()
         self.used_bytes = replicas + sum([tablet.memory_bytes for tablet in tablets])
         self.live_bytes = replicas
-        if 2 * self.used_bytes > self.limit_bytes or not self._settings.clean_memory_share:
+        if (
+            self.used_bytes > WATCHED_SHARE * self.limit_bytes
+            or not self._settings.clean_memory_share
+        ):
+            self.live_bytes = self._replicas.live_bytes
             self.live_bytes += sum([tablet.live_bytes for tablet in tablets])
         refusal = self.refusal()
         self._replicas.tell_memory(None if refusal is None else refusal.args[1:])
@@ -123,6 +132,11 @@ class Cleaner:
     def may_help(self) -> bool:
         """Whether it is worth to `wait_room`."""
         return self.live_bytes <= self.cap_bytes and not self._is_helpless
+
+    def sealed(self) -> None:
+        """A segment was: memory is looked at soon if there is little of it."""
+        if self.used_bytes > WATCHED_SHARE * self.limit_bytes:
+            self._wake.set()
 
     async def wait_room(self, timeout_s: float) -> None:
         """Until there is room, or no hope for it, or the time is over."""
@@ -155,10 +169,13 @@ class Cleaner:
             except TimeoutError:
                 self._is_helpless = False
             self.weigh()
+            if self.is_low and self._settings.clean_memory_share:
+                self._replicas.clean_soon()
             while self.is_low:
                 if not await self._compact_one():
                     self._close_a_head()
-                    self._is_helpless = self.used_bytes > self.limit_bytes
+                    waits = any(each.cleaning.awaits_seals for each in self._tablets())
+                    self._is_helpless = self.used_bytes > self.limit_bytes and not waits
                     break
                 self._is_helpless = False
                 self.weigh()

@@ -136,6 +136,7 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads):
         self._store = store
         self._snapshot = superblock.snapshot
         self._machine = TabletStateMachine(self.tablet_id, table)
+        self._machine.log_factor = settings.clean_log_factor
         self._schemas = self._machine.schemas
         self._memory = self._machine.memory
         self._flushes = TabletFlushes(
@@ -262,6 +263,16 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads):
     def memory_bytes(self) -> int:
         """Of rows and index."""
         return self._memory.memory_bytes
+
+    @property
+    def live_bytes(self) -> int:
+        """Of them, what cleaning cannot free."""
+        return self._memory.live_bytes
+
+    def clean_soon(self) -> None:
+        """Memory is low here."""
+        if self._has_started:
+            self._flushes.clean_soon()
 
     def tell_memory(self, over: tuple[int, int] | None) -> None:
         """Of this server: (used, limit) in bytes while it has none left for more rows."""

@@ -191,7 +191,7 @@ class SegmentLog(LogWaits):
 
     @property
     def under_replicated(self) -> int:
-        return sum(1 for segment in self.segments if segment.missing_replicas)
+        return sum(1 for each in self._segments.values() if each.missing_replicas)
 
     @property
     def holders(self) -> list[list[ServerUuid]]:

@@ -312,6 +312,7 @@ class Tablet(OwnedSuccession, TabletReads):
         image = Image.open(buffer, where, check_rows=False)
         self._memory.install_sealed(slot, image)
         self._objects[segment] = handle
+        self.cleaning.sealed()
         return buffer
 
     # ---- writes -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ tablet's rows are still being fetched (`may_clean`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from stelae.actors.tablet_log import TabletLog
@@ -73,6 +73,8 @@ class TabletCleaning:
         """Writers wait for memory."""
         self.rests_until_s = 0.0
         """Before, passes over the log would be in vain."""
+        self.on_sealed: Callable[[], None] | None = None
+        """Called when a segment was sealed: there may be something to clean."""
         self._runtime = runtime
         self._settings = settings
         self._tablet = tablet
@@ -97,6 +99,16 @@ class TabletCleaning:
             segments_cleaned=self._cleaned,
             survivors=self._survivors,
         )
+
+    @property
+    def awaits_seals(self) -> bool:
+        """Whether there are closed segments that take more memory now than they soon will."""
+        return any(each.closed and not each.sealed for each in self._tablet.memory.statistics())
+
+    def sealed(self) -> None:
+        """A segment was."""
+        if self.on_sealed is not None:
+            self.on_sealed()
 
     def candidates(self) -> list[Candidate]:
         """All closed segments, in the order of the log."""

@@ -322,6 +322,7 @@ class TabletServer:
             tasks=self.tasks,
             intake=self._intake,
         )
+        tablet.cleaning.on_sealed = self.cleaner.sealed
         self._tablets[record.tablet_id] = tablet
         tablet.tasks.spawn(self._open(tablet, call.body), f"open {record.tablet_id[:8]}")
         return EMPTY

@@ -127,6 +127,8 @@ class Move:
         self._row = 0  # of them, so many are done
         self._done = 0  # of all
         self.is_done = False
+        self.slot = -1 if target is None else target.slot
+        """Of the survivor."""
 
     def step(self, rows_max: int) -> bool:
         """Move so many rows; whether it is over, and the parents are gone."""
