@@ -36,6 +36,8 @@ FREED_AT_ONCE = 64
 class SideContext(LogContext, Protocol):
     """What is asked of the log beside that which its segments ask."""
 
+    @property
+    def has_failed(self) -> bool: ...
     async def wait_until(self, holds: Callable[[], bool]) -> None: ...
 
 
@@ -151,7 +153,7 @@ class SideSegments:
                 if replica.backup is not None and replica.created:
                     by_backup.setdefault(replica.backup, []).append(segment.segment_id)
             segment.retire()
-        if by_backup:
+        if by_backup and not self.log.has_failed:  # else it is the next owner's affair
             name = f"{self.log.tablet_id[:8]}/free"
             self.log.tasks.spawn(self._free_on(by_backup), name)
 
