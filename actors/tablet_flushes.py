@@ -122,8 +122,13 @@ class TabletFlushes:
             await self._store.write_summed(machine.tablet_id, file, sealed.content)
             machine.installed(sealed)
         survivors: dict[int, ImageFile | None] = {}
-        built = [await self._survive(flush, window, survivors) for window in flush.windows]
-        await replica.flushed(replica.snapshot_at(index, machine.manifest(flush, survivors)))
+        try:
+            built = [await self._survive(flush, window, survivors) for window in flush.windows]
+            await replica.flushed(replica.snapshot_at(index, machine.manifest(flush, survivors)))
+        except RetryLater:  # the next flush makes others
+            names = [file.name for file in survivors.values() if file is not None]
+            await self._store.drop_images(machine.tablet_id, names)
+            raise
         machine.flushed(flush)
         for each in built:
             await self._bring_over(each, survivors[each.window.slots[0]])
