@@ -33,6 +33,7 @@ from tests.unit.storage.tablet_model import (
     make_row,
     state_of,
 )
+from tests.unit.storage.test_tablet_model import right_versions
 
 
 class Cleaned(World):
@@ -192,8 +193,9 @@ def versions_of(tablet: TabletMemory) -> list[int]:
 MOVES = st.one_of(
     st.tuples(
         st.just("write"),
-        st.sampled_from([WriteOp.UPSERT, WriteOp.UPSERT, WriteOp.DELETE]),
+        st.sampled_from([WriteOp.UPSERT, WriteOp.UPSERT, WriteOp.DELETE, *WriteOp]),
         st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=5),
+        st.booleans(),
         st.booleans(),
     ),
     st.tuples(st.just("roll")),
@@ -241,14 +243,7 @@ def play(world: Cleaned, moves: list[Any]) -> None:
     for salt, move in enumerate(moves):
         match move[0]:
             case "write":
-                _, op, numbers, as_batch = move
-                names = list(world.schema.arrow.names)
-                columns = list(world.schema.key) if op is WriteOp.DELETE else names
-                full = [make_row(world.schema, n, salt + i) for i, n in enumerate(numbers)]
-                keys = [make_key(world.schema, n) for n in numbers]
-                rows = keys if op is WriteOp.DELETE else full
-                request = RequestId(ClientId("client"), salt + 1, salt + 1)
-                world.write(op, rows, columns, None, as_batch, request)
+                write(world, move, salt)
             case "roll":
                 world.roll()
             case "seal":
@@ -270,6 +265,24 @@ def play(world: Cleaned, moves: list[Any]) -> None:
     while not copy.pull(200):
         continue
     assert state_of(copy.tablet)[0] == world.state()[0]
+
+
+def write(world: Cleaned, move: Any, salt: int) -> None:
+    """One call: updates of some columns, and conditions, find rows wherever they are."""
+    _, op, numbers, as_batch, if_there = move
+    schema = world.schema
+    names = list(schema.arrow.names)
+    columns = list(schema.key) if op is WriteOp.DELETE else names
+    if op is WriteOp.UPDATE:
+        columns = [name for name in names if name != "name"]
+    keys = [make_key(schema, n) for n in numbers]
+    rows = []
+    for i, n in enumerate(numbers):
+        named = dict(zip(names, make_row(schema, n, salt + i), strict=True))
+        rows.append(tuple([named[name] for name in columns]))
+    if_versions = right_versions(world, op, keys) if if_there else None
+    request = RequestId(ClientId("client"), salt + 1, salt + 1)
+    world.write(op, rows, columns, if_versions, as_batch, request)
 
 
 def check(world: Cleaned, rng: random.Random) -> None:
@@ -308,9 +321,9 @@ def long_play(seed: int, schema: TableSchema) -> Cleaned:
         )[0]
         match kind:
             case "write":
-                op = rng.choice([WriteOp.UPSERT, WriteOp.DELETE])
+                op = rng.choice([WriteOp.UPSERT, WriteOp.DELETE, *WriteOp])
                 numbers = [rng.randrange(KEYS) for _ in range(rng.randrange(1, 5))]
-                moves.append(("write", op, numbers, rng.random() < 0.5))
+                moves.append(("write", op, numbers, rng.random() < 0.5, rng.random() < 0.3))
             case "seal":
                 moves.append(("seal", 3))
             case "compact":
