@@ -20,10 +20,10 @@ from stelae.actors.tablet_store import TabletStore
 from stelae.core.errors import RetryLater
 from stelae.core.ids import OpId
 from stelae.core.runtime import Runtime
-from stelae.storage.flush_cleaning import LOW_FACTOR, BuiltSurvivor, Window
+from stelae.storage.flush_cleaning import LOW_FACTOR, BuiltSurvivor, Flush, Window
 from stelae.storage.superblock import StoredFile
 from stelae.storage.tablet_manifest import ImageFile, describe_image
-from stelae.storage.tablet_state import Flush, TabletStateMachine
+from stelae.storage.tablet_state import TabletStateMachine
 
 SMALLEST_SHARE = 0.7
 """Of the size of a segment, at which a flush may be due."""

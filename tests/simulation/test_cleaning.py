@@ -10,7 +10,7 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.planted import CLEANING_BUGS
 
 FAST_SEEDS = 12
-SEEDS = 60
+SEEDS = 40
 BUG_SEEDS = 60
 
 

@@ -26,6 +26,7 @@ from stelae.core.records import TableRecord, TableState
 from stelae.core.schema import TableSchema
 from stelae.core.values import batch_to_rows, rows_to_batch
 from stelae.storage.entry import encode_batch
+from stelae.storage.flush_cleaning import Flush
 from stelae.storage.keys import KeyCodec
 from stelae.storage.outcomes import answer
 from stelae.storage.tablet_commands import (
@@ -40,7 +41,7 @@ from stelae.storage.tablet_manifest import (
     describe_image,
     open_image,
 )
-from stelae.storage.tablet_state import Flush, TabletStateMachine
+from stelae.storage.tablet_state import TabletStateMachine
 
 TABLET = TabletId("tablet")
 EXPIRY_S = 5.0

@@ -344,7 +344,7 @@ def long_play(seed: int, schema: TableSchema) -> Cleaned:
 
 
 @pytest.mark.parametrize("schema", [INT_KEY, WIDE_KEY], ids=["exact", "hashed"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_log_that_is_cleaned_for_long_stays_short_and_right(
     seed: int, schema: TableSchema
 ) -> None:
