@@ -27,6 +27,7 @@ from stelae.storage.cleaning import LIVE_SHARE_MAX, low_bytes
 LOG_PASSES = 2
 """Over the logs of as many tablets at a time: each has a survivor in memory."""
 WEIGH_S = 0.1
+SHOW_S = 1.0
 WATCHED_SHARE = 0.5
 """Of the limit, from which on it is weighed with each segment that was sealed."""
 HEAD_SHARE = 1 / 16
@@ -160,7 +161,19 @@ class Cleaner:
             else:
                 self._waiters.append((deadline_s, waiter))
 
+    def _show(self) -> None:
+        """Tell the metrics how full memory is, and what cleaning adds to writes."""
+        metrics, tablets = self._runtime.metrics, self._tablets()
+        live_bytes = self._replicas.live_bytes + sum([each.live_bytes for each in tablets])
+        metrics.gauge("memory_used_bytes", self.used_bytes)
+        metrics.gauge("memory_live_bytes", live_bytes)
+        reports = [each.cleaning.report() for each in tablets if each.may_clean()]
+        written = sum([each.written_bytes for each in reports])
+        survivors = sum([each.survivor_bytes for each in reports])
+        metrics.gauge("write_cost", (written + survivors) / written if written else 1.0)
+
     async def _run(self) -> None:
+        shown_s = float("-inf")
         while True:
             self._wake.clear()
             try:
@@ -169,6 +182,9 @@ class Cleaner:
             except TimeoutError:
                 self._is_helpless = False
             self.weigh()
+            if (now_s := self._runtime.clock.monotonic()) >= shown_s + SHOW_S:
+                shown_s = now_s
+                self._show()
             if self.is_low and self._settings.clean_memory_share:
                 self._replicas.clean_soon()
             while self.is_low:

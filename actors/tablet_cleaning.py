@@ -88,10 +88,9 @@ class TabletCleaning:
         """For status and metrics."""
         memory = self._tablet.memory
         has_replicas = bool(media_of(self._tablet.table.durability))
-        log_bytes = sum([each.bytes for each in memory.statistics()]) if has_replicas else 0
         return CleaningReport(
             live_bytes=memory.live_bytes,
-            log_bytes=log_bytes,
+            log_bytes=memory.log_bytes if has_replicas else 0,
             written_bytes=memory.written_bytes,
             copied_bytes=self._copied_bytes,
             survivor_bytes=self._survivor_bytes,

@@ -90,6 +90,11 @@ class TabletSegments:
         self._closed_bytes = sum([s.memory_bytes for s in store.order if s is not store.head])
 
     @property
+    def log_bytes(self) -> int:
+        """What the log holds of all segments, about."""
+        return sum([segment.bytes for segment in self._store.order])
+
+    @property
     def head_bytes(self) -> int:
         """About what the rows of the head take in the log."""
         head = self._store.head

@@ -287,5 +287,10 @@ def test_overwrites_go_on_in_memory_that_would_be_full_of_dead_rows(durability: 
         rows = await here.overwrite(60)
         assert (await here.table.get(3)) == {"id": 3, "value": rows[3]}
         assert await here.table.count() == 4
+        await asyncio.sleep(1.5)
+        shown = [here.world.metrics[name].gauges for name in here.cluster.tservers]
+        assert any(
+            0 < each.get("memory_live_bytes", 0) <= each["memory_used_bytes"] for each in shown
+        )
 
     run_calm(scenario, durability, clean_memory_share=0.8, clean_period_s=0.1)
