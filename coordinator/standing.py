@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.liveness import Seen
-from stelae.core.ids import TabletId
+from stelae.core.ids import IndexletId, TabletId
+from stelae.core.indexlets import IndexletProgress, IndexletReport
 from stelae.core.messages import TabletProgress, TabletReport
 from stelae.core.records import ServerInfo, TabletRecord, TabletState
 
@@ -40,11 +41,14 @@ class Standing:
     drop: tuple[TabletId, ...]
     """What it holds of deleted and replaced tablets."""
     may_have_lease: bool
-    """False while it holds a tablet, complete enough to be served, that was given away.
+    """False while it holds a tablet, complete enough to be served, that was given away; or an
+    indexlet that is not its own, which it could take entries for in place of the owner.
 
     A former leader may have told it to serve that one, and the order may still be under way. Once
     the tablet is closed nothing can bring it back, because an owner's term passes once.
     """
+    closed_indexlets: tuple[tuple[IndexletId, int], ...] = ()
+    """(indexlet, term) pairs that it holds and should not."""
 
 
 def standing_of(catalog: Catalog, seen: Seen) -> Standing:
@@ -76,6 +80,15 @@ def _make(catalog: Catalog, seen: Seen, made_from: tuple[int, int]) -> Standing:
             and tablet.term == report.term
         ):
             serve.append((tablet.tablet_id, tablet.term))
+    closed_indexlets = tuple(
+        (report.indexlet_id, report.term)
+        for report in seen.picture.indexlets.values()
+        if not _is_its_indexlet(catalog, server, report)
+    )
+    idle = (IndexletProgress.CLOSED, IndexletProgress.FAILED)
+    for indexlet_id, _ in closed_indexlets:
+        if seen.picture.indexlets[indexlet_id].progress not in idle:
+            may_have_lease = False
     unsettled = tuple(
         tablet.tablet_id
         for tablet in catalog.owned_by(server.uuid, server.incarnation)
@@ -89,7 +102,19 @@ def _make(catalog: Catalog, seen: Seen, made_from: tuple[int, int]) -> Standing:
         tuple(serve),
         to_drop(catalog, held),
         may_have_lease,
+        closed_indexlets,
     )
+
+
+def _is_its_indexlet(catalog: Catalog, server: ServerInfo, report: IndexletReport) -> bool:
+    """Whether the catalog says that this server has this indexlet in this term. One that the
+    catalog does not know was dropped, or replaced: whoever is told of one, is told after."""
+    record = catalog.indexes.indexlets.get(report.indexlet_id)
+    if record is None:
+        return False
+    if report.term != record.term:
+        return report.term > record.term
+    return (record.owner, record.owner_incarnation) == (server.uuid, server.incarnation)
 
 
 def knows_less(tablet: TabletRecord, report: TabletReport) -> bool:

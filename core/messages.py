@@ -11,6 +11,7 @@ import enum
 
 from stelae.core import catalog_messages, row_messages
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
+from stelae.core.indexlets import IndexletReport
 from stelae.core.records import MasterMember, ServerInfo, TableRecord, TabletRecord
 from stelae.core.replication import Configuration
 from stelae.core.rpc import Body, Empty, Method
@@ -177,6 +178,8 @@ class Heartbeat(Body, frozen=True):
     """Sum of the fingerprints of all that is held; 0: not given."""
     servers_version: int = 0
     """Of the list of live servers that the sender has; 0: none."""
+    indexlets: tuple[IndexletReport, ...] = ()
+    """Of a tserver: all that it has, in every report; they are few."""
 
 
 class HeartbeatReply(Body, frozen=True):
