@@ -22,6 +22,7 @@ from stelae.coordinator.assignment import (
     check_enough_tservers,
     check_live_tservers,
     check_media,
+    tserver_loads,
 )
 from stelae.coordinator.catalog import CatalogBatch
 from stelae.coordinator.ddl import (
@@ -31,7 +32,6 @@ from stelae.coordinator.ddl import (
     draft_create,
     draft_delete,
 )
-from stelae.coordinator.decide import tserver_loads
 from stelae.coordinator.groups import location_of
 from stelae.coordinator.liveness import Run, run_of
 from stelae.coordinator.recoveries import Recoveries

@@ -30,7 +30,7 @@ from stelae.coordinator.timeline_catalog import TimelineCatalog, TimelineState
 from stelae.core.configurations import StoredRecord
 from stelae.core.errors import Overloaded, StaleRequest, TooLarge, decode_error
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.indexlets import IndexletRecord
+from stelae.core.indexes import IndexletRecord
 from stelae.core.records import (
     Rebalancing,
     SafekeeperRecord,

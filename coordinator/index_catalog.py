@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from stelae.core.ids import IndexId, IndexletId, ServerUuid
-from stelae.core.indexlets import END, NO_INDEXLET, IndexletRecord, IndexletState
+from stelae.core.ids import ServerUuid
+from stelae.core.indexes import IndexId, IndexletId, IndexletRecord, IndexletState, covers
 from stelae.core.records import TableRecord, TableState
 
 
@@ -57,7 +57,7 @@ class IndexCatalog:
             touched[record.index_id] = None
         for table in batch_tables:
             if table.state is not TableState.DELETED:
-                touched.update((index.index_id, None) for index in table.indexes)
+                touched.update((index.index_id, None) for index in table.schema.indexes)
         holed = (i for i in touched if not _cover_all(self._after(i, records)))
         return next((f"index {index_id} would have a hole" for index_id in holed), "")
 
@@ -126,7 +126,7 @@ class IndexCatalog:
 
     def found(self) -> Iterator[IndexletRecord]:
         """Those that are found, of all indexes, in the order of their creation."""
-        return (r for r in self.indexlets.values() if r.succeeds == NO_INDEXLET)
+        return (r for r in self.indexlets.values() if not r.succeeds)
 
     def owned_by(self, owner: ServerUuid, incarnation: int) -> list[IndexletRecord]:
         """Those that this run of this server has, or is to have."""
@@ -143,12 +143,10 @@ class IndexCatalog:
 def _cover_all(records: Iterable[IndexletRecord]) -> bool:
     """Whether those that are found have every key, and each once."""
     found = [r for r in records if not r.succeeds and r.state is not IndexletState.GONE]
-    found.sort(key=lambda record: record.low)
-    ends = [record.high for record in found]
-    return [END, *ends[:-1]] == [record.low for record in found] and ends[-1:] == [END]
+    return covers(sorted((record.low, record.high) for record in found))
 
 
 def _has_index(table: TableRecord | None, index_id: IndexId) -> bool:
     if table is None or table.state is TableState.DELETED:
         return False
-    return any(index.index_id == index_id for index in table.indexes)
+    return any(index.index_id == index_id for index in table.schema.indexes)

@@ -3,18 +3,20 @@
 Level-triggered, as all of it is. An indexlet's life, each arrow one catalog entry that compares the
 record's generation:
 
-- FILLING, owner live: the owner is told to open it; once it has everything in this term -> SERVING;
+- FILLING, owner live: the owner is told to open it; once it has everything in this term -> SERVING,
+  and the owner is told so;
 - owner dead, and surely neither answering nor taking entries any more: -> another owner in the next
   term, FILLING. Its successors, if there are any, are given up in the same entry;
-- owner live, but the indexlet FAILED there, or is SERVING and no longer there: the same;
+- owner live, but what is SERVING is no longer there: the same;
 - SERVING, and too large, or on a server that is to be retired: **successors** are made, two or one,
   which nobody finds; once they are open, the owner is told to bring them everything. When it says
-  that they have it and that it is closed, they take its place;
-- a successor is lost, or fails: all of them are given up, and the owner, told so, is as before.
-  Between the two, taking its place and being given up, the one entry that comes first decides;
+  that they have it, it is told to close; when it says that it is closed, they take its place;
+- a successor is lost, or the hand-over fails: all of them are given up, and the owner, told so, is
+  as before; but one that is closed has no way back, and is filled anew in the next term;
 - its index, or its table, is gone: so is the record, and whoever holds it is told to forget it.
 
-Source: design §11; docs/decisions.md, the sections on indexes.
+Between being put in place and being given up, the one entry that comes first decides. Source:
+design §11; SLIK (ATC 2016), whose tables of indexlets were lost with their coordinator.
 """
 
 from __future__ import annotations
@@ -28,19 +30,19 @@ import msgspec
 
 from stelae.coordinator.assignment import Load
 from stelae.coordinator.catalog import Catalog, CatalogBatch
+from stelae.coordinator.index_records import Placement, new_indexlet
 from stelae.coordinator.liveness import Liveness, Run, Seen
 from stelae.coordinator.standing import standing_of
-from stelae.core.ids import IndexletId, ServerUuid, TableId, make_uuid
-from stelae.core.indexlets import (
-    END,
+from stelae.core.index_messages import (
+    CloseIndexlet,
     HandOverIndexlet,
+    HandOverStage,
+    IndexletLocation,
     IndexletProgress,
-    IndexletRecord,
     IndexletReport,
-    IndexletState,
-    Successor,
 )
-from stelae.core.records import ServerInfo, TableRecord
+from stelae.core.indexes import END, IndexletId, IndexletRecord, IndexletState
+from stelae.core.records import ServerInfo
 
 INDEXLETS_LEAVING_MAX = 2
 """Indexlets of the cluster that make way for successors at a time."""
@@ -52,8 +54,6 @@ class ChangeIndexlets:
 
     records: tuple[IndexletRecord, ...]
     reason: str
-    failed_at: ServerUuid = ServerUuid("")
-    """Where the first of them failed, if it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +75,23 @@ class OpenIndexletAt:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseIndexletAt:
-    """Tell a server to forget an indexlet of this or a lower term."""
+class ServeIndexletAt:
+    """Tell an indexlet's owner that it may answer."""
 
-    server: ServerInfo
-    indexlet_id: IndexletId
-    term: int
+    indexlet: IndexletRecord
+    owner: ServerInfo
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class CloseIndexletAt:
+    """Tell a server to close an indexlet, or to forget it."""
+
+    server: ServerInfo
+    order: CloseIndexlet
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverAt:
     """Tell an indexlet's owner for whom to make way, or for whom no more."""
 
     server: ServerInfo
@@ -92,56 +99,13 @@ class HandOver:
 
 
 IndexAction: TypeAlias = (
-    ChangeIndexlets | MakeSuccessors | OpenIndexletAt | CloseIndexletAt | HandOver
+    ChangeIndexlets
+    | MakeSuccessors
+    | OpenIndexletAt
+    | ServeIndexletAt
+    | CloseIndexletAt
+    | HandOverAt
 )
-
-
-# ---- placement ------------------------------------------------------------------------------
-
-
-class Placement:
-    """Where further indexlets go: not where tablets of their table are, if there is another server;
-    then where there are fewer of the table's tablets, of all indexlets, and less in memory."""
-
-    def __init__(self, catalog: Catalog, loads: Callable[[], Sequence[Load]]) -> None:
-        self._catalog = catalog
-        self._all_loads = loads
-        self._given: dict[ServerUuid, int] = {}
-
-    def choose(self, table_id: TableId, avoid: ServerUuid = ServerUuid("")) -> ServerInfo | None:
-        """The best server for one more, counted as given; None: there is none. One to ``avoid``
-        gets it only if it is alone."""
-        loads = list(self._all_loads())
-        if not loads:
-            return None
-        beside = tablets_beside(self._catalog, table_id)
-        indexes = self._catalog.indexes
-
-        def cost(load: Load) -> tuple[object, ...]:
-            server = load.server
-            has = indexes.count_owned(server.uuid, server.incarnation)
-            return (
-                server.uuid == avoid,
-                load.is_full,
-                beside.get(server.uuid, 0),
-                has + self._given.get(server.uuid, 0),
-                load.memory_bytes,
-                server.uuid,
-            )
-
-        chosen = min(loads, key=cost).server
-        self._given[chosen.uuid] = self._given.get(chosen.uuid, 0) + 1
-        return chosen
-
-
-def tablets_beside(catalog: Catalog, table_id: TableId) -> dict[ServerUuid, int]:
-    """How many tablets of a table, or replicas of such, each server has."""
-    beside: dict[ServerUuid, int] = {}
-    for tablet in catalog.tablets_of(table_id):
-        peers = tablet.configuration.peers if tablet.configuration is not None else ()
-        for uuid in [peer.uuid for peer in peers] or [tablet.owner]:
-            beside[uuid] = beside.get(uuid, 0) + 1
-    return beside
 
 
 # ---- deciding -------------------------------------------------------------------------------
@@ -160,9 +124,8 @@ class IndexRound:
         missing_after_s: float,
         entries_max: int,
         loads: Callable[[], Sequence[Load]],
-        failed_at: Mapping[IndexletId, ServerUuid],
     ) -> None:
-        """``entries_max``: one with more entries is split. ``failed_at``: where one failed last."""
+        """``entries_max``: one with more entries is split."""
         self._catalog = catalog
         self._liveness = liveness
         self._live = live
@@ -170,7 +133,6 @@ class IndexRound:
         self._missing_after_s = missing_after_s
         self._entries_max = entries_max
         self._placement = Placement(catalog, loads)
-        self._failed_at = failed_at
         self.given_up: dict[Run, None] = {}
         """Runs that were never heard, and whose indexlets go to others."""
 
@@ -186,7 +148,7 @@ class IndexRound:
         for seen in self._live.values():
             if seen.picture.indexlets:
                 for indexlet_id, term in standing_of(self._catalog, seen).closed_indexlets:
-                    yield CloseIndexletAt(seen.server, indexlet_id, term)
+                    yield CloseIndexletAt(seen.server, CloseIndexlet(indexlet_id, term, drop=True))
 
     def _look_at(self, indexlet: IndexletRecord, has_room: bool) -> Iterator[IndexAction]:
         run = Run(indexlet.owner, indexlet.owner_incarnation)
@@ -203,13 +165,10 @@ class IndexRound:
                 yield OpenIndexletAt(indexlet, seen.server)
             elif self._now >= seen.picture.exact_since + self._missing_after_s:
                 yield from self._move(indexlet, successors, f"{seen.server.name} lost it")
-        elif report.progress is IndexletProgress.FAILED:
-            reason = f"{seen.server.name} gave it up: {report.problem}"
-            yield from self._move(indexlet, successors, reason, failed_at=indexlet.owner)
-        elif report.progress is IndexletProgress.FILLED:
-            yield from self._filled(indexlet, seen, report, successors, has_room)
         elif report.progress is IndexletProgress.CLOSED:
-            yield from self._closed(indexlet, seen, report, successors)
+            yield from self._closed(indexlet, report, successors)
+        elif report.progress is not IndexletProgress.FILLING:
+            yield from self._complete(indexlet, seen, report, successors, has_room)
 
     def _owner_not_heard(
         self, indexlet: IndexletRecord, successors: Sequence[IndexletRecord], run: Run
@@ -224,28 +183,22 @@ class IndexRound:
         yield from self._move(indexlet, successors, f"{name} is dead")
 
     def _move(
-        self,
-        indexlet: IndexletRecord,
-        successors: Sequence[IndexletRecord],
-        reason: str,
-        failed_at: ServerUuid = ServerUuid(""),
+        self, indexlet: IndexletRecord, successors: Sequence[IndexletRecord], reason: str
     ) -> Iterator[IndexAction]:
         """To another owner, who fills it anew; nobody has its entries but the tablets."""
-        avoid = failed_at or self._failed_at.get(indexlet.indexlet_id, ServerUuid(""))
-        owner = self._placement.choose(indexlet.table_id, avoid)
+        owner = self._placement.choose(indexlet.table_id)
         if owner is None:
             return
-        new = msgspec.structs.replace(
+        new = _with(
             indexlet,
             state=IndexletState.FILLING,
             term=indexlet.term + 1,
             owner=owner.uuid,
             owner_incarnation=owner.incarnation,
-            generation=indexlet.generation + 1,
         )
-        yield ChangeIndexlets((new, *map(gone, successors)), reason, failed_at)
+        yield ChangeIndexlets((new, *map(gone, successors)), reason)
 
-    def _filled(
+    def _complete(
         self,
         indexlet: IndexletRecord,
         seen: Seen,
@@ -256,10 +209,12 @@ class IndexRound:
         if indexlet.state is IndexletState.FILLING:
             serving = _with(indexlet, state=IndexletState.SERVING)
             yield ChangeIndexlets((serving,), f"{seen.server.name} has all of it")
+        elif report.progress is IndexletProgress.COMPLETE:
+            yield ServeIndexletAt(indexlet, seen.server)
         elif successors:
-            yield from self._bring_up(indexlet, seen, successors)
+            yield from self._bring_up(indexlet, seen, report, successors)
         elif report.successors:
-            yield HandOver(seen.server, _order(indexlet, ()))
+            yield HandOverAt(seen.server, _order(indexlet, ()))
         elif has_room:
             yield from self._successors(indexlet, seen, report)
 
@@ -268,11 +223,10 @@ class IndexRound:
     ) -> Iterator[IndexAction]:
         """It is split, or leaves, if it has to."""
         ranges: tuple[tuple[bytes, bytes], ...] = ()
-        low, middle, high = indexlet.low, report.middle, indexlet.high
-        if report.entry_count > self._entries_max and low < middle and (
-            high == END or middle < high
-        ):
-            ranges, reason = ((low, middle), (middle, high)), f"{report.entry_count} entries"
+        low, at, high = indexlet.low, report.split_at, indexlet.high
+        may_split = low < at and (high == END or at < high)
+        if report.entry_count > self._entries_max and may_split:
+            ranges, reason = ((low, at), (at, high)), f"{report.entry_count} entries"
         elif self._catalog.mark(seen.server.uuid).retiring:
             ranges, reason = ((low, high),), f"{seen.server.name} is retired"
         if not ranges:
@@ -283,68 +237,67 @@ class IndexRound:
             yield MakeSuccessors(indexlet, ranges, chosen, reason)
 
     def _bring_up(
-        self, indexlet: IndexletRecord, seen: Seen, successors: Sequence[IndexletRecord]
-    ) -> Iterator[IndexAction]:
-        """Have them opened, then have everything brought to them; give them up if one is lost."""
-        found = [(each, *self._seen_of(each)) for each in successors]
-        ready: list[Successor] = []
-        for each, at, report in found:
-            lost = self._why_lost(each, at, report)
-            if lost:
-                yield ChangeIndexlets(tuple(map(gone, successors)), lost)
-                return
-            if at is not None and report is None and at.picture.is_exact:
-                yield OpenIndexletAt(each, at.server)
-            elif at is not None and report is not None:
-                ready.append(Successor(each, at.server.address))
-        if len(ready) == len(successors):
-            yield HandOver(seen.server, _order(indexlet, ready))
-
-    def _closed(
         self,
         indexlet: IndexletRecord,
         seen: Seen,
         report: IndexletReport,
         successors: Sequence[IndexletRecord],
     ) -> Iterator[IndexAction]:
-        """It answers nobody: its successors take its place, or it is told to go on."""
-        if not successors:
-            yield HandOver(seen.server, _order(indexlet, ()))
-            return
-        whole = all(
-            at is not None and said is not None and said.progress is IndexletProgress.FILLED
-            for at, said in map(self._seen_of, successors)
-        )
-        lost = next((why for each in successors if (why := self._why_lost(each))), "")
-        if tuple(each.indexlet_id for each in successors) != report.successors:
-            lost = "it was closed for others"
+        """Have them opened, then have everything brought to them; give them up if one is lost."""
+        is_theirs = report.successors == _ids(successors)
+        lost = self._why_lost(successors)
+        if is_theirs and report.hand_over is HandOverStage.FAILED:
+            lost = report.problem or f"{seen.server.name} could not bring them everything"
         if lost:
             yield ChangeIndexlets(tuple(map(gone, successors)), lost)
-        elif whole:
+            return
+        if is_theirs and report.hand_over is HandOverStage.COMPLETE:
+            close = CloseIndexlet(indexlet.indexlet_id, indexlet.term)
+            yield CloseIndexletAt(seen.server, close)
+            return
+        ready: list[IndexletLocation] = []
+        for each in successors:
+            at = self._seen_of(each)
+            if at is None or not at.picture.is_exact:
+                continue
+            if _report_of(each, at) is None:
+                yield OpenIndexletAt(each, at.server)
+            else:
+                ready.append(IndexletLocation(each, at.server.address))
+        if len(ready) == len(successors):
+            yield HandOverAt(seen.server, _order(indexlet, ready))
+
+    def _closed(
+        self, indexlet: IndexletRecord, report: IndexletReport, successors: Sequence[IndexletRecord]
+    ) -> Iterator[IndexAction]:
+        """It answers nobody: its successors take its place, or it is filled anew."""
+        has_all = report.hand_over is HandOverStage.COMPLETE
+        if not successors or not has_all or report.successors != _ids(successors):
+            yield from self._move(indexlet, successors, "it was closed for others")
+            return
+        at = [self._seen_of(each) for each in successors]
+        lost = self._why_lost(successors)
+        for each, seen in zip(successors, at, strict=True):
+            if seen is not None and seen.picture.is_exact and _report_of(each, seen) is None:
+                lost = f"{seen.server.name} lost one of its successors"
+        if lost:
+            yield from self._move(indexlet, successors, lost)
+        elif all(seen is not None and seen.picture.is_exact for seen in at):
             serving = [
                 _with(each, state=IndexletState.SERVING, succeeds=IndexletId(""))
                 for each in successors
             ]
             yield ChangeIndexlets((gone(indexlet), *serving), "its successors have all of it")
 
-    def _seen_of(self, indexlet: IndexletRecord) -> tuple[Seen | None, IndexletReport | None]:
-        seen = self._live.get(Run(indexlet.owner, indexlet.owner_incarnation))
-        return seen, None if seen is None else _report_of(indexlet, seen)
+    def _seen_of(self, indexlet: IndexletRecord) -> Seen | None:
+        return self._live.get(Run(indexlet.owner, indexlet.owner_incarnation))
 
-    def _why_lost(
-        self,
-        successor: IndexletRecord,
-        seen: Seen | None = None,
-        report: IndexletReport | None = None,
-    ) -> str:
-        """Why a successor will never have everything; empty: it may."""
-        if seen is None and report is None:
-            seen, report = self._seen_of(successor)
-        if seen is None:
-            run = Run(successor.owner, successor.owner_incarnation)
-            return "" if self._liveness.is_live(run, self._now) else "the server of one is dead"
-        if report is not None and report.progress is IndexletProgress.FAILED:
-            return f"{seen.server.name} gave one up: {report.problem}"
+    def _why_lost(self, successors: Sequence[IndexletRecord]) -> str:
+        """Why one of them will never have everything; empty: they may."""
+        for each in successors:
+            run = Run(each.owner, each.owner_incarnation)
+            if run not in self._live and not self._liveness.is_live(run, self._now):
+                return "the server of one of its successors is dead"
         return ""
 
 
@@ -352,6 +305,10 @@ def _report_of(indexlet: IndexletRecord, seen: Seen) -> IndexletReport | None:
     """What its live owner says of it in its present term."""
     report = seen.picture.indexlets.get(indexlet.indexlet_id)
     return report if report is not None and report.term == indexlet.term else None
+
+
+def _ids(indexlets: Sequence[IndexletRecord]) -> tuple[IndexletId, ...]:
+    return tuple(indexlet.indexlet_id for indexlet in indexlets)
 
 
 def _with(indexlet: IndexletRecord, **changes: object) -> IndexletRecord:
@@ -363,7 +320,7 @@ def gone(indexlet: IndexletRecord) -> IndexletRecord:
     return _with(indexlet, state=IndexletState.GONE)
 
 
-def _order(indexlet: IndexletRecord, successors: Sequence[Successor]) -> HandOverIndexlet:
+def _order(indexlet: IndexletRecord, successors: Sequence[IndexletLocation]) -> HandOverIndexlet:
     return HandOverIndexlet(indexlet.indexlet_id, indexlet.term, tuple(successors))
 
 
@@ -391,48 +348,7 @@ def draft_successors(
     if catalog.indexes.successors_of(indexlet.indexlet_id):
         return None
     made = [
-        new_indexlet(indexlet, low, high, owner, rng, succeeds=indexlet.indexlet_id)
-        for (low, high), owner in zip(action.ranges, action.owners, strict=True)
+        new_indexlet(indexlet.table_id, indexlet.index_id, span, owner, rng, indexlet.indexlet_id)
+        for span, owner in zip(action.ranges, action.owners, strict=True)
     ]
     return CatalogBatch(indexlets=(_with(indexlet), *made))
-
-
-def new_indexlet(
-    like: IndexletRecord,
-    low: bytes,
-    high: bytes,
-    owner: ServerInfo,
-    rng: random.Random,
-    *,
-    succeeds: IndexletId,
-) -> IndexletRecord:
-    """One of the same index."""
-    return IndexletRecord(
-        IndexletId(make_uuid(rng)),
-        like.index_id,
-        like.table_id,
-        low,
-        high,
-        IndexletState.FILLING,
-        term=1,
-        owner=owner.uuid,
-        owner_incarnation=owner.incarnation,
-        succeeds=succeeds,
-    )
-
-
-def first_indexlet(
-    table: TableRecord, index_id: str, owner: ServerInfo, rng: random.Random
-) -> IndexletRecord:
-    """The one that an index begins with: all keys."""
-    return IndexletRecord(
-        IndexletId(make_uuid(rng)),
-        index_id,  # type: ignore[arg-type]
-        table.table_id,
-        END,
-        END,
-        IndexletState.FILLING,
-        term=1,
-        owner=owner.uuid,
-        owner_incarnation=owner.incarnation,
-    )

@@ -22,8 +22,9 @@ from typing import Generic, TypeVar
 
 from crc32c import crc32c
 
-from stelae.core.ids import IndexletId, TabletId
-from stelae.core.indexlets import IndexletReport
+from stelae.core.ids import TabletId
+from stelae.core.index_messages import IndexletReport
+from stelae.core.indexes import IndexletId
 from stelae.core.messages import FULL, NO_REPORT, Heartbeat, HeartbeatReply, TabletReport
 
 V = TypeVar("V")
@@ -71,7 +72,7 @@ def _group(report: TabletReport) -> tuple[object, ...]:
 
 def _stages(indexlets: Mapping[IndexletId, IndexletReport]) -> list[tuple[object, ...]]:
     """What decisions are made from in what is said of indexlets, but how large they are."""
-    return [(i, r.term, r.progress, r.successors) for i, r in indexlets.items()]
+    return [(i, r.term, r.progress, r.hand_over, r.successors) for i, r in indexlets.items()]
 
 
 # ---- the sender's side ----------------------------------------------------------------------
@@ -270,6 +271,13 @@ class Picture:
             return
         self._before_hint.setdefault(report.tablet_id, known)
         self._put(report)
+
+    def hint_indexlet(self, report: IndexletReport) -> None:
+        """The same of an indexlet."""
+        known = self.indexlets.get(report.indexlet_id)
+        if known is None or known.term <= report.term:
+            self.indexlets = {**self.indexlets, report.indexlet_id: report}
+            self.version += 1
 
     def _forget_hints(self, now: float) -> None:
         """Back to what was reported, which is what the digest is of."""

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.liveness import Seen
-from stelae.core.ids import IndexletId, TabletId
-from stelae.core.indexlets import IndexletProgress, IndexletReport
+from stelae.core.ids import TabletId
+from stelae.core.index_messages import IndexletProgress, IndexletReport
+from stelae.core.indexes import IndexletId, IndexletState
 from stelae.core.messages import TabletProgress, TabletReport
 from stelae.core.records import ServerInfo, TabletRecord, TabletState
 
@@ -49,6 +50,8 @@ class Standing:
     """
     closed_indexlets: tuple[tuple[IndexletId, int], ...] = ()
     """(indexlet, term) pairs that it holds and should not."""
+    serve_indexlets: tuple[tuple[IndexletId, int], ...] = ()
+    """(indexlet, term) pairs that it has complete, and that are SERVING by the catalog."""
 
 
 def standing_of(catalog: Catalog, seen: Seen) -> Standing:
@@ -85,10 +88,11 @@ def _make(catalog: Catalog, seen: Seen, made_from: tuple[int, int]) -> Standing:
         for report in seen.picture.indexlets.values()
         if not _is_its_indexlet(catalog, server, report)
     )
-    idle = (IndexletProgress.CLOSED, IndexletProgress.FAILED)
-    for indexlet_id, _ in closed_indexlets:
-        if seen.picture.indexlets[indexlet_id].progress not in idle:
-            may_have_lease = False
+    if any(
+        seen.picture.indexlets[indexlet_id].progress is not IndexletProgress.CLOSED
+        for indexlet_id, _ in closed_indexlets
+    ):
+        may_have_lease = False
     unsettled = tuple(
         tablet.tablet_id
         for tablet in catalog.owned_by(server.uuid, server.incarnation)
@@ -103,7 +107,21 @@ def _make(catalog: Catalog, seen: Seen, made_from: tuple[int, int]) -> Standing:
         to_drop(catalog, held),
         may_have_lease,
         closed_indexlets,
+        tuple(indexlets_to_serve(catalog, seen)),
     )
+
+
+def indexlets_to_serve(catalog: Catalog, seen: Seen) -> Iterable[tuple[IndexletId, int]]:
+    """Those of a server that are complete, and wait for the word that they may answer."""
+    for report in seen.picture.indexlets.values():
+        record = catalog.indexes.indexlets.get(report.indexlet_id)
+        if (
+            record is not None
+            and report.progress is IndexletProgress.COMPLETE
+            and record.state is IndexletState.SERVING
+            and record.term == report.term
+        ):
+            yield report.indexlet_id, report.term
 
 
 def _is_its_indexlet(catalog: Catalog, server: ServerInfo, report: IndexletReport) -> bool:

@@ -13,10 +13,6 @@ ServerUuid = NewType("ServerUuid", str)
 TableId = NewType("TableId", str)
 TabletId = NewType("TabletId", str)
 """32 hex digits, never reused. A segments-durable tablet's log carries the same id."""
-IndexId = NewType("IndexId", str)
-"""32 hex digits, never reused: an index that was dropped and made again is another one."""
-IndexletId = NewType("IndexletId", str)
-"""The same, of a range of an index."""
 ClientId = NewType("ClientId", str)
 SegmentId = NewType("SegmentId", int)
 """Rises within one tablet's log; never reused. See `segment_id`."""

@@ -11,7 +11,8 @@ import enum
 
 from stelae.core import catalog_messages, row_messages
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.indexlets import IndexletReport
+from stelae.core.index_messages import IndexletReport
+from stelae.core.indexes import IndexletId
 from stelae.core.records import MasterMember, ServerInfo, TableRecord, TabletRecord
 from stelae.core.replication import Configuration
 from stelae.core.rpc import Body, Empty, Method
@@ -207,6 +208,8 @@ class HeartbeatReply(Body, frozen=True):
     """All masters, to which to heartbeat from now on; of a follower: those it knows of."""
     safekeeper_id: SafekeeperId | None = None
     """Of a safekeeper: its id in the catalog (see `stelae.core.safekeeper_calls`)."""
+    serve_indexlets: tuple[tuple[IndexletId, int], ...] = ()
+    """(indexlet, term) pairs reported COMPLETE that this server owns and may serve."""
 
 
 class RaiseEpoch(Body, frozen=True):

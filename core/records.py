@@ -8,7 +8,6 @@ import msgspec
 
 from stelae.core.durability import Durability
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.indexes import IndexRecord
 from stelae.core.partition import Partitioning
 from stelae.core.replication import Configuration
 from stelae.core.runtime import ProcessIdentity
@@ -97,19 +96,6 @@ class TableRecord(msgspec.Struct, frozen=True):
     change: int = 0
     """So often the durability was altered, this time included. An alter that is not done can only
     be taken back: of all the changes until one is done, every second one leads to the same."""
-    indexes: tuple[IndexRecord, ...] = ()
-    """Secondary indexes, oldest first. Each change of them is a version of the schema too, by which
-    tablets learn of it."""
-
-    def index_of(self, column: str) -> IndexRecord | None:
-        """The index of a column, by its name in the newest schema; None: there is none."""
-        place = self.schema.arrow.get_field_index(column)
-        column_id = self.schema.column_ids[place] if place >= 0 else 0
-        return next((index for index in self.indexes if index.column_id == column_id), None)
-
-    def indexed_column(self, index: IndexRecord) -> str:
-        """How the column of one of its indexes is called now."""
-        return str(self.schema.arrow.names[self.schema.column_ids.index(index.column_id)])
 
     def has_changed(self, tablet: TabletRecord) -> bool:
         """Whether it has what the table becomes, if that becomes another.
