@@ -22,7 +22,6 @@ from stelae.coordinator.assignment import (
     check_enough_tservers,
     check_live_tservers,
     check_media,
-    tserver_loads,
 )
 from stelae.coordinator.catalog import CatalogBatch
 from stelae.coordinator.ddl import (
@@ -37,6 +36,7 @@ from stelae.coordinator.liveness import Run, run_of
 from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.status import MasterView, StatusInputs, status_document
 from stelae.coordinator.timeline_placement import first_timelines, fleet_of
+from stelae.coordinator.tserver_loads import tserver_loads
 from stelae.core.alter_messages import (
     ALTER_TABLE,
     IS_ALTER_DONE,

@@ -1,4 +1,4 @@
-"""Where indexlets are, and how far they are: for clients, tablets, and the status document. Pure."""
+"""Where indexlets are, and how far: for clients, tablets, and the status document. Pure."""
 
 from __future__ import annotations
 
@@ -42,18 +42,14 @@ def views_of(
     catalog: Catalog, liveness: Liveness, now: float, table: TableRecord
 ) -> tuple[IndexView, ...]:
     """The indexes of a table, oldest first."""
-    return tuple(
-        IndexView(
-            index.index_id,
-            table.schema.column_of(index),
-            tuple(
-                _view(liveness, now, indexlet, len(indexes.successors_of(indexlet.indexlet_id)))
-                for indexlet in indexes.of_index(index.index_id)
-            ),
-        )
-        for indexes in [catalog.indexes]
-        for index in table.schema.indexes
-    )
+    found = []
+    for index in table.schema.indexes:
+        views = []
+        for indexlet in catalog.indexes.of_index(index.index_id):
+            successors = len(catalog.indexes.successors_of(indexlet.indexlet_id))
+            views.append(_view(liveness, now, indexlet, successors))
+        found.append(IndexView(index.index_id, table.schema.column_of(index), tuple(views)))
+    return tuple(found)
 
 
 def _view(
