@@ -41,7 +41,7 @@ class IndexKernels(Protocol):
         """Write the text that begins at each cursor, not escaped, to its place by ``offsets``."""
 
     def sort_entries(self, offsets: I32, data: U8, out: I64, spare: I64) -> None:
-        """The order that sorts entries; equal ones stay in theirs. ``spare``: as long as ``out``."""
+        """The order that sorts entries; equal ones keep theirs. ``spare``: as long as ``out``."""
 
     def find_entry(self, offsets: I32, data: U8, entry: U8) -> int:
         """Of sorted entries the place of the first that is not below ``entry``."""

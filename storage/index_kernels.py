@@ -183,9 +183,7 @@ def find_entry(offsets: I32, data: U8, entry: U8) -> int:
     return low
 
 
-@_kernel(
-    types.int64, _I32_IN, _U8_IN, types.int64, _U32_IN, _U64_IN, _U64_IN, _I64_OUT
-)
+@_kernel(types.int64, _I32_IN, _U8_IN, types.int64, _U32_IN, _U64_IN, _U64_IN, _I64_OUT)
 def merge_entries(
     offsets: I32, data: U8, middle: int, writers: U32, sequences: U64, epochs: U64, out: I64
 ) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 
 from stelae.storage.index_kernel_api import U32
 from stelae.storage.kernel_api import I32, I64, U8, U64
@@ -12,7 +13,7 @@ _END = b"\0\1"
 
 def _items(offsets: I32, data: U8) -> list[bytes]:
     bounds, content = offsets.tolist(), data.tobytes()
-    return [content[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [content[low:high] for low, high in itertools.pairwise(bounds)]
 
 
 def _escaped(text: bytes) -> bytes:

@@ -334,10 +334,9 @@ def _float_encoder(form: str, width: int) -> Callable[[Any], bytes]:
     nan = int.from_bytes(struct.pack(form, math.nan), "big") & ~sign
 
     def encode(number: float) -> bytes:
+        bits = int.from_bytes(struct.pack(form, number or 0.0), "big")
         if number != number:
             bits = nan
-        else:
-            bits = int.from_bytes(struct.pack(form, number or 0.0), "big")
         return (bits ^ all_bits if bits & sign else bits | sign).to_bytes(width, "big")
 
     return encode
