@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -16,14 +16,22 @@ import pyarrow.compute as pc
 from stelae.client.given import chosen_columns
 from stelae.client.known import KnownTable
 from stelae.core.errors import IndexNotFound, InvalidArgument
-from stelae.core.indexes import END, IndexDefinition, is_empty, just_after, prefix_end
+from stelae.core.indexes import (
+    END,
+    IndexDefinition,
+    in_range,
+    is_empty,
+    just_after,
+    prefix_end,
+)
 from stelae.core.schema import VERSION_COLUMN, is_plain_type
 from stelae.core.values import batch_to_rows, rows_to_batch
 from stelae.storage.index_keys import EntryCodec
 
 FEW = 64
 """So many entries are handled one by one: kernels for many have a price of their own."""
-MAX_TOKEN_BYTES = 4 << 10
+MAX_TOKEN_BYTES = 3 << 20
+"""An entry is about as long as value and key."""
 
 IfFilling: TypeAlias = Literal["wait", "scan"]
 
@@ -164,7 +172,7 @@ class FindQuery:
     def from_token(self, text: str) -> FindQuery:
         """The same query from where a page ended. Raises `InvalidArgument`."""
         refusal = InvalidArgument("after= is what the page before gave as its token, of this find")
-        if not isinstance(text, str) or len(text) > 2 * MAX_TOKEN_BYTES + (2 << 20):
+        if not isinstance(text, str) or len(text) > MAX_TOKEN_BYTES:
             raise refusal
         try:
             data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
@@ -172,27 +180,14 @@ class FindQuery:
         except (binascii.Error, ValueError, msgspec.MsgspecError):
             raise refusal from None
         entry = token.entry
-        inside = self.low <= entry and (self.high == END or entry < self.high)
-        if (token.index_id, token.is_reverse) != (self.index.index_id, self.is_reverse):
+        same = (token.index_id, token.is_reverse) == (self.index.index_id, self.is_reverse)
+        if not same or not in_range(entry, self.low, self.high):
             raise refusal
-        if not inside:
-            raise refusal
-        low, high = self.after(entry)
-        return _but(self, low, high)
+        return self.within(*self.after(entry))
 
-
-def _but(query: FindQuery, low: bytes, high: bytes) -> FindQuery:
-    return FindQuery(
-        query.known,
-        query.index,
-        query.codec,
-        low,
-        high,
-        query.columns,
-        query.with_versions,
-        query.is_reverse,
-        query.is_one_value,
-    )
+    def within(self, low: bytes, high: bytes) -> FindQuery:
+        """The same query of this part of its range."""
+        return replace(self, low=low, high=high)
 
 
 def find_query(

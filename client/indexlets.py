@@ -54,9 +54,9 @@ class IndexletCache:
         self._schema_version = 0
         self._refreshing: asyncio.Task[None] | None = None
 
-    def covering(self, index_id: IndexId, low: bytes, high: bytes, *, is_reverse: bool) -> (
-        IndexletLocation | None
-    ):
+    def covering(
+        self, index_id: IndexId, low: bytes, high: bytes, *, is_reverse: bool
+    ) -> IndexletLocation | None:
         """The indexlet with the first entries of a range, or the last ones; None: not known."""
         for location in self._found.get(index_id, ()):
             indexlet = location.indexlet
@@ -152,11 +152,11 @@ async def look_up(
         is_fresh = True
 
 
-def _order(
-    at: IndexletLocation, low: bytes, high: bytes, limit: int, is_reverse: bool
-) -> Lookup:
+def _order(at: IndexletLocation, low: bytes, high: bytes, limit: int, is_reverse: bool) -> Lookup:
     indexlet = at.indexlet
-    upper = indexlet.high if high == END or (indexlet.high != END and indexlet.high < high) else high
+    upper = (
+        indexlet.high if high == END or (indexlet.high != END and indexlet.high < high) else high
+    )
     limit = min(limit, LOOKUP_ENTRIES_MAX)
     low = max(low, indexlet.low)
     return Lookup(indexlet.indexlet_id, indexlet.term, low, upper, limit, is_reverse)

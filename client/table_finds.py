@@ -26,7 +26,7 @@ from stelae.client.session import Session
 from stelae.core.errors import ColumnNotFound, IndexNotFound, InvalidArgument, SchemaChanged
 from stelae.core.index_messages import LOOKUP_ENTRIES_MAX
 from stelae.core.index_views import IndexView
-from stelae.core.indexes import END
+from stelae.core.indexes import END, is_empty, just_after
 from stelae.core.runtime import Runtime
 
 PAGE_ROWS = 1000
@@ -264,23 +264,23 @@ class Finding:
 
     async def run(self) -> tuple[pa.Table, str | None]:
         query = self._query
-        low, high = query.low, query.high
-        while not _is_over(low, high) and (self._limit is None or self._count < self._limit):
+        left: tuple[bytes, bytes] | None = None if query.is_empty else (query.low, query.high)
+        while left is not None and (self._limit is None or self._count < self._limit):
             try:
-                low, high = await self._piece(low, high)
+                left = await self._piece(*left)
             except Filling:
-                return await self._scanned(low, high)
-        return self._answer(is_whole=_is_over(low, high))
+                await self._scan(*left)
+                left = None
+        return self._answer(is_whole=left is None)
 
-    async def _piece(self, low: bytes, high: bytes) -> tuple[bytes, bytes]:
-        """What one indexlet has of a range; returns what is left of that."""
+    async def _piece(self, low: bytes, high: bytes) -> tuple[bytes, bytes] | None:
+        """What one indexlet has of a range, or some of it; returns what is left of the range."""
         query = self._query
-        runtime = self._table.runtime
         wanted = LOOKUP_ENTRIES_MAX
         if self._limit is not None:
             wanted = min(wanted, self._limit - self._count + SPARE)
         reply = await look_up(
-            runtime,
+            self._table.runtime,
             self._table.cache.indexlets,
             query.index.index_id,
             low,
@@ -295,12 +295,13 @@ class Finding:
         entries, said = entries_in(reply), reply.body
         if len(entries):
             await self._take(entries)
-        if said.is_more:
-            last = entries[-1].as_py()
-            return (low, last) if query.is_reverse else query.after(last)[:1] + (high,)
         if query.is_reverse:
-            return low, said.low
-        return (said.high, high) if said.high != END else (high, b"")
+            left = low, (entries[-1].as_py() if said.is_more else said.low)
+            is_over = left[1] <= low
+        else:
+            left = (just_after(entries[-1].as_py()) if said.is_more else said.high), high
+            is_over = left[0] == END or is_empty(*left)
+        return None if is_over else left
 
     async def _take(self, entries: pa.BinaryArray) -> None:
         """Read the rows that entries name, and keep those that still have them."""
@@ -312,17 +313,15 @@ class Finding:
             with_versions=query.with_versions,
             timeout=self._left_s,
         )
-        rows, own = await self._offload(len(entries), query.ordered, found, entries)
-        if rows.num_rows:
-            self._parts.append((rows, own))
-            self._count += rows.num_rows
+        self._check_schema()
+        self._keep(*await self._offload(len(entries), query.ordered, found, entries))
 
     async def _offload(self, size: int, work: Callable[..., Any], *args: Any) -> Any:
         if size <= LOOKUP_ENTRIES_MAX // 10:
             return work(*args)
         return await self._table.runtime.offload(work, *args)
 
-    async def _scanned(self, low: bytes, high: bytes) -> tuple[pa.Table, str | None]:
+    async def _scan(self, low: bytes, high: bytes) -> None:
         """The rest of the range, by a scan of the table."""
         query, table = self._query, self._table
         found = await table.scan(
@@ -330,30 +329,35 @@ class Finding:
             with_versions=query.with_versions,
             timeout=self._left_s,
         )
+        self._check_schema()
         rest = query.within(low, high)
-        rows, own = await table.runtime.offload(rest.ordered, found)
+        self._keep(*await table.runtime.offload(rest.ordered, found))
+
+    def _keep(self, rows: pa.Table, own: pa.BinaryArray) -> None:
         if rows.num_rows:
             self._parts.append((rows, own))
             self._count += rows.num_rows
-        return self._answer(is_whole=True)
+
+    def _check_schema(self) -> None:
+        """Raise `SchemaChanged` if what was read may be in newer columns than those asked for."""
+        asked, present = self._query.known.schema.version, self._table.known.schema.version
+        if asked != present:
+            raise SchemaChanged(self._table.name, asked, present)
 
     def _answer(self, *, is_whole: bool) -> tuple[pa.Table, str | None]:
-        rows = self._query.joined(self._parts)
-        if self._limit is None or self._count <= self._limit:
-            if is_whole or not self._parts:
-                return rows, None
-            return rows, self._query.token(self._parts[-1][1][-1].as_py())
-        left = self._limit
-        for part, own in self._parts:
-            if part.num_rows >= left:
-                token = self._query.token(own[left - 1].as_py()) if left else None
-                return rows.slice(0, self._limit), token
-            left -= part.num_rows
-        raise AssertionError("there are more rows than the limit")
-
-
-def _is_over(low: bytes, high: bytes) -> bool:
-    return high != END and high <= low
+        """At most as many rows as are wanted; the token of the last if there may be more."""
+        token: str | None = None
+        left, parts = self._limit, self._parts
+        if left is not None and self._count >= left:
+            parts = []
+            for rows, own in self._parts:
+                parts.append((rows.slice(0, left), own.slice(0, left)))
+                left -= min(left, rows.num_rows)
+            is_whole = is_whole and self._count == self._limit
+            last = next((own for _, own in reversed(parts) if len(own)), None)
+            if not is_whole and last is not None:
+                token = self._query.token(last[-1].as_py())
+        return self._query.joined(parts), token
 
 
 def _checked_limit(limit: Any) -> int | None:
