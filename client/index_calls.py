@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from stelae.client.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.masters import MastersClient
@@ -23,6 +23,7 @@ from stelae.core.index_views import (
     DropIndex,
     IndexView,
     ListIndexes,
+    describe_index,
 )
 from stelae.core.indexes import IndexletState
 from stelae.core.records import TableRecord
@@ -32,8 +33,8 @@ FIRST_POLL_S = 0.02
 LONGEST_POLL_S = 0.5
 POLL_TIMEOUT_S = 5.0
 
-Progress: TypeAlias = Callable[[IndexView], None]
-"""Told how far an index is filled."""
+Progress: TypeAlias = Callable[[dict[str, Any]], None]
+"""Told of an index (`describe_index`) each time it is looked at while it is filled."""
 
 
 class IndexCalls:
@@ -90,7 +91,7 @@ class IndexCalls:
                 if view is None:
                     raise IndexNotFound(column, table.name)
                 if progress is not None:
-                    progress(view)
+                    progress(describe_index(table.name, view))
                 if view.state is IndexletState.SERVING:
                     return
                 waits_for = view.waits_for or "its indexlets to be filled"

@@ -33,7 +33,7 @@ from stelae.core.index_messages import (
     Lookup,
     LookupReply,
 )
-from stelae.core.indexes import END, IndexId, IndexletState
+from stelae.core.indexes import END, IndexId, IndexletState, overlap
 from stelae.core.rpc import Reply
 from stelae.core.runtime import Runtime
 
@@ -154,12 +154,9 @@ async def look_up(
 
 def _order(at: IndexletLocation, low: bytes, high: bytes, limit: int, is_reverse: bool) -> Lookup:
     indexlet = at.indexlet
-    upper = (
-        indexlet.high if high == END or (indexlet.high != END and indexlet.high < high) else high
-    )
+    low, high = overlap(low, high, indexlet.low, indexlet.high)
     limit = min(limit, LOOKUP_ENTRIES_MAX)
-    low = max(low, indexlet.low)
-    return Lookup(indexlet.indexlet_id, indexlet.term, low, upper, limit, is_reverse)
+    return Lookup(indexlet.indexlet_id, indexlet.term, low, high, limit, is_reverse)
 
 
 async def _refreshed(cache: IndexletCache, left_s: float) -> StelaeError | None:

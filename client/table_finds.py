@@ -25,7 +25,7 @@ from stelae.client.locations import TableCache
 from stelae.client.session import Session
 from stelae.core.errors import ColumnNotFound, IndexNotFound, InvalidArgument, SchemaChanged
 from stelae.core.index_messages import LOOKUP_ENTRIES_MAX
-from stelae.core.index_views import IndexView
+from stelae.core.index_views import describe_index
 from stelae.core.indexes import END, is_empty, just_after
 from stelae.core.runtime import Runtime
 
@@ -204,9 +204,11 @@ class TableFinds:
 
     # ---- indexes ----------------------------------------------------------------------------
 
-    async def indexes(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[IndexView]:
-        """The indexes of this table, and how far each is filled."""
-        return await self._index_calls().views(self.cache.table, timeout)
+    async def indexes(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[dict[str, Any]]:
+        """The indexes of this table, oldest first: ``column``, ``state``, which part is ``filled``
+        (0 to 1), ``entries``, and the ``indexlets`` with where each is."""
+        views = await self._index_calls().views(self.cache.table, timeout)
+        return [describe_index(self.cache.table.name, view) for view in views]
 
     async def create_index(
         self,

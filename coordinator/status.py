@@ -15,7 +15,7 @@ from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
 from stelae.coordinator.recoveries import Recoveries
 from stelae.core.durability import Replicas
 from stelae.core.ids import TabletId
-from stelae.core.index_views import IndexView
+from stelae.core.index_views import describe_index
 from stelae.core.messages import TabletReport
 from stelae.core.records import (
     ServerInfo,
@@ -68,7 +68,7 @@ def status_document(inputs: StatusInputs) -> bytes:
         "tables": [_table(inputs, table) for table in inputs.catalog.live_tables()],
         "tablets": tablets,
         "indexes": [
-            _index(table, view)
+            describe_index(table.name, view)
             for table in inputs.catalog.live_tables()
             for view in views_of(inputs.catalog, inputs.liveness, inputs.now, table)
         ],
@@ -140,38 +140,6 @@ def _table(inputs: StatusInputs, table: TableRecord) -> dict[str, Any]:
         "rows": _sum(inputs, running, "row_count"),
         "memory_bytes": _sum(inputs, running, "memory_bytes"),
         "indexes": [table.schema.column_of(index) for index in table.schema.indexes],
-    }
-
-
-def _index(table: TableRecord, view: IndexView) -> dict[str, Any]:
-    return {
-        "id": view.index_id,
-        "table": table.name,
-        "column": view.column,
-        "state": view.state.value,
-        "filled": round(view.filled, 3),
-        "entries": view.entry_count,
-        "problem": view.waits_for,
-        "indexlets": [
-            {
-                "id": each.indexlet.indexlet_id,
-                "state": each.indexlet.state.value,
-                "term": each.indexlet.term,
-                "low": each.indexlet.low.hex(),
-                "high": each.indexlet.high.hex(),
-                "server": each.server,
-                "address": each.address,
-                "progress": "" if each.progress is None else each.progress.value,
-                "entries": each.entry_count,
-                "memory_bytes": each.memory_bytes,
-                "tablets_filled": each.tablets_filled,
-                "tablets": each.tablets,
-                "successors": each.successors,
-                "copied_entries": each.copied_entries,
-                "problem": each.problem,
-            }
-            for each in view.indexlets
-        ],
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from stelae.core.ids import RequestId, TableId
 from stelae.core.index_messages import IndexletProgress
 from stelae.core.indexes import IndexId, IndexletRecord, IndexletState
@@ -98,6 +100,41 @@ class IndexView(Body, frozen=True):
             if view.indexlet.state is not IndexletState.SERVING and view.problem:
                 return view.problem
         return ""
+
+
+def describe_index(table: str, view: IndexView) -> dict[str, Any]:
+    """An index as status documents and programs have it."""
+    return {
+        "id": view.index_id,
+        "table": table,
+        "column": view.column,
+        "state": view.state.value,
+        "filled": round(view.filled, 3),
+        "entries": view.entry_count,
+        "problem": view.waits_for,
+        "indexlets": [_describe_indexlet(each) for each in view.indexlets],
+    }
+
+
+def _describe_indexlet(view: IndexletView) -> dict[str, Any]:
+    indexlet = view.indexlet
+    return {
+        "id": indexlet.indexlet_id,
+        "state": indexlet.state.value,
+        "term": indexlet.term,
+        "low": indexlet.low.hex(),
+        "high": indexlet.high.hex(),
+        "server": view.server,
+        "address": view.address,
+        "progress": "" if view.progress is None else view.progress.value,
+        "entries": view.entry_count,
+        "memory_bytes": view.memory_bytes,
+        "tablets_filled": view.tablets_filled,
+        "tablets": view.tablets,
+        "successors": view.successors,
+        "copied_entries": view.copied_entries,
+        "problem": view.problem,
+    }
 
 
 class IndexList(Body, frozen=True):
