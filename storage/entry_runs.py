@@ -32,6 +32,8 @@ class Run(NamedTuple):
     writers: U32
     sequences: U64
     """Shifted by one, with `REMOVED`."""
+    removed_count: int = 0
+    """Of a whole run: so many of its entries were taken out."""
 
     @property
     def length(self) -> int:
@@ -66,7 +68,8 @@ class Run(NamedTuple):
 
 def run_of(entries: pa.BinaryArray, writers: U32, sequences: U64) -> Run:
     """A run of entries that are in order."""
-    return Run(*binary_parts(entries), writers, sequences)
+    removed = int(np.count_nonzero(sequences & np.uint64(REMOVED)))
+    return Run(*binary_parts(entries), writers, sequences, removed)
 
 
 def sorted_run(

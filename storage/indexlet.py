@@ -5,8 +5,8 @@ removal, in whatever order they came. A removal is kept like an entry until a me
 finds nothing below it; while something older may still arrive (a fill, a copy) none is forgotten
 (`keeps_removals`). Of each tablet there is a **floor**: what is below it counts no more.
 
-Nothing here does I/O or reads a clock; what may run off the loop says so. Source: the log-structured
-merge tree (O'Neil and others, Acta Informatica 1996), all of it in memory.
+Nothing here does I/O or reads a clock; what may run off the loop says so. Source: the merge tree of
+log-structured stores (O'Neil and others, Acta Informatica 1996), all of it in memory.
 """
 
 from __future__ import annotations
@@ -172,9 +172,11 @@ class IndexletEntries:
 
         The smallest ones, as long as the next is not over twice as large as all of them.
         """
+        everything = self._is_full_of_removals() and not self.keeps_removals
+        if everything:
+            self._end_tail()
         runs = sorted(self.runs, key=lambda run: run.length)
         total = taken = size_bytes = 0
-        everything = self._is_full_of_removals() and not self.keeps_removals
         for run in runs:
             fits = size_bytes + run.data_bytes <= _RUN_BYTES_MAX
             if not fits or (taken and run.length > 2 * total and not everything):
@@ -183,17 +185,17 @@ class IndexletEntries:
             size_bytes += run.data_bytes
         if taken < 2 and not (taken and everything):
             return None
-        all_of_it = taken == len(self.runs) and not self.keeps_removals
-        if all_of_it:
+        if everything:
             self._wants_all = False
-        wanted = self._wanted(with_removals=not all_of_it or bool(self._tail))
+        is_all = taken == len(self.runs) and not self._tail and not self.keeps_removals
+        wanted = self._wanted(with_removals=not is_all)
         parts, epochs, kernels = tuple(runs[:taken]), self._epoch_array(), self._kernels
         return MergePlan(parts, lambda: compacted(parts, epochs, wanted, kernels))
 
     def _is_full_of_removals(self) -> bool:
         if self._wants_all:
             return True
-        removed = sum([int((run.sequences & np.uint64(REMOVED)).sum()) for run in self.runs])
+        removed = sum([run.removed_count for run in self.runs])
         return removed > max(TAIL_MAX, self.entry_count // 4)
 
     def _wanted(self, *, with_removals: bool) -> Callable[[Run], NDArray[np.bool_]]:
@@ -312,12 +314,21 @@ class IndexletEntries:
         numbers = np.array(self._numbers, np.uint32)
         return numbers[run.writers], self._epoch_array()[run.writers]
 
-    def writers_of(self, numbers: NDArray[np.uint32], epochs: U64) -> NDArray[np.uint32]:
-        """The writers of entries with these stamps."""
+    def sorting_copy(
+        self,
+        entries: pa.BinaryArray,
+        numbers: NDArray[np.uint32],
+        epochs: U64,
+        sequences: U64,
+    ) -> Callable[[], Run]:
+        """How entries of another indexlet become a run here, as `sorting`. ``sequences``: as in a
+        `Run`."""
         pairs = np.stack((numbers.astype(np.uint64), epochs))
         distinct, places = np.unique(pairs, axis=1, return_inverse=True)
         known = [self.writer(int(number), int(epoch)) for number, epoch in distinct.T]
-        return np.array(known, np.uint32)[places.reshape(-1)]
+        writers = np.array(known, np.uint32)[places.reshape(-1)]
+        all_epochs, kernels = self._epoch_array(), self._kernels
+        return lambda: sorted_run(entries, writers, sequences, all_epochs, kernels)
 
     def live_entries(self) -> Iterator[bytes]:
         """All of them, ascending; for tests and comparisons of small indexlets."""
