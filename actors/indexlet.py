@@ -28,6 +28,7 @@ from stelae.core.index_messages import (
     ENTRIES_MAX,
     LOOKUP_ENTRIES_MAX,
     HandOverStage,
+    IndexletLocation,
     IndexletProgress,
     IndexletReport,
     InsertEntries,
@@ -58,13 +59,16 @@ class Forwarding(Protocol):
     @property
     def successors(self) -> tuple[IndexletId, ...]: ...
 
+    def is_to(self, successors: Sequence[IndexletLocation]) -> bool:
+        """Whether it is the hand-over to these very ones, in their terms."""
+
     def let_go(self) -> None:
         """The successors were given up."""
 
     async def forward(
         self, body: InsertEntries | RemoveEntries, blobs: Sequence[Blob], timeout_s: float
     ) -> None:
-        """Have the successors take the same. Raises IndexletNotReady: it must not be acknowledged."""
+        """Have the successors take it too. Raises IndexletNotReady: it may not be acknowledged."""
 
 
 class Known(msgspec.Struct):
@@ -213,7 +217,7 @@ class Indexlet:
         if not body.sequences:
             raise InvalidArgument("an insertion has a sequence")
         if call.blobs:
-            await self._insert_many(call)
+            await self._put_many(call, is_removal=False)
         else:
             if len(body.entries) != len(body.sequences):
                 raise InvalidArgument("each entry has its sequence")
@@ -222,12 +226,15 @@ class Indexlet:
             self.entries.put(writer, body.sequences, body.entries, is_removal=False)
         await self._settled(body, call)
 
-    async def _insert_many(self, call: Call[InsertEntries]) -> None:
+    async def _put_many(
+        self, call: Call[InsertEntries] | Call[RemoveEntries], *, is_removal: bool
+    ) -> None:
         entries = entries_in(call.blobs[0])
         writer = self._admit(call.body)
         if not len(entries):
             return
-        sort = self.entries.sorting(writer, call.body.sequences[0], entries)
+        sequence = call.body.sequences[0]
+        sort = self.entries.sorting(writer, sequence, entries, is_removal=is_removal)
         if len(entries) <= _SORTED_AT_ONCE:
             run = sort()
         else:
@@ -239,6 +246,10 @@ class Indexlet:
     async def remove(self, call: Call[RemoveEntries]) -> None:
         """Take entries out, or hear of a new epoch. Raises as the message says."""
         body = call.body
+        if call.blobs and body.sequences:
+            await self._put_many(call, is_removal=True)
+            await self._settled(body, call)
+            return
         if len(body.entries) != len(body.sequences):
             raise InvalidArgument("each entry has its sequence")
         writer = self._admit(body)

@@ -72,6 +72,10 @@ class HandOver:
     def successors(self) -> tuple[IndexletId, ...]:
         return tuple([location.indexlet.indexlet_id for location in self._locations])
 
+    def is_to(self, successors: Sequence[IndexletLocation]) -> bool:
+        """Whether it is the hand-over to these very ones, in their terms."""
+        return _terms(self._locations) == _terms(successors)
+
     def let_go(self) -> None:
         """The masters have given the successors up."""
         self.stage = HandOverStage.FAILED
@@ -88,7 +92,7 @@ class HandOver:
     async def forward(
         self, body: InsertEntries | RemoveEntries, blobs: Sequence[Blob], timeout_s: float
     ) -> None:
-        """Have the successors take the same. Raises IndexletNotReady: it must not be acknowledged."""
+        """Have the successors take it too. Raises IndexletNotReady: it may not be acknowledged."""
         if self.stage is HandOverStage.FAILED:
             return
         deadline = self._runtime.clock.monotonic() + timeout_s
@@ -108,7 +112,8 @@ class HandOver:
             with pa.ipc.open_stream(pa.py_buffer(blobs[0])) as reader:
                 entries = reader.read_all().column(0).combine_chunks()
             found = entries.filter(_mask(entries, indexlet.low, indexlet.high))
-            many = InsertEntries(*where, body.sequences, (), is_forwarded=True)
+            kind = type(body)
+            many = kind(*where, body.sequences, (), is_forwarded=True)
             return (location, many, [stream_of(found)]) if len(found) else None
         pairs = zip(body.sequences, body.entries, strict=True)
         mine = [(s, e) for s, e in pairs if in_range(e, indexlet.low, indexlet.high)]
@@ -135,11 +140,16 @@ class HandOver:
                 raise IndexletNotReady(self._indexlet.indexlet_id, state)
             try:
                 call = self._runtime.peers.call
-                limit = {"timeout_s": min(left_s, ATTEMPT_S)}
+                at, owner = location.address, location.indexlet.owner
+                limit_s = min(left_s, ATTEMPT_S)
                 if isinstance(body, InsertEntries):
-                    await call(location.address, INSERT_ENTRIES, body, blobs=blobs, **limit)
+                    await call(
+                        at, INSERT_ENTRIES, body, timeout_s=limit_s, blobs=blobs, destination=owner
+                    )
                 else:
-                    await call(location.address, REMOVE_ENTRIES, body, **limit)
+                    await call(
+                        at, REMOVE_ENTRIES, body, timeout_s=limit_s, blobs=blobs, destination=owner
+                    )
                 return
             except StelaeError as error:
                 self._runtime.metrics.count("index_forwardings_failed")
@@ -200,7 +210,12 @@ class HandOver:
             CopyEntries(record.indexlet_id, record.term, tablets, is_last),
             timeout_s=self._settings.call_timeout_s,
             blobs=blobs,
+            destination=record.owner,
         )
+
+
+def _terms(locations: Sequence[IndexletLocation]) -> list[tuple[IndexletId, int]]:
+    return [(each.indexlet.indexlet_id, each.indexlet.term) for each in locations]
 
 
 def _mask(entries: pa.BinaryArray, low: bytes, high: bytes) -> pa.BooleanArray:

@@ -184,17 +184,15 @@ class Indexlets:
         order = call.body
         indexlet = self._held(order.indexlet_id, order.term)
         current = indexlet.hand_over
-        wanted = tuple([location.indexlet.indexlet_id for location in order.successors])
-        if indexlet.progress is IndexletProgress.CLOSED or (
-            current is not None and current.successors == wanted
-        ):
+        is_known = current is not None and current.is_to(order.successors)
+        if is_known or indexlet.progress is IndexletProgress.CLOSED:
             return Reply(indexlet.report())
         if indexlet.progress is not IndexletProgress.SERVING:
             raise IndexletNotReady(indexlet.indexlet_id, indexlet.progress.value)
         if current is not None:
             current.let_go()
             indexlet.hand_over = None
-        if wanted:
+        if order.successors:
             hand_over = HandOver(
                 self._runtime,
                 self._settings,

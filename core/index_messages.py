@@ -86,6 +86,8 @@ class IndexletLocations(Body, frozen=True):
     indexlets: tuple[IndexletLocation, ...]
     tablet_change: int = NOT_IN_PLACE
     """`TabletRecord.change` of the tablet that asks, if it is its number's tablet now."""
+    tablet_number: int = 0
+    """`TabletRecord.number` of the tablet that asks: replicas of groups are not told."""
 
 
 LOCATE_INDEXLETS = Method("master.locate_indexlets", LocateIndexlets, IndexletLocations)
@@ -122,7 +124,8 @@ class InsertEntries(Body, frozen=True):
 
 
 class RemoveEntries(Body, frozen=True):
-    """Take entries out, unless they were put in with a higher stamp since. As `InsertEntries`.
+    """Take entries out, unless they were put in with a higher stamp since. As `InsertEntries`, also
+    in that many go as a blob.
 
     Without entries: a new epoch makes itself known.
     """

@@ -144,14 +144,20 @@ class IndexletEntries:
         return run_of(pa.array(keys, pa.binary()), writers, stamps[:, 1].copy())
 
     def sorting(
-        self, writer: int, sequence: int, entries: pa.BinaryArray, *, is_sorted: bool = False
+        self,
+        writer: int,
+        sequence: int,
+        entries: pa.BinaryArray,
+        *,
+        is_sorted: bool = False,
+        is_removal: bool = False,
     ) -> Callable[[], Run]:
         """How many entries of one stamp become a run, which may be done off the loop; then `add`.
 
         ``is_sorted``: they are, and each is there once.
         """
         writers = np.full(len(entries), writer, np.uint32)
-        sequences = np.full(len(entries), sequence << 1, np.uint64)
+        sequences = np.full(len(entries), sequence << 1 | is_removal, np.uint64)
         if is_sorted:
             return lambda: run_of(entries, writers, sequences)
         epochs, kernels = self._epoch_array(), self._kernels
