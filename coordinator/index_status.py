@@ -29,7 +29,8 @@ def locations_of(
     tablet = catalog.tablets.get(tablet_id) if tablet_id else None
     if tablet is not None and not tablet.state.is_gone and not tablet.succeeds:
         change = tablet.change
-    return IndexletLocations(table.schema.version, tuple(found), change)
+    number = 0 if tablet is None else tablet.number
+    return IndexletLocations(table.schema.version, tuple(found), change, number)
 
 
 def _location(liveness: Liveness, now: float, indexlet: IndexletRecord) -> IndexletLocation:
