@@ -110,7 +110,7 @@ async def _become_task() -> None:
         await asyncio.sleep(0)
 
 
-class ReplicatedTablet(ReplicatedSuccession, ReplicatedIndexing, TabletReads):
+class ReplicatedTablet(ReplicatedSuccession, TabletReads, ReplicatedIndexing):
     """See the module. `start` it, and `close` it; if one of its ``tasks`` fails, it is broken."""
 
     def __init__(

@@ -71,7 +71,7 @@ from stelae.storage.tablet import TabletMemory
 from stelae.storage.tablet_schemas import TabletSchemas
 
 
-class Tablet(OwnedSuccession, OwnedIndexing, TabletReads):
+class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
     """A tablet in one term, from its opening to its end at this server."""
 
     def __init__(
