@@ -98,6 +98,7 @@ class IndexRoutes:
         """The newest that the masters have told of."""
         self.change = NOT_IN_PLACE
         """Of the tablet, in its table."""
+        self.number = 0
         self.is_closed = False
         self._runtime = runtime
         self._tasks = tasks
@@ -111,9 +112,14 @@ class IndexRoutes:
 
     # ---- where indexlets are ------------------------------------------------------------------
 
-    def indexlets(self, index_id: IndexId) -> list[Outbox]:
-        """In the order of their ranges; none: nothing is known, or the index was dropped."""
-        return self._found.get(index_id, [])
+    def all(self) -> list[Outbox]:
+        """Of all indexes."""
+        return [outbox for outboxes in self._found.values() for outbox in outboxes]
+
+    @property
+    def is_known(self) -> bool:
+        """Where everything is, and that the tablet is in its table's place."""
+        return self.change != NOT_IN_PLACE
 
     def outbox_of(self, index_id: IndexId, entry: bytes) -> Outbox | None:
         """The indexlet of an entry, if it is known."""
@@ -153,6 +159,7 @@ class IndexRoutes:
         self._found = found
         self._lows = {i: [o.location.indexlet.low for o in found[i]] for i in found}
         self.schema_version, self.change = told.schema_version, told.tablet_change
+        self.number = told.tablet_number
 
     # ---- insertions ---------------------------------------------------------------------------
 
@@ -188,7 +195,7 @@ class IndexRoutes:
         """`insert` of many entries, which are sorted."""
         wait, ranges = _Wait(), [(0, run.length)]
         while True:
-            pieces, missing = self._cut(index_id, run, ranges)
+            pieces, missing = self.cut(index_id, run, ranges)
             outboxes = {id(outbox): outbox for outbox, _ in pieces}
             parts = [
                 self._put_pieces(
@@ -225,7 +232,7 @@ class IndexRoutes:
                 groups.setdefault(id(outbox), (outbox, []))[1].append(entry)
         return list(groups.values()), missing
 
-    def _cut(
+    def cut(
         self, index_id: IndexId, run: Run, ranges: list[Range]
     ) -> tuple[list[tuple[Outbox, Range]], list[Range]]:
         """Ranges of a run by indexlet and in pieces that fit a message, and those not known."""

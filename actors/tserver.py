@@ -35,6 +35,7 @@ from stelae.actors.server_news import ServerNews
 from stelae.actors.small_writes import check_many
 from stelae.actors.successions import Successions
 from stelae.actors.tablet import Tablet
+from stelae.actors.tablet_fills import TabletFills
 from stelae.actors.tablet_input import check_request
 from stelae.actors.tablet_log import MakeLog
 from stelae.actors.tablet_logs import log_of
@@ -51,7 +52,8 @@ from stelae.core.errors import (
     TabletNotHere,
     TabletNotReady,
 )
-from stelae.core.ids import Address, ServerUuid, TabletId
+from stelae.core.ids import Address, ServerUuid, TableId, TabletId
+from stelae.core.index_messages import LOCATE_INDEXLETS, IndexletLocations, LocateIndexlets
 from stelae.core.messages import (
     CLOSE_TABLET,
     GET,
@@ -145,6 +147,8 @@ class TabletServer:
             on_news=self._report_soon,
             on_gone=self._scans.drop,
         )
+        self.replicas.locate = self._locate
+        self._fills = TabletFills(runtime, settings, self._serving)
         self._news = ServerNews(runtime, settings, self.tasks, self._masters, lambda: self.info)
         self._orders = ReplicaOrders(self.replicas)
         self._successions = Successions(
@@ -213,6 +217,7 @@ class TabletServer:
             **self._orders.handlers(),
             **self._successions.handlers(),
             **self.indexlets.handlers(),
+            **self._fills.handlers(),
             **ReplicaDigests(self._runtime, self.replicas).handlers(),
             **self.replicas.raft_handlers(),
         }
@@ -340,6 +345,7 @@ class TabletServer:
             tasks=self.tasks,
             intake=self._intake,
         )
+        tablet.locate, tablet.may_serve = self._locate, self._serving
         self._tablets[record.tablet_id] = tablet
         tablet.tasks.spawn(self._open(tablet, call.body), f"open {record.tablet_id[:8]}")
         return EMPTY
@@ -410,7 +416,15 @@ class TabletServer:
             if len(self._closed_terms) > CLOSED_TERMS_MAX:
                 del self._closed_terms[next(iter(self._closed_terms))]
             self._scans.drop(tablet_id)
+            self._fills.drop(tablet_id)
             await tablet.close()
+
+    async def _locate(
+        self, table_id: TableId, tablet_id: TabletId, timeout_s: float
+    ) -> IndexletLocations:
+        """Where a tablet's index entries go, as the masters' leader knows."""
+        asked = LocateIndexlets(table_id, tablet_id)
+        return await self._masters.call(LOCATE_INDEXLETS, asked, timeout_s=timeout_s)
 
     # ---- clients ----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Requests about one table over HTTP, whatever it is called by now: `HttpTable` is made from them."""
+"""Requests about one table over HTTP, whatever it is called by now: what `HttpTable` is of."""
 
 from __future__ import annotations
 
