@@ -192,7 +192,7 @@ class Watch:
     def catalog(self) -> Any:
         """Of the leader master; None: nobody leads."""
         leader = self._cluster.leader()
-        return None if leader is None else self._world.server(leader).coordinator.catalog
+        return None if leader is None else self._world.server(leader).coordinator._catalog
 
     def table(self) -> TableRecord | None:
         """Its record."""
@@ -274,8 +274,9 @@ class Watch:
         tablets = self.tablets()
         if table is None or len(tablets) != TABLETS:
             return f"{len(tablets)} tablets serve"
-        if any(not tablet.is_index_quiet for tablet in tablets):
-            return "entries are on their way"
+        for tablet in tablets:
+            if under_way := tablet.entries_under_way():
+                return f"tablet {tablet.tablet_id} has entries under way: {under_way}"
         for index in table.schema.indexes:
             records = catalog.indexes.of_index(index.index_id)
             if any(record.state is not IndexletState.SERVING for record in records):
@@ -346,7 +347,8 @@ async def _run(world: World, tally: Tally) -> None:
         "the clients to end",
     )
     for task in tasks:
-        task.result()
+        if task.done():
+            task.result()
     await nemesis.finish()
     await _heal(world, cluster, watch)
     await _judge_find(cluster, watch)
