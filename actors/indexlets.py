@@ -87,6 +87,11 @@ class Indexlets:
             COPY_ENTRIES: self._on_copy,
         }
 
+    async def close(self) -> None:
+        """The server stops: nothing is acknowledged any more, and everything is let go."""
+        for indexlet in list(self._indexlets.values()):
+            await self._drop(indexlet)
+
     # ---- what there is ------------------------------------------------------------------------
 
     def reports(self) -> tuple[IndexletReport, ...]:

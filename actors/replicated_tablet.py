@@ -21,7 +21,7 @@ import pyarrow as pa
 from stelae.actors.freshness import Freshness
 from stelae.actors.load_rate import LoadRate
 from stelae.actors.raft_host import RaftHost
-from stelae.actors.replica import Replica, ReplicaSettings, RoleChange
+from stelae.actors.replica import Replica, RoleChange
 from stelae.actors.replica_report import ReplicaReports
 from stelae.actors.replica_storage import ReplicaStorage
 from stelae.actors.replicated_indexing import ReplicatedIndexing
@@ -29,9 +29,9 @@ from stelae.actors.replicated_succession import ReplicatedSuccession
 from stelae.actors.small_writes import SmallWrite, is_small, one_by_one
 from stelae.actors.tablet_flushes import TabletFlushes
 from stelae.actors.tablet_input import SMALL_BATCH_BYTES, read_rows
+from stelae.actors.tablet_raft import tablet_raft_settings
 from stelae.actors.tablet_reads import TabletReads
 from stelae.actors.tablet_store import TabletStore
-from stelae.consensus.settings import RaftSettings
 from stelae.core.errors import (
     CorruptData,
     NotLeader,
@@ -82,25 +82,6 @@ COMMAND_BYTES_MAX = 64 << 20
 """Of one write: it must fit into one message to each of the others."""
 MARK_KEPT_S = 600.0
 """For which rows are kept aside for whoever compares replicas, if nobody asks for them."""
-
-
-def tablet_raft_settings(settings: Settings) -> ReplicaSettings:
-    """How the group of a tablet runs: with a lease, and with hosts that copy the state."""
-    tick_s = settings.group_tick_s
-    refuse_votes_s = (settings.tablet_election_ticks - 2) * tick_s
-    return ReplicaSettings(
-        raft=RaftSettings(
-            election_ticks=settings.tablet_election_ticks,
-            heartbeat_ticks=settings.raft_heartbeat_ticks,
-            lease_duration_us=int(refuse_votes_s * 0.8 * 1_000_000),
-            copies_by_host=True,
-        ),
-        tick_s=tick_s,
-        log_file_bytes=settings.segment_bytes,
-        keep_bytes=settings.raft_keep_bytes,
-        queue_bytes=settings.queue_bytes,
-        abandon_member_s=settings.abandon_member_s,
-    )
 
 
 async def _become_task() -> None:

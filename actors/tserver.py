@@ -196,6 +196,7 @@ class TabletServer:
         self._lease.revoke()
         await self._runtime.peers.close()  # first: no handler may begin anything any more
         await self.tasks.close()
+        await self.indexlets.close()
         for tablet in list(self._tablets.values()):
             await tablet.close()
         await self.replicas.stop()
