@@ -73,7 +73,9 @@ class Cleaner:
         limit_bytes: int,
         tablets: Callable[[], Sequence[CleanedTablet]],
         replicas: Replicas,
+        others_bytes: Callable[[], int],
     ) -> None:
+        """``others_bytes``: of memory in which nothing can be cleaned, that of indexlets."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         """As weighed last, and what was written since."""
@@ -83,6 +85,7 @@ class Cleaner:
         self._name = name
         self._tablets = tablets
         self._replicas = replicas
+        self._others_bytes = others_bytes
         self._wake = asyncio.Event()
         self._waiters: list[tuple[float, asyncio.Future[None]]] = []
         self._is_helpless = False
@@ -100,13 +103,14 @@ class Cleaner:
         """How much memory is used, and how much of it by what lives; less than half of the limit
         is not looked at."""
         replicas, tablets = self._replicas.memory_bytes, self._tablets()
-        self.used_bytes = replicas + sum([tablet.memory_bytes for tablet in tablets])
-        self.live_bytes = replicas
+        others = self._others_bytes()
+        self.used_bytes = replicas + others + sum([tablet.memory_bytes for tablet in tablets])
+        self.live_bytes = replicas + others
         if (
             self.used_bytes > WATCHED_SHARE * self.limit_bytes
             or not self._settings.clean_memory_share
         ):
-            self.live_bytes = self._replicas.live_bytes
+            self.live_bytes = self._replicas.live_bytes + others
             self.live_bytes += sum([tablet.live_bytes for tablet in tablets])
         refusal = self.refusal()
         self._replicas.tell_memory(None if refusal is None else refusal.args[1:])
@@ -165,6 +169,7 @@ class Cleaner:
         """Tell the metrics how full memory is, and what cleaning adds to writes."""
         metrics, tablets = self._runtime.metrics, self._tablets()
         live_bytes = self._replicas.live_bytes + sum([each.live_bytes for each in tablets])
+        live_bytes += self._others_bytes()
         metrics.gauge("memory_used_bytes", self.used_bytes)
         metrics.gauge("memory_live_bytes", live_bytes)
         reports = [each.cleaning.report() for each in tablets if each.may_clean()]

@@ -21,16 +21,17 @@ import pyarrow as pa
 from stelae.actors.freshness import Freshness
 from stelae.actors.load_rate import LoadRate
 from stelae.actors.raft_host import RaftHost
-from stelae.actors.replica import Replica, ReplicaSettings, RoleChange
+from stelae.actors.replica import Replica, RoleChange
 from stelae.actors.replica_report import ReplicaReports
 from stelae.actors.replica_storage import ReplicaStorage
+from stelae.actors.replicated_indexing import ReplicatedIndexing
 from stelae.actors.replicated_succession import ReplicatedSuccession
 from stelae.actors.small_writes import SmallWrite, is_small, one_by_one
 from stelae.actors.tablet_flushes import TabletFlushes
 from stelae.actors.tablet_input import SMALL_BATCH_BYTES, read_rows
+from stelae.actors.tablet_raft import tablet_raft_settings
 from stelae.actors.tablet_reads import TabletReads
 from stelae.actors.tablet_store import TabletStore
-from stelae.consensus.settings import RaftSettings
 from stelae.core.errors import (
     CorruptData,
     NotLeader,
@@ -83,25 +84,6 @@ MARK_KEPT_S = 600.0
 """For which rows are kept aside for whoever compares replicas, if nobody asks for them."""
 
 
-def tablet_raft_settings(settings: Settings) -> ReplicaSettings:
-    """How the group of a tablet runs: with a lease, and with hosts that copy the state."""
-    tick_s = settings.group_tick_s
-    refuse_votes_s = (settings.tablet_election_ticks - 2) * tick_s
-    return ReplicaSettings(
-        raft=RaftSettings(
-            election_ticks=settings.tablet_election_ticks,
-            heartbeat_ticks=settings.raft_heartbeat_ticks,
-            lease_duration_us=int(refuse_votes_s * 0.8 * 1_000_000),
-            copies_by_host=True,
-        ),
-        tick_s=tick_s,
-        log_file_bytes=settings.segment_bytes,
-        keep_bytes=settings.raft_keep_bytes,
-        queue_bytes=settings.queue_bytes,
-        abandon_member_s=settings.abandon_member_s,
-    )
-
-
 async def _become_task() -> None:
     """A prompt handler (`stelae.core.rpc.prompt`) is a task from its first wait on, and only tasks
     can wait with a timeout."""
@@ -109,7 +91,7 @@ async def _become_task() -> None:
         await asyncio.sleep(0)
 
 
-class ReplicatedTablet(ReplicatedSuccession, TabletReads):
+class ReplicatedTablet(ReplicatedSuccession, TabletReads, ReplicatedIndexing):
     """See the module. `start` it, and `close` it; if one of its ``tasks`` fails, it is broken."""
 
     def __init__(
@@ -231,6 +213,7 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads):
     async def close(self) -> None:
         """Take part no more, and let go of log and rows. Whatever failed before is not raised."""
         self._is_open = False
+        self._close_indexes()
         await self.replica.stop()
         try:
             await self.tasks.close()
@@ -320,6 +303,7 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads):
             self._clock = GroupClock(self._machine.now_s, now_s)
             if not self._machine.is_founded:
                 self.tasks.spawn(self._found(change.term), f"found {self.tablet_id}")
+            self.begin_indexing()
         self._on_news()
 
     def _stamp(self) -> Stamp:
@@ -355,7 +339,9 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads):
         known = self._schemas.table
         newer = table.schema.version > known.schema.version or table.generation > known.generation
         if newer or not self._machine.is_founded:
+            self._altering = (self.replica.term, max(table.schema.version, known.schema.version))
             await self.replica.propose(encode_alter(table, self._stamp()), timeout_s)
+            self.begin_indexing()
         return self.report()
 
     # ---- comparing replicas -----------------------------------------------------------------
@@ -409,20 +395,29 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads):
         if refusal is not None:
             raise refusal
         self._check_open()
-        size_bytes = self._machine.check_write(request, rows)
-        command: bytes | SmallWrite
-        if is_small(request, size_bytes):
-            version = request.schema_version or self._schemas.present.version
-            command = SmallWrite(request, (request.request,), self._stamp(), version, size_bytes)
-        else:
-            command = await self._command(call, rows)
-            limit = min(COMMAND_BYTES_MAX, self._settings.queue_bytes)
-            if len(command) > limit:
-                what = f"a write to table {self._schemas.table.name!r}"
-                raise TooLarge(what, len(command), limit)
+        if self._schemas.present.indexes:
+            return await self._write_indexed(call, rows)
+        present = self._schemas.present.version
+        command = await self._command_of(call, rows)
+        if present != self._schemas.present.version and self._schemas.present.indexes:
+            raise TabletNotReady(self.tablet_id, "altered just now: it has an index")
         outcome = await self.replica.propose(command, call.timeout_s)
         assert isinstance(outcome, bytes), "the outcome of a write"
         return answer(outcome)
+
+    async def _command_of(self, call: Call[Write], rows: Any) -> bytes | SmallWrite:
+        """Raises InvalidArgument, TooLarge and the like: it cannot be carried out."""
+        request = call.body
+        size_bytes = self._machine.check_write(request, rows)
+        if is_small(request, size_bytes):
+            version = request.schema_version or self._schemas.present.version
+            return SmallWrite(request, (request.request,), self._stamp(), version, size_bytes)
+        command = await self._command(call, rows)
+        limit = min(COMMAND_BYTES_MAX, self._settings.queue_bytes)
+        if len(command) > limit:
+            what = f"a write to table {self._schemas.table.name!r}"
+            raise TooLarge(what, len(command), limit)
+        return command
 
     async def write_many(
         self, call: Call[WriteMany], refusal: StelaeError | None
@@ -434,6 +429,9 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads):
         size_bytes = self._machine.check_many(many) if refusal is None else 0
         if not 0 < size_bytes <= SMALL_ROW_BYTES_MAX * len(many.rows):
             return await one_by_one(self, call, refusal)
+        if self._schemas.present.indexes:
+            found = await self._write_many_indexed(call, size_bytes)
+            return await one_by_one(self, call, refusal) if found is None else found
         version = many.schema_version or self._schemas.present.version
         command = SmallWrite(many, many.requests, self._stamp(), version, size_bytes)
         outcomes = await self.replica.propose(command, call.timeout_s)

@@ -25,10 +25,12 @@ from typing import TypeAlias
 import msgspec
 
 from stelae.coordinator.graveyard import Grave, Graveyard, Records
+from stelae.coordinator.index_catalog import IndexCatalog
 from stelae.coordinator.timeline_catalog import TimelineCatalog, TimelineState
 from stelae.core.configurations import MigrationOrder, StoredRecord
 from stelae.core.errors import Overloaded, StaleRequest, TooLarge, decode_error
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
+from stelae.core.indexes import IndexletRecord
 from stelae.core.records import (
     Rebalancing,
     SafekeeperRecord,
@@ -47,10 +49,10 @@ MAX_CLIENTS = 1000
 """DDL results are kept for so many clients, those that spoke last."""
 MAX_RESULTS = 100
 """DDL results kept for one client that never says which answers it has; then `Overloaded`."""
-SNAPSHOT_VERSION = 6
-READABLE_VERSIONS = (2, 3, 4, 5, 6)
+SNAPSHOT_VERSION = 7
+READABLE_VERSIONS = (2, 3, 4, 5, 6, 7)
 """2 has deleted tables among the others; 4 knows timelines, 5 all they were, and successors; 6 has
-orders of migrations."""
+orders of migrations; 7 has indexlets."""
 
 NO_WORD = Rebalancing(generation=0)
 """Operators have never said anything about it."""
@@ -76,6 +78,7 @@ class CatalogBatch(msgspec.Struct, frozen=True, array_like=True):
     orders: tuple[MigrationOrder, ...] = ()
     decided: tuple[MigrationOrder, ...] = ()
     """Orders of which nothing is left to be done."""
+    indexlets: tuple[IndexletRecord, ...] = ()
 
     def encode(self) -> bytes:
         """The log entry's body. Raises `TooLarge` for what could not be replicated."""
@@ -120,6 +123,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     marks: list[ServerMark] = []
     rebalancing: Rebalancing | None = None
     timelines: TimelineState | None = None
+    indexlets: list[IndexletRecord] = []
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -142,6 +146,7 @@ class Catalog:
         """What operators want of the spreading of replicas, if anything."""
         self.timelines = TimelineCatalog()
         """Safekeepers, and the configurations of timelines."""
+        self.indexes = IndexCatalog()
         self.altered: dict[TableId, None] = {}
         """Live tables whose tablets may have to be told of a newer schema or name."""
         self._names: dict[str, TableId] = {}
@@ -207,7 +212,8 @@ class Catalog:
         spread = batch.rebalancing
         if spread is not None and spread.generation != self.rebalancing.generation + 1:
             return "what is wanted of rebalancing has changed meanwhile"
-        return self.timelines.refusal(batch.safekeepers, batch.timelines)
+        refusal = self.timelines.refusal(batch.safekeepers, batch.timelines)
+        return refusal or self.indexes.refusal(batch.indexlets, self.tables, batch.tables)
 
     def _commit(self, batch: CatalogBatch) -> None:
         """Tablets, then tables, then names: all in one turn, so that no reader sees a part."""
@@ -217,6 +223,7 @@ class Catalog:
             self.rebalancing = batch.rebalancing
         self.timelines.commit(batch.safekeepers, batch.timelines)
         self.timelines.order(batch.orders, batch.decided)
+        self.indexes.commit(batch.indexlets, batch.tables)
         for tablet in batch.tablets:
             self._put_tablet(tablet)
         for table in batch.tables:
@@ -319,6 +326,7 @@ class Catalog:
             list(self.marks.values()),
             self.rebalancing,
             self.timelines.state(),
+            self.indexes.state(),
         )
         return _ENCODER.encode(state)
 
@@ -334,6 +342,7 @@ class Catalog:
         self.marks = {mark.uuid: mark for mark in state.marks}
         self.rebalancing = state.rebalancing or NO_WORD
         self.timelines = TimelineCatalog(state.timelines)
+        self.indexes = IndexCatalog(state.indexlets)
         self._names = {}
         self.altered = {}
         for table in state.tables:

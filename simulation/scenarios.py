@@ -43,7 +43,9 @@ class Scenario:
 SCENARIOS: dict[str, str] = {
     "cleaning": "tests/simulation/cleaning.py:SCENARIO",
     "alters": "tests/simulation/alters.py:SCENARIO",
+    "entries": "tests/simulation/entries.py:SCENARIO",
     "durabilities": "tests/simulation/durabilities.py:SCENARIO",
+    "indexes": "tests/simulation/indexes.py:SCENARIO",
     "kv": "tests/simulation/register.py:SCENARIO",
     "counter": "tests/simulation/counter.py:SCENARIO",
     "members": "tests/simulation/members.py:SCENARIO",
