@@ -20,6 +20,7 @@ from stelae.actors.cleaner import Cleaner
 from stelae.actors.epochs import raising_epochs
 from stelae.actors.hand_over import hand_over
 from stelae.actors.identity import listen_as, take_identity
+from stelae.actors.index_routes import asking
 from stelae.actors.indexlets import Indexlets
 from stelae.actors.lease import Lease
 from stelae.actors.load_rate import size_of, weight_of
@@ -53,8 +54,7 @@ from stelae.core.errors import (
     TabletNotHere,
     TabletNotReady,
 )
-from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.index_messages import LOCATE_INDEXLETS, IndexletLocations, LocateIndexlets
+from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.messages import (
     CLOSE_TABLET,
     GET,
@@ -154,7 +154,7 @@ class TabletServer:
             self.replicas,
             lambda: self.indexlets.memory_bytes,
         )
-        self.replicas.locate = self._locate
+        self._locate = self.replicas.locate = asking(self._masters)
         self._fills = TabletFills(runtime, settings, self._serving)
         self._news = ServerNews(runtime, settings, self.tasks, self._masters, lambda: self.info)
         self._orders = ReplicaOrders(self.replicas)
@@ -415,13 +415,6 @@ class TabletServer:
             self._scans.drop(tablet_id)
             self._fills.drop(tablet_id)
             await tablet.close()
-
-    async def _locate(
-        self, table_id: TableId, tablet_id: TabletId, timeout_s: float
-    ) -> IndexletLocations:
-        """Where a tablet's index entries go, as the masters' leader knows."""
-        asked = LocateIndexlets(table_id, tablet_id)
-        return await self._masters.call(LOCATE_INDEXLETS, asked, timeout_s=timeout_s)
 
     # ---- clients ----------------------------------------------------------------------------
 
