@@ -131,15 +131,6 @@ def _tombstone_dropped_early() -> Any:
     return patch.object(survivors, "_needed", none)
 
 
-def _admitted_early() -> Any:
-    """Have digests name a survivor that not all of its backups have."""
-
-    async def at_once(self: SideSegments, segment_id: int, timeout_s: float) -> bool:
-        return True
-
-    return patch.object(SideSegments, "wait_sealed", at_once)
-
-
 def _both(*patches: Any) -> Any:
     stack = contextlib.ExitStack()
 
@@ -154,11 +145,11 @@ def _both(*patches: Any) -> Any:
 
 
 CLEANING_BUGS: dict[str, Callable[[], Any]] = {
-    "admitted_early": _admitted_early,
     "freed_before_barrier": _freed_before_barrier,
     "tombstone_dropped_early": _tombstone_dropped_early,
 }
-"""Which the ``cleaning`` scenario finds."""
+"""The first one is found by the ``cleaning`` scenario, the other one by a crash that is aimed
+(`tests/unit/actors/test_cleaning.py`)."""
 BUGS: dict[str, Callable[[], Any]] = {
     "acknowledge_early": _acknowledge_early,
     "stale_head_replica": _stale_head_replica,
