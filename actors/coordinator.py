@@ -33,7 +33,6 @@ from stelae.coordinator.decide import (
     Replace,
     Serve,
     decide,
-    moved,
 )
 from stelae.coordinator.group_decisions import (
     Change,
@@ -88,7 +87,7 @@ from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.succession import TRANSFER_TABLET
 from stelae.core.tasks import Tasks
-from stelae.recovery.engine import EnginePolicy, RecoveryJob, SparkEngine
+from stelae.recovery.engine import EnginePolicy, SparkEngine
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +141,6 @@ class Coordinator:
             self.problems,
             policy=policy,
             spark_engine=spark_engine,
-            abandon=self._abandon,
         )
 
     # ---- life -------------------------------------------------------------------------------
@@ -386,13 +384,6 @@ class Coordinator:
         await self.operations.change(draft, tablets=[t.tablet_id for t in tablets])
         return [t for t in tablets if self._catalog.tablets[t.tablet_id] == t]
 
-    async def _abandon(self, jobs: Sequence[RecoveryJob], reason: str) -> None:
-        """Begin these recoveries again, in the next term, at the same owners."""
-        await self._replace([moved(job.tablet, job.owner) for job in jobs])
-        for job in jobs:
-            self._pacing.moved(job.tablet.tablet_id)
-            self.recoveries.note(job.tablet.tablet_id, problem=reason)
-
     def _open_pages(self, action: Move) -> None:
         """Note for people which recoveries begin with this entry."""
         for new, reason in zip(action.tablets, action.reasons, strict=True):
@@ -413,7 +404,9 @@ class Coordinator:
                 name, reason, now=now, wall=clock.now(), silent_s=silent_s
             )
         table = self._catalog.tables[tablet.table_id]
-        self.recoveries.add(recovery, tablet.tablet_id, table.name)
+        report = None if seen is None else seen.reports.get(tablet.tablet_id)
+        rows = 0 if report is None else report.row_count
+        self.recoveries.add(recovery, tablet.tablet_id, table.name, rows)
 
     # ---- calls ------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
+from stelae.actors.recovery_attempts import Attempt, RecoveryAttempts
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.decide import Recover
 from stelae.coordinator.liveness import Liveness
@@ -58,24 +58,18 @@ RETRY_S = 0.2
 MISSING_RETRY_S = 1.0
 """Pause before backups are asked again for missing segments."""
 
+SPARK_TRIES = 2
+SPARK_PATIENCE_S = 3.0
+SPARK_SLACK = 3.0
+"""Spark may take this many times as long as was expected, and `SPARK_PATIENCE_S` in any case; then
+the owners merge what they have loaded."""
+
 Inventories = dict[TabletId, dict[ServerInfo, LogInventory]]
-Abandon = Callable[[Sequence[RecoveryJob], str], Awaitable[None]]
-"""Starts these tablets' recoveries again, in the next term, because of the reason given."""
 
 
-ATTEMPTS_KEPT = 64
-"""Choices of an engine whose outcome is awaited."""
-
-
-@dataclass(slots=True)
-class Attempt:
-    """Tablets opened together with one engine: what was expected, and who is not back yet."""
-
-    choice: Choice
-    spark: SparkState | None
-    jobs: list[RecoveryJob]
-    began: float
-    left: dict[TabletId, None]
+def patience_s(choice: Choice) -> float:
+    """How long the owners wait for Spark's merges."""
+    return max(SPARK_PATIENCE_S, SPARK_SLACK * (choice.spark_s or 0.0))
 
 
 class RecoveryRounds:
@@ -93,7 +87,6 @@ class RecoveryRounds:
         *,
         policy: EnginePolicy,
         spark_engine: Callable[[], SparkEngine | None],
-        abandon: Abandon,
     ) -> None:
         self._runtime = runtime
         self._settings = settings
@@ -102,12 +95,11 @@ class RecoveryRounds:
         self._recoveries = recoveries
         self._pacing = pacing
         self._problems = problems
-        self.chooser = EngineChooser(policy)
-        self._attempts: list[Attempt] = []
+        chooser = EngineChooser(policy, metadata_first=False)
+        self._attempts = RecoveryAttempts(recoveries, runtime.metrics, chooser)
         self._spark_engine = spark_engine
-        self._abandon = abandon
-        self._without_spark: dict[TabletId, None] = {}
-        """Tablets that the Spark engine has failed: they are recovered natively."""
+        self._without_spark: dict[TabletId, int] = {}
+        """Tablets that the Spark engine has failed in this term: they are recovered natively."""
 
     async def run(self, orders: Sequence[Recover]) -> None:
         """One round: when it returns, each tablet was opened, or is to be tried again later."""
@@ -201,7 +193,8 @@ class RecoveryRounds:
                 waiting.append(order)
             else:
                 self._note(tablet.tablet_id, "")
-                jobs.append(RecoveryJob(table, tablet, sources, order.owner))
+                rows = self._recoveries.rows_before(tablet.tablet_id)
+                jobs.append(RecoveryJob(table, tablet, sources, order.owner, rows))
         self._reached(jobs, "planned")
         await self._open_with_engine(jobs)
         return waiting
@@ -214,88 +207,99 @@ class RecoveryRounds:
         state = None if spark is None or not may else spark.state
         choice = self.chooser.choose(may or jobs, state)
         if choice.engine is RecoveryEngine.NATIVE or spark is None:
-            self._begin_attempt(choice, state, jobs)
+            self._begin(choice, state, jobs)
             await self._open_all(jobs, RecoveryEngine.NATIVE)
             return
         natively = [job for job in jobs if not self._may_use_spark(job)]
-        self._begin_attempt(choice, state, may)
+        if natively:
+            self._begin(self.chooser.choose(natively, None), None, natively)
+        attempt = self._begin(choice, state, may)
         await asyncio.gather(
-            self._open_all(natively, RecoveryEngine.NATIVE), self._merge_by_spark(spark, may)
+            self._open_all(natively, RecoveryEngine.NATIVE), self._merge_by_spark(spark, attempt)
         )
 
     def _may_use_spark(self, job: RecoveryJob) -> bool:
         """Spark reads backups; a timeline's end is not on them."""
         has_timeline = isinstance(job.table.durability, Wal)
-        return not has_timeline and job.tablet.tablet_id not in self._without_spark
+        failed_in = self._without_spark.get(job.tablet.tablet_id)
+        return not has_timeline and failed_in != job.tablet.term
 
-    def _begin_attempt(
-        self, choice: Choice, spark: SparkState | None, jobs: list[RecoveryJob]
-    ) -> None:
-        """Say what is expected, and remember it until the tablets run."""
-        if not jobs:
-            return
-        logger.info(
-            "recovery of %d tablets, %.1f MB, by the %s engine: expected %.2f s native, %s Spark",
-            len(jobs),
-            sum(job.size_bytes for job in jobs) / 1e6,
-            choice.engine.value,
-            choice.native_s,
-            "no" if choice.spark_s is None else f"{choice.spark_s:.2f} s",
-        )
-        left = {job.tablet.tablet_id: None for job in jobs}
-        for attempt in self._attempts:
-            attempt.left = {tablet: None for tablet in attempt.left if tablet not in left}
+    @property
+    def chooser(self) -> EngineChooser:
+        return self._attempts.chooser
+
+    def _begin(
+        self,
+        choice: Choice,
+        spark: SparkState | None,
+        jobs: Sequence[RecoveryJob],
+        *,
+        takes_over: bool = False,
+    ) -> Attempt:
         now = self._runtime.clock.monotonic()
-        self._attempts = [a for a in self._attempts if a.left][-ATTEMPTS_KEPT:]
-        self._attempts.append(Attempt(choice, spark, jobs, now, left))
-        for job in jobs:
-            recovery = self._recoveries.of(job.tablet.tablet_id)
-            if recovery is not None:
-                recovery.engine = choice.engine.value
-                recovery.expected_s = choice.expected_by_engine()
+        return self._attempts.begin(choice, spark, jobs, now, takes_over=takes_over)
 
     def recovered(self, tablet_ids: Iterable[TabletId]) -> None:
-        """These tablets run: if they are the last of an attempt, learn from how long it took."""
-        now = self._runtime.clock.monotonic()
-        for tablet_id in tablet_ids:
-            for attempt in self._attempts:
-                if tablet_id in attempt.left:
-                    del attempt.left[tablet_id]
-                    if not attempt.left:
-                        self._learn(attempt, now - attempt.began)
-        self._attempts = [attempt for attempt in self._attempts if attempt.left]
+        """These tablets run."""
+        done = list(tablet_ids)
+        for tablet_id in done:
+            self._without_spark.pop(tablet_id, None)
+        self._attempts.recovered(done, self._runtime.clock.monotonic())
 
-    def _learn(self, attempt: Attempt, seconds: float) -> None:
-        choice = attempt.choice
-        self.chooser.learn(choice, attempt.jobs, attempt.spark, seconds)
-        self._runtime.metrics.observe("recovery_s", seconds, engine=choice.engine.value)
-        logger.info(
-            "recovery of %d tablets by the %s engine took %.2f s; expected were %.2f s",
-            len(attempt.jobs),
-            choice.engine.value,
-            seconds,
-            choice.expected_s,
-        )
+    async def _merge_by_spark(self, spark: SparkEngine, attempt: Attempt) -> None:
+        """Have Spark merge; what it fails is tried once more, then the owners merge themselves.
 
-    async def _merge_by_spark(self, spark: SparkEngine, jobs: list[RecoveryJob]) -> None:
-        opened = await self._open_all(jobs, RecoveryEngine.SPARK)
-        if not opened:
-            return
+        They have loaded the summaries meanwhile, and take whichever merge comes first, in the same
+        term: one that arrives late changes nothing.
+        """
+        left = await self._open_all(attempt.jobs, RecoveryEngine.SPARK)
+        reason = ""
         try:
-            problems = await spark(opened)
+            async with asyncio.timeout(patience_s(attempt.choice)):
+                for tries_left in reversed(range(SPARK_TRIES)):
+                    left, reason = await self._try_spark(spark, left)
+                    if not left:
+                        return
+                    if spark.state.start_s > 0:
+                        break  # its session is gone, and the next one not to be waited for
+                    if tries_left:
+                        self._attempts.retried(attempt, len(left), reason)
+        except TimeoutError:
+            reason = f"no end after {patience_s(attempt.choice):.1f} s"
+            self._runtime.metrics.count("spark_recoveries_failed", error="TimeoutError")
+        await self._go_on_natively(attempt, left, reason)
+
+    async def _try_spark(
+        self, spark: SparkEngine, jobs: Sequence[RecoveryJob]
+    ) -> tuple[list[RecoveryJob], str]:
+        """The jobs that failed and still count, and why one of them did."""
+        if not jobs:
+            return [], ""
+        try:
+            problems = await spark(jobs)
         except Exception as error:  # whatever Spark raised: the tablets come back without it
             if not isinstance(error, StelaeError):
                 logger.exception("a bug, or an error of Spark's that nobody foresaw")
             self._runtime.metrics.count("spark_recoveries_failed", error=type(error).__name__)
-            problems = {job.tablet.tablet_id: str(error) for job in opened}
-        failed = [job for job in opened if job.tablet.tablet_id in problems]
-        if not failed:
-            return
-        reason = f"the Spark engine failed: {problems[failed[0].tablet.tablet_id]}"
-        logger.warning("%d tablets go on with the native engine: %s", len(failed), reason)
-        for job in failed:
-            self._without_spark[job.tablet.tablet_id] = None
-        await self._abandon(failed, reason)
+            problems = {job.tablet.tablet_id: str(error) for job in jobs}
+        current = self._catalog.tablets
+        failed = [
+            job
+            for job in jobs
+            if job.tablet.tablet_id in problems
+            and current[job.tablet.tablet_id].term == job.tablet.term
+        ]
+        return failed, problems[failed[0].tablet.tablet_id] if failed else ""
+
+    async def _go_on_natively(
+        self, attempt: Attempt, jobs: Sequence[RecoveryJob], reason: str
+    ) -> None:
+        """Tell the owners to wait for Spark no more."""
+        self._attempts.gave_up(attempt, len(jobs), reason)
+        for job in jobs:
+            self._without_spark[job.tablet.tablet_id] = job.tablet.term
+        self._begin(self.chooser.choose(jobs, None), None, jobs, takes_over=True)
+        await self._open_all(jobs, RecoveryEngine.NATIVE)
 
     async def _open_all(
         self, jobs: Sequence[RecoveryJob], engine: RecoveryEngine

@@ -273,12 +273,13 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads, ReplicatedIndexing):
 
     def report(self) -> TabletReport:
         """For heartbeats."""
-        return self._reports.report(self._load_per_s())
+        now_s = self._runtime.clock.monotonic()
+        return self._reports.report(self._load_per_s(now_s), now_s)
 
-    def _load_per_s(self) -> float:
+    def _load_per_s(self, now_s: float) -> float:
         """Of a leader; the others do what it does, and need no rate of their own."""
         if self.replica.is_leader:
-            return self._load.look(self.calls, self._runtime.clock.monotonic())
+            return self._load.look(self.calls, now_s)
         self._load.stop()
         return 0.0
 

@@ -265,6 +265,9 @@ class SparkHost:
             logger.error("a recovery job took more than %g s: its session is ended", timeout_s)
             await session.kill()
             raise Unavailable("the Spark session", f"no end after {timeout_s:g} s") from None
+        if done.is_over:
+            logger.error("the Spark session is over, and is ended: %s", done.problem)
+            await session.kill()
         if done.problem:
             raise Unavailable("the Spark recovery job", done.problem)
         return msgspec.msgpack.encode(done)
@@ -364,6 +367,18 @@ class RaySparkEngine:
 
     async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
         """See `SparkEngine`. Raises Unavailable if there is no session, or the job fails."""
+        try:
+            done = await self._order(jobs)
+        except Unavailable:
+            self._state = await self._ask()  # whether it is worth asking again
+            raise
+        outcomes = {outcome.tablet_id: outcome.problem for outcome in done.outcomes}
+        missing = "the job has no answer for it"
+        wanted = {job.tablet.tablet_id: None for job in jobs}
+        problems = {tablet: outcomes.get(tablet, missing) for tablet in wanted}
+        return {tablet: problem for tablet, problem in problems.items() if problem}
+
+    async def _order(self, jobs: Sequence[RecoveryJob]) -> Done:
         size_bytes = sum(job.size_bytes for job in jobs)
         timeout_s = JOB_TIMEOUT_S + size_bytes / JOB_BYTES_PER_S
         began = time.monotonic()
@@ -380,11 +395,7 @@ class RaySparkEngine:
             raise Unavailable("the Spark session", str(error)) from error
         done = msgspec.msgpack.decode(answer, type=Done)
         self._log(done, time.monotonic() - began, size_bytes)
-        outcomes = {outcome.tablet_id: outcome.problem for outcome in done.outcomes}
-        missing = "the job has no answer for it"
-        wanted = {job.tablet.tablet_id: None for job in jobs}
-        problems = {tablet: outcomes.get(tablet, missing) for tablet in wanted}
-        return {tablet: problem for tablet, problem in problems.items() if problem}
+        return done
 
     def _log(self, done: Done, seconds: float, size_bytes: int) -> None:
         times = {
@@ -406,14 +417,13 @@ class RaySparkEngine:
 
     async def watch(self, is_leader: Any) -> None:
         """Keep `state` current while this master leads. Runs for ever."""
-        name = f"{self._plan.cluster}/{SPARK_NAME}"
         while True:
             if is_leader():
-                self._state = await self._ask(name)
+                self._state = await self._ask()
             await asyncio.sleep(STATE_POLL_S)
 
-    async def _ask(self, name: str) -> SparkState:
-        cores = self._plan.size.total_cores
+    async def _ask(self) -> SparkState:
+        cores, name = self._plan.size.total_cores, f"{self._plan.cluster}/{SPARK_NAME}"
         try:
             actor = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
             async with asyncio.timeout(STATE_POLL_S):

@@ -28,6 +28,7 @@ from stelae.recovery.spark_job import TabletOutcome, run_job
 from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_session import (
     SessionSize,
+    is_over,
     start_session,
     stop_session,
     wait_executors,
@@ -81,6 +82,8 @@ class Done(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     outcomes: tuple[TabletOutcome, ...] = ()
     problem: str = ""
+    is_over: bool = False
+    """No later order will be carried out either: the session is to be ended."""
 
 
 def encode_frame(message: msgspec.Struct) -> bytes:
@@ -143,7 +146,8 @@ def _carry_out(spark: object, link: ClusterLink, setup: Setup, order: Order) -> 
         outcomes = run_job(spark, link, order.jobs, setup.size.total_cores)
     except Exception as error:  # whatever Spark raises is an answer: the caller goes on without
         logger.warning("a recovery job failed", exc_info=True)
-        return Done(order.number, problem=f"{type(error).__name__}: {str(error)[:2000]}")
+        problem = f"{type(error).__name__}: {str(error)[:2000]}"
+        return Done(order.number, problem=problem, is_over=is_over(spark))
     return Done(order.number, time.monotonic() - began, tuple(outcomes))
 
 

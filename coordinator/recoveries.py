@@ -18,9 +18,46 @@ from stelae.core.messages import TabletReport
 
 KEPT = 50
 """Finished recoveries that are still shown."""
+ENGINES_KEPT = 16
+"""Of one recovery: those that began last."""
 PHASES = ("raised", "fenced", "planned", "opened", "running")
 """After ``detected``: term raised in the catalog, backups fenced, log found complete, new owner
 told to open, handed over. A phase's time is that of the last tablet to reach it."""
+
+
+@dataclass(slots=True)
+class EngineUse:
+    """One engine at work on tablets that were opened together: what was expected, what came."""
+
+    engine: str
+    tablets: int
+    size_bytes: int
+    """Of their logs."""
+    expected_s: dict[str, float]
+    """By engine: how long it was expected to take from ``planned`` to ``running``."""
+    took_s: float | None = None
+    """None: under way."""
+    retries: int = 0
+    failed: int = 0
+    """Tablets that it did not bring back: it failed, or their recovery began again."""
+    problem: str = ""
+    """Why it was asked again, or given up."""
+
+    def describe(self) -> dict[str, Any]:
+        """Its part of the status document."""
+        failed = "failed" if self.failed == self.tablets else "partly failed"
+        outcome = "running" if self.took_s is None else failed if self.failed else "done"
+        return {
+            "engine": self.engine,
+            "outcome": outcome,
+            "tablets": self.tablets,
+            "failed": self.failed,
+            "retries": self.retries,
+            "log_bytes": self.size_bytes,
+            "expected_s": {name: round(time_s, 3) for name, time_s in self.expected_s.items()},
+            "took_s": None if self.took_s is None else round(self.took_s, 3),
+            "problem": self.problem,
+        }
 
 
 @dataclass(slots=True)
@@ -28,6 +65,8 @@ class TabletRecovery:
     """One tablet of a recovery."""
 
     table: str
+    rows_before: int = 0
+    """What its former owner has told of it; 0: nothing."""
     owner: str = ""
     reached: dict[str, float] = field(default_factory=dict)
     report: TabletReport | None = None
@@ -46,9 +85,8 @@ class Recovery:
     detected: float
     silent_s: float
     """How long the server had not been heard when it was found dead."""
-    engine: str = "native"
-    expected_s: dict[str, float] = field(default_factory=dict)
-    """By engine: how long it was expected to take from ``planned`` to ``running``."""
+    engines: list[EngineUse] = field(default_factory=list)
+    """In the order in which they began."""
     tablets: dict[TabletId, TabletRecovery] = field(default_factory=dict)
 
     @property
@@ -71,8 +109,8 @@ class Recovery:
             "server": self.server,
             "cause": self.cause,
             "state": "done" if self.is_done else "running",
-            "engine": self.engine,
-            "expected_s": {name: round(time_s, 3) for name, time_s in self.expected_s.items()},
+            "engine": self.engines[-1].engine if self.engines else "native",
+            "engines": [use.describe() for use in self.engines],
             "started": self.started,
             "silent_s": round(self.silent_s, 6),
             "phases_s": {name: round(time_s, 6) for name, time_s in self.phases().items()},
@@ -120,9 +158,11 @@ class Recoveries:
         found = [r for r in self._all if r.server == server and not r.is_done]
         return found[-1] if found else None
 
-    def add(self, recovery: Recovery, tablet_id: TabletId, table: str) -> None:
+    def add(
+        self, recovery: Recovery, tablet_id: TabletId, table: str, rows_before: int = 0
+    ) -> None:
         """A tablet belongs to this recovery from now on."""
-        recovery.tablets[tablet_id] = TabletRecovery(table)
+        recovery.tablets[tablet_id] = TabletRecovery(table, rows_before)
         self._of_tablet[tablet_id] = recovery
 
     def of(self, tablet_id: TabletId) -> Recovery | None:
@@ -169,6 +209,18 @@ class Recoveries:
         tablet.owner = tablet.owner if owner is None else owner
         tablet.report = tablet.report if report is None else report
         tablet.problem = tablet.problem if problem is None else problem
+
+    def rows_before(self, tablet_id: TabletId) -> int:
+        """How many rows a tablet had, as its former owner has told; 0: nobody knows."""
+        recovery = self._of_tablet.get(tablet_id)
+        return 0 if recovery is None else recovery.tablets[tablet_id].rows_before
+
+    def note_engine(self, tablet_ids: Iterable[TabletId], use: EngineUse) -> None:
+        """An engine begins with these tablets, of whichever recoveries they are."""
+        for tablet_id in tablet_ids:
+            recovery = self._of_tablet.get(tablet_id)
+            if recovery is not None and use not in recovery.engines[-1:]:
+                recovery.engines = [*recovery.engines, use][-ENGINES_KEPT:]
 
     def drop(self, tablet_ids: Iterable[TabletId]) -> None:
         """These tablets are deleted: nothing of them is awaited any more."""

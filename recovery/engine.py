@@ -20,18 +20,23 @@ from stelae.core.records import ServerInfo, TableRecord, TabletRecord
 
 EnginePolicy: TypeAlias = Literal["auto", "native", "spark"]
 
+SUMMARY_ROW_BYTES = 25
+"""Of a row's summary, about, without its key."""
+SUMMARY_SHARE = 0.2
+"""Of a log's bytes, where nobody has said how many rows it has."""
 NATIVE_FIXED_S = 0.1
-NATIVE_BYTES_PER_S = 120e6
-"""Log bytes that one tserver fetches, loads and merges in a second, until measured."""
-LOAD_SHARE = 0.75
-"""Of the native time, what loading the rows takes: a tserver spends it with either engine."""
-SPARK_FIXED_S = 1.0
+NATIVE_BYTES_PER_S = 130e6
+"""Summaries (or logs, where all rows are awaited) that one tserver fetches and merges in a second,
+until measured."""
+READ_SHARE = 0.5
+"""Of the native time, what a tserver spends with either engine: it reads what it will serve."""
+SPARK_FIXED_S = 0.3
 """Spark's own time for a job of few tasks on a warm session."""
-SPARK_BYTES_PER_S = 300e6
-"""Log bytes whose summaries one Spark core fetches and merges in a second, until measured."""
+SPARK_BYTES_PER_S = 110e6
+"""Summaries that one Spark core fetches, merges and hands over in a second, until measured."""
 LEARNING_RATE = 0.5
-SMALL_BYTES = 16 << 20
-"""Recoveries below this size say nothing about rates."""
+SMALL_BYTES = 4 << 20
+"""Recoveries with less work than this say nothing about rates."""
 FACTOR_MAX = 16.0
 """A learnt rate stays within this factor of the one assumed at first: one odd outcome, or a busy
 machine, must not turn an engine off for good."""
@@ -45,10 +50,19 @@ class RecoveryJob:
     tablet: TabletRecord
     sources: tuple[SegmentSource, ...]
     owner: ServerInfo
+    row_count: int = 0
+    """Rows that its former owner has told of; 0: nobody knows."""
 
     @property
     def size_bytes(self) -> int:
+        """Of its log."""
         return sum(source.length for source in self.sources)
+
+    @property
+    def summary_bytes(self) -> int:
+        """Of the summaries of its log, about."""
+        known = self.row_count * SUMMARY_ROW_BYTES
+        return min(self.size_bytes, known or int(self.size_bytes * SUMMARY_SHARE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +108,19 @@ class Choice:
 class EngineChooser:
     """Chooses by the policy, and learns how fast the engines are here. Pure."""
 
-    def __init__(self, policy: EnginePolicy) -> None:
+    def __init__(self, policy: EnginePolicy, *, metadata_first: bool) -> None:
+        """``metadata_first``: tablets serve once their summaries are merged; else with all rows."""
         self.policy = policy
+        self._metadata_first = metadata_first
         self._slowness = {RecoveryEngine.NATIVE: 1.0, RecoveryEngine.SPARK: 1.0}
         """Measured time over the time that the assumed rates give."""
 
     def choose(self, jobs: Sequence[RecoveryJob], spark: SparkState | None) -> Choice:
         """The engine for recovering ``jobs`` together; without Spark it is native in any case."""
-        native_s = self._slowness[RecoveryEngine.NATIVE] * native_seconds(jobs)
+        native_s = self._slowness[RecoveryEngine.NATIVE] * self._native_seconds(jobs)
         if spark is None:
             return Choice(RecoveryEngine.NATIVE, native_s, None)
-        spark_s = spark.start_s + self._slowness[RecoveryEngine.SPARK] * spark_seconds(
+        spark_s = spark.start_s + self._slowness[RecoveryEngine.SPARK] * self._spark_seconds(
             jobs, spark.cores
         )
         take_spark = self.policy == "spark" or (self.policy == "auto" and spark_s < native_s)
@@ -115,35 +131,36 @@ class EngineChooser:
         self, choice: Choice, jobs: Sequence[RecoveryJob], spark: SparkState | None, seconds: float
     ) -> None:
         """Take note that ``jobs`` took ``seconds`` with the engine chosen (``spark`` as then)."""
-        if sum(job.size_bytes for job in jobs) < SMALL_BYTES:
+        if sum(self._work_bytes(job) for job in jobs) < SMALL_BYTES:
             return
         if choice.engine is RecoveryEngine.NATIVE:
-            assumed_s = native_seconds(jobs)
+            assumed_s = self._native_seconds(jobs)
         else:
             assert spark is not None, "Spark was chosen"
             if spark.start_s > 0:
                 return  # how long it started, or whether it was warm by then, is not known
-            assumed_s = spark_seconds(jobs, spark.cores)
+            assumed_s = self._spark_seconds(jobs, spark.cores)
         measured = min(max(seconds / assumed_s, 1 / FACTOR_MAX), FACTOR_MAX)
         old = self._slowness[choice.engine]
         self._slowness[choice.engine] = old + LEARNING_RATE * (measured - old)
 
+    def _work_bytes(self, job: RecoveryJob) -> int:
+        """What has to be read of a tablet before it is served."""
+        return job.summary_bytes if self._metadata_first else job.size_bytes
 
-def native_seconds(jobs: Sequence[RecoveryJob]) -> float:
-    """Time of the native engine at the assumed rate: that of the tserver that takes most."""
-    return NATIVE_FIXED_S + _busiest_bytes(jobs) / NATIVE_BYTES_PER_S
+    def _native_seconds(self, jobs: Sequence[RecoveryJob]) -> float:
+        """At the assumed rate: that of the tserver that takes most."""
+        return NATIVE_FIXED_S + self._busiest_bytes(jobs) / NATIVE_BYTES_PER_S
 
+    def _spark_seconds(self, jobs: Sequence[RecoveryJob], cores: int) -> float:
+        """On a warm session, at the assumed rates: tservers read while tasks fetch and merge."""
+        read_s = READ_SHARE * self._busiest_bytes(jobs) / NATIVE_BYTES_PER_S
+        total_bytes = sum(job.summary_bytes for job in jobs)
+        merge_s = total_bytes / (max(1, min(cores, len(jobs))) * SPARK_BYTES_PER_S)
+        return SPARK_FIXED_S + max(read_s, merge_s)
 
-def spark_seconds(jobs: Sequence[RecoveryJob], cores: int) -> float:
-    """Time of a warm Spark engine at the assumed rates: tservers load rows while tasks merge."""
-    load_s = LOAD_SHARE * _busiest_bytes(jobs) / NATIVE_BYTES_PER_S
-    total_bytes = sum(job.size_bytes for job in jobs)
-    merge_s = total_bytes / (max(1, min(cores, len(jobs))) * SPARK_BYTES_PER_S)
-    return SPARK_FIXED_S + max(load_s, merge_s)
-
-
-def _busiest_bytes(jobs: Sequence[RecoveryJob]) -> int:
-    by_owner: dict[ServerUuid, int] = {}
-    for job in jobs:
-        by_owner[job.owner.uuid] = by_owner.get(job.owner.uuid, 0) + job.size_bytes
-    return max(by_owner.values(), default=0)
+    def _busiest_bytes(self, jobs: Sequence[RecoveryJob]) -> int:
+        by_owner: dict[ServerUuid, int] = {}
+        for job in jobs:
+            by_owner[job.owner.uuid] = by_owner.get(job.owner.uuid, 0) + self._work_bytes(job)
+        return max(by_owner.values(), default=0)

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -50,23 +50,7 @@ CONCURRENT_FETCHES = 8
 ROUNDS = 3
 """How often all replicas of a segment are asked before the tablet is given up."""
 
-_OUTCOMES = pa.schema(
-    [
-        ("tablet_id", pa.string()),
-        ("row_count", pa.int64()),
-        ("winner_count", pa.int64()),
-        ("summary_bytes", pa.int64()),
-        ("fetch_s", pa.float64()),
-        ("merge_s", pa.float64()),
-        ("install_s", pa.float64()),
-        ("problem", pa.string()),
-    ]
-)
-
 logger = logging.getLogger(__name__)
-_SPARK_NAMES = {pa.string(): "string", pa.int64(): "bigint", pa.float64(): "double"}
-OUTCOME_SCHEMA = ", ".join(f"{field.name} {_SPARK_NAMES[field.type]}" for field in _OUTCOMES)
-
 encode_jobs = msgspec.msgpack.Encoder().encode
 _decode_jobs = msgspec.msgpack.Decoder(tuple[RecoveryJob, ...]).decode
 
@@ -83,10 +67,6 @@ class TabletOutcome:
     merge_s: float = 0.0
     install_s: float = 0.0
     problem: str = ""
-
-    def row(self) -> dict[str, Any]:
-        """Its values by the columns of `OUTCOME_SCHEMA`."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 # ---- the driver's side ----------------------------------------------------------------------
@@ -118,27 +98,27 @@ def run_job(
 
 
 def run_groups(spark: Any, link: ClusterLink, groups: Sequence[bytes]) -> list[TabletOutcome]:
-    """One task for each group of jobs (`encode_jobs`), all at once. Blocks."""
+    """One task for each group of jobs (`encode_jobs`), all at once. Blocks.
 
-    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield merge_group(link, groups[number])
+    An RDD, not a DataFrame: nothing is analysed, optimised or compiled for a job that is always the
+    same. The groups are the RDD's elements, so a task gets its own one only.
+    """
 
-    count = len(groups)
-    rows = spark.range(0, count, 1, count).mapInArrow(task, OUTCOME_SCHEMA).collect()
-    return [TabletOutcome(*row) for row in rows]
+    def task(own: Iterable[bytes]) -> Iterator[TabletOutcome]:
+        for group in own:
+            yield from merge_group(link, group)
+
+    return list(spark.sparkContext.parallelize(groups, len(groups)).mapPartitions(task).collect())
 
 
 # ---- the task's side ------------------------------------------------------------------------
 
 
-def merge_group(link: ClusterLink, group: bytes) -> pa.RecordBatch:
-    """Recover a group of tablets (`encode_jobs`); a row of `OUTCOME_SCHEMA` for each."""
+def merge_group(link: ClusterLink, group: bytes) -> list[TabletOutcome]:
+    """Recover a group of tablets (`encode_jobs`); an outcome for each."""
     jobs = _decode_jobs(group)
     with connected(link) as (runtime, run):
-        outcomes = run(merge_tablets(runtime, link.settings, jobs))
-    return pa.RecordBatch.from_pylist([outcome.row() for outcome in outcomes], schema=_OUTCOMES)
+        return run(merge_tablets(runtime, link.settings, jobs))
 
 
 async def merge_tablets(

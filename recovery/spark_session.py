@@ -12,15 +12,15 @@ process. Source: design §9; RayDP 1.6.5, Spark 3.5.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from stelae.core.errors import InvalidArgument
 from stelae.recovery.java import (
@@ -32,10 +32,15 @@ from stelae.recovery.java import (
 from stelae.recovery.spark_job import encode_jobs, run_groups
 from stelae.recovery.spark_link import ClusterLink
 
+logger = logging.getLogger(__name__)
+
 POLL_S = 0.1
 JVM_END_S = 2.0
 WARM_ROUNDS = 4
-"""Warm-up jobs at most until each core has a Python worker; and of empty recovery jobs after."""
+"""Warm-up jobs at most until each core has a Python worker."""
+WARM_JOBS = 8
+"""Empty recovery jobs after that."""
+DAEMON_MODULE = "stelae.recovery.spark_daemon"
 CLOSURE_BYTES = 256 << 20
 """Closures below this size travel in the task, not through Spark's files: they hold the secret."""
 
@@ -83,6 +88,7 @@ def spark_configuration(size: SessionSize) -> dict[str, str]:
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,
         "spark.python.worker.reuse": "true",
+        "spark.python.daemon.module": DAEMON_MODULE,
         "spark.locality.wait": "0",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -142,6 +148,18 @@ def stop_session() -> None:
         jvm.wait()
 
 
+def is_over(spark: Any) -> bool:
+    """Whether the session will never carry out a job again: its driver's JVM is gone, or stopped.
+
+    Only to be asked after a failure: it waits for the JVM's answer.
+    """
+    try:
+        return bool(spark.sparkContext._jsc.sc().isStopped())
+    except Exception:  # whatever Py4J raises when nobody is there
+        logger.info("the Spark driver does not answer", exc_info=True)
+        return True
+
+
 def wait_executors(spark: Any, executors: int, timeout_s: float) -> None:
     """Wait until so many executors have registered. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
@@ -152,32 +170,23 @@ def wait_executors(spark: Any, executors: int, timeout_s: float) -> None:
 
 
 def warm_up(spark: Any, link: ClusterLink, size: SessionSize) -> int:
-    """Run trivial jobs until each core has a Python worker with everything a recovery imports.
+    """Run empty recovery jobs until each core has had a Python worker, and some more.
 
-    The first job of a session costs seconds (class loading, imports, kernels), the next few some
-    tenths more (the JVM's compiler); this is when they are paid. Returns the number of Python
-    workers seen.
+    The first job of a session costs seconds (class loading), the next few some tenths more (the
+    JVM's compiler); this is when they are paid. Returns the number of Python workers seen.
     """
     cores = size.total_cores
     workers: dict[tuple[str, int], None] = {}
     for _ in range(WARM_ROUNDS):
-        rows = spark.range(0, cores, 1, cores).mapInArrow(_warm, "host string, pid long").collect()
-        workers.update({(row.host, row.pid): None for row in rows})
+        found = spark.sparkContext.parallelize(range(cores), cores).map(_who).collect()
+        workers.update(dict.fromkeys(found))
         if len(workers) >= cores:
             break
-    for _ in range(WARM_ROUNDS):
+    for _ in range(WARM_JOBS):
         run_groups(spark, link, [encode_jobs(())] * cores)
     return len(workers)
 
 
-def _warm(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Of one Python worker: import and load what `stelae.recovery.spark_job` needs."""
-    import socket
-
-    from stelae.storage import kernels
-
-    kernels.warm()
-    for batch in batches:
-        count = batch.num_rows
-        columns = {"host": [socket.gethostname()] * count, "pid": [os.getpid()] * count}
-        yield pa.RecordBatch.from_pydict(columns)
+def _who(_: int) -> tuple[str, int]:
+    """In a Python worker: which one it is."""
+    return socket.gethostname(), os.getpid()

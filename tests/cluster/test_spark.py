@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -196,15 +197,93 @@ def test_what_cannot_be_read_or_written_is_refused_before_spark_runs(db: Any, sp
         stelae.spark.session(db)
 
 
-def test_a_session_that_hangs_holds_tablets_up_until_its_deadline_only(db: Any) -> None:
-    """Its JVM is frozen: the job is given up and killed with the session; rows come back."""
+def driver_of(db: Any) -> psutil.Process:
+    """The process that holds the cluster's session, which is warm."""
     assert stelae.spark.warm(db)["state"] == "warm"
+    return next(p for p in spark_processes() if "stelae.actors.spark_process" in p.cmdline())
+
+
+def executors() -> list[psutil.Process]:
+    """JVMs with Python workers of ours, the oldest first: those of the cluster's own session."""
+    found = []
+    for process in spark_processes():
+        children = process.children() if process.name() == "java" else []
+        if any("stelae.recovery.spark_daemon" in child.cmdline() for child in children):
+            found.append(process)
+    return sorted(found, key=lambda process: process.create_time())
+
+
+def merging(db: Any, number: int) -> dict[str, Any]:
+    """The recovery of this number, once Spark is at work on it."""
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        newest = (db.status()["recoveries"] or [{"id": 0, "engines": []}])[0]
+        if newest["id"] >= number and newest["engines"]:
+            assert newest["engines"][0]["engine"] == "spark"
+            return dict(newest)
+    raise AssertionError("no recovery by Spark has begun")
+
+
+def recover_while(db: Any, frozen: list[psutil.Process], lost: psutil.Process) -> dict[str, Any]:
+    """Kill a tserver while these processes stand still, kill one of them in the middle of the job,
+    let the others go on, and compare all rows; the recovery's record."""
     before = rows_of(db)
-    driver = next(p for p in spark_processes() if p.name() != "java")
+    number = finished(db)["id"] + 1
+    for process in frozen:
+        process.suspend()
+    kill_a_tserver(db)
+    begun = merging(db, number)
+    assert begun["engines"][0]["outcome"] == "running"
+    lost.kill()
+    for process in frozen:
+        if process is not lost:
+            process.resume()
+    assert rows_of(db).equals(before)
+    recovery = finished(db)
+    assert (recovery["id"], recovery["state"]) == (number, "done")
+    print("lost in the middle of a job:", recovery["phases_s"], recovery["engines"])
+    return recovery
+
+
+def test_an_executor_lost_in_the_middle_of_a_job_costs_no_row(db: Any) -> None:
+    """Spark runs its tasks again; if that takes too long the owners merge: once, in either case."""
+    driver_of(db)
+    both = executors()[:2]
+    recovery = recover_while(db, both, both[0])
+    engines = [(use["engine"], use["outcome"]) for use in recovery["engines"]]
+    assert engines in ([("spark", "done")], [("spark", "failed"), ("native", "done")])
+    assert all(not tablet["problem"] for tablet in recovery["tablets"])
+
+
+def test_a_session_whose_jvm_dies_in_the_middle_of_a_job_is_replaced(db: Any) -> None:
+    """The owners merge at once, and the next recovery has a warm session again."""
+    driver = driver_of(db)
+    jvm = next(child for child in driver.children(recursive=True) if child.name() == "java")
+    recovery = recover_while(db, [jvm], jvm)
+    spark, native = recovery["engines"]
+    assert (spark["outcome"], spark["retries"], native["outcome"]) == ("failed", 0, "done")
+    assert native["took_s"] < 10.0
+    assert driver_of(db).pid != driver.pid
+    kill_a_tserver(db)
+    rows_of(db)
+    assert [use["outcome"] for use in finished(db)["engines"]] == ["done"]
+    assert finished(db)["engine"] == "spark"
+
+
+def test_a_session_that_hangs_holds_tablets_up_for_a_while_only(db: Any) -> None:
+    """Its JVM is frozen: the owners lose patience and merge; the session is killed later."""
+    driver = driver_of(db)
+    before = rows_of(db)
     for child in driver.children(recursive=True):
         if child.name() == "java":
             child.suspend()
     kill_a_tserver(db)
     assert rows_of(db).equals(before)
-    assert finished(db)["engine"] == "native"
+    spark, native = finished(db)["engines"]
+    assert (spark["outcome"], spark["problem"][:6], native["outcome"]) == (
+        "failed",
+        "no end",
+        "done",
+    )
+    psutil.wait_procs([driver], timeout=60)
     assert not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE

@@ -210,9 +210,8 @@ class TaskEngine:
 
     async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
         self.calls += 1
-        batch = await asyncio.to_thread(merge_group, self.link, encode_jobs(jobs))
-        outcomes = batch.to_pylist()
-        return {TabletId(o["tablet_id"]): o["problem"] for o in outcomes if o["problem"]}
+        outcomes = await asyncio.to_thread(merge_group, self.link, encode_jobs(jobs))
+        return {one.tablet_id: one.problem for one in outcomes if one.problem}
 
 
 class FailingEngine(TaskEngine):
@@ -275,25 +274,99 @@ async def recover_with(cluster: LocalCluster, engine: SparkEngine) -> dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "ends_with"),
+    ("kind", "calls", "outcomes"),
     [
-        (TaskEngine, "spark"),
-        (FailingEngine, "native"),
-        (PartlyFailingEngine, "native"),
-        (OtherReplicaEngine, "spark"),
+        (TaskEngine, 1, [("spark", "done")]),
+        (FailingEngine, 2, [("spark", "failed"), ("native", "done")]),
+        (PartlyFailingEngine, 2, [("spark", "partly failed"), ("native", "done")]),
+        (OtherReplicaEngine, 1, [("spark", "done")]),
     ],
 )
 async def test_every_row_and_version_is_back_whatever_becomes_of_the_spark_engine(
-    tmp_path: Path, kind: type[TaskEngine], ends_with: str
+    tmp_path: Path, kind: type[TaskEngine], calls: int, outcomes: list[tuple[str, str]]
 ) -> None:
-    """Tablets that Spark fails, or merges from another replica, come back natively."""
+    """Tablets that Spark fails twice, or merges from another replica, come back natively."""
     async with loaded(tmp_path, engine="spark", tservers=2) as cluster:
         engine = kind(cluster)
         recovery = await recover_with(cluster, engine)
-        assert engine.calls >= 1
-        assert recovery["engine"] == ends_with
-        assert recovery["expected_s"][ends_with] > 0
+        assert engine.calls == calls
+        assert [(use["engine"], use["outcome"]) for use in recovery["engines"]] == outcomes
+        assert recovery["engine"] == outcomes[-1][0]
+        for use in recovery["engines"]:
+            assert use["took_s"] > 0
+            assert use["expected_s"][use["engine"]] > 0
+            assert bool(use["problem"]) == bool(use["failed"])
+        assert recovery["engines"][0]["retries"] == calls - 1
         assert recovery["state"] == "done"
+
+
+STEPS = ("nothing", "fetched", "merged", "one is installed", "all are installed")
+
+
+class StepEngine(TaskEngine):
+    """Its first calls end with an error once they have come so far; the others succeed."""
+
+    def __init__(self, cluster: LocalCluster, step: str, failures: int, start_s: float) -> None:
+        super().__init__(cluster)
+        self.runtime = cluster.client_runtime("step")
+        self.step, self.failures, self.start_s = step, failures, start_s
+
+    async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
+        self.calls += 1
+        fails = self.calls <= self.failures
+        merges = {}
+        if fails and self.step == "nothing":
+            self._fail()
+        for job in jobs:
+            summaries, _ = await fetch_summaries(self.runtime, SETTINGS, job)
+            if fails and self.step == "fetched":
+                self._fail()
+            merges[job.tablet.tablet_id] = merge(summaries)
+        if fails and self.step == "merged":
+            self._fail()
+        for job in jobs:
+            await install(self.runtime, SETTINGS, job, merges[job.tablet.tablet_id])
+            if fails and self.step == "one is installed":
+                self._fail()
+        if fails:
+            self._fail()
+        return {}
+
+    def _fail(self) -> None:
+        self.state = SparkState(cores=2, start_s=self.start_s)
+        raise StelaeError("an executor was lost")
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_a_job_that_ends_early_is_run_again_and_then_left_to_the_owners(
+    tmp_path: Path, step: str, failures: int
+) -> None:
+    """Wherever it ends: nothing is taken in twice, and no recovery begins anew."""
+    async with loaded(tmp_path, engine="spark", tservers=2) as cluster:
+        engine = StepEngine(cluster, step, failures, start_s=0.0)
+        recovery = await recover_with(cluster, engine)
+        assert engine.calls == 2
+        first = recovery["engines"][0]
+        assert (first["retries"], first["problem"]) == (1, "an executor was lost")
+        if failures == 1:
+            assert [(use["engine"], use["outcome"]) for use in recovery["engines"]] == [
+                ("spark", "done")
+            ]
+        assert {record.term for record in cluster.masters[0].catalog.tablets.values()} <= {1, 2}
+        assert sum(len(tserver.reports()) for tserver in cluster.tservers[:2]) > 0
+
+
+async def test_a_session_that_is_gone_is_not_asked_again(tmp_path: Path) -> None:
+    """Another one takes half a minute to start: the owners merge at once."""
+    async with loaded(tmp_path, engine="spark", tservers=2) as cluster:
+        engine = StepEngine(cluster, "merged", 1, start_s=30.0)
+        recovery = await recover_with(cluster, engine)
+        assert engine.calls == 1
+        assert [(use["engine"], use["retries"]) for use in recovery["engines"]] == [
+            ("spark", 0),
+            ("native", 0),
+        ]
 
 
 class HangingEngine(TaskEngine):
@@ -306,6 +379,7 @@ class HangingEngine(TaskEngine):
         )
 
     async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
+        self.calls += 1
         self.given.set_result(jobs)
         return await asyncio.get_running_loop().create_future()
 
@@ -323,3 +397,18 @@ async def test_a_tserver_that_is_told_to_open_natively_waits_for_spark_no_more(
             order = OpenTablet(job.table, job.tablet, job.sources, RecoveryEngine.NATIVE)
             await peers.call(job.owner.address, OPEN_TABLET, order, timeout_s=5.0)
         assert await contents(cluster.database) == before
+
+
+async def test_spark_that_never_answers_is_waited_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Patience follows what was expected of it; then the owners merge what they have."""
+    monkeypatch.setattr("stelae.actors.recovery_rounds.SPARK_PATIENCE_S", 0.2)
+    monkeypatch.setattr("stelae.actors.recovery_rounds.SPARK_SLACK", 0.0)
+    async with loaded(tmp_path, engine="spark", tservers=2) as cluster:
+        engine = HangingEngine(cluster)
+        recovery = await recover_with(cluster, engine)
+        assert engine.calls == 1
+        spark, native = recovery["engines"]
+        assert (spark["outcome"], spark["problem"]) == ("failed", "no end after 0.2 s")
+        assert (native["engine"], native["outcome"]) == ("native", "done")
