@@ -356,7 +356,8 @@ class IndexRoutes:
         return None
 
     async def _send_waiting(self, outbox: Outbox) -> None:
-        now, group, count = self._runtime.clock.monotonic(), [], 0
+        now, count = self._runtime.clock.monotonic(), 0
+        group: list[Waiting] = []
         while outbox.waiting and (
             not group or count + len(outbox.waiting[0].entries) <= ENTRIES_MAX
         ):
