@@ -10,6 +10,7 @@ Source: SLIK (ATC 2016), §4: range look-ups; design §11.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,13 +45,17 @@ class Page:
     """None: there are no more."""
 
 
-class TableFinds:
+class TableFinds(ABC):
     """See the module."""
 
     runtime: Runtime
     session: Session
     cache: TableCache
-    known: KnownTable
+
+    @property
+    @abstractmethod
+    def known(self) -> KnownTable:
+        """The table in the version that calls begun now are made with."""
 
     # ---- finding ----------------------------------------------------------------------------
 
@@ -269,10 +274,11 @@ class Finding:
         query = self._query
         left: tuple[bytes, bytes] | None = None if query.is_empty else (query.low, query.high)
         while left is not None and (self._limit is None or self._count < self._limit):
+            low, high = left
             try:
-                left = await self._piece(*left)
+                left = await self._piece(low, high)
             except Filling:
-                await self._scan(*left)
+                await self._scan(low, high)
                 left = None
         return self._answer(is_whole=left is None)
 

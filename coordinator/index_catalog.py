@@ -11,11 +11,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
-from stelae.core.ids import ServerUuid
+from stelae.core.ids import ServerUuid, TableId
 from stelae.core.indexes import IndexId, IndexletId, IndexletRecord, IndexletState, covers
 from stelae.core.records import TableRecord, TableState
+
+K = TypeVar("K", bound=Hashable)
 
 
 class IndexCatalog:
@@ -39,7 +42,7 @@ class IndexCatalog:
     def refusal(
         self,
         records: Sequence[IndexletRecord],
-        table_of: Mapping[str, TableRecord],
+        table_of: Mapping[TableId, TableRecord],
         batch_tables: Sequence[TableRecord],
     ) -> str:
         """Why these do not follow from what is there; empty if they do."""
@@ -101,16 +104,9 @@ class IndexCatalog:
         if record is None:
             return
         owner = (record.owner, record.owner_incarnation)
-        for groups, key in (
-            (self._of_index, record.index_id),
-            (self._successors, record.succeeds),
-            (self._of_owner, owner),
-        ):
-            group = groups.get(key)  # type: ignore[attr-defined]
-            if group is not None:
-                group.pop(indexlet_id, None)
-                if not group:
-                    del groups[key]  # type: ignore[attr-defined]
+        _take_from(self._of_index, record.index_id, indexlet_id)
+        _take_from(self._successors, record.succeeds, indexlet_id)
+        _take_from(self._of_owner, owner, indexlet_id)
 
     # ---- readers ----------------------------------------------------------------------------
 
@@ -150,3 +146,12 @@ def _has_index(table: TableRecord | None, index_id: IndexId) -> bool:
     if table is None or table.state is TableState.DELETED:
         return False
     return any(index.index_id == index_id for index in table.schema.indexes)
+
+
+def _take_from(groups: dict[K, dict[IndexletId, None]], key: K, indexlet_id: IndexletId) -> None:
+    """Out of its group, and the group too once it is empty."""
+    group = groups.get(key)
+    if group is not None:
+        group.pop(indexlet_id, None)
+        if not group:
+            del groups[key]
