@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
+from stelae.actors.index_orders import IndexOrders
 from stelae.actors.recovery_rounds import RESEND_S, RETRY_S, RecoveryRounds
 from stelae.coordinator.alter import Alter, FinishAlter, draft_finish
 from stelae.coordinator.catalog import Catalog, CatalogBatch
@@ -41,6 +42,7 @@ from stelae.coordinator.group_decisions import (
     Transfer,
     UpdateGroups,
 )
+from stelae.coordinator.index_decisions import IndexAction
 from stelae.coordinator.leaving import Close
 from stelae.coordinator.liveness import Liveness, Run, run_of
 from stelae.coordinator.operations import Operations
@@ -126,6 +128,9 @@ class Coordinator:
         self._pauses: Pauses[Key] = Pauses()
         self._watched: dict[Run, None] = {}
         self._looked_at = 0.0
+        self._indexes = IndexOrders(
+            runtime, catalog, liveness, self.operations, self._once, self._tell
+        )
         self._rounds = RecoveryRounds(
             runtime,
             settings,
@@ -194,7 +199,8 @@ class Coordinator:
             self._liveness.stalled(now, paused_s)  # what came meanwhile waits to be read
             self._runtime.metrics.count("coordinator_stalls")
         self._looked_at = now
-        self._liveness.forget({Run(*owner): None for owner in self._catalog.owners()})
+        owners = [*self._catalog.owners(), *self._catalog.indexes.owners()]
+        self._liveness.forget({Run(*owner): None for owner in owners})
         actions = decide(
             self._catalog,
             self._liveness,
@@ -205,6 +211,7 @@ class Coordinator:
             replica_dead_after_s=self._settings.replica_dead_after_s,
             rebalance_after_s=self._catalog.rebalance_after_s(self._settings.rebalance_after_s),
             copy_limits=CopyLimits(self._settings.copies_max, self._settings.copy_sessions_max),
+            indexlet_entries_max=self._settings.indexlet_entries_max,
         )
         self._recover([action for action in actions if isinstance(action, Recover)])
         for action in actions:
@@ -245,7 +252,7 @@ class Coordinator:
             case _:
                 self._begin_of_group(action)
 
-    def _begin_of_group(self, action: GroupAction | SuccessionAction) -> None:
+    def _begin_of_group(self, action: GroupAction | SuccessionAction | IndexAction) -> None:
         match action:
             case UpdateGroups():
                 self._once(("groups",), lambda: self._update_groups(action))
@@ -261,7 +268,6 @@ class Coordinator:
             case Transfer(leader, order):
                 key = ("transfer leadership", order.tablet_id)
                 self._once(key, lambda: self._tell(key, leader, TRANSFER_LEADERSHIP, order))
-
             case OrderTransfer(server, transfer):
                 key = ("transfer", transfer.tablet_id, transfer.successor, transfer.release)
                 self._once(key, lambda: self._tell(key, server, TRANSFER_TABLET, transfer))
@@ -269,8 +275,10 @@ class Coordinator:
                 self._once(("succeed", tablet.tablet_id), lambda: self._succession(action))
             case GiveUpSuccessor(tablet):
                 self._once(("give up", tablet.tablet_id), lambda: self._succession(action))
+            case _:
+                self._indexes.begin(action)
 
-    def _once(self, key: Key, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _once(self, key: Key, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Do it in the background, unless it is under way or was done a moment ago."""
         if key in self._busy:
             return
@@ -280,7 +288,7 @@ class Coordinator:
         self._busy[key] = None
         self._spawn(self._finish([key], work()), " ".join(key))
 
-    async def _finish(self, keys: Sequence[Key], work: Coroutine[Any, Any, None]) -> None:
+    async def _finish(self, keys: Sequence[Key], work: Coroutine[Any, Any, object]) -> None:
         """Run ``work``; a failure of it is logged and counted, and the next look tries again."""
         try:
             await work
@@ -453,10 +461,11 @@ class Coordinator:
 
     async def _tell(
         self, key: Key, server: ServerInfo, method: Method[Any, Any], order: Any
-    ) -> None:
-        await self._call(server, method, order)
+    ) -> Any:
+        answer = await self._call(server, method, order)
         now = self._runtime.clock.monotonic()
         self._pauses.begin(key, now + 2 * self._settings.heartbeat_s, now)
+        return answer
 
     async def _call(self, server: ServerInfo, method: Method[Any, Any], order: Any) -> Any:
         reply = await self._runtime.peers.call(

@@ -25,6 +25,7 @@ from stelae.actors.hand_over import hand_over
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_clients import ClientRequests
 from stelae.actors.master_group import MasterGroup
+from stelae.actors.master_indexes import IndexRequests
 from stelae.actors.master_members import MasterMembers, MemberRequests
 from stelae.actors.master_operators import OperatorRequests
 from stelae.actors.master_ports import MasterPorts
@@ -285,6 +286,7 @@ class Master:
             **raft_handlers(self._replicas),
             **self.group.handlers(),
             **ClientRequests(self).handlers(),
+            **IndexRequests(self).handlers(),
             **MemberRequests(self).handlers(),
             **OperatorRequests(self).handlers(),
             **SafekeeperRequests(self).handlers(),

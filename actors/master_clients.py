@@ -31,12 +31,12 @@ from stelae.coordinator.ddl import (
     draft_create,
     draft_delete,
 )
-from stelae.coordinator.decide import tserver_loads
 from stelae.coordinator.groups import location_of
 from stelae.coordinator.liveness import Run, run_of
 from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.status import MasterView, StatusInputs, status_document
 from stelae.coordinator.timeline_placement import first_timelines, fleet_of
+from stelae.coordinator.tserver_loads import tserver_loads
 from stelae.core.alter_messages import (
     ALTER_TABLE,
     IS_ALTER_DONE,

@@ -14,6 +14,8 @@ from stelae.coordinator.standing import standing_of
 from stelae.coordinator.timeline_placement import draft_register
 from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
+from stelae.core.index_messages import INDEXLET_REPORTED, IndexletReported
+from stelae.core.indexes import IndexletId
 from stelae.core.messages import (
     HEARTBEAT,
     RAISE_EPOCH,
@@ -41,6 +43,7 @@ class ServerRequests:
             HEARTBEAT: self._on_heartbeat,
             RAISE_EPOCH: self._on_raise_epoch,
             TABLET_OPENED: self._on_tablet_opened,
+            INDEXLET_REPORTED: self._on_indexlet_reported,
         }
 
     async def _on_heartbeat(self, call: Call[Heartbeat]) -> Reply[HeartbeatReply]:
@@ -84,9 +87,11 @@ class ServerRequests:
         lease_s = 0.0
         serve: tuple[tuple[TabletId, int], ...] = ()
         drop: tuple[TabletId, ...] = ()
+        serve_indexlets: tuple[tuple[IndexletId, int], ...] = ()
         if processed and seen is not None:
             standing = standing_of(master.catalog, seen)
             serve, drop = standing.serve, standing.drop
+            serve_indexlets = standing.serve_indexlets
             if beat.server.kind is ServerKind.TSERVER and standing.may_have_lease:
                 lease_s = master.liveness.grant(run, now)
         roster = master.liveness.roster(now)
@@ -103,6 +108,7 @@ class ServerRequests:
             servers_version=roster.version,
             masters=master.group.members,
             safekeeper_id=master.catalog.timelines.id_of(beat.server.uuid),
+            serve_indexlets=serve_indexlets,
         )
 
     async def _on_raise_epoch(self, call: Call[RaiseEpoch]) -> Reply[Empty]:
@@ -118,5 +124,13 @@ class ServerRequests:
         body = call.body
         now = self._master.runtime.clock.monotonic()
         self._master.liveness.report(Run(body.server, body.incarnation), body.report, now)
+        coordinator.wake()
+        return EMPTY
+
+    async def _on_indexlet_reported(self, call: Call[IndexletReported]) -> Reply[Empty]:
+        coordinator = self._master.lead()
+        body = call.body
+        now = self._master.runtime.clock.monotonic()
+        self._master.liveness.indexlet_report(Run(body.server, body.incarnation), body.report, now)
         coordinator.wake()
         return EMPTY

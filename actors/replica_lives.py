@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from stelae.actors.index_routes import Locate, no_masters
 from stelae.actors.membership import Membership
 from stelae.actors.raft_host import RaftHost
 from stelae.actors.replica import Replica
@@ -106,6 +107,8 @@ class ReplicaLives:
         """Why the last copy of a tablet to here was given up; empty if none was, or one came."""
         self.cancel_copy: Callable[[TabletId], Awaitable[object]] | None = None
         """End a copy to here, if there is one; awaited before a tablet is deleted for ever."""
+        self.locate: Locate = no_masters
+        """Where indexlets are, for leaders of tablets whose tables have indexes."""
         self._runtime = runtime
         self._settings = settings
         self._tasks = tasks
@@ -258,6 +261,7 @@ class ReplicaLives:
                 on_copy_needed=lambda uuid: self.copy_needed(tablet_id, uuid),
                 host=self._raft_host,
             )
+            tablet.locate = self.locate
             await tablet.start()
         except Exception as error:  # a bug is told, and is this tablet's matter alone
             self._tell_if_bug(tablet_id, error)

@@ -24,6 +24,7 @@ from stelae.actors.raft_host import RaftHost
 from stelae.actors.replica import Replica, ReplicaSettings, RoleChange
 from stelae.actors.replica_report import ReplicaReports
 from stelae.actors.replica_storage import ReplicaStorage
+from stelae.actors.replicated_indexing import ReplicatedIndexing
 from stelae.actors.replicated_succession import ReplicatedSuccession
 from stelae.actors.small_writes import SmallWrite, is_small, one_by_one
 from stelae.actors.tablet_flushes import TabletFlushes
@@ -109,7 +110,7 @@ async def _become_task() -> None:
         await asyncio.sleep(0)
 
 
-class ReplicatedTablet(ReplicatedSuccession, TabletReads):
+class ReplicatedTablet(ReplicatedSuccession, TabletReads, ReplicatedIndexing):
     """See the module. `start` it, and `close` it; if one of its ``tasks`` fails, it is broken."""
 
     def __init__(
@@ -230,6 +231,7 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads):
     async def close(self) -> None:
         """Take part no more, and let go of log and rows. Whatever failed before is not raised."""
         self._is_open = False
+        self._close_indexes()
         await self.replica.stop()
         try:
             await self.tasks.close()
@@ -308,6 +310,7 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads):
             self._clock = GroupClock(self._machine.now_s, now_s)
             if not self._machine.is_founded:
                 self.tasks.spawn(self._found(change.term), f"found {self.tablet_id}")
+            self.begin_indexing()
         self._on_news()
 
     def _stamp(self) -> Stamp:
@@ -343,7 +346,9 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads):
         known = self._schemas.table
         newer = table.schema.version > known.schema.version or table.generation > known.generation
         if newer or not self._machine.is_founded:
+            self._altering = (self.replica.term, max(table.schema.version, known.schema.version))
             await self.replica.propose(encode_alter(table, self._stamp()), timeout_s)
+            self.begin_indexing()
         return self.report()
 
     # ---- comparing replicas -----------------------------------------------------------------
@@ -397,20 +402,29 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads):
         if refusal is not None:
             raise refusal
         self._check_open()
-        size_bytes = self._machine.check_write(request, rows)
-        command: bytes | SmallWrite
-        if is_small(request, size_bytes):
-            version = request.schema_version or self._schemas.present.version
-            command = SmallWrite(request, (request.request,), self._stamp(), version, size_bytes)
-        else:
-            command = await self._command(call, rows)
-            limit = min(COMMAND_BYTES_MAX, self._settings.queue_bytes)
-            if len(command) > limit:
-                what = f"a write to table {self._schemas.table.name!r}"
-                raise TooLarge(what, len(command), limit)
+        if self._schemas.present.indexes:
+            return await self._write_indexed(call, rows)
+        present = self._schemas.present.version
+        command = await self._command_of(call, rows)
+        if present != self._schemas.present.version and self._schemas.present.indexes:
+            raise TabletNotReady(self.tablet_id, "altered just now: it has an index")
         outcome = await self.replica.propose(command, call.timeout_s)
         assert isinstance(outcome, bytes), "the outcome of a write"
         return answer(outcome)
+
+    async def _command_of(self, call: Call[Write], rows: Any) -> bytes | SmallWrite:
+        """Raises InvalidArgument, TooLarge and the like: it cannot be carried out."""
+        request = call.body
+        size_bytes = self._machine.check_write(request, rows)
+        if is_small(request, size_bytes):
+            version = request.schema_version or self._schemas.present.version
+            return SmallWrite(request, (request.request,), self._stamp(), version, size_bytes)
+        command = await self._command(call, rows)
+        limit = min(COMMAND_BYTES_MAX, self._settings.queue_bytes)
+        if len(command) > limit:
+            what = f"a write to table {self._schemas.table.name!r}"
+            raise TooLarge(what, len(command), limit)
+        return command
 
     async def write_many(
         self, call: Call[WriteMany], refusal: StelaeError | None
@@ -422,6 +436,9 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads):
         size_bytes = self._machine.check_many(many) if refusal is None else 0
         if not 0 < size_bytes <= SMALL_ROW_BYTES_MAX * len(many.rows):
             return await one_by_one(self, call, refusal)
+        if self._schemas.present.indexes:
+            found = await self._write_many_indexed(call, size_bytes)
+            return await one_by_one(self, call, refusal) if found is None else found
         version = many.schema_version or self._schemas.present.version
         command = SmallWrite(many, many.requests, self._stamp(), version, size_bytes)
         outcomes = await self.replica.propose(command, call.timeout_s)

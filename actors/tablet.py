@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from stelae.actors.load_rate import LoadRate
 from stelae.actors.merge_offer import MergeOffer
+from stelae.actors.owned_indexing import OwnedIndexing
 from stelae.actors.owned_succession import OwnedSuccession
 from stelae.actors.small_writes import one_by_one
 from stelae.actors.tablet_input import payload_of, read_rows
@@ -70,7 +71,7 @@ from stelae.storage.tablet import TabletMemory
 from stelae.storage.tablet_schemas import TabletSchemas
 
 
-class Tablet(OwnedSuccession, TabletReads):
+class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
     """A tablet in one term, from its opening to its end at this server."""
 
     def __init__(
@@ -136,6 +137,7 @@ class Tablet(OwnedSuccession, TabletReads):
         if self.progress is TabletProgress.PREPARED:
             self.progress = TabletProgress.SERVING
             self._log.hand_over()
+            self.begin_indexing()
 
     def learn(self, timeline: TimelineSource) -> None:
         """The masters know that its log is on these safekeepers now."""
@@ -144,6 +146,7 @@ class Tablet(OwnedSuccession, TabletReads):
     async def close(self) -> None:
         """Stop all work on the tablet; waiting calls end as they do when a server dies."""
         self._log.fail(TabletNotHere(self.tablet_id, "this server any more"))
+        self._close_indexes()
         await self.tasks.close()
         # Tablet and log refer to each other: left to the collector, rows would stay for long.
         self._memory = TabletMemory(self._schema, self._table.name)
@@ -218,6 +221,8 @@ class Tablet(OwnedSuccession, TabletReads):
         if had_head:
             self._roll()
         self._altered.set()
+        if self.progress is TabletProgress.SERVING:
+            self.begin_indexing()
 
     async def _wait_schema(self) -> None:
         """Wait for the masters' word of a schema that the former owner wrote with already: this
@@ -326,6 +331,8 @@ class Tablet(OwnedSuccession, TabletReads):
             raise refusal
         self._check_open()
         self._check_room()
+        if self._schema.indexes:
+            return await self._write_indexed(call, rows)
         index = self._memory.last_index + 1
         columns: Sequence[str] = request.columns
         if request.schema_version != self._schema.version:
@@ -396,6 +403,9 @@ class Tablet(OwnedSuccession, TabletReads):
         self, call: Call[WriteMany], refusal: StelaeError | None
     ) -> tuple[bytes, ...]:
         """Carry out calls of one row each; all in one entry of the log, if none is in doubt."""
+        if self._schema.indexes and refusal is None:
+            outcomes = await self._write_many_indexed(call)
+            return await one_by_one(self, call, refusal) if outcomes is None else outcomes
         outcomes = self._write_together(call.body) if refusal is None else None
         if outcomes is None:
             return await one_by_one(self, call, refusal)

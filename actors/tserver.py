@@ -16,8 +16,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from stelae.actors.epochs import raising_epochs
 from stelae.actors.hand_over import hand_over
 from stelae.actors.identity import listen_as, take_identity
+from stelae.actors.indexlets import Indexlets
 from stelae.actors.lease import Lease
 from stelae.actors.load_rate import size_of, weight_of
 from stelae.actors.master_list import MasterList
@@ -29,9 +31,11 @@ from stelae.actors.replica_orders import ReplicaOrders
 from stelae.actors.replicated_tablet import ReplicatedTablet
 from stelae.actors.scans import ScanSessions
 from stelae.actors.server_copies import ServerCopies
+from stelae.actors.server_news import ServerNews
 from stelae.actors.small_writes import check_many
 from stelae.actors.successions import Successions
 from stelae.actors.tablet import Tablet
+from stelae.actors.tablet_fills import TabletFills
 from stelae.actors.tablet_input import check_request
 from stelae.actors.tablet_log import MakeLog
 from stelae.actors.tablet_logs import log_of
@@ -48,7 +52,8 @@ from stelae.core.errors import (
     TabletNotHere,
     TabletNotReady,
 )
-from stelae.core.ids import Address, ServerUuid, TabletId
+from stelae.core.ids import Address, ServerUuid, TableId, TabletId
+from stelae.core.index_messages import LOCATE_INDEXLETS, IndexletLocations, LocateIndexlets
 from stelae.core.messages import (
     CLOSE_TABLET,
     GET,
@@ -57,10 +62,8 @@ from stelae.core.messages import (
     INSTALL_MERGE,
     LEARN_TIMELINE,
     OPEN_TABLET,
-    RAISE_EPOCH,
     SCAN,
     SERVE_TABLET,
-    TABLET_OPENED,
     WRITE,
     WRITE_MANY,
     CloseTablet,
@@ -71,11 +74,9 @@ from stelae.core.messages import (
     InstallMerge,
     LearnTimeline,
     OpenTablet,
-    RaiseEpoch,
     RecoveryEngine,
     Scan,
     ServeTablet,
-    TabletOpened,
     TabletProgress,
     TabletReport,
     Write,
@@ -146,9 +147,22 @@ class TabletServer:
             on_news=self._report_soon,
             on_gone=self._scans.drop,
         )
+        self.replicas.locate = self._locate
+        self._fills = TabletFills(runtime, settings, self._serving)
+        self._news = ServerNews(runtime, settings, self.tasks, self._masters, lambda: self.info)
         self._orders = ReplicaOrders(self.replicas)
         self._successions = Successions(
-            runtime, settings, self._serving, self._out_of_memory, self._tell_soon
+            runtime, settings, self._serving, self._out_of_memory, self._news.tell_soon
+        )
+        self.indexlets = Indexlets(
+            runtime,
+            settings,
+            self.tasks,
+            self._masters,
+            name,
+            may_acknowledge=lambda: self._lease.is_valid,
+            out_of_memory=self._memory_full,
+            on_news=self._news.tell_of_indexlet,
         )
 
     # ---- life -------------------------------------------------------------------------------
@@ -202,6 +216,8 @@ class TabletServer:
             **self._mailbox.handlers(),
             **self._orders.handlers(),
             **self._successions.handlers(),
+            **self.indexlets.handlers(),
+            **self._fills.handlers(),
             **ReplicaDigests(self._runtime, self.replicas).handlers(),
             **self.replicas.raft_handlers(),
         }
@@ -237,12 +253,13 @@ class TabletServer:
             removed=report.removed,
             digest=report.digest,
             servers_version=self.members.version,
+            indexlets=self.indexlets.reports() if reporter.wants_report else (),
         )
         return beat, report
 
     def _weigh(self) -> None:
         """Once for the heartbeats to all masters: how much memory is used; writes add to it."""
-        self._memory_bytes = self.replicas.memory_bytes
+        self._memory_bytes = self.replicas.memory_bytes + self.indexlets.memory_bytes
         self._memory_bytes += sum([tablet.memory_bytes for tablet in self._tablets.values()])
         limit_bytes = self._memory_limit_bytes
         over = (self._memory_bytes, limit_bytes) if self._memory_bytes > limit_bytes else None
@@ -289,6 +306,8 @@ class TabletServer:
             tablet = self._tablets.get(tablet_id)
             if tablet is not None and tablet.term == term:
                 tablet.serve()
+        for indexlet_id, term in reply.serve_indexlets:
+            self.indexlets.serve(indexlet_id, term)
         for tablet_id in reply.drop:
             await self._close(tablet_id)
             self.replicas.drop(tablet_id)
@@ -326,13 +345,16 @@ class TabletServer:
             tasks=self.tasks,
             intake=self._intake,
         )
+        tablet.locate, tablet.may_serve = self._locate, self._serving
         self._tablets[record.tablet_id] = tablet
         tablet.tasks.spawn(self._open(tablet, call.body), f"open {record.tablet_id[:8]}")
         return EMPTY
 
     def _log_of(self, order: OpenTablet) -> MakeLog:
         """Raises InvalidArgument: a timeline is needed, and not named."""
-        raise_epoch = self._raise_epoch_of(order.tablet.tablet_id, order.tablet.term)
+        tablet = order.tablet
+        epochs = (self._runtime, self._settings, self._masters, self.info.uuid)
+        raise_epoch = raising_epochs(*epochs, tablet.tablet_id, tablet.term)
         servers = (self.members, self._mailbox)
         return log_of(
             self._runtime,
@@ -346,36 +368,7 @@ class TabletServer:
     async def _open(self, tablet: Tablet, order: OpenTablet) -> None:
         await tablet.open(order.sources, order.engine)
         if self._tablets.get(tablet.tablet_id) is tablet:
-            await self._tell(tablet)
-
-    def _tell_soon(self, tablet: Tablet | ReplicatedTablet) -> None:
-        self.tasks.spawn(self._tell(tablet), f"tell of {tablet.tablet_id[:8]}")
-
-    async def _tell(self, tablet: Tablet | ReplicatedTablet) -> None:
-        """Masters need not wait for the next heartbeat."""
-        opened = TabletOpened(self.info.uuid, self.info.incarnation, tablet.report())
-        timeout_s = self._settings.call_timeout_s
-        try:
-            await self._masters.call(TABLET_OPENED, opened, timeout_s=timeout_s)
-        except StelaeError:
-            self._runtime.metrics.count("opened_reports_failed")  # the heartbeat says it again
-
-    def _raise_epoch_of(self, tablet_id: TabletId, term: int) -> Any:
-        async def raise_epoch(segment: int, epoch: int) -> None:
-            request = RaiseEpoch(tablet_id, term, self.info.uuid, segment, epoch)
-            while True:
-                try:
-                    await self._masters.call(
-                        RAISE_EPOCH, request, timeout_s=self._settings.call_timeout_s
-                    )
-                    return
-                except StaleTerm:
-                    raise
-                except StelaeError:
-                    self._runtime.metrics.count("epoch_raises_failed")
-                    await self._runtime.clock.sleep(self._settings.heartbeat_s)
-
-        return raise_epoch
+            await self._news.tell(tablet)
 
     async def _on_serve(self, call: Call[ServeTablet]) -> Reply[Empty]:
         tablet = self._tablets.get(call.body.tablet_id)
@@ -423,7 +416,15 @@ class TabletServer:
             if len(self._closed_terms) > CLOSED_TERMS_MAX:
                 del self._closed_terms[next(iter(self._closed_terms))]
             self._scans.drop(tablet_id)
+            self._fills.drop(tablet_id)
             await tablet.close()
+
+    async def _locate(
+        self, table_id: TableId, tablet_id: TabletId, timeout_s: float
+    ) -> IndexletLocations:
+        """Where a tablet's index entries go, as the masters' leader knows."""
+        asked = LocateIndexlets(table_id, tablet_id)
+        return await self._masters.call(LOCATE_INDEXLETS, asked, timeout_s=timeout_s)
 
     # ---- clients ----------------------------------------------------------------------------
 
@@ -465,9 +466,15 @@ class TabletServer:
 
     def _out_of_memory(self, tablet: Tablet | ReplicatedTablet) -> OutOfMemory | None:
         """Why no more rows are taken: there is no memory for them here, or at a follower."""
+        full = self._memory_full()
+        if full is None and isinstance(tablet, ReplicatedTablet):
+            return tablet.out_of_memory()
+        return full
+
+    def _memory_full(self) -> OutOfMemory | None:
         if self._memory_bytes > self._memory_limit_bytes:
             return OutOfMemory(self._name, self._memory_bytes, self._memory_limit_bytes)
-        return tablet.out_of_memory() if isinstance(tablet, ReplicatedTablet) else None
+        return None
 
     @prompt
     async def _on_get(self, call: Call[Get]) -> Reply[Any]:

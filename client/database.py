@@ -12,7 +12,8 @@ import pyarrow as pa
 from stelae.client.alter import NewColumns
 from stelae.client.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.check import CheckReport, check_cluster
-from stelae.client.given import check_durability, check_name, staleness
+from stelae.client.given import check_durability, check_name, indexed_columns, staleness
+from stelae.client.index_calls import Progress
 from stelae.client.locations import LOOKUP_TIMEOUT_S, TableCache, look_up
 from stelae.client.masters import MastersClient
 from stelae.client.operators import OperatorCalls
@@ -89,17 +90,21 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls):
         key: str | Sequence[str],
         partition: Partitioning | None = None,
         durability: Durability = DEFAULT_DURABILITY,
+        indexes: str | Sequence[str] = (),
         wait: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> AsyncTable:
         """Create a table, and wait until all its tablets can be written to.
+
+        ``indexes``: columns that get an index each (`AsyncTable.find`).
 
         Without ``wait`` it returns once the table exists; `is_create_done` tells the rest, and
         calls on the table wait for the tablets that they need.
 
         Raises:
             TableExists: there is one of that name.
-            InvalidArgument: the schema, key, partitioning or durability is not possible.
+            InvalidArgument: the schema, key, partitioning, durability or indexes are not possible.
+            ColumnNotFound: the key or ``indexes`` names a column that is not there.
             NotDoneYet: it was created, but some tablet is not served yet.
         """
         check_name(name)
@@ -109,9 +114,10 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls):
         columns = TableSchema.of(schema, (key,) if isinstance(key, str) else key)
         partitioning = _in_wire_form(partition or Partitioning(), columns)
         partitioning.check(columns.key)
+        indexed = indexed_columns(indexes, columns)
         deadline = self.runtime.clock.monotonic() + timeout
         with self._session.request() as request:
-            body = CreateTable(request, name, columns, partitioning, durability)
+            body = CreateTable(request, name, columns, partitioning, durability, indexed)
             while True:
                 left_s = deadline - self.runtime.clock.monotonic()
                 try:
@@ -250,6 +256,29 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls):
             timeout=timeout,
         )
         return table
+
+    async def create_index(
+        self,
+        name: str,
+        column: str,
+        *,
+        unique: bool = False,
+        wait: bool = True,
+        progress: Progress | None = None,
+        timeout: float = 3600.0,
+    ) -> None:
+        """Make an index of a column; see `AsyncTable.create_index`. Raises `TableNotFound`."""
+        table = await self.table(name)
+        await table.create_index(
+            column, unique=unique, wait=wait, progress=progress, timeout=timeout
+        )
+
+    async def drop_index(
+        self, name: str, column: str, *, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """Drop the index of a column. Raises `TableNotFound`, `IndexNotFound`."""
+        table = await self.table(name)
+        await table.drop_index(column, timeout=timeout)
 
     async def rename_table(
         self, name: str, new_name: str, *, timeout: float = DEFAULT_TIMEOUT_S

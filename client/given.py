@@ -18,6 +18,7 @@ from stelae.client.convert import RowCodec, is_table, to_arrow
 from stelae.core.catalog_messages import LINEARIZABLE
 from stelae.core.durability import Durability, Replicas, Segments, Wal
 from stelae.core.errors import InvalidArgument
+from stelae.core.index_changes import check_new_index
 from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
 from stelae.core.values import check_batch, rows_to_batch
 
@@ -45,6 +46,20 @@ def check_name(name: str) -> None:
             f"table name {name!r}: 1 to {MAX_NAME_LENGTH} printable characters, "
             "none of / \\ ? # % , :"
         )
+
+
+def indexed_columns(indexes: str | Sequence[str], schema: TableSchema) -> tuple[str, ...]:
+    """The columns of a new table that get an index each.
+
+    Raises:
+        InvalidArgument, ColumnNotFound: one of them cannot, or is named twice.
+    """
+    columns = (indexes,) if isinstance(indexes, str) else tuple(indexes)
+    if len(set(columns)) != len(columns):
+        raise InvalidArgument(f"indexes={list(columns)}: each column at most once")
+    for column in columns:
+        check_new_index(schema, column, "(new)")
+    return columns
 
 
 def chosen_columns(

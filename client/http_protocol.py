@@ -30,6 +30,8 @@ TIMEOUT_HEADER = "X-Request-Timeout-Seconds"
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 REQUEST_ID_HEADER = "Stelae-Request-Id"
 """Of Stelae's own client, instead of `IDEMPOTENCY_HEADER`: servers may forget what was answered."""
+NEXT_PAGE_HEADER = "Stelae-Next-Page"
+"""With an Arrow answer to ``rows:find``: by what to ask for the rows after these."""
 SCHEMA_VERSION_HEADER = "Stelae-Schema-Version"
 """The version of the table's schema that the columns of a request are of; absent: the newest."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -17,6 +17,7 @@ from stelae.core.catalog_messages import ReplicaLocation, TabletLocation
 from stelae.core.durability import Durability, Replicas, Segments, Wal, replicas, segments, wal
 from stelae.core.errors import Unavailable
 from stelae.core.ids import Address, ServerUuid, TableId
+from stelae.core.indexes import IndexDefinition, IndexId
 from stelae.core.partition import HashPartition, Partitioning, RangePartition
 from stelae.core.records import TableRecord, TableState, TabletRecord
 from stelae.core.schema import TableSchema
@@ -51,6 +52,7 @@ def table_record(info: Mapping[str, Any]) -> TableRecord:
             int(info["schema_version"]),
             base64.b64decode(info["arrow_defaults"], validate=True),
         )
+        schema = msgspec.structs.replace(schema, indexes=_indexes(info["indexes"], schema))
         return TableRecord(
             TableId(info["id"]),
             info["name"],
@@ -102,6 +104,11 @@ def durability_of(info: Mapping[str, Any]) -> Durability:
     if "wal" in info:
         return wal(info["wal"], info["segments"])
     return segments(*info["segments"])
+
+
+def _indexes(info: Sequence[Mapping[str, Any]], schema: TableSchema) -> tuple[IndexDefinition, ...]:
+    ids = dict(zip(schema.arrow.names, schema.column_ids, strict=True))
+    return tuple(IndexDefinition(IndexId(each["id"]), ids[each["column"]]) for each in info)
 
 
 def _partitioning(info: Mapping[str, Any], schema: pa.Schema) -> Partitioning:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from stelae.client.group_route import GroupRoute
+from stelae.client.indexlets import IndexletCache
 from stelae.client.masters import MastersClient
 from stelae.core.errors import TableNotFound
 from stelae.core.ids import TableId, TabletId
@@ -20,6 +21,7 @@ class TableCache:
 
     def __init__(self, masters: MastersClient, locations: TableLocations) -> None:
         self.masters = masters
+        self.indexlets = IndexletCache(masters, locations.table.table_id)
         self._refreshing: asyncio.Task[None] | None = None
         self._routes: list[GroupRoute | None] = []
         self.table = locations.table

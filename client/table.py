@@ -26,6 +26,7 @@ from stelae.client.retries import all_or_first_error, on_tablet
 from stelae.client.scan import scan_all, scan_wanted
 from stelae.client.session import Session
 from stelae.client.table_alterations import TableAlterations
+from stelae.client.table_finds import TableFinds
 from stelae.client.writer import TableWriter, Versions
 from stelae.core.errors import (
     SchemaChanged,
@@ -41,7 +42,7 @@ from stelae.core.settings import Settings
 T = TypeVar("T")
 
 
-class AsyncTable(TableAlterations):
+class AsyncTable(TableAlterations, TableFinds):
     """A handle on one table; cheap, shares its database's connections. Made by the database."""
 
     def __init__(

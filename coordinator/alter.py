@@ -143,7 +143,8 @@ def alter_actions(
                 continue
             seen, report = _report(tablet, live, reporters)
             follow = follow and _follows(table, tablet, report)
-            if seen is not None and report is not None and _is_behind(table, report):
+            may_learn = _are_open(catalog, table, live)
+            if seen is not None and report is not None and may_learn and _is_behind(table, report):
                 yield Alter(tablet, seen.server, report.term)
         if follow and table.state is TableState.ALTERING:
             yield FinishAlter(
@@ -156,6 +157,16 @@ def alter_actions(
                     generation=table.generation + 1,
                 )
             )
+
+
+def _are_open(catalog: Catalog, table: TableRecord, live: Mapping[Run, Seen]) -> bool:
+    """Whether entries of its indexes are taken: writes of who knows of them would wait else."""
+    for index in table.schema.indexes:
+        for indexlet in catalog.indexes.of_index(index.index_id):
+            seen = live.get(Run(indexlet.owner, indexlet.owner_incarnation))
+            if seen is None or indexlet.indexlet_id not in seen.picture.indexlets:
+                return False
+    return True
 
 
 def _report(

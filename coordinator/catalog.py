@@ -25,10 +25,12 @@ from typing import TypeAlias
 import msgspec
 
 from stelae.coordinator.graveyard import Grave, Graveyard, Records
+from stelae.coordinator.index_catalog import IndexCatalog
 from stelae.coordinator.timeline_catalog import TimelineCatalog, TimelineState
 from stelae.core.configurations import StoredRecord
 from stelae.core.errors import Overloaded, StaleRequest, TooLarge, decode_error
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
+from stelae.core.indexes import IndexletRecord
 from stelae.core.records import (
     Rebalancing,
     SafekeeperRecord,
@@ -47,9 +49,10 @@ MAX_CLIENTS = 1000
 """DDL results are kept for so many clients, those that spoke last."""
 MAX_RESULTS = 100
 """DDL results kept for one client that never says which answers it has; then `Overloaded`."""
-SNAPSHOT_VERSION = 5
-READABLE_VERSIONS = (2, 3, 4, 5)
-"""2 has deleted tables among the others; 4 knows timelines, 5 all they were, and successors."""
+SNAPSHOT_VERSION = 6
+READABLE_VERSIONS = (2, 3, 4, 5, 6)
+"""2 has deleted tables among the others; 4 knows timelines, 5 all they were, and successors; 6 has
+indexlets."""
 
 NO_WORD = Rebalancing(generation=0)
 """Operators have never said anything about it."""
@@ -72,6 +75,7 @@ class CatalogBatch(msgspec.Struct, frozen=True, array_like=True):
     rebalancing: Rebalancing | None = None
     safekeepers: tuple[SafekeeperRecord, ...] = ()
     timelines: tuple[StoredRecord, ...] = ()
+    indexlets: tuple[IndexletRecord, ...] = ()
 
     def encode(self) -> bytes:
         """The log entry's body. Raises `TooLarge` for what could not be replicated."""
@@ -116,6 +120,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     marks: list[ServerMark] = []
     rebalancing: Rebalancing | None = None
     timelines: TimelineState | None = None
+    indexlets: list[IndexletRecord] = []
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -138,6 +143,7 @@ class Catalog:
         """What operators want of the spreading of replicas, if anything."""
         self.timelines = TimelineCatalog()
         """Safekeepers, and the configurations of timelines."""
+        self.indexes = IndexCatalog()
         self.altered: dict[TableId, None] = {}
         """Live tables whose tablets may have to be told of a newer schema or name."""
         self._names: dict[str, TableId] = {}
@@ -203,7 +209,8 @@ class Catalog:
         spread = batch.rebalancing
         if spread is not None and spread.generation != self.rebalancing.generation + 1:
             return "what is wanted of rebalancing has changed meanwhile"
-        return self.timelines.refusal(batch.safekeepers, batch.timelines)
+        refusal = self.timelines.refusal(batch.safekeepers, batch.timelines)
+        return refusal or self.indexes.refusal(batch.indexlets, self.tables, batch.tables)
 
     def _commit(self, batch: CatalogBatch) -> None:
         """Tablets, then tables, then names: all in one turn, so that no reader sees a part."""
@@ -212,6 +219,7 @@ class Catalog:
         if batch.rebalancing is not None:
             self.rebalancing = batch.rebalancing
         self.timelines.commit(batch.safekeepers, batch.timelines)
+        self.indexes.commit(batch.indexlets, batch.tables)
         for tablet in batch.tablets:
             self._put_tablet(tablet)
         for table in batch.tables:
@@ -314,6 +322,7 @@ class Catalog:
             list(self.marks.values()),
             self.rebalancing,
             self.timelines.state(),
+            self.indexes.state(),
         )
         return _ENCODER.encode(state)
 
@@ -329,6 +338,7 @@ class Catalog:
         self.marks = {mark.uuid: mark for mark in state.marks}
         self.rebalancing = state.rebalancing or NO_WORD
         self.timelines = TimelineCatalog(state.timelines)
+        self.indexes = IndexCatalog(state.indexlets)
         self._names = {}
         self.altered = {}
         for table in state.tables:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from stelae.coordinator.assignment import Load, choose_members, choose_owners
 from stelae.coordinator.catalog import Catalog, CatalogBatch
+from stelae.coordinator.index_records import Placement, beside_of, first_indexlets, first_schema
 from stelae.core.catalog_messages import CreateTable
 from stelae.core.durability import Replicas, checked
 from stelae.core.errors import (
@@ -25,6 +26,7 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import RequestId, ServerUuid, TableId, TabletId, make_uuid
+from stelae.core.index_changes import check_new_index
 from stelae.core.messages import RaiseEpoch
 from stelae.core.records import ServerInfo, TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.replication import first_configuration
@@ -80,15 +82,18 @@ def draft_create(
         )
         for number, tablet_id in enumerate(tablet_ids)
     )
+    schema = first_schema(order.schema, order.indexes, order.name, rng)
     table = TableRecord(
         table_id=table_id,
         name=order.name,
-        schema=order.schema,
+        schema=schema,
         partitioning=order.partitioning,
         durability=order.durability,
         state=TableState.RUNNING,
     )
-    return CatalogBatch((table,), tablets, order.request, table_id)
+    homes = Placement(catalog, lambda: loads, beside_of(tablets))
+    indexlets = first_indexlets(schema, table_id, lambda: homes.choose(table_id), rng)
+    return CatalogBatch((table,), tablets, order.request, table_id, indexlets=indexlets)
 
 
 def new_tablet(
@@ -206,6 +211,10 @@ def check_order(order: CreateTable) -> None:
         made = TableSchema.of(order.schema.arrow, order.schema.key)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InvalidArgument(f"table {order.name!r}: no Arrow schema: {error}") from None
+    for column in order.indexes:
+        check_new_index(order.schema, column, order.name)
+    if len(dict.fromkeys(order.indexes)) != len(order.indexes):
+        raise InvalidArgument(f"table {order.name!r}: a column is to have two indexes")
     same_bytes = msgspec.structs.replace(made, arrow_ipc=order.schema.arrow_ipc)
     if not made.arrow.equals(order.schema.arrow) or same_bytes != order.schema:
         raise InvalidArgument(f"table {order.name!r}: the schema is not normalised")

@@ -33,17 +33,18 @@ from typing import TypeAlias
 import msgspec
 
 from stelae.coordinator.alter import Alter, FinishAlter, alter_actions
-from stelae.coordinator.assignment import Load, choose_members, choose_owners, count_loads
+from stelae.coordinator.assignment import Load, choose_members, choose_owners
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.group_decisions import GroupAction, GroupRound
+from stelae.coordinator.index_decisions import IndexAction, IndexRound
 from stelae.coordinator.leaving import Close, leave
 from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
 from stelae.coordinator.pacing import Pacing
 from stelae.coordinator.replacements import CopyLimits
-from stelae.coordinator.replica_health import is_marked
 from stelae.coordinator.standing import HAD, knows_less, standing_of
 from stelae.coordinator.succession import SuccessionAction, reports_of, succession_actions
 from stelae.coordinator.timeline_placement import first_timelines, fleet_of
+from stelae.coordinator.tserver_loads import tserver_loads
 from stelae.core.durability import Durability, Replicas
 from stelae.core.errors import NotEnoughServers
 from stelae.core.ids import ServerUuid, TableId, TabletId
@@ -145,6 +146,7 @@ Action: TypeAlias = (
     | FinishAlter
     | GroupAction
     | SuccessionAction
+    | IndexAction
 )
 
 
@@ -165,6 +167,7 @@ def decide(
     replica_dead_after_s: float = 30.0,
     rebalance_after_s: float = 0.0,
     copy_limits: CopyLimits = COPY_LIMITS,
+    indexlet_entries_max: int = 1 << 62,
 ) -> list[Action]:
     """Everything there is to do now, in the order in which to do it.
 
@@ -172,9 +175,12 @@ def decide(
     ``creation_timeout_s``: how long the first attempt to create a tablet may take.
     ``replica_dead_after_s``, ``rebalance_after_s``: see `Settings`.
     ``copy_limits``: how many tablet copies each server receives and gives at a time.
+    ``indexlet_entries_max``: an indexlet with more entries is split.
     """
     round_ = _Round(catalog, liveness, pacing, now, missing_after_s, creation_timeout_s)
-    return round_.actions(replica_dead_after_s, rebalance_after_s, copy_limits)
+    return round_.actions(
+        replica_dead_after_s, rebalance_after_s, copy_limits, indexlet_entries_max
+    )
 
 
 class _Round:
@@ -205,7 +211,11 @@ class _Round:
         self._loads: list[Load] | None = None
 
     def actions(
-        self, replica_dead_after_s: float, rebalance_after_s: float, copy_limits: CopyLimits
+        self,
+        replica_dead_after_s: float,
+        rebalance_after_s: float,
+        copy_limits: CopyLimits,
+        indexlet_entries_max: int,
     ) -> list[Action]:
         self._given_up = {
             run_of(seen): None
@@ -250,6 +260,7 @@ class _Round:
             self._orders += leave(self._catalog, self._live.values(), self._all_loads)
         moves = [*self._replacements(), *self._moves()]
         hand_overs = [HandOver(table, tuple(ready)) for table, ready in self._ready.items()]
+        of_indexes = self._of_indexes(indexlet_entries_max)
         given_up = [GiveUp(run) for run in self._given_up]
         reporters = self._liveness.reporters(self._now).of
         alters = alter_actions(self._catalog, self._live, reporters)
@@ -258,13 +269,28 @@ class _Round:
             self._catalog, reports, self._all_loads, lambda wanted: self._new_timelines(wanted, 1)
         )
         orders = [*self._orders, *of_groups, *alters, *successions, *self._closes()]
-        return [*given_up, *hand_overs, *moves, *orders]
+        return [*given_up, *hand_overs, *moves, *of_indexes, *orders]
+
+    def _of_indexes(self, entries_max: int) -> list[IndexAction]:
+        indexes = IndexRound(
+            self._catalog,
+            self._liveness,
+            self._live,
+            self._now,
+            missing_after_s=self._missing_after_s,
+            entries_max=entries_max,
+            loads=self._all_loads,
+        )
+        actions = list(indexes.actions())
+        self._given_up |= indexes.given_up
+        return actions
 
     def _has_to_go(self, seen: Seen) -> bool:
         """It may own tablets, which go to others, or its host ended it. One that has only replicas,
         which need no lease of the masters, may be silent for a while and go on."""
         server = seen.server
-        if seen.announced_dead or self._catalog.count_owned(server.uuid, server.incarnation):
+        catalog, run = self._catalog, run_of(seen)
+        if seen.announced_dead or catalog.count_owned(*run) or catalog.indexes.count_owned(*run):
             return True
         held = any(report.group is not None for report in seen.reports.values())
         return not held and not self._catalog.count_replicas(server.uuid)
@@ -453,24 +479,6 @@ class _Round:
             if seen.picture.reports:
                 for tablet_id, term in standing_of(self._catalog, seen).closes:
                     yield Close(seen.server, tablet_id, term)
-
-
-def tserver_loads(catalog: Catalog, live: Iterable[Seen]) -> list[Load]:
-    """The loads of live tservers, by the catalog and their last heartbeats, ordered by UUID.
-
-    Those that are to be left, or are in maintenance, are not among them: they get nothing new.
-    """
-    loads = {
-        seen.server.uuid: Load(
-            seen.server,
-            memory_bytes=seen.heartbeat.memory_bytes,
-            memory_limit_bytes=seen.heartbeat.memory_limit_bytes,
-        )
-        for seen in sorted(live, key=lambda seen: seen.server.uuid)
-        if not is_marked(catalog.mark(seen.server.uuid))
-    }
-    count_loads(loads, catalog)
-    return list(loads.values())
 
 
 def moved(tablet: TabletRecord, owner: ServerInfo) -> TabletRecord:

@@ -37,6 +37,7 @@ import msgspec
 
 from stelae.coordinator.reports import Picture
 from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.index_messages import IndexletReport
 from stelae.core.messages import Heartbeat, TabletReport
 from stelae.core.records import ServerInfo, ServerKind
 from stelae.core.settings import Settings
@@ -215,6 +216,12 @@ class Liveness:
         seen = self._seen.get(run)
         if seen is not None and self._is_leader and self.is_live(run, now):
             seen.picture.hint(report)
+
+    def indexlet_report(self, run: Run, report: IndexletReport, now: float) -> None:
+        """The same of an indexlet (`INDEXLET_REPORTED`, or the answer to an order)."""
+        seen = self._seen.get(run)
+        if seen is not None and self._is_leader and self.is_live(run, now):
+            seen.picture.hint_indexlet(report)
 
     def process_gone(self, run: Run) -> None:
         """The process of this run surely no longer exists."""

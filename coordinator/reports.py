@@ -23,6 +23,8 @@ from typing import Generic, TypeVar
 from crc32c import crc32c
 
 from stelae.core.ids import TabletId
+from stelae.core.index_messages import IndexletReport
+from stelae.core.indexes import IndexletId
 from stelae.core.messages import FULL, NO_REPORT, Heartbeat, HeartbeatReply, TabletReport
 
 V = TypeVar("V")
@@ -66,6 +68,11 @@ def _group(report: TabletReport) -> tuple[object, ...]:
     peers = tuple((peer.uuid, peer.is_heard) for peer in group.peers)
     role = (group.role, group.no_room, group.tries_again)
     return (role, group.leader, group.configuration, group.is_changing, peers)
+
+
+def _stages(indexlets: Mapping[IndexletId, IndexletReport]) -> list[tuple[object, ...]]:
+    """What decisions are made from in what is said of indexlets, but how large they are."""
+    return [(i, r.term, r.progress, r.hand_over, r.successors) for i, r in indexlets.items()]
 
 
 # ---- the sender's side ----------------------------------------------------------------------
@@ -157,6 +164,8 @@ class Picture:
     """Of a tserver's tablets; also what came between two reports (`TabletOpened`)."""
     logs: dict[TabletId, None] = field(default_factory=dict)
     """Of a backup: the tablets that it has replicas of."""
+    indexlets: dict[IndexletId, IndexletReport] = field(default_factory=dict)
+    """Of a tserver, all of them: each report names them all."""
     number: int = NOTHING
     exact_since: float = 0.0
     """When the first report of this leadership was processed."""
@@ -175,6 +184,7 @@ class Picture:
     def reset(self) -> None:
         """Forget everything: the next report must be a full one."""
         self.reports, self.logs, self.vanished_at, self._before_hint = {}, {}, {}, {}
+        self.indexlets = {}
         self.number, self._digest = NOTHING, 0
         self.version += 1
 
@@ -193,6 +203,7 @@ class Picture:
             self._take_all(beat, now)
         else:
             self._take_changes(beat, now)
+        self._take_indexlets(beat)
         self.number = beat.number
         if beat.digest not in (0, self._digest):
             self.reset()
@@ -234,6 +245,12 @@ class Picture:
                 del self.logs[tablet_id]
                 self.version += 1
 
+    def _take_indexlets(self, beat: Heartbeat) -> None:
+        indexlets = {report.indexlet_id: report for report in beat.indexlets}
+        if _stages(indexlets) != _stages(self.indexlets):
+            self.version += 1
+        self.indexlets = indexlets
+
     def _put(self, report: TabletReport) -> None:
         if is_news(self.reports.get(report.tablet_id), report):
             self.version += 1
@@ -254,6 +271,13 @@ class Picture:
             return
         self._before_hint.setdefault(report.tablet_id, known)
         self._put(report)
+
+    def hint_indexlet(self, report: IndexletReport) -> None:
+        """The same of an indexlet."""
+        known = self.indexlets.get(report.indexlet_id)
+        if known is None or known.term <= report.term:
+            self.indexlets = {**self.indexlets, report.indexlet_id: report}
+            self.version += 1
 
     def _forget_hints(self, now: float) -> None:
         """Back to what was reported, which is what the digest is of."""

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.liveness import Seen
 from stelae.core.ids import TabletId
+from stelae.core.index_messages import IndexletProgress, IndexletReport
+from stelae.core.indexes import IndexletId, IndexletState
 from stelae.core.messages import TabletProgress, TabletReport
 from stelae.core.records import ServerInfo, TabletRecord, TabletState
 
@@ -40,11 +42,16 @@ class Standing:
     drop: tuple[TabletId, ...]
     """What it holds of deleted and replaced tablets."""
     may_have_lease: bool
-    """False while it holds a tablet, complete enough to be served, that was given away.
+    """False while it holds a tablet, complete enough to be served, that was given away; or an
+    indexlet that is not its own, which it could take entries for in place of the owner.
 
     A former leader may have told it to serve that one, and the order may still be under way. Once
     the tablet is closed nothing can bring it back, because an owner's term passes once.
     """
+    closed_indexlets: tuple[tuple[IndexletId, int], ...] = ()
+    """(indexlet, term) pairs that it holds and should not."""
+    serve_indexlets: tuple[tuple[IndexletId, int], ...] = ()
+    """(indexlet, term) pairs that it has complete, and that are SERVING by the catalog."""
 
 
 def standing_of(catalog: Catalog, seen: Seen) -> Standing:
@@ -76,6 +83,16 @@ def _make(catalog: Catalog, seen: Seen, made_from: tuple[int, int]) -> Standing:
             and tablet.term == report.term
         ):
             serve.append((tablet.tablet_id, tablet.term))
+    closed_indexlets = tuple(
+        (report.indexlet_id, report.term)
+        for report in seen.picture.indexlets.values()
+        if not _is_its_indexlet(catalog, server, report)
+    )
+    if any(
+        seen.picture.indexlets[indexlet_id].progress is not IndexletProgress.CLOSED
+        for indexlet_id, _ in closed_indexlets
+    ):
+        may_have_lease = False
     unsettled = tuple(
         tablet.tablet_id
         for tablet in catalog.owned_by(server.uuid, server.incarnation)
@@ -89,7 +106,33 @@ def _make(catalog: Catalog, seen: Seen, made_from: tuple[int, int]) -> Standing:
         tuple(serve),
         to_drop(catalog, held),
         may_have_lease,
+        closed_indexlets,
+        tuple(indexlets_to_serve(catalog, seen)),
     )
+
+
+def indexlets_to_serve(catalog: Catalog, seen: Seen) -> Iterable[tuple[IndexletId, int]]:
+    """Those of a server that are complete, and wait for the word that they may answer."""
+    for report in seen.picture.indexlets.values():
+        record = catalog.indexes.indexlets.get(report.indexlet_id)
+        if (
+            record is not None
+            and report.progress is IndexletProgress.COMPLETE
+            and record.state is IndexletState.SERVING
+            and record.term == report.term
+        ):
+            yield report.indexlet_id, report.term
+
+
+def _is_its_indexlet(catalog: Catalog, server: ServerInfo, report: IndexletReport) -> bool:
+    """Whether the catalog says that this server has this indexlet in this term. One that the
+    catalog does not know was dropped, or replaced: whoever is told of one, is told after."""
+    record = catalog.indexes.indexlets.get(report.indexlet_id)
+    if record is None:
+        return False
+    if report.term != record.term:
+        return report.term > record.term
+    return (record.owner, record.owner_incarnation) == (server.uuid, server.incarnation)
 
 
 def knows_less(tablet: TabletRecord, report: TabletReport) -> bool:

@@ -10,10 +10,12 @@ import msgspec
 
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.group_status import copies, describe_group, leader_report
+from stelae.coordinator.index_status import views_of
 from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
 from stelae.coordinator.recoveries import Recoveries
 from stelae.core.durability import Replicas
 from stelae.core.ids import TabletId
+from stelae.core.index_views import describe_index
 from stelae.core.messages import TabletReport
 from stelae.core.records import (
     ServerInfo,
@@ -65,6 +67,11 @@ def status_document(inputs: StatusInputs) -> bytes:
         + [_server(inputs, seen) for seen in inputs.liveness.all()],
         "tables": [_table(inputs, table) for table in inputs.catalog.live_tables()],
         "tablets": tablets,
+        "indexes": [
+            describe_index(table.name, view)
+            for table in inputs.catalog.live_tables()
+            for view in views_of(inputs.catalog, inputs.liveness, inputs.now, table)
+        ],
         "recoveries": inputs.recoveries.describe(),
         "migrations": [msgspec.to_builtins(each) for each in inputs.migrations],
         "copies": list(copies(inputs.catalog, inputs.liveness, inputs.now)),
@@ -111,6 +118,7 @@ def _server(inputs: StatusInputs, seen: Seen) -> dict[str, Any]:
         found["tablets"] = owned + found["replicas"]
         mark = inputs.catalog.mark(server.uuid)
         found.update(retiring=mark.retiring, maintenance=mark.maintenance)
+        found["indexlets"] = inputs.catalog.indexes.count_owned(server.uuid, server.incarnation)
     found.update(memory_bytes=beat.memory_bytes, memory_limit_bytes=beat.memory_limit_bytes)
     return found
 
@@ -131,6 +139,7 @@ def _table(inputs: StatusInputs, table: TableRecord) -> dict[str, Any]:
         "state": table.state.value,
         "rows": _sum(inputs, running, "row_count"),
         "memory_bytes": _sum(inputs, running, "memory_bytes"),
+        "indexes": [table.schema.column_of(index) for index in table.schema.indexes],
     }
 
 

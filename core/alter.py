@@ -4,7 +4,8 @@ Key columns stay as they are, for good: hashes of keys in stored summaries, the 
 the keys of requests made with an older schema are all made from them, by name.
 
 A column is known by its id, and ids are never given twice. So a column that was dropped and is
-added again under the same name is another one: rows written before show its default. As in Kudu a
+added again under the same name is another one: rows written before show its default; and an index
+stays with its column, or goes with it. As in Kudu a
 column has a read default, fixed when it is added, and a write default, which may be changed.
 
 Source: seed Kudu multi-master, AlterTable; Kudu's ColumnSchema and SchemaBuilder (``schema.h``).
@@ -119,14 +120,16 @@ def altered(schema: TableSchema, change: SchemaChange, table: str) -> TableSchem
     }
     pairs |= {field.name: _first_default(field, defaults) for field in added}
     end = schema.next_column_id + len(added)
+    ids = (*(column_id for column_id, _, _ in kept), *range(schema.next_column_id, end))
     plain = all(not value.is_valid for pair in pairs.values() for value in pair)
     return TableSchema(
         pa.schema(fields).serialize().to_pybytes(),
         schema.key,
-        (*(column_id for column_id, _, _ in kept), *range(schema.next_column_id, end)),
+        ids,
         end,
         schema.version + 1,
         b"" if plain else _stream(pairs),
+        tuple(index for index in schema.indexes if index.column_id in ids),
     )
 
 

@@ -25,6 +25,8 @@ class CreateTable(Body, frozen=True):
     schema: TableSchema
     partitioning: Partitioning
     durability: Durability
+    indexes: tuple[str, ...] = ()
+    """Columns that get an index each."""
 
 
 class TableReply(Body, frozen=True):

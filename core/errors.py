@@ -131,6 +131,20 @@ class ColumnNotFound(Rejected):
         super().__init__(column, table, columns)
 
 
+class IndexNotFound(Rejected):
+    template = "table {1!r} has no index of column {0!r}; create_index makes one"
+
+    def __init__(self, column: str, table: str) -> None:
+        super().__init__(column, table)
+
+
+class IndexExists(Rejected):
+    template = "table {1!r} has an index of column {0!r} already"
+
+    def __init__(self, column: str, table: str) -> None:
+        super().__init__(column, table)
+
+
 class RowExists(Rejected):
     """An insert met a key that is there; nothing of the call was done in that tablet."""
 
@@ -252,6 +266,15 @@ class TabletTombstoned(RetryElsewhere):
         super().__init__(tablet_id, server)
 
 
+class IndexletNotHere(RetryElsewhere):
+    """Not (or no longer) held there, or not with that range: ask the masters where it is."""
+
+    template = "indexlet {0} is not held by {1}"
+
+    def __init__(self, indexlet_id: str, server: str) -> None:
+        super().__init__(indexlet_id, server)
+
+
 class SchemaChanged(RetryElsewhere):
     """The table was altered, and a call made with so old a schema is not understood any more:
     surely not done; load the schema anew, and make the call with that."""
@@ -329,6 +352,13 @@ class TabletNotReady(RetryLater):
 
     def __init__(self, tablet_id: str, state: str) -> None:
         super().__init__(tablet_id, state)
+
+
+class IndexletNotReady(RetryLater):
+    template = "indexlet {0} is {1}"
+
+    def __init__(self, indexlet_id: str, state: str) -> None:
+        super().__init__(indexlet_id, state)
 
 
 class NoQuorum(RetryLater):

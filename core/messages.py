@@ -11,6 +11,8 @@ import enum
 
 from stelae.core import catalog_messages, row_messages
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
+from stelae.core.index_messages import IndexletReport
+from stelae.core.indexes import IndexletId
 from stelae.core.records import MasterMember, ServerInfo, TableRecord, TabletRecord
 from stelae.core.replication import Configuration
 from stelae.core.rpc import Body, Empty, Method
@@ -177,6 +179,8 @@ class Heartbeat(Body, frozen=True):
     """Sum of the fingerprints of all that is held; 0: not given."""
     servers_version: int = 0
     """Of the list of live servers that the sender has; 0: none."""
+    indexlets: tuple[IndexletReport, ...] = ()
+    """Of a tserver: all that it has, in every report; they are few."""
 
 
 class HeartbeatReply(Body, frozen=True):
@@ -204,6 +208,8 @@ class HeartbeatReply(Body, frozen=True):
     """All masters, to which to heartbeat from now on; of a follower: those it knows of."""
     safekeeper_id: SafekeeperId | None = None
     """Of a safekeeper: its id in the catalog (see `stelae.core.safekeeper_calls`)."""
+    serve_indexlets: tuple[tuple[IndexletId, int], ...] = ()
+    """(indexlet, term) pairs reported COMPLETE that this server owns and may serve."""
 
 
 class RaiseEpoch(Body, frozen=True):

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from stelae.core.errors import ColumnNotFound, InvalidArgument
+from stelae.core.indexes import IndexDefinition
 
 MAX_COLUMNS = 300
 MAX_ROW_BYTES = 1 << 20
@@ -113,6 +114,8 @@ class TableSchema(msgspec.Struct, frozen=True, dict=True):
     """Empty if every default is null; else an Arrow IPC stream of two rows with all columns: the
     read defaults (what rows show that were written before the column was added; never changed),
     and the write defaults (what rows get that leave the column out)."""
+    indexes: tuple[IndexDefinition, ...] = ()
+    """Secondary indexes, of at most one for each column; see `stelae.core.index_changes`."""
 
     @staticmethod
     def of(schema: pa.Schema, key: Sequence[str]) -> TableSchema:
@@ -199,6 +202,16 @@ class TableSchema(msgspec.Struct, frozen=True, dict=True):
     def default_arrays(self, names: Sequence[str], row_count: int) -> list[pa.Array]:
         """What ``row_count`` rows get in columns ``names`` if they leave them out."""
         return [constant_array(self.write_default(name), row_count) for name in names]
+
+    def column_of(self, index: IndexDefinition) -> str:
+        """What the column of an index is called in this version."""
+        return str(self.arrow.names[self.column_ids.index(index.column_id)])
+
+    def index_of(self, column: str) -> IndexDefinition | None:
+        """The index of a column, if there is one."""
+        at = self.arrow.get_field_index(column)
+        column_id = self.column_ids[at] if at >= 0 else 0
+        return next((index for index in self.indexes if index.column_id == column_id), None)
 
     @cached_property
     def required(self) -> frozenset[str]:

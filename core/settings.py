@@ -68,6 +68,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Writes waiting in one tablet; beyond it, `Overloaded`."""
     arrow_rows: int = 100
     """From this many rows on, a call carries Arrow instead of msgpack rows."""
+    indexlet_entries_max: int = 4_000_000
+    """An indexlet with more entries is split in two, each on its own server."""
     scan_batch_bytes: int = 16 * MIB
     scan_idle_s: float = 60.0
     copies_max: int = 2

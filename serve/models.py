@@ -116,6 +116,9 @@ class CreateTableRequest(Body):
     )
     key: list[str] = Field(min_length=1, examples=[["id"]])
     partition: Partition | None = None
+    indexes: list[str] = Field(
+        default=[], examples=[["dest"]], description="Columns that get an index each."
+    )
     durability: DurabilityModel | None = Field(
         default=None,
         description='`{"segments": ["disk", "disk"]}` if absent; or `{"replicas": 3}`, '
@@ -137,10 +140,16 @@ class CreateTableRequest(Body):
                     "key": ["id"],
                     "partition": {"hash": {"columns": ["id"], "buckets": 8}},
                     "durability": {"segments": ["disk", "disk"]},
+                    "indexes": ["dest"],
                 }
             ]
         },
     )
+
+
+class IndexedColumn(BaseModel):
+    id: str = Field(description="Of the index; never given twice.")
+    column: str = Field(examples=["dest"])
 
 
 class TableInfo(BaseModel):
@@ -165,6 +174,7 @@ class TableInfo(BaseModel):
     becoming: DurabilityModel | None = Field(
         default=None, description="While the durability is altered: the one that tablets get."
     )
+    indexes: list[IndexedColumn] = Field(description="Columns with an index; see `/indexes`.")
     schema_version: int
     state: Literal["running", "altering"] = Field(
         description="altering: some tablets do not have the newest schema, or the durability that "
@@ -297,3 +307,4 @@ class Cluster(Document):
     tables: list[dict[str, Json]]
     tablets: list[dict[str, Json]]
     recoveries: list[dict[str, Json]]
+    indexes: list[dict[str, Json]]

@@ -78,6 +78,7 @@ async def create_table(request: Request) -> Response:
         key=body.key,
         partition=requested_partition(body.partition, schema),
         durability=requested_durability(body),
+        indexes=body.indexes,
         wait=wanted_wait(request),
         timeout=timeout_s,
     )
@@ -209,6 +210,10 @@ def describe_table(record: TableRecord) -> dict[str, Any]:
         "partition": _describe_partition(record.partitioning, schema),
         "durability": durability_json(record.durability),
         "becoming": None if record.becoming is None else durability_json(record.becoming),
+        "indexes": [
+            {"id": index.index_id, "column": record.schema.column_of(index)}
+            for index in record.schema.indexes
+        ],
         "schema_version": record.schema.version,
         "state": record.state.value,
         "generation": record.generation,

@@ -14,7 +14,7 @@ Readers see rows before they are committed; each answer names the log index to w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -67,6 +67,18 @@ class SegmentStats(NamedTuple):
     tombstones: int
 
 
+class RowWatcher(Protocol):
+    """Whoever looks at rows before and after they are written, in the same turn."""
+
+    def before(
+        self, op: WriteOp, rows: Sequence[Any] | pa.RecordBatch, columns: Sequence[str]
+    ) -> object | None:
+        """What `execute` was given. None: `after` need not be called."""
+
+    def after(self, seen: Any) -> None:
+        """They were written; not called if they were refused. ``seen``: what `before` gave."""
+
+
 class TabletMemory:
     """See the module. Belongs to one event loop; what may run off it says so."""
 
@@ -87,6 +99,8 @@ class TabletMemory:
         """Tombstones with versions below may have been forgotten: see `changes_since`."""
         self.forgettings = 0
         """So often some were, since this object was made."""
+        self.watcher: RowWatcher | None = None
+        """Told of every write that is carried out."""
         self._store = RowStore(schema, table, self.codec)
         self._closed_bytes = 0
         self._shapes: dict[tuple[WriteOp, tuple[str, ...]], Shape] = {}
@@ -286,6 +300,7 @@ class TabletMemory:
         if not len(rows):
             self.last_index = index  # the call has its entry in the log all the same
             return Executed(EntryKind.ROWS, self.next_version, 0)
+        seen = None if self.watcher is None else self.watcher.before(op, rows, columns)
         if isinstance(rows, pa.RecordBatch):
             conditions = _conditions(if_versions, rows.num_rows)
             executed = write_batch(self._store, op, rows, conditions, self.next_version, index)
@@ -295,7 +310,7 @@ class TabletMemory:
             executed = write_rows(
                 self._store,
                 op,
-                self._shape(op, columns),
+                self.shape(op, columns),
                 rows,
                 if_versions or None,
                 self.next_version,
@@ -305,9 +320,12 @@ class TabletMemory:
         self.last_index = index
         if op is WriteOp.DELETE:
             self.last_delete_index = index
+        if seen is not None and self.watcher is not None:
+            self.watcher.after(seen)
         return executed
 
-    def _shape(self, op: WriteOp, columns: Sequence[str]) -> Shape:
+    def shape(self, op: WriteOp, columns: Sequence[str]) -> Shape:
+        """What rows of ``columns`` look like. Raises as `Shape` does."""
         known = (op, tuple(columns))
         shape = self._shapes.get(known)
         if shape is None:
@@ -324,7 +342,7 @@ class TabletMemory:
         """Whether rows as they came from a client can be written with ``op``, and about how many
         bytes they take. Raises as `execute` does for what is wrong whatever the tablet holds;
         repeated keys it does not look for."""
-        return self._shape(op, columns).check(rows)[1] if len(rows) else 0
+        return self.shape(op, columns).check(rows)[1] if len(rows) else 0
 
     # ---- reading ----
 
@@ -334,7 +352,7 @@ class TabletMemory:
         Raises:
             InvalidArgument, TooLarge: some of them are no keys of this table.
         """
-        return self._shape(WriteOp.DELETE, ()).check(keys)[0]
+        return self.shape(WriteOp.DELETE, ()).check(keys)[0]
 
     def get(self, key: Row) -> Found | None:
         """The row of a key (wire values in key order).

@@ -10,11 +10,12 @@ import pyarrow as pa
 
 from stelae.coordinator.catalog import Catalog, CatalogBatch
 from stelae.coordinator.ddl import draft_create, draft_replace
-from stelae.coordinator.decide import Action, Replace, decide, tserver_loads
+from stelae.coordinator.decide import Action, Replace, decide
 from stelae.coordinator.group_decisions import Change, UpdateGroups
 from stelae.coordinator.liveness import Liveness
 from stelae.coordinator.operator_drafts import draft_mark
 from stelae.coordinator.pacing import Pacing
+from stelae.coordinator.tserver_loads import tserver_loads
 from stelae.core.catalog_messages import CreateTable
 from stelae.core.durability import Durability, replicas
 from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TabletId

@@ -9,13 +9,14 @@ import msgspec
 from stelae.coordinator.alter import Alter, FinishAlter, alter_actions
 from stelae.coordinator.catalog import Catalog, CatalogBatch
 from stelae.coordinator.ddl import draft_delete
-from stelae.coordinator.decide import GiveUp, tserver_loads
+from stelae.coordinator.decide import GiveUp
 from stelae.coordinator.groups import location_of
 from stelae.coordinator.operator_drafts import draft_move
 from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.reports import is_news
 from stelae.coordinator.standing import standing_of
 from stelae.coordinator.status import StatusInputs, status_document
+from stelae.coordinator.tserver_loads import tserver_loads
 from stelae.core.durability import replicas, segments
 from stelae.core.ids import ClientId, OpId, RequestId, ServerUuid
 from stelae.core.messages import PeerHealth

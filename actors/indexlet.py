@@ -1,0 +1,331 @@
+"""One indexlet at its owner, in one term: what it takes, what it answers, what it says of itself.
+
+Everything is in memory, and nothing here outlives the owner: a lost indexlet is filled anew. An
+insertion or removal counts once it is in `entries`, and once those that are to succeed this one
+have it too; only then it is acknowledged, if the owner's lease still holds and this is not closed.
+The protocol is told in `stelae.core.index_messages`. Source: SLIK (ATC 2016), seed RAMCloud.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+import pyarrow as pa
+
+from stelae.actors.entry_streams import entries_in, stream_of
+from stelae.actors.load_rate import LoadRate
+from stelae.core.errors import (
+    IndexletNotHere,
+    IndexletNotReady,
+    InvalidArgument,
+    StaleRequest,
+    StaleTerm,
+)
+from stelae.core.index_messages import (
+    ENTRIES_MAX,
+    LOOKUP_ENTRIES_MAX,
+    HandOverStage,
+    IndexletLocation,
+    IndexletProgress,
+    IndexletReport,
+    InsertEntries,
+    KnownTablet,
+    Lookup,
+    LookupReply,
+    RemoveEntries,
+    TabletStamp,
+)
+from stelae.core.indexes import IndexletId, IndexletRecord, in_range, overlap
+from stelae.core.records import TableRecord
+from stelae.core.rpc import Blob, Call, Reply
+from stelae.core.runtime import Runtime
+from stelae.core.tasks import Tasks
+from stelae.storage.entry_runs import Run
+from stelae.storage.indexlet import Floor, IndexletEntries
+
+_SORTED_AT_ONCE = 4096
+"""Up to so many entries of one message are sorted on the loop."""
+
+
+class Forwarding(Protocol):
+    """What brings an indexlet over to others; see `stelae.actors.indexlet_hand_over`."""
+
+    stage: HandOverStage
+    copied_entries: int
+
+    @property
+    def successors(self) -> tuple[IndexletId, ...]: ...
+
+    def is_to(self, successors: Sequence[IndexletLocation]) -> bool:
+        """Whether it is the hand-over to these very ones, in their terms."""
+
+    def let_go(self) -> None:
+        """The successors were given up."""
+
+    async def forward(
+        self, body: InsertEntries | RemoveEntries, blobs: Sequence[Blob], timeout_s: float
+    ) -> None:
+        """Have the successors take it too. Raises IndexletNotReady: it may not be acknowledged."""
+
+
+class Known(msgspec.Struct):
+    """What is known of one tablet."""
+
+    epoch: int = 0
+    first_incomplete: int = 0
+    is_compared: bool = True
+
+
+class Indexlet:
+    """See the module. ``may_acknowledge`` tells whether the owner's lease holds."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        tasks: Tasks,
+        server: str,
+        record: IndexletRecord,
+        table: TableRecord,
+        may_acknowledge: Callable[[], bool],
+    ) -> None:
+        self.record = record
+        self.table = table
+        self.tasks = Tasks(tasks)
+        self.entries = IndexletEntries()
+        self.entries.keeps_removals = True  # until it has what there was before
+        self.progress = IndexletProgress.FILLING
+        self.problem = ""
+        self.known: dict[int, Known] = {}
+        self.tablets = 0
+        self.filled: set[int] = set()
+        """Numbers of the tablets whose entries are here."""
+        self.hand_over: Forwarding | None = None
+        self.to_compare = asyncio.Event()
+        """Some tablet has a new epoch."""
+        self.to_merge = asyncio.Event()
+        self.calls = 0
+        self._runtime = runtime
+        self._server = server
+        self._may_acknowledge = may_acknowledge
+        self._load = LoadRate()
+        self._runs_seen = 0
+
+    @property
+    def indexlet_id(self) -> IndexletId:
+        return self.record.indexlet_id
+
+    @property
+    def term(self) -> int:
+        return self.record.term
+
+    @property
+    def is_waiting_for_its_place(self) -> bool:
+        """It is to succeed another one, which tells it everything."""
+        return bool(self.record.succeeds) and self.progress is not IndexletProgress.SERVING
+
+    @property
+    def is_handing_over(self) -> bool:
+        """Others are to have everything that is here."""
+        return self.hand_over is not None and self.hand_over.stage is not HandOverStage.FAILED
+
+    # ---- orders -------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """The catalog says SERVING."""
+        if self.progress is IndexletProgress.COMPLETE:
+            self.progress = IndexletProgress.SERVING
+            self.problem = ""
+            self.to_compare.set()
+
+    def close(self) -> None:
+        """Acknowledge nothing any more."""
+        self.progress = IndexletProgress.CLOSED
+
+    def report(self) -> IndexletReport:
+        """For heartbeats and answers to orders."""
+        hand_over = self.hand_over
+        is_serving = self.progress is IndexletProgress.SERVING
+        return IndexletReport(
+            self.indexlet_id,
+            self.term,
+            self.progress,
+            self.problem,
+            self.entries.entry_count,
+            self.entries.memory_bytes,
+            len(self.filled),
+            self.tablets,
+            sum([not known.is_compared for known in self.known.values()]),
+            self.entries.split_at() if is_serving else b"",
+            self._load.look(self.calls, self._runtime.clock.monotonic()) if is_serving else 0.0,
+            HandOverStage.NONE if hand_over is None else hand_over.stage,
+            () if hand_over is None else hand_over.successors,
+            0 if hand_over is None else hand_over.copied_entries,
+        )
+
+    # ---- checks -------------------------------------------------------------------------------
+
+    def check(self, term: int) -> None:
+        """Raises StaleTerm, IndexletNotHere, IndexletNotReady: nothing may be answered now."""
+        if term != self.term:
+            raise StaleTerm(f"term of indexlet {self.indexlet_id}", term, self.term)
+        if self.progress is IndexletProgress.CLOSED:
+            raise IndexletNotHere(self.indexlet_id, f"{self._server} any more")
+        if not self._may_acknowledge():
+            raise IndexletNotReady(self.indexlet_id, "waiting for its server's lease")
+
+    def _admit(self, body: InsertEntries | RemoveEntries) -> int:
+        """Hear of the tablet that speaks; its writer. Raises as `check` does, and StaleTerm,
+        StaleRequest: it is a late copy of what is over."""
+        self.check(body.term)
+        if self.is_waiting_for_its_place and not body.is_forwarded:
+            raise IndexletNotReady(self.indexlet_id, "not in its place yet")
+        stamp = body.tablet
+        known = self.hear(stamp)
+        if isinstance(body, InsertEntries) and min(body.sequences) < known.first_incomplete:
+            raise StaleRequest(
+                f"tablet {stamp.number}", min(body.sequences), known.first_incomplete
+            )
+        return self.entries.writer(stamp.number, stamp.epoch)
+
+    def hear(self, stamp: TabletStamp) -> Known:
+        """Take note of a tablet's epoch. Raises StaleTerm: it is an old one."""
+        known = self.known.get(stamp.number)
+        if known is None:
+            known = self.known[stamp.number] = Known(stamp.epoch, is_compared=False)
+            self.to_compare.set()
+        if stamp.epoch < known.epoch:
+            raise StaleTerm(f"epoch of tablet {stamp.number}", stamp.epoch, known.epoch)
+        if stamp.epoch > known.epoch:
+            known.epoch, known.first_incomplete, known.is_compared = stamp.epoch, 0, False
+            self.to_compare.set()
+        known.first_incomplete = max(known.first_incomplete, stamp.first_incomplete)
+        return known
+
+    def _check_range(self, lowest: bytes, highest: bytes) -> None:
+        low, high = self.record.low, self.record.high
+        if not (in_range(lowest, low, high) and in_range(highest, low, high)):
+            raise IndexletNotHere(self.indexlet_id, f"{self._server} with such a range")
+
+    # ---- entries ------------------------------------------------------------------------------
+
+    async def insert(self, call: Call[InsertEntries]) -> None:
+        """Put entries in. Raises as the message says."""
+        body = call.body
+        if not body.sequences:
+            raise InvalidArgument("an insertion has a sequence")
+        if call.blobs:
+            await self._put_many(call, is_removal=False)
+        else:
+            if len(body.entries) != len(body.sequences):
+                raise InvalidArgument("each entry has its sequence")
+            writer = self._admit(body)
+            self._check_range(min(body.entries), max(body.entries))
+            self.entries.put(writer, body.sequences, body.entries, is_removal=False)
+        await self._settled(body, call)
+
+    async def _put_many(
+        self, call: Call[InsertEntries] | Call[RemoveEntries], *, is_removal: bool
+    ) -> None:
+        entries = entries_in(call.blobs[0])
+        writer = self._admit(call.body)
+        if not len(entries):
+            return
+        sequence = call.body.sequences[0]
+        sort = self.entries.sorting(writer, sequence, entries, is_removal=is_removal)
+        if len(entries) <= _SORTED_AT_ONCE:
+            run = sort()
+        else:
+            run = await self._runtime.offload(sort)
+            self._admit(call.body)
+        self._check_range(run.entry(0), run.entry(run.length - 1))
+        self.entries.add(run)
+
+    async def remove(self, call: Call[RemoveEntries]) -> None:
+        """Take entries out, or hear of a new epoch. Raises as the message says."""
+        body = call.body
+        if call.blobs and body.sequences:
+            await self._put_many(call, is_removal=True)
+            await self._settled(body, call)
+            return
+        if len(body.entries) != len(body.sequences):
+            raise InvalidArgument("each entry has its sequence")
+        writer = self._admit(body)
+        if body.entries:
+            self._check_range(min(body.entries), max(body.entries))
+            self.entries.put(writer, body.sequences, body.entries, is_removal=True)
+        if body.is_lossy:
+            self.known[body.tablet.number].is_compared = False
+            self.to_compare.set()
+        await self._settled(body, call)
+
+    async def _settled(
+        self, body: InsertEntries | RemoveEntries, call: Call[InsertEntries] | Call[RemoveEntries]
+    ) -> None:
+        """Return when what was just taken may be acknowledged."""
+        self.calls += 1
+        if len(self.entries.runs) != self._runs_seen:
+            self._runs_seen = len(self.entries.runs)
+            self.to_merge.set()
+        # Looked at in the turn in which the entries came in: what is copied from then on has them.
+        if self.hand_over is not None:
+            await self.hand_over.forward(body, call.blobs, call.timeout_s)
+            self.check(body.term)
+
+    # ---- look-ups -----------------------------------------------------------------------------
+
+    def lookup(self, body: Lookup) -> Reply[LookupReply]:
+        """Entries in order. Raises as the message says."""
+        self.check(body.term)
+        if self.progress is not IndexletProgress.SERVING:
+            raise IndexletNotReady(self.indexlet_id, self.problem or self.progress.value)
+        low, high = overlap(body.low, body.high, self.record.low, self.record.high)
+        limit = max(1, min(body.limit, LOOKUP_ENTRIES_MAX))
+        entries, is_more = self.entries.lookup(low, high, limit, is_reverse=body.is_reverse)
+        self.calls += 1
+        bounds = (is_more, self.record.low, self.record.high)
+        if len(entries) <= ENTRIES_MAX:
+            return Reply(LookupReply(tuple(entries), *bounds))
+        return Reply(LookupReply((), *bounds), [stream_of(pa.array(entries, pa.binary()))])
+
+    # ---- upkeep -------------------------------------------------------------------------------
+
+    async def merge_runs(self) -> None:
+        """Keep the number of runs small; runs until the indexlet is closed."""
+        while True:
+            await self.to_merge.wait()
+            self.to_merge.clear()
+            while (plan := self.entries.merge_plan()) is not None:
+                run: Run = await self._runtime.offload(plan.make)
+                self.entries.install(plan, run)
+            self._runs_seen = len(self.entries.runs)
+
+    def known_tablets(self) -> tuple[KnownTablet, ...]:
+        """For those that are to succeed this one."""
+        found = []
+        for number, known in self.known.items():
+            floor = self.entries.floor(number)
+            found.append(
+                KnownTablet(
+                    number,
+                    known.epoch,
+                    known.first_incomplete,
+                    floor.epoch,
+                    floor.sequence,
+                    known.is_compared,
+                )
+            )
+        return tuple(found)
+
+    def learn_tablets(self, tablets: Sequence[KnownTablet]) -> None:
+        """What the one that this is to succeed knows of tablets."""
+        for tablet in tablets:
+            known = self.known.setdefault(tablet.number, Known(is_compared=False))
+            if tablet.epoch >= known.epoch:
+                first = known.first_incomplete if tablet.epoch == known.epoch else 0
+                known.epoch = tablet.epoch
+                known.first_incomplete = max(first, tablet.first_incomplete)
+                known.is_compared = tablet.is_compared
+            self.entries.set_floor(tablet.number, Floor(tablet.floor_epoch, tablet.floor_sequence))

@@ -1,0 +1,254 @@
+"""How an indexlet is brought over to those that are to succeed it, while it serves.
+
+From the turn in which its entries are noted, every insertion and removal is also told to the
+successors of its range before it is acknowledged: so tablets need not know. What is noted is copied
+piece by piece. Stamps make the order of it all irrelevant.
+
+Until the successors are COMPLETE a forwarding that fails makes the hand-over FAILED, for good, and
+nothing waits for them any more. Once they are, the masters may put them in the indexlet's place at
+any time: then nothing is acknowledged that they do not have, until the masters have decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stelae.actors.entry_streams import COPIED, batch_in, stream_of
+from stelae.actors.indexlet import Indexlet
+from stelae.core.errors import IndexletNotReady, InvalidArgument, StelaeError
+from stelae.core.index_messages import (
+    COPY_ENTRIES,
+    INSERT_ENTRIES,
+    PIECE_BYTES,
+    REMOVE_ENTRIES,
+    CopyEntries,
+    HandOverStage,
+    IndexletLocation,
+    IndexletProgress,
+    InsertEntries,
+    KnownTablet,
+    RemoveEntries,
+)
+from stelae.core.indexes import END, IndexletId, in_range
+from stelae.core.rpc import Blob, Call
+from stelae.core.runtime import Runtime
+from stelae.core.settings import Settings
+from stelae.storage.entry_runs import REMOVED, Run
+from stelae.storage.index_kernel_api import default_index_kernels
+
+ATTEMPT_S = 1.0
+"""Of one forwarding."""
+PAUSE_S = 0.05
+
+
+class HandOver:
+    """One hand-over, to these successors; other ones are another hand-over."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: Settings,
+        indexlet: Indexlet,
+        successors: Sequence[IndexletLocation],
+        on_news: Callable[[], None],
+    ) -> None:
+        self.stage = HandOverStage.COPYING
+        self.copied_entries = 0
+        self._runtime = runtime
+        self._settings = settings
+        self._indexlet = indexlet
+        self._on_news = on_news
+        self._locations = tuple(successors)
+        self._known = indexlet.known_tablets()
+        self._runs = indexlet.entries.snapshot()
+        indexlet.hand_over = self  # in the same turn: what comes from now on is forwarded
+
+    @property
+    def successors(self) -> tuple[IndexletId, ...]:
+        return tuple([location.indexlet.indexlet_id for location in self._locations])
+
+    def is_to(self, successors: Sequence[IndexletLocation]) -> bool:
+        """Whether it is the hand-over to these very ones, in their terms."""
+        return _terms(self._locations) == _terms(successors)
+
+    def let_go(self) -> None:
+        """The masters have given the successors up."""
+        self.stage = HandOverStage.FAILED
+        self._runs = ()
+
+    def _fail(self) -> None:
+        if self.stage is HandOverStage.COPYING:
+            self.stage = HandOverStage.FAILED
+            self._runs = ()
+            self._on_news()
+
+    # ---- what comes meanwhile -----------------------------------------------------------------
+
+    async def forward(
+        self, body: InsertEntries | RemoveEntries, blobs: Sequence[Blob], timeout_s: float
+    ) -> None:
+        """Have the successors take it too. Raises IndexletNotReady: it may not be acknowledged."""
+        if self.stage is HandOverStage.FAILED:
+            return
+        deadline = self._runtime.clock.monotonic() + timeout_s
+        parts = [part for each in self._locations if (part := self._part(each, body, blobs))]
+        await asyncio.gather(*[self._send(location, *part, deadline) for location, *part in parts])
+
+    def _part(
+        self,
+        location: IndexletLocation,
+        body: InsertEntries | RemoveEntries,
+        blobs: Sequence[Blob],
+    ) -> tuple[IndexletLocation, InsertEntries | RemoveEntries, Sequence[Blob]] | None:
+        """What of a message is for one successor; None: nothing is."""
+        indexlet = location.indexlet
+        where = (indexlet.indexlet_id, indexlet.term, body.tablet)
+        if blobs:
+            with pa.ipc.open_stream(pa.py_buffer(blobs[0])) as reader:
+                entries = reader.read_all().column(0).combine_chunks()
+            found = entries.filter(_mask(entries, indexlet.low, indexlet.high))
+            kind = type(body)
+            many = kind(*where, body.sequences, (), is_forwarded=True)
+            return (location, many, [stream_of(found)]) if len(found) else None
+        pairs = zip(body.sequences, body.entries, strict=True)
+        mine = [(s, e) for s, e in pairs if in_range(e, indexlet.low, indexlet.high)]
+        if body.entries and not mine:
+            return None
+        sequences, chosen = tuple([s for s, _ in mine]), tuple([e for _, e in mine])
+        if isinstance(body, InsertEntries):
+            return location, InsertEntries(*where, sequences, chosen, is_forwarded=True), ()
+        removal = RemoveEntries(*where, sequences, chosen, body.is_lossy, is_forwarded=True)
+        return location, removal, ()
+
+    async def _send(
+        self,
+        location: IndexletLocation,
+        body: InsertEntries | RemoveEntries,
+        blobs: Sequence[Blob],
+        deadline: float,
+    ) -> None:
+        clock, last = self._runtime.clock, ""
+        while self.stage is not HandOverStage.FAILED:
+            left_s = deadline - clock.monotonic()
+            if left_s <= 0:
+                state = f"not sure that {location.indexlet.indexlet_id} has it too: {last}"
+                raise IndexletNotReady(self._indexlet.indexlet_id, state)
+            try:
+                call = self._runtime.peers.call
+                at, owner = location.address, location.indexlet.owner
+                limit_s = min(left_s, ATTEMPT_S)
+                if isinstance(body, InsertEntries):
+                    await call(
+                        at, INSERT_ENTRIES, body, timeout_s=limit_s, blobs=blobs, destination=owner
+                    )
+                else:
+                    await call(
+                        at, REMOVE_ENTRIES, body, timeout_s=limit_s, blobs=blobs, destination=owner
+                    )
+                return
+            except StelaeError as error:
+                self._runtime.metrics.count("index_forwardings_failed")
+                last = str(error)
+                self._fail()
+            await clock.sleep(PAUSE_S)
+
+    # ---- what there was before ----------------------------------------------------------------
+
+    async def copy(self) -> None:
+        """Bring over everything that is there now; the successors are then COMPLETE, or FAILED."""
+        try:
+            await asyncio.gather(*[self._copy_to(location) for location in self._locations])
+        except StelaeError as error:
+            self._runtime.metrics.count("index_copies_failed")
+            self._indexlet.problem = f"its successors were not complete: {error}"
+            self._fail()
+        self._runs = ()
+        if self.stage is HandOverStage.COPYING:
+            self.stage = HandOverStage.COMPLETE
+            self._on_news()
+
+    async def _copy_to(self, location: IndexletLocation) -> None:
+        record = location.indexlet
+        for run in self._runs:
+            begin, end = 0, run.length
+            kernels = default_index_kernels()
+            if record.low and run.length:
+                begin = run.find(record.low, kernels)
+            if record.high != END and run.length:
+                end = run.find(record.high, kernels)
+            while begin < end:
+                piece_bytes = run.offsets[begin : end + 1] - run.offsets[begin]
+                count = int(np.searchsorted(piece_bytes[1:], PIECE_BYTES)) + 1
+                piece = run.part(begin, min(begin + count, end))
+                numbers, epochs = self._indexlet.entries.stamps_of(piece)
+                blob = await self._runtime.offload(_encode, piece, numbers, epochs)
+                await self._call(location, (), [blob], is_last=False)
+                self.copied_entries += piece.length
+                begin += piece.length
+        await self._call(location, self._known, [], is_last=True)
+
+    async def _call(
+        self,
+        location: IndexletLocation,
+        tablets: tuple[KnownTablet, ...],
+        blobs: Sequence[Blob],
+        *,
+        is_last: bool,
+    ) -> None:
+        """One piece. Raises StelaeError: it did not come to its successor, which must be sure."""
+        record = location.indexlet
+        if self.stage is not HandOverStage.COPYING:
+            raise IndexletNotReady(record.indexlet_id, "given up by the one it was to succeed")
+        await self._runtime.peers.call(
+            location.address,
+            COPY_ENTRIES,
+            CopyEntries(record.indexlet_id, record.term, tablets, is_last),
+            timeout_s=self._settings.call_timeout_s,
+            blobs=blobs,
+            destination=record.owner,
+        )
+
+
+def _terms(locations: Sequence[IndexletLocation]) -> list[tuple[IndexletId, int]]:
+    return [(each.indexlet.indexlet_id, each.indexlet.term) for each in locations]
+
+
+def _mask(entries: pa.BinaryArray, low: bytes, high: bytes) -> pa.BooleanArray:
+    mask = pc.greater_equal(entries, pa.scalar(low, pa.binary()))
+    if high == END:
+        return mask
+    return pc.and_(mask, pc.less(entries, pa.scalar(high, pa.binary())))
+
+
+def _encode(piece: Run, numbers: np.ndarray, epochs: np.ndarray) -> pa.Buffer:
+    is_removed = (piece.sequences & np.uint64(REMOVED)) != 0
+    return stream_of(piece.entries(), numbers, epochs, piece.sequences >> np.uint64(1), is_removed)
+
+
+async def take_copy(runtime: Runtime, indexlet: Indexlet, call: Call[CopyEntries]) -> None:
+    """A successor's part: put in a piece of what it is to have. A late one changes nothing."""
+    body = call.body
+    indexlet.check(body.term)
+    if indexlet.progress is not IndexletProgress.FILLING:
+        return
+    if not indexlet.record.succeeds:
+        raise InvalidArgument(f"indexlet {indexlet.indexlet_id} succeeds no other")
+    if call.blobs:
+        entries, numbers, epochs, sequences, is_removed = batch_in(call.blobs[0], COPIED).columns
+        stamps = sequences.to_numpy() << np.uint64(1)
+        stamps |= is_removed.to_numpy(zero_copy_only=False).astype(np.uint64)
+        run = await runtime.offload(
+            indexlet.entries.sorting_copy(entries, numbers.to_numpy(), epochs.to_numpy(), stamps)
+        )
+        if indexlet.progress is IndexletProgress.FILLING:
+            indexlet.entries.add(run)
+            indexlet.to_merge.set()
+    indexlet.learn_tablets(body.tablets)
+    if body.is_last and indexlet.progress is IndexletProgress.FILLING:
+        indexlet.entries.keeps_removals = False
+        indexlet.progress = IndexletProgress.COMPLETE

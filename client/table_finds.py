@@ -1,0 +1,370 @@
+"""How a client uses the indexes of one table: the part of `AsyncTable` that finds rows by value.
+
+A look-up gets entries from indexlets, reads the rows that they name from the tablets, and drops
+those whose value is another by now: an index may name too much for a moment, never too little. So
+a row that had the value throughout is found. One whose value changes meanwhile, within what is
+looked for, may be found with either value; if that takes several calls to indexlets, also not.
+
+Source: SLIK (ATC 2016), §4: range look-ups; design §11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from stelae.client.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.find_query import NOT_GIVEN, FindQuery, IfFilling, find_query
+from stelae.client.index_calls import IndexCalls, Progress
+from stelae.client.indexlets import Filling, entries_in, look_up
+from stelae.client.known import KnownTable
+from stelae.client.locations import TableCache
+from stelae.client.session import Session
+from stelae.core.errors import ColumnNotFound, IndexNotFound, InvalidArgument, SchemaChanged
+from stelae.core.index_messages import LOOKUP_ENTRIES_MAX
+from stelae.core.index_views import describe_index
+from stelae.core.indexes import END, is_empty, just_after
+from stelae.core.runtime import Runtime
+
+PAGE_ROWS = 1000
+SPARE = 8
+"""Entries asked for beyond the rows wanted: some may be of rows that have moved on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some rows that a `find_page` found, and by what to ask for those after them."""
+
+    rows: pa.Table
+    token: str | None
+    """None: there are no more."""
+
+
+class TableFinds:
+    """See the module."""
+
+    runtime: Runtime
+    session: Session
+    cache: TableCache
+    known: KnownTable
+
+    # ---- finding ----------------------------------------------------------------------------
+
+    async def find(
+        self,
+        column: str,
+        value: Any = NOT_GIVEN,
+        *,
+        between: Sequence[Any] | None = None,
+        limit: int | None = None,
+        columns: Sequence[str] | None = None,
+        reverse: bool = False,
+        with_versions: bool = False,
+        if_filling: IfFilling = "wait",
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> pa.Table:
+        """Rows by the value of an indexed column, in the order of value and key.
+
+        ``find("dest", "LAX")``; ``find("dest", None)``: those that have null there;
+        ``find("dest", between=("A", "M"))``: both ends are included, None is no bound, nulls are
+        left out. ``if_filling``: while the index is made, or made anew after the loss of a server,
+        "wait" for it, or "scan" the table in its place.
+
+        Raises:
+            IndexNotFound: the column has no index; `create_index` makes one.
+            ColumnNotFound, InvalidArgument: what is asked for cannot be.
+            RetryLater: the index was not there in time; the text says what it waits for.
+        """
+        rows, _ = await self._found(
+            column,
+            value,
+            between,
+            columns,
+            with_versions,
+            reverse,
+            if_filling,
+            _checked_limit(limit),
+            None,
+            timeout,
+        )
+        return rows
+
+    async def find_page(
+        self,
+        column: str,
+        value: Any = NOT_GIVEN,
+        *,
+        between: Sequence[Any] | None = None,
+        limit: int = PAGE_ROWS,
+        after: str | None = None,
+        columns: Sequence[str] | None = None,
+        reverse: bool = False,
+        with_versions: bool = False,
+        if_filling: IfFilling = "wait",
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> Page:
+        """At most ``limit`` rows, and a token by which to ask for those ``after`` them.
+
+        Each page shows what is there when it is asked for; a row whose value changes between two
+        pages may be on both. Raises as `find`.
+        """
+        if _checked_limit(limit) == 0:
+            raise InvalidArgument("limit=0: a page has at least one row")
+        rows, token = await self._found(
+            column,
+            value,
+            between,
+            columns,
+            with_versions,
+            reverse,
+            if_filling,
+            limit,
+            after,
+            timeout,
+        )
+        return Page(rows, token)
+
+    async def find_pages(
+        self,
+        column: str,
+        value: Any = NOT_GIVEN,
+        *,
+        between: Sequence[Any] | None = None,
+        page_rows: int = PAGE_ROWS,
+        columns: Sequence[str] | None = None,
+        reverse: bool = False,
+        with_versions: bool = False,
+        if_filling: IfFilling = "wait",
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> AsyncIterator[pa.Table]:
+        """All rows of a `find`, page by page; ``timeout`` is of each."""
+        after: str | None = None
+        while True:
+            page = await self.find_page(
+                column,
+                value,
+                between=between,
+                limit=page_rows,
+                after=after,
+                columns=columns,
+                reverse=reverse,
+                with_versions=with_versions,
+                if_filling=if_filling,
+                timeout=timeout,
+            )
+            if page.rows.num_rows:
+                yield page.rows
+            if page.token is None:
+                return
+            after = page.token
+
+    async def _found(
+        self,
+        column: str,
+        value: Any,
+        between: Any,
+        columns: Sequence[str] | None,
+        with_versions: bool,
+        reverse: bool,
+        if_filling: IfFilling,
+        limit: int | None,
+        after: str | None,
+        timeout_s: float,
+    ) -> tuple[pa.Table, str | None]:
+        """The rows, and the token of what is left, if ``limit`` cut it."""
+        if if_filling not in ("wait", "scan"):
+            raise InvalidArgument(f'if_filling={if_filling!r}: "wait" or "scan"')
+        deadline = self.runtime.clock.monotonic() + timeout_s
+        for is_last in (False, True):
+            known = self.known
+            try:
+                query = find_query(
+                    known,
+                    column,
+                    value,
+                    between,
+                    columns,
+                    with_versions=with_versions,
+                    is_reverse=reverse,
+                )
+                if after is not None:
+                    query = query.from_token(after)
+                work = Finding(self, query, limit, deadline, waits=if_filling == "wait")
+                return await work.run()
+            except (IndexNotFound, ColumnNotFound, SchemaChanged):
+                if is_last:
+                    raise
+                await self.cache.refresh()  # it may be there since, or be called otherwise
+                if self.known.schema.version <= known.schema.version:
+                    raise
+        raise AssertionError("the last attempt answers or raises")
+
+    # ---- indexes ----------------------------------------------------------------------------
+
+    async def indexes(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[dict[str, Any]]:
+        """The indexes of this table, oldest first: ``column``, ``state``, which part is ``filled``
+        (0 to 1), ``entries``, and the ``indexlets`` with where each is."""
+        views = await self._index_calls().views(self.cache.table, timeout)
+        return [describe_index(self.cache.table.name, view) for view in views]
+
+    async def create_index(
+        self,
+        column: str,
+        *,
+        unique: bool = False,
+        wait: bool = True,
+        progress: Progress | None = None,
+        timeout: float = 3600.0,
+    ) -> None:
+        """Make an index of a column; reads and writes go on meanwhile.
+
+        ``wait``: until it answers (`find`), which takes longer with more rows; it is made whether
+        anybody waits or not. ``progress`` is told of each look.
+
+        Raises:
+            IndexExists, ColumnNotFound, InvalidArgument: nothing was changed. ``unique`` always is
+                refused; the text says what to do in its place.
+            NotDoneYet: it is not filled in time, and goes on by itself.
+        """
+        calls = self._index_calls()
+        clock = self.runtime.clock
+        deadline = clock.monotonic() + timeout
+        table = await calls.create(self.cache.table, column, unique, timeout)
+        self.cache.take_record(table)
+        if wait:
+            await calls.wait_filled(table, column, progress, deadline)
+
+    async def drop_index(self, column: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """Drop the index of a column. Raises `IndexNotFound`, `ColumnNotFound`."""
+        table = await self._index_calls().drop(self.cache.table, column, timeout)
+        self.cache.take_record(table)
+
+    def _index_calls(self) -> IndexCalls:
+        return IndexCalls(self.runtime, self.cache.masters, self.session)
+
+
+class Finding:
+    """One `find`, or one page of one, under way."""
+
+    def __init__(
+        self, table: Any, query: FindQuery, limit: int | None, deadline: float, *, waits: bool
+    ) -> None:
+        self._table = table
+        self._query = query
+        self._limit = limit
+        self._deadline = deadline
+        self._waits = waits
+        self._parts: list[tuple[pa.Table, pa.BinaryArray]] = []
+        self._count = 0
+
+    @property
+    def _left_s(self) -> float:
+        return float(self._deadline - self._table.runtime.clock.monotonic())
+
+    async def run(self) -> tuple[pa.Table, str | None]:
+        query = self._query
+        left: tuple[bytes, bytes] | None = None if query.is_empty else (query.low, query.high)
+        while left is not None and (self._limit is None or self._count < self._limit):
+            try:
+                left = await self._piece(*left)
+            except Filling:
+                await self._scan(*left)
+                left = None
+        return self._answer(is_whole=left is None)
+
+    async def _piece(self, low: bytes, high: bytes) -> tuple[bytes, bytes] | None:
+        """What one indexlet has of a range, or some of it; returns what is left of the range."""
+        query = self._query
+        wanted = LOOKUP_ENTRIES_MAX
+        if self._limit is not None:
+            wanted = min(wanted, self._limit - self._count + SPARE)
+        reply = await look_up(
+            self._table.runtime,
+            self._table.cache.indexlets,
+            query.index.index_id,
+            low,
+            high,
+            limit=wanted,
+            is_reverse=query.is_reverse,
+            waits=self._waits,
+            schema_version=query.known.schema.version,
+            deadline=self._deadline,
+            what=(query.codec.column, query.known.name),
+        )
+        entries, said = entries_in(reply), reply.body
+        if len(entries):
+            await self._take(entries)
+        if query.is_reverse:
+            left = low, (entries[-1].as_py() if said.is_more else said.low)
+            is_over = left[1] <= low
+        else:
+            left = (just_after(entries[-1].as_py()) if said.is_more else said.high), high
+            is_over = left[0] == END or is_empty(*left)
+        return None if is_over else left
+
+    async def _take(self, entries: pa.BinaryArray) -> None:
+        """Read the rows that entries name, and keep those that still have them."""
+        query, table = self._query, self._table
+        keys = await self._offload(len(entries), query.keys_of, entries)
+        found = await table.get_many(
+            pa.Table.from_batches([keys]),
+            columns=query.read_columns or None,
+            with_versions=query.with_versions,
+            timeout=self._left_s,
+        )
+        self._check_schema()
+        self._keep(*await self._offload(len(entries), query.ordered, found, entries))
+
+    async def _offload(self, size: int, work: Callable[..., Any], *args: Any) -> Any:
+        if size <= LOOKUP_ENTRIES_MAX // 10:
+            return work(*args)
+        return await self._table.runtime.offload(work, *args)
+
+    async def _scan(self, low: bytes, high: bytes) -> None:
+        """The rest of the range, by a scan of the table."""
+        query, table = self._query, self._table
+        found = await table.scan(
+            columns=query.read_columns or None,
+            with_versions=query.with_versions,
+            timeout=self._left_s,
+        )
+        self._check_schema()
+        rest = query.within(low, high)
+        self._keep(*await table.runtime.offload(rest.ordered, found))
+
+    def _keep(self, rows: pa.Table, own: pa.BinaryArray) -> None:
+        if rows.num_rows:
+            self._parts.append((rows, own))
+            self._count += rows.num_rows
+
+    def _check_schema(self) -> None:
+        """Raise `SchemaChanged` if what was read may be in newer columns than those asked for."""
+        asked, present = self._query.known.schema.version, self._table.known.schema.version
+        if asked != present:
+            raise SchemaChanged(self._table.name, asked, present)
+
+    def _answer(self, *, is_whole: bool) -> tuple[pa.Table, str | None]:
+        """At most as many rows as are wanted; the token of the last if there may be more."""
+        token: str | None = None
+        left, parts = self._limit, self._parts
+        if left is not None and self._count >= left:
+            parts = []
+            for rows, own in self._parts:
+                parts.append((rows.slice(0, left), own.slice(0, left)))
+                left -= min(left, rows.num_rows)
+            is_whole = is_whole and self._count == self._limit
+            last = next((own for _, own in reversed(parts) if len(own)), None)
+            if not is_whole and last is not None:
+                token = self._query.token(last[-1].as_py())
+        return self._query.joined(parts), token
+
+
+def _checked_limit(limit: Any) -> int | None:
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+        raise InvalidArgument(f"limit={limit!r}: a number of rows, not negative")
+    return limit

@@ -1,0 +1,152 @@
+"""The indexlets in the catalog: a part of `stelae.coordinator.catalog`, and as deterministic.
+
+Invariants:
+- the indexlets of an index that succeed no other cover all keys, each key once, at every moment: a
+  batch that would leave a hole changes nothing;
+- an indexlet is there only as long as its index is in its table's record. So to drop an index, or
+  its table, is to write the table's record;
+- one that is gone leaves no record: its id is never used again, and a late entry that would change
+  it, or make successors of it, finds nothing to follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from stelae.core.ids import ServerUuid
+from stelae.core.indexes import IndexId, IndexletId, IndexletRecord, IndexletState, covers
+from stelae.core.records import TableRecord, TableState
+
+
+class IndexCatalog:
+    """All indexlets, by id, and by what they are looked for."""
+
+    def __init__(self, records: Iterable[IndexletRecord] = ()) -> None:
+        self.indexlets: dict[IndexletId, IndexletRecord] = {}
+        """In the order of their creation."""
+        self._of_index: dict[IndexId, dict[IndexletId, None]] = {}
+        self._successors: dict[IndexletId, dict[IndexletId, None]] = {}
+        self._of_owner: dict[tuple[ServerUuid, int], dict[IndexletId, None]] = {}
+        for record in records:
+            self._put(record)
+
+    def state(self) -> list[IndexletRecord]:
+        """For a snapshot."""
+        return list(self.indexlets.values())
+
+    # ---- changes ----------------------------------------------------------------------------
+
+    def refusal(
+        self,
+        records: Sequence[IndexletRecord],
+        table_of: Mapping[str, TableRecord],
+        batch_tables: Sequence[TableRecord],
+    ) -> str:
+        """Why these do not follow from what is there; empty if they do."""
+        coming = {table.table_id: table for table in batch_tables}
+        touched: dict[IndexId, None] = {}
+        for record in records:
+            known = self.indexlets.get(record.indexlet_id)
+            if record.generation != (known.generation if known else 0) + 1:
+                return f"indexlet {record.indexlet_id} has changed meanwhile"
+            table = coming.get(record.table_id) or table_of.get(record.table_id)
+            if not _has_index(table, record.index_id):
+                return f"index {record.index_id} is gone"
+            if known is None and record.succeeds and record.succeeds not in self.indexlets:
+                return f"indexlet {record.succeeds} is gone"
+            touched[record.index_id] = None
+        for table in batch_tables:
+            if table.state is not TableState.DELETED:
+                touched.update((index.index_id, None) for index in table.schema.indexes)
+        holed = (i for i in touched if not _cover_all(self._after(i, records)))
+        return next((f"index {index_id} would have a hole" for index_id in holed), "")
+
+    def _after(
+        self, index_id: IndexId, records: Sequence[IndexletRecord]
+    ) -> Iterable[IndexletRecord]:
+        """The indexlets of an index as the records of a batch leave them."""
+        after = {i: self.indexlets[i] for i in self._of_index.get(index_id, ())}
+        after.update((record.indexlet_id, record) for record in records)
+        return (r for r in after.values() if r.index_id == index_id)
+
+    def commit(self, records: Sequence[IndexletRecord], tables: Sequence[TableRecord]) -> None:
+        """Take in what was not refused, and let go what no table has any more."""
+        for record in records:
+            self._take(record.indexlet_id)
+            if record.state is not IndexletState.GONE:
+                self._put(record)
+        for table in tables:
+            self._forget_dropped(table)
+
+    def _forget_dropped(self, table: TableRecord) -> None:
+        gone = [
+            record.indexlet_id
+            for record in self.indexlets.values()
+            if record.table_id == table.table_id and not _has_index(table, record.index_id)
+        ]
+        for indexlet_id in gone:
+            self._take(indexlet_id)
+
+    def _put(self, record: IndexletRecord) -> None:
+        indexlet_id = record.indexlet_id
+        self.indexlets[indexlet_id] = record
+        self._of_index.setdefault(record.index_id, {})[indexlet_id] = None
+        if record.succeeds:
+            self._successors.setdefault(record.succeeds, {})[indexlet_id] = None
+        owner = (record.owner, record.owner_incarnation)
+        self._of_owner.setdefault(owner, {})[indexlet_id] = None
+
+    def _take(self, indexlet_id: IndexletId) -> None:
+        record = self.indexlets.pop(indexlet_id, None)
+        if record is None:
+            return
+        owner = (record.owner, record.owner_incarnation)
+        for groups, key in (
+            (self._of_index, record.index_id),
+            (self._successors, record.succeeds),
+            (self._of_owner, owner),
+        ):
+            group = groups.get(key)  # type: ignore[attr-defined]
+            if group is not None:
+                group.pop(indexlet_id, None)
+                if not group:
+                    del groups[key]  # type: ignore[attr-defined]
+
+    # ---- readers ----------------------------------------------------------------------------
+
+    def of_index(self, index_id: IndexId) -> list[IndexletRecord]:
+        """Those that are found, in the order of their ranges."""
+        records = (self.indexlets[i] for i in self._of_index.get(index_id, ()))
+        return sorted((r for r in records if not r.succeeds), key=lambda r: r.low)
+
+    def successors_of(self, indexlet_id: IndexletId) -> list[IndexletRecord]:
+        """Those that are to be in its place, in the order of their ranges."""
+        records = (self.indexlets[i] for i in self._successors.get(indexlet_id, ()))
+        return sorted(records, key=lambda record: record.low)
+
+    def found(self) -> Iterator[IndexletRecord]:
+        """Those that are found, of all indexes, in the order of their creation."""
+        return (r for r in self.indexlets.values() if not r.succeeds)
+
+    def owned_by(self, owner: ServerUuid, incarnation: int) -> list[IndexletRecord]:
+        """Those that this run of this server has, or is to have."""
+        return [self.indexlets[i] for i in self._of_owner.get((owner, incarnation), ())]
+
+    def count_owned(self, owner: ServerUuid, incarnation: int) -> int:
+        return len(self._of_owner.get((owner, incarnation), ()))
+
+    def owners(self) -> list[tuple[ServerUuid, int]]:
+        """The runs of servers that have some."""
+        return list(self._of_owner)
+
+
+def _cover_all(records: Iterable[IndexletRecord]) -> bool:
+    """Whether those that are found have every key, and each once."""
+    found = [r for r in records if not r.succeeds and r.state is not IndexletState.GONE]
+    return covers(sorted((record.low, record.high) for record in found))
+
+
+def _has_index(table: TableRecord | None, index_id: IndexId) -> bool:
+    if table is None or table.state is TableState.DELETED:
+        return False
+    return any(index.index_id == index_id for index in table.schema.indexes)

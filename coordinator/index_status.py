@@ -1,0 +1,88 @@
+"""Where indexlets are, and how far: for clients, tablets, and the status document. Pure."""
+
+from __future__ import annotations
+
+from stelae.coordinator.catalog import Catalog
+from stelae.coordinator.liveness import Liveness, Run
+from stelae.core.ids import Address, TabletId
+from stelae.core.index_messages import (
+    NOT_IN_PLACE,
+    IndexletLocation,
+    IndexletLocations,
+    IndexletReport,
+)
+from stelae.core.index_views import IndexletView, IndexView
+from stelae.core.indexes import IndexletRecord, IndexletState
+from stelae.core.records import TableRecord
+
+
+def locations_of(
+    catalog: Catalog, liveness: Liveness, now: float, table: TableRecord, tablet_id: TabletId
+) -> IndexletLocations:
+    """All indexlets of a table that are found; of the tablet that asks, whether it is in place."""
+    found = [
+        _location(liveness, now, indexlet)
+        for index in table.schema.indexes
+        for indexlet in catalog.indexes.of_index(index.index_id)
+    ]
+    change = NOT_IN_PLACE
+    tablet = catalog.tablets.get(tablet_id) if tablet_id else None
+    if tablet is not None and not tablet.state.is_gone and not tablet.succeeds:
+        change = tablet.change
+    number = 0 if tablet is None else tablet.number
+    return IndexletLocations(table.schema.version, tuple(found), change, number)
+
+
+def _location(liveness: Liveness, now: float, indexlet: IndexletRecord) -> IndexletLocation:
+    view = _view(liveness, now, indexlet)
+    problem = "" if indexlet.state is IndexletState.SERVING and view.address else view.problem
+    return IndexletLocation(indexlet, Address(view.address), problem)
+
+
+def views_of(
+    catalog: Catalog, liveness: Liveness, now: float, table: TableRecord
+) -> tuple[IndexView, ...]:
+    """The indexes of a table, oldest first."""
+    found = []
+    for index in table.schema.indexes:
+        views = []
+        for indexlet in catalog.indexes.of_index(index.index_id):
+            successors = len(catalog.indexes.successors_of(indexlet.indexlet_id))
+            views.append(_view(liveness, now, indexlet, successors))
+        found.append(IndexView(index.index_id, table.schema.column_of(index), tuple(views)))
+    return tuple(found)
+
+
+def _view(
+    liveness: Liveness, now: float, indexlet: IndexletRecord, successors: int = 0
+) -> IndexletView:
+    run = Run(indexlet.owner, indexlet.owner_incarnation)
+    seen = liveness.find(run)
+    if seen is None:
+        return IndexletView(indexlet, indexlet.owner, "", problem="its server was not heard yet")
+    server = seen.server
+    if not liveness.is_live(run, now):
+        return IndexletView(indexlet, server.name, "", problem=f"{server.name} is dead")
+    report = seen.picture.indexlets.get(indexlet.indexlet_id)
+    if report is None or report.term != indexlet.term:
+        problem = f"{server.name} has not opened it yet"
+        return IndexletView(indexlet, server.name, server.address, problem=problem)
+    return IndexletView(
+        indexlet,
+        server.name,
+        server.address,
+        report.progress,
+        report.problem or _waits_for(indexlet, report),
+        report.entry_count,
+        report.memory_bytes,
+        report.tablets_filled,
+        report.tablets,
+        successors,
+        report.copied_entries,
+    )
+
+
+def _waits_for(indexlet: IndexletRecord, report: IndexletReport) -> str:
+    if indexlet.state is not IndexletState.FILLING or not report.tablets:
+        return ""
+    return f"{report.tablets_filled} of {report.tablets} tablets have given their entries"

@@ -1,0 +1,70 @@
+"""What the kernels of secondary indexes are: `index_kernels` (numba) and their plain reference.
+
+**Entries** are byte strings, held as Arrow holds them: n + 1 offsets and the data. **Text** within
+an entry is escaped, so that it says where it ends and sorts as it did: a zero byte is written as
+``00 FF``, and ``00 01`` ends it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stelae.storage.kernel_api import I32, I64, U8, U64
+
+U32: TypeAlias = NDArray[np.uint32]
+
+
+class IndexKernels(Protocol):
+    """Arrays are one-dimensional, contiguous and aligned; inputs may be read-only.
+
+    ``cursor`` and arguments named ``out`` are written to.
+    """
+
+    def text_lengths(self, offsets: I32, data: U8, out: I64) -> None:
+        """Add to each of ``out`` the length of the text once it is escaped and ended."""
+
+    def put_text(self, offsets: I32, data: U8, cursor: I64, out: U8) -> None:
+        """Write each text, escaped and ended, at its cursor, and move the cursor on."""
+
+    def put_parts(self, parts: U8, width: int, cursor: I64, out: U8) -> None:
+        """Write each ``width`` bytes of ``parts`` at their cursor, and move the cursor on."""
+
+    def find_text(self, data: U8, ends: I64, cursor: I64, out: I64) -> int:
+        """The length of the text that begins at each cursor, not escaped; the cursor moves past it.
+
+        Returns the first place at which there is none before ``ends``, or -1."""
+
+    def take_text(self, data: U8, cursor: I64, offsets: I32, out: U8) -> None:
+        """Write the text that begins at each cursor, not escaped, to its place by ``offsets``."""
+
+    def sort_entries(self, offsets: I32, data: U8, out: I64, spare: I64) -> None:
+        """The order that sorts entries; equal ones keep theirs. ``spare``: as long as ``out``."""
+
+    def find_entry(self, offsets: I32, data: U8, entry: U8) -> int:
+        """Of sorted entries the place of the first that is not below ``entry``."""
+
+    def merge_entries(
+        self,
+        offsets: I32,
+        data: U8,
+        middle: int,
+        writers: U32,
+        sequences: U64,
+        epochs: U64,
+        out: I64,
+    ) -> int:
+        """Merge the sorted entries before ``middle`` with those from there on.
+
+        Of equal ones, also within one of both, stays that of the greatest stamp: the epoch of its
+        writer, then its sequence. Writes the places of those that stay, and returns their number.
+        """
+
+
+def default_index_kernels() -> IndexKernels:
+    """The numba kernels; imports numba."""
+    from stelae.storage import index_kernels
+
+    return cast(IndexKernels, index_kernels)

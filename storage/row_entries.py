@@ -1,0 +1,184 @@
+"""The index entries of rows: of those of a call, of those that are there, of all of a tablet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stelae.core.indexes import END, IndexId
+from stelae.core.messages import WriteOp
+from stelae.core.schema import TableSchema
+from stelae.core.values import rows_to_batch
+from stelae.storage.entry_runs import Run, sorted_run
+from stelae.storage.gather import Located, Snapshot
+from stelae.storage.index_kernel_api import default_index_kernels
+from stelae.storage.index_keys import EntryCodec
+from stelae.storage.layout import Row
+from stelae.storage.tablet import TabletMemory
+
+Few = dict[IndexId, tuple[bytes, ...]]
+Many = dict[IndexId, Run]
+_EPOCHS = np.zeros(1, np.uint64)
+
+
+class TableCodecs:
+    """The indexes of a table in one version of its schema."""
+
+    def __init__(self, schema: TableSchema) -> None:
+        self.schema = schema
+        self.codecs = {index.index_id: EntryCodec(schema, index) for index in schema.indexes}
+
+    def touched(self, op: WriteOp, given: Sequence[str]) -> dict[IndexId, EntryCodec]:
+        """The indexes whose entries a write of these columns may change."""
+        if op is not WriteOp.UPDATE:
+            return self.codecs
+        return {i: codec for i, codec in self.codecs.items() if codec.column in given}
+
+
+class FewSeen(NamedTuple):
+    """Some rows before they were written."""
+
+    codecs: dict[IndexId, EntryCodec]
+    keys: list[Row]
+    rows: list[Row | None]
+
+
+class ManySeen(NamedTuple):
+    """Many rows before they were written."""
+
+    codecs: dict[IndexId, EntryCodec]
+    keys: pa.RecordBatch
+    located: Located
+
+
+def seen_before(
+    memory: TabletMemory, codecs: TableCodecs, op: WriteOp, rows: Any, columns: Sequence[str]
+) -> FewSeen | ManySeen | None:
+    """What there is of the keys of rows that are about to be written; None: no index has to do
+    with it. ``rows`` and ``columns`` as `TabletMemory.execute` takes them.
+
+    Raises as that does: the rows do not fit.
+    """
+    if isinstance(rows, pa.RecordBatch):
+        touched = codecs.touched(op, rows.schema.names)
+        if not touched:
+            return None
+        keys = rows.select(list(codecs.schema.key))
+        return ManySeen(touched, keys, memory.locate(keys))
+    shape = memory.shape(op, columns)
+    touched = codecs.touched(op, shape.columns)
+    if not touched:
+        return None
+    few = [shape.key(row) for row in shape.check(rows)[0]]
+    if codecs.schema.is_plain:
+        return FewSeen(touched, few, rows_of(memory, few))
+    keys = rows_to_batch(few, codecs.schema.key_schema)
+    return ManySeen(touched, keys, memory.locate(keys))
+
+
+def rows_of(memory: TabletMemory, keys: Iterable[Row]) -> list[Row | None]:
+    """The rows of keys, as they are now."""
+    return [None if (found := memory.get(key)) is None else found.row for key in keys]
+
+
+def entries_of_few(
+    codec: EntryCodec, keys: Sequence[Row], rows: Sequence[Row | None]
+) -> list[bytes]:
+    """The entries of the rows that are there."""
+    place, encode = codec.place, codec.encode_one
+    return [encode(row[place], key) for key, row in zip(keys, rows, strict=True) if row is not None]
+
+
+def new_entries(
+    memory: TabletMemory,
+    codecs: TableCodecs,
+    op: WriteOp,
+    rows: Sequence[Any],
+    columns: Sequence[str],
+) -> tuple[list[Row], Few]:
+    """The keys of a small call, and the entries that its rows need. Raises: they do not fit."""
+    shape = memory.shape(op, columns)
+    checked = shape.check(rows)[0]
+    keys = [shape.key(row) for row in checked]
+    if op is WriteOp.DELETE:
+        return keys, {}
+    full = [shape.full(row) for row in checked]
+    touched = codecs.touched(op, shape.columns)
+    return keys, {i: tuple(entries_of_few(codec, keys, full)) for i, codec in touched.items()}
+
+
+def new_entries_of_batch(
+    codecs: TableCodecs, op: WriteOp, batch: pa.RecordBatch
+) -> tuple[Many, bool]:
+    """The entries that a batch's rows need, sorted; and whether all its keys differ for sure. May
+    run off the loop. Columns that are left out get their defaults."""
+    if op is WriteOp.DELETE:
+        return {}, True
+    schema = codecs.schema
+    found: Many = {}
+    distinct = False
+    for index_id, codec in codecs.touched(op, batch.schema.names).items():
+        rows = batch.select([n for n in codec.columns if n in batch.schema.names])
+        if codec.column not in batch.schema.names:
+            default = schema.default_arrays([codec.column], batch.num_rows)[0]
+            rows = rows.append_column(codec.column, default)
+        run = sorted_entries(codec.encode_batch(rows))
+        found[index_id] = run
+        distinct = _has_distinct_keys(codec, run)
+    return found, distinct or not found
+
+
+def _has_distinct_keys(codec: EntryCodec, run: Run) -> bool:
+    keys = codec.keys_of(run.entries())
+    if keys.num_columns > 1:
+        return False
+    return bool(pc.count_distinct(keys.column(0)).as_py() == run.length)
+
+
+def sorted_entries(entries: pa.BinaryArray) -> Run:
+    """Entries in order, each once."""
+    writers, sequences = np.zeros(len(entries), np.uint32), np.zeros(len(entries), np.uint64)
+    return sorted_run(entries, writers, sequences, _EPOCHS, default_index_kernels())
+
+
+def located_entries(codec: EntryCodec, located: Located) -> pa.BinaryArray:
+    """The entries of rows that were located. May run off the loop."""
+    return codec.encode_batch(located.gather(codec.columns))
+
+
+def without(entries: pa.BinaryArray, others: Sequence[pa.BinaryArray]) -> pa.BinaryArray:
+    """The entries that are in none of the others, each once. May run off the loop."""
+    entries = entries.unique()
+    for other in others:
+        if len(other) and len(entries):
+            entries = entries.filter(pc.invert(pc.is_in(entries, value_set=other)))
+    return entries
+
+
+def tablet_entries(
+    codec: EntryCodec,
+    snapshot: Snapshot,
+    pending: Sequence[pa.BinaryArray],
+    low: bytes,
+    high: bytes,
+) -> Run:
+    """All entries of a tablet in a range, and those of writes that are not carried out yet. Runs
+    off the loop."""
+    found = [_in_range(entries, low, high) for entries in pending]
+    rows = snapshot.batches(codec.columns)
+    found += [_in_range(codec.encode_batch(batch), low, high) for batch in rows]
+    if not found:
+        return sorted_entries(pa.array([], pa.binary()))
+    return sorted_entries(pa.concat_arrays(found))
+
+
+def _in_range(entries: pa.BinaryArray, low: bytes, high: bytes) -> pa.BinaryArray:
+    if low:
+        entries = entries.filter(pc.greater_equal(entries, pa.scalar(low, pa.binary())))
+    if high != END:
+        entries = entries.filter(pc.less(entries, pa.scalar(high, pa.binary())))
+    return entries
