@@ -30,6 +30,8 @@ class MergeOffer:
         self._runtime = runtime
         self._offered: asyncio.Future[Merged | None] | None = None
         self._is_declined = False
+        self._loaded: tuple[int, ...] | None = None
+        self._is_loaded = asyncio.Event()
 
     def expect(self) -> None:
         """The leader has ordered a merge elsewhere; unless it has called that off already."""
@@ -70,6 +72,8 @@ class MergeOffer:
         Replicas of a head may differ in rows that were never acknowledged: a merge of another
         replica than the one that was loaded here is of no use.
         """
+        self._loaded = tuple(row_counts)
+        self._is_loaded.set()
         if self._offered is None:
             return None
         try:
@@ -82,6 +86,15 @@ class MergeOffer:
             self._runtime.metrics.count("merges_of_other_replicas")
             return None
         return merged
+
+    async def is_of(self, row_counts: tuple[int, ...], timeout_s: float) -> bool:
+        """Whether the segments that were loaded here have so many rows; waits until they are.
+
+        Raises TimeoutError.
+        """
+        async with asyncio.timeout(timeout_s):
+            await self._is_loaded.wait()
+        return self._loaded == row_counts
 
 
 def fits(merged: Merged, row_counts: Sequence[int]) -> bool:

@@ -15,17 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from stelae.actors.recovery_attempts import Attempt, RecoveryAttempts
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.decide import Recover
-from stelae.coordinator.liveness import Liveness
+from stelae.coordinator.liveness import Liveness, Run
 from stelae.coordinator.pacing import Pacing
 from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.timeline_placement import source_of
 from stelae.core.durability import Wal, media_of
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.ids import TabletId
+from stelae.core.indexes import IndexletState
 from stelae.core.messages import (
     FENCE_LOGS,
     OPEN_TABLET,
@@ -34,13 +36,14 @@ from stelae.core.messages import (
     OpenTablet,
     RecoveryEngine,
 )
-from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.records import ServerInfo, ServerKind, TabletState
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.recovery.engine import (
     Choice,
     EngineChooser,
     EnginePolicy,
+    IndexletTarget,
     RecoveryJob,
     SparkEngine,
     SparkState,
@@ -265,9 +268,17 @@ class RecoveryRounds:
                     if tries_left:
                         self._attempts.retried(attempt, len(left), reason)
         except TimeoutError:
+            left = [job for job in left if self._is_awaited(job)]
+            if not left:
+                return  # it goes on with indexlets
             reason = f"no end after {patience_s(attempt.choice):.1f} s"
             self._runtime.metrics.count("spark_recoveries_failed", error="TimeoutError")
         await self._go_on_natively(attempt, left, reason)
+
+    def _is_awaited(self, job: RecoveryJob) -> bool:
+        """Whether its tablet is not back, and this is its recovery still."""
+        tablet = self._catalog.tablets[job.tablet.tablet_id]
+        return tablet.term == job.tablet.term and tablet.state is TabletState.RECOVERING
 
     async def _try_spark(
         self, spark: SparkEngine, jobs: Sequence[RecoveryJob]
@@ -276,20 +287,28 @@ class RecoveryRounds:
         if not jobs:
             return [], ""
         try:
-            problems = await spark(jobs)
+            problems = await spark([self._with_indexlets(job) for job in jobs])
         except Exception as error:  # whatever Spark raised: the tablets come back without it
             if not isinstance(error, StelaeError):
                 logger.exception("a bug, or an error of Spark's that nobody foresaw")
             self._runtime.metrics.count("spark_recoveries_failed", error=type(error).__name__)
             problems = {job.tablet.tablet_id: str(error) for job in jobs}
-        current = self._catalog.tablets
-        failed = [
-            job
-            for job in jobs
-            if job.tablet.tablet_id in problems
-            and current[job.tablet.tablet_id].term == job.tablet.term
-        ]
+        failed = [j for j in jobs if j.tablet.tablet_id in problems and self._is_awaited(j)]
         return failed, problems[failed[0].tablet.tablet_id] if failed else ""
+
+    def _with_indexlets(self, job: RecoveryJob) -> RecoveryJob:
+        """The job, and the indexlets of its table that are being filled."""
+        now = self._runtime.clock.monotonic()
+        targets = []
+        for indexlet in self._catalog.indexes.found():
+            if indexlet.table_id != job.table.table_id:
+                continue
+            run = Run(indexlet.owner, indexlet.owner_incarnation)
+            seen = self._liveness.find(run)
+            is_filling = indexlet.state is IndexletState.FILLING
+            if is_filling and seen is not None and self._liveness.is_live(run, now):
+                targets.append(IndexletTarget(indexlet, seen.server))
+        return replace(job, indexlets=tuple(targets))
 
     async def _go_on_natively(
         self, attempt: Attempt, jobs: Sequence[RecoveryJob], reason: str

@@ -54,6 +54,7 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.index_messages import LOCATE_INDEXLETS, IndexletLocations, LocateIndexlets
+from stelae.core.index_offers import COMPARE_LOG, CompareLog, CompareLogReply
 from stelae.core.messages import (
     CLOSE_TABLET,
     GET,
@@ -207,6 +208,7 @@ class TabletServer:
             CLOSE_TABLET: self._on_close,
             ALTER_TABLET: self._on_alter,
             INSTALL_MERGE: self._on_install_merge,
+            COMPARE_LOG: self._on_compare_log,
             LEARN_TIMELINE: self._on_learn_timeline,
             WRITE: self._on_write,
             WRITE_MANY: self._on_write_many,
@@ -400,6 +402,16 @@ class TabletServer:
             raise TabletNotHere(call.body.tablet_id, self._name)
         tablet.merge_offer.offer(call.body.next_version, call.blobs)
         return EMPTY
+
+    async def _on_compare_log(self, call: Call[CompareLog]) -> Reply[CompareLogReply]:
+        tablet = self._tablets.get(call.body.tablet_id)
+        if tablet is None or tablet.term != call.body.term:
+            raise TabletNotHere(call.body.tablet_id, self._name)
+        try:
+            counts, timeout_s = call.body.row_counts, call.timeout_s / 2
+            return Reply(CompareLogReply(await tablet.merge_offer.is_of(counts, timeout_s)))
+        except TimeoutError:
+            raise TabletNotReady(call.body.tablet_id, "loading its log") from None
 
     async def _on_learn_timeline(self, call: Call[LearnTimeline]) -> Reply[Empty]:
         tablet = self._tablets.get(call.body.tablet_id)

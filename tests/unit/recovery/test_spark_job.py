@@ -37,13 +37,14 @@ from stelae.core.settings import Settings
 from stelae.recovery.engine import RecoveryJob, SparkEngine, SparkState
 from stelae.recovery.plan import plan_recovery
 from stelae.recovery.spark_job import (
+    TabletOutcome,
     encode_jobs,
-    fetch_summaries,
     install,
     merge_group,
     merge_tablets,
 )
 from stelae.recovery.spark_link import ClusterLink
+from stelae.recovery.spark_log import LogSegment, fetch_log
 from stelae.storage.keys import KeyCodec
 from stelae.storage.merge import Merged, Summary, merge
 from stelae.storage.recovered import RecoveredSegment
@@ -112,6 +113,11 @@ async def native_summaries(cluster: LocalCluster, job: RecoveryJob) -> list[Summ
     ]
 
 
+def summaries_of(segments: Sequence[LogSegment]) -> list[Summary]:
+    """What is merged of them."""
+    return [segment.summary for segment in segments]
+
+
 def assert_same(one: Merged, other: Merged) -> None:
     """Two merges are the same, element for element."""
     np.testing.assert_array_equal(one.hashes, other.hashes)
@@ -131,7 +137,8 @@ async def test_both_engines_make_the_same_merge_of_the_same_log(tmp_path: Path, 
         assert any(len(job.sources) > 2 for job in jobs)
         assert any(not source.sealed for job in jobs for source in job.sources)
         for job in jobs:
-            summaries, size_bytes = await fetch_summaries(runtime, SETTINGS, job)
+            segments = await fetch_log(runtime, SETTINGS, job)
+            summaries, size_bytes = summaries_of(segments), sum(s.size_bytes for s in segments)
             native = await native_summaries(cluster, job)
             assert [len(s) for s in summaries] == [len(s) for s in native]
             assert 0 < size_bytes < job.size_bytes
@@ -167,9 +174,10 @@ async def test_a_replica_that_is_gone_is_answered_for_by_the_next(tmp_path: Path
     async with loaded(tmp_path) as cluster:
         runtime = cluster.client_runtime("task")
         job = (await jobs_of(cluster, "names"))[0]
-        whole, _ = await fetch_summaries(runtime, SETTINGS, job)
+        whole = summaries_of(await fetch_log(runtime, SETTINGS, job))
         partly = replace(job, sources=tuple(moved_away(source, 1) for source in job.sources))
-        assert_same(merge((await fetch_summaries(runtime, SETTINGS, partly))[0]), merge(whole))
+        found = summaries_of(await fetch_log(runtime, SETTINGS, partly))
+        assert_same(merge(found), merge(whole))
 
 
 async def test_a_segment_that_nobody_has_is_named_and_fails_its_tablet_alone(
@@ -181,7 +189,7 @@ async def test_a_segment_that_nobody_has_is_named_and_fails_its_tablet_alone(
         jobs = await jobs_of(cluster, "numbers")
         lost = replace(jobs[0], sources=tuple(moved_away(s, 2) for s in jobs[0].sources))
         with pytest.raises(SegmentsMissing, match="readable replica"):
-            await fetch_summaries(runtime, SETTINGS, lost)
+            await fetch_log(runtime, SETTINGS, lost)
         outcomes = await merge_tablets(runtime, SETTINGS, [lost, *jobs[1:]])
         assert "readable replica" in outcomes[0].problem
         assert [outcome.problem for outcome in outcomes[1:]] == [""] * (len(jobs) - 1)
@@ -206,11 +214,13 @@ class TaskEngine:
     def __init__(self, cluster: LocalCluster) -> None:
         self.link = ClusterLink(CLUSTER, cluster.master_addresses, SECRET, SETTINGS)
         self.calls = 0
+        self.outcomes: list[TabletOutcome] = []
         self.state = SparkState(cores=2, start_s=0.0)
 
     async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
         self.calls += 1
         outcomes = await asyncio.to_thread(merge_group, self.link, encode_jobs(jobs))
+        self.outcomes += outcomes
         return {one.tablet_id: one.problem for one in outcomes if one.problem}
 
 
@@ -237,7 +247,7 @@ class OtherReplicaEngine(TaskEngine):
         self.calls += 1
         runtime = self.runtime
         for job in jobs:
-            *before, last = (await fetch_summaries(runtime, SETTINGS, job))[0]
+            *before, last = summaries_of(await fetch_log(runtime, SETTINGS, job))
             keys = None if last.keys is None else last.keys[:-1]
             shorter = Summary(last.hashes[:-1], last.versions[:-1], last.kinds[:-1], keys)
             await install(runtime, SETTINGS, job, merge([*before, shorter]))
@@ -318,7 +328,7 @@ class StepEngine(TaskEngine):
         if fails and self.step == "nothing":
             self._fail()
         for job in jobs:
-            summaries, _ = await fetch_summaries(self.runtime, SETTINGS, job)
+            summaries = summaries_of(await fetch_log(self.runtime, SETTINGS, job))
             if fails and self.step == "fetched":
                 self._fail()
             merges[job.tablet.tablet_id] = merge(summaries)
