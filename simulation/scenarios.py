@@ -43,6 +43,7 @@ class Scenario:
 SCENARIOS: dict[str, str] = {
     "alters": "tests/simulation/alters.py:SCENARIO",
     "durabilities": "tests/simulation/durabilities.py:SCENARIO",
+    "engines": "tests/simulation/engines.py:SCENARIO",
     "kv": "tests/simulation/register.py:SCENARIO",
     "counter": "tests/simulation/counter.py:SCENARIO",
     "members": "tests/simulation/members.py:SCENARIO",

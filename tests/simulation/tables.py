@@ -253,8 +253,9 @@ async def run_tables(
     longest_gap_s: float,
     make_client: type[Client] = Client,
     make_beside: Callable[[SimCluster, AsyncDatabase], Beside] | None = None,
+    make_cluster: Callable[[World], SimCluster] = SimCluster,
 ) -> None:
-    cluster = SimCluster(world)
+    cluster = make_cluster(world)
     await cluster.start()
     history = History(world.loop.time)
     admin = cluster.database("admin")

@@ -1,0 +1,194 @@
+"""The ``engines`` scenario: recoveries by a Spark engine that fails in every way it can.
+
+The engine's tasks are the real ones, on processes of their own; what stands in for Spark places
+them, and has them die, run twice, go on long after everybody has given them up, or answer nothing.
+What the ``tables`` scenario demands of rows holds; besides, the table has an index, whose indexlets
+get lost with their servers: once all is healed, look-ups find exactly what a scan does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from unittest.mock import patch
+
+from stelae.actors.indexlet_offers import IndexletOffers
+from stelae.actors.master import Master
+from stelae.actors.merge_offer import MergeOffer
+from stelae.client.database import AsyncDatabase
+from stelae.core.errors import IndexExists, OutcomeUnknown, RetryLater, StelaeError
+from stelae.core.ids import TabletId
+from stelae.core.runtime import Runtime
+from stelae.recovery import spark_indexes
+from stelae.recovery.engine import RecoveryJob, SparkState
+from stelae.recovery.spark_job import TabletOutcome, group_jobs, merge_tablets
+from stelae.simulation.cluster import SimCluster
+from stelae.simulation.history import History
+from stelae.simulation.node import Factory
+from stelae.simulation.scenarios import Scenario
+from stelae.simulation.world import World
+from tests.simulation import tables
+
+CORES = 2
+COLUMN = "value"
+PIECE_BYTES = 64
+"""Of offers: so small that a task may end between two pieces."""
+FATES = ("whole", "whole", "dies", "dies", "twice", "late", "loses some", "silent")
+LATE_S = 8.0
+
+
+class SimulatedSpark:
+    """`SparkEngine`: its executors are processes of the world."""
+
+    def __init__(self, cluster: SparkCluster) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._rng = cluster.rng
+        self.state = SparkState(CORES, 0.0)
+
+    async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
+        fate = self._rng.choice(FATES)
+        self._world.note("spark", f"{len(jobs)} tablets: {fate}")
+        self._cluster.fates[fate] = self._cluster.fates.get(fate, 0) + 1
+        tasks = [
+            self._world.spawn(name, merge_tablets(runtime, self._cluster.settings, group))
+            for (name, runtime), group in zip(
+                self._cluster.executors(), group_jobs(jobs, CORES), strict=False
+            )
+            for _ in range(2 if fate == "twice" else 1)
+        ]
+        match fate:
+            case "dies":
+                await asyncio.wait(tasks, timeout=self._rng.uniform(0.0, 0.3))
+                if all(task.done() for task in tasks):
+                    return self._problems(tasks)
+                for task in tasks:
+                    task.cancel()
+                self.state = SparkState(CORES, self._rng.choice([0.0, 0.0, 30.0]))
+                raise StelaeError("an executor was lost")
+            case "late":
+                raise StelaeError("given up too early")
+            case "silent":
+                await asyncio.wait(tasks)
+                return await asyncio.get_running_loop().create_future()
+        await asyncio.wait(tasks)
+        problems = self._problems(tasks)
+        if fate == "loses some":
+            problems[jobs[0].tablet.tablet_id] = "its answer was lost"
+        return problems
+
+    def _problems(self, tasks: Sequence[asyncio.Task[list[TabletOutcome]]]) -> dict[TabletId, str]:
+        outcomes = [outcome for task in tasks for outcome in task.result()]
+        self._cluster.entries_offered += sum(o.indexes.entry_count for o in outcomes)
+        return {o.tablet_id: o.problem for o in outcomes if o.problem}
+
+
+class SparkCluster(SimCluster):
+    """Whose masters have a Spark engine, and use it always."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.rng = world.rng("spark")
+        self.fates: dict[str, int] = {}
+        self.entries_offered = 0
+        self._runtimes: dict[str, Runtime] = {}
+
+    def executors(self) -> list[tuple[str, Runtime]]:
+        """By name; they are reached like clients."""
+        names = [f"executor-{n}" for n in range(1, CORES + 1)]
+        for name in names:
+            if name not in self._runtimes:
+                self._runtimes[name] = self.world.client(name)
+        return list(self._runtimes.items())
+
+    def _master(self, name: str, *, joining: bool = False) -> Factory:
+        make = super()._master(name, joining=joining)
+
+        def with_spark(runtime: Runtime) -> Any:
+            master = make(runtime)
+            assert isinstance(master, Master)
+            master.spark_engine = SimulatedSpark(self)
+            master.use_engine("spark")
+            return master
+
+        return with_spark
+
+
+class Indexed:
+    """`tables.Beside`: an index that lives through it all, looked at when all is healed."""
+
+    def __init__(self, cluster: SimCluster, database: AsyncDatabase) -> None:
+        assert isinstance(cluster, SparkCluster)
+        self._cluster = cluster
+        self._world = cluster.world
+        self._database = database
+
+    async def run(self, until_s: float) -> None:
+        while self._world.loop.time() < until_s:
+            try:
+                table = await self._database.table(tables.TABLE)
+                await table.create_index(COLUMN, wait=False, timeout=4.0)
+                return
+            except IndexExists:
+                return
+            except (RetryLater, OutcomeUnknown):
+                await self._database.runtime.clock.sleep(0.2)
+
+    async def judge(self, history: History) -> None:
+        """Look-ups and scans agree on every value."""
+        await self.run(self._world.loop.time() + tables.HEAL_TIMEOUT_S)
+        table = await self._database.table(tables.TABLE)
+        scanned = (await table.scan(timeout=tables.HEAL_TIMEOUT_S)).to_pylist()
+        wanted = sorted(scanned, key=lambda row: (row["value"], row["id"]))
+        found = await table.find(
+            COLUMN, between=("", None), timeout=tables.HEAL_TIMEOUT_S, if_filling="wait"
+        )
+        assert found.to_pylist() == wanted, f"{found.to_pylist()} are found; there are {wanted}"
+        self._world.note(
+            "spark", f"{self._cluster.fates}, {self._cluster.entries_offered} entries offered"
+        )
+
+
+# ---- planted bugs -----------------------------------------------------------------------------
+
+
+def _first_piece_counts() -> Any:
+    """An indexlet takes a tablet's entries for complete when the first of them are here."""
+    take = IndexletOffers.take
+
+    async def hasty(self: IndexletOffers, call: Any) -> None:
+        await take(self, call)
+        if call.body.piece_count and self._has_use_for(call.body.tablet.number):
+            self._indexlet.filled.add(call.body.tablet.number)
+            self._news.set()
+
+    return patch.object(IndexletOffers, "take", hasty)
+
+
+def _owners_wait_for_ever() -> Any:
+    """Nobody tells the owners that Spark was given up."""
+    return patch.object(MergeOffer, "decline", lambda self: None)
+
+
+BUGS: dict[str, Callable[[], Any]] = {
+    "first piece counts": _first_piece_counts,
+    "owners wait for ever": _owners_wait_for_ever,
+}
+
+
+async def run(world: World, bug: str = "") -> None:
+    """One seed; ``bug`` is one of `BUGS`."""
+    with BUGS[bug]() if bug else contextlib.nullcontext():  # noqa: SIM117
+        with patch.object(spark_indexes, "PIECE_BYTES", PIECE_BYTES):
+            await tables.run_tables(
+                world,
+                ("kill",),
+                longest_gap_s=3.0,
+                make_beside=Indexed,
+                make_cluster=SparkCluster,
+            )
+
+
+SCENARIO = Scenario("engines", run, tables.options)

@@ -1,0 +1,39 @@
+"""Recoveries by a Spark engine that fails in every way it can; and planted bugs."""
+
+from __future__ import annotations
+
+import pytest
+
+from stelae.core.errors import StelaeError
+from stelae.simulation.runner import find_bug, run_seed, run_seeds
+from stelae.simulation.scenarios import load_scenario
+from tests.simulation.engines import BUGS
+
+FAST_SEEDS = 12
+SEEDS = 60
+BUG_SEEDS = 60
+
+
+def test_no_row_and_no_index_entry_is_lost_whatever_becomes_of_the_engine() -> None:
+    """A few seeds of each test run."""
+    outcomes = run_seeds(load_scenario("engines"), FAST_SEEDS, budget_s=40.0)
+    assert len(outcomes) >= 3
+
+
+@pytest.mark.slow
+def test_many_seeds_of_engines_that_fail() -> None:
+    """The same, with others for each commit."""
+    outcomes = run_seeds(load_scenario("engines"), SEEDS, budget_s=240.0)
+    assert len(outcomes) >= SEEDS * 3 // 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", sorted(BUGS))
+def test_a_planted_bug_is_found(bug: str) -> None:
+    """The simulator can see this bug; the same seed is fine without it."""
+    scenario = load_scenario("engines")
+    outcome = find_bug(scenario, bug, BUG_SEEDS)
+    assert outcome.failure is not None
+    found = outcome.failure.error
+    assert isinstance(found, AssertionError | StelaeError), "the planting itself is broken"
+    assert run_seed(scenario, outcome.seed).failure is None
