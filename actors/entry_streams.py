@@ -48,7 +48,7 @@ def stream_of(entries: pa.BinaryArray, *columns: Any) -> pa.Buffer:
     """Entries as an Arrow IPC stream; with ``columns``, what else is told of each (`COPIED`)."""
     schema = COPIED if columns else ENTRIES
     arrays = [entries]
-    for values, field in zip(columns, schema[1:] if columns else (), strict=True):
+    for values, field in zip(columns, list(schema)[1:], strict=True):
         arrays.append(pa.array(values, field.type))
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     sink = pa.BufferOutputStream()

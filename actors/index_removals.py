@@ -92,18 +92,19 @@ class IndexRemovals:
         if self._queue:
             self._wake.set()
 
-    @property
-    def is_empty(self) -> bool:
-        """Nothing waits to be taken out."""
-        return not self._queue and not self.is_lossy
+    def waiting(self) -> str:
+        """What waits to be taken out; empty: nothing."""
+        if not self._queue and not self.is_lossy:
+            return ""
+        first = self._queue[0] if self._queue else None
+        return f"{len(self._queue)} of {self._bytes} bytes, first {first}, lossy {self.is_lossy}"
 
     async def run(self) -> None:
         """Make the tablet known, and send what may be sent, until cancelled."""
         await self._announce(is_lossy=False)
         pause_s = PAUSE_S
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            await self._woken()
             while self._queue and self._may_send(self._queue[0]):
                 if await self._send_some():
                     pause_s = PAUSE_S
@@ -114,6 +115,16 @@ class IndexRemovals:
             if self.is_lossy and not self._queue:
                 self.is_lossy = False
                 await self._announce(is_lossy=True)
+
+    async def _woken(self) -> None:
+        """Wait for something to do; what waits in the queue is looked at again after a while, as
+        nobody tells when an entry of the log is committed."""
+        try:
+            async with asyncio.timeout(LONGEST_PAUSE_S if self._queue else None):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        self._wake.clear()
 
     async def _refresh(self) -> None:
         try:

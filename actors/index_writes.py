@@ -169,12 +169,16 @@ class IndexWrites:
         self._routes.is_closed = True
         self._removals = None
 
-    @property
-    def is_quiet(self) -> bool:
-        """Nothing is pending, and nothing waits to be taken out."""
-        removals = self._removals
-        pending = self._bulk or self._inserting or any(self._few.values())
-        return not pending and (removals is None or removals.is_empty)
+    def under_way(self) -> str:
+        """What is pending, or waits to be taken out; empty: nothing."""
+        few = sum([len(pending) for pending in self._few.values()])
+        waiting = "" if self._removals is None else self._removals.waiting()
+        if not (few or self._bulk or self._inserting or waiting):
+            return ""
+        return (
+            f"{few} pending entries, {len(self._bulk)} pending batches, {len(self._inserting)} "
+            f"insertions; to be taken out: {waiting}"
+        )
 
     def _next(self) -> int:
         self._sequence += 1

@@ -80,10 +80,9 @@ class IndexedTablet(ABC):
         self._indexes.begin()
         return self._indexes
 
-    @property
-    def is_index_quiet(self) -> bool:
-        """No entry is pending, or to be taken out."""
-        return self._indexes is None or self._indexes.is_quiet
+    def entries_under_way(self) -> str:
+        """Which entries are pending, or to be taken out; empty: none."""
+        return "" if self._indexes is None else self._indexes.under_way()
 
     def _close_indexes(self) -> None:
         if self._indexes is not None:

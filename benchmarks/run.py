@@ -25,6 +25,7 @@ from rich.table import Table
 RESULTS = Path("build") / "benchmarks.json"
 SUITES: dict[str, tuple[str, dict[str, Any]]] = {
     "launch": ("launching", {}),
+    "indexing": ("indexing", {}),
     "writes": ("writes", {}),
     "bulk": ("bulk", {}),
     "large-catalog": ("large_catalog", {}),

@@ -26,6 +26,7 @@ from stelae.client.check_facts import (
     TabletFacts,
     Verdict,
 )
+from stelae.client.check_indexes import judge_indexes
 from stelae.client.check_masters import judge_masters, judge_servers
 from stelae.client.check_tablets import (
     Judged,
@@ -215,6 +216,7 @@ def judge(facts: Facts) -> CheckReport:
         tablets = judge_tablets(facts.status, facts.logs)
         findings += judge_servers(facts.status)
         findings += judge_tables(facts.status)
+        findings += judge_indexes(facts.status)
         findings += [finding for each in tablets for finding in each.findings()]
         findings += [] if facts.logs is None else judge_logs(facts.status, facts.logs)
     if facts.digests is not None:
@@ -274,6 +276,7 @@ def _only(status: StatusFacts, tables: Sequence[str]) -> StatusFacts:
         status,
         tables=tuple(table for table in status.tables if table.name in tables),
         tablets=tuple(tablet for tablet in status.tablets if tablet.table in tables),
+        indexes=tuple(index for index in status.indexes if index.table in tables),
     )
 
 

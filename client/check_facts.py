@@ -126,6 +126,24 @@ class TableFacts(msgspec.Struct, frozen=True):
     state: str
 
 
+class IndexletFacts(msgspec.Struct, frozen=True):
+    id: str
+    state: str
+    low: str
+    high: str
+    """In hex."""
+    server: str
+    progress: str = ""
+    problem: str = ""
+
+
+class IndexFacts(msgspec.Struct, frozen=True):
+    id: str
+    table: str
+    column: str
+    indexlets: tuple[IndexletFacts, ...]
+
+
 class StatusFacts(msgspec.Struct, frozen=True):
     """The status document of the leader master."""
 
@@ -135,6 +153,7 @@ class StatusFacts(msgspec.Struct, frozen=True):
     tables: tuple[TableFacts, ...]
     tablets: tuple[TabletFacts, ...]
     migrations: tuple[MigrationProgress, ...] = ()
+    indexes: tuple[IndexFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

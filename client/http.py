@@ -36,6 +36,7 @@ from stelae.client.http_records import (
     tablet_location,
 )
 from stelae.client.http_table import HttpTable
+from stelae.client.index_calls import Progress
 from stelae.client.json_values import to_json_value
 from stelae.client.session import Session
 from stelae.core.catalog_messages import TabletLocation
@@ -181,6 +182,7 @@ class HttpDatabase:
         key: str | Sequence[str],
         partition: Partitioning | None = None,
         durability: Durability = DEFAULT_DURABILITY,
+        indexes: str | Sequence[str] = (),
         wait: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> HttpTable:
@@ -194,6 +196,7 @@ class HttpDatabase:
             "key": [key] if isinstance(key, str) else list(key),
             "partition": None if partition is None else _partition_json(partition, schema),
             "durability": durability_json(durability),
+            "indexes": [indexes] if isinstance(indexes, str) else list(indexes),
         }
         response = await self._transport.call(
             "POST",
@@ -287,6 +290,29 @@ class HttpDatabase:
             timeout=timeout,
         )
         return table
+
+    async def create_index(
+        self,
+        name: str,
+        column: str,
+        *,
+        unique: bool = False,
+        wait: bool = True,
+        progress: Progress | None = None,
+        timeout: float = 3600.0,
+    ) -> None:
+        """See `AsyncDatabase.create_index`."""
+        table = await self.table(name)
+        await table.create_index(
+            column, unique=unique, wait=wait, progress=progress, timeout=timeout
+        )
+
+    async def drop_index(
+        self, name: str, column: str, *, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """See `AsyncDatabase.drop_index`."""
+        table = await self.table(name)
+        await table.drop_index(column, timeout=timeout)
 
     async def rename_table(
         self, name: str, new_name: str, *, timeout: float = DEFAULT_TIMEOUT_S

@@ -6,7 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import httpx
 import msgspec
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stelae.client.alter import NewColumns, requested_change
 from stelae.client.attempts import DEFAULT_TIMEOUT_S
-from stelae.client.convert import Key, RowCodec, Rows, is_table, to_arrow
+from stelae.client.convert import Key, Rows, is_table, to_arrow
 from stelae.client.filters import Where, normalize_filters
 from stelae.client.given import (
     check_key_given,
@@ -28,13 +28,13 @@ from stelae.client.given import (
     row_versions,
     update_columns,
 )
+from stelae.client.http_finds import HttpFinds
 from stelae.client.http_protocol import (
     ARROW_END,
     ARROW_TYPE,
     IF_VERSION_COLUMN,
     JSON_TYPE,
     REQUEST_ID_HEADER,
-    SCHEMA_VERSION_HEADER,
     format_request_id,
     staleness_query,
 )
@@ -44,87 +44,26 @@ from stelae.client.http_records import (
     json_of,
     table_record,
 )
+from stelae.client.http_table_calls import arrow_stream, arrow_table
 from stelae.client.json_values import to_json_value
-from stelae.client.session import Session
 from stelae.core.durability import Durability
-from stelae.core.errors import InvalidArgument, SchemaChanged, TableNotFound, Unavailable
+from stelae.core.errors import InvalidArgument, SchemaChanged, Unavailable
 from stelae.core.ids import RequestId
-from stelae.core.records import TableRecord, TableState
+from stelae.core.records import TableState
 from stelae.core.row_messages import WriteOp
-from stelae.core.schema import VERSION_COLUMN, TableSchema
+from stelae.core.schema import VERSION_COLUMN
 from stelae.core.values import check_batch, from_wire, rows_to_batch
 from stelae.storage.versions import SchemaView
 
 if TYPE_CHECKING:
-    from stelae.client.http import HttpTransport
+    pass
 
 Versions = NDArray[np.uint64]
 SCAN_TIMEOUT_S = 600.0
 
 
-class HttpTable:
+class HttpTable(HttpFinds):
     """See `stelae.client.table.AsyncTable`. Made by the database."""
-
-    def __init__(self, transport: HttpTransport, session: Session, record: TableRecord) -> None:
-        self._transport = transport
-        self._session = session
-        self._use(record)
-
-    def _use(self, record: TableRecord) -> None:
-        self._record = record
-        self._schema = record.schema
-        self._codec = RowCodec(record.schema, record.name)
-        self._path = f"/v1/tables/{quote(record.name, safe='')}"
-
-    async def refresh(self) -> None:
-        """Ask anew what the table is like, under whatever name. Raises `TableNotFound`."""
-        response = await self._transport.call(
-            "GET", "/v1/tables", what="tables", timeout_s=DEFAULT_TIMEOUT_S, repeatable=True
-        )
-        for record in map(table_record, json_of(response)["tables"]):
-            if record.table_id == self._record.table_id:
-                self._use(record)
-                return
-        raise TableNotFound(self.name)
-
-    async def _newer_than(self, schema: TableSchema, error: SchemaChanged) -> None:
-        """Learn of an alter that a call came too late for; raises ``error`` if there is none."""
-        await self.refresh()
-        if self._schema.version <= schema.version:
-            raise error
-
-    async def _call(
-        self,
-        method: str,
-        suffix: str,
-        *,
-        what: str,
-        timeout_s: float,
-        content: bytes,
-        headers: Mapping[str, str],
-    ) -> httpx.Response:
-        """A repeatable request, made with the schema known here. Where the table is gone it may
-        have another name by now: that is looked for, once."""
-        all_headers = {SCHEMA_VERSION_HEADER: str(self._schema.version), **headers}
-        for is_last in (False, True):
-            before = self._path
-            try:
-                return await self._transport.call(
-                    method,
-                    self._path + suffix,
-                    what=f"{what} {self.name}",
-                    timeout_s=timeout_s,
-                    repeatable=True,
-                    content=content,
-                    headers=all_headers,
-                )
-            except TableNotFound:
-                if is_last:
-                    raise
-                await self.refresh()
-                if self._path == before:
-                    raise
-        raise AssertionError("the last attempt answers or raises")
 
     # ---- altering ---------------------------------------------------------------------------
 
@@ -181,23 +120,6 @@ class HttpTable:
             "GET", "", what="is_alter_done", timeout_s=timeout, content=b"", headers={}
         )
         return table_record(json_of(response)).state is not TableState.ALTERING
-
-    @property
-    def name(self) -> str:
-        return self._record.name
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of its columns."""
-        return self._schema.arrow
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return self._schema.key
-
-    @property
-    def record(self) -> TableRecord:
-        return self._record
 
     # ---- writes -----------------------------------------------------------------------------
 
@@ -273,7 +195,7 @@ class HttpTable:
                 view = SchemaView(schema, self._schema, self.name)
                 kept, _ = view.write(WriteOp[op.upper()], batch, ())
                 response = await self._send_batch(op, kept, versions, request, timeout_s)
-        table = _table(response.content)
+        table = arrow_table(response.content)
         return table.column(VERSION_COLUMN).to_numpy()  # type: ignore[no-any-return]
 
     async def _send_batch(
@@ -286,7 +208,7 @@ class HttpTable:
             f"/rows:write?op={op}",
             what=op,
             timeout_s=timeout_s,
-            content=await asyncio.to_thread(_stream, batch),
+            content=await asyncio.to_thread(arrow_stream, batch),
             headers={
                 "Content-Type": ARROW_TYPE,
                 "Accept": ARROW_TYPE,
@@ -342,7 +264,7 @@ class HttpTable:
         timeout_s: float,
     ) -> pa.Table:
         chosen = self._chosen(columns)
-        content = await asyncio.to_thread(_stream, self._key_rows(keys))
+        content = await asyncio.to_thread(arrow_stream, self._key_rows(keys))
         query: list[tuple[str, str]] = [("columns", name) for name in chosen]
         query.append(("with_versions", "true" if with_versions else "false"))
         response = await self._call(
@@ -353,7 +275,7 @@ class HttpTable:
             content=content,
             headers={"Content-Type": ARROW_TYPE, "Accept": ARROW_TYPE},
         )
-        return await asyncio.to_thread(_table, response.content)
+        return await asyncio.to_thread(arrow_table, response.content)
 
     async def scan(
         self,
@@ -398,7 +320,7 @@ class HttpTable:
         )
         if not response.content.endswith(ARROW_END):
             raise Unavailable(self._transport.url, f"the scan of {self.name!r} broke off")
-        return await asyncio.to_thread(_table, response.content)
+        return await asyncio.to_thread(arrow_table, response.content)
 
     async def scan_batches(
         self,
@@ -460,20 +382,3 @@ class HttpTable:
                 terms.append([column, operator, shown])
             found.append(terms)
         return found
-
-
-def _stream(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
-
-
-def _table(data: bytes) -> pa.Table:
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            table = reader.read_all()
-        table.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
-        raise Unavailable("the HTTP server", f"its answer is not Arrow: {error}") from None
-    return table

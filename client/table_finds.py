@@ -86,7 +86,7 @@ class TableFinds:
             with_versions,
             reverse,
             if_filling,
-            _checked_limit(limit),
+            checked_limit(limit),
             None,
             timeout,
         )
@@ -111,7 +111,7 @@ class TableFinds:
         Each page shows what is there when it is asked for; a row whose value changes between two
         pages may be on both. Raises as `find`.
         """
-        if _checked_limit(limit) == 0:
+        if checked_limit(limit) == 0:
             raise InvalidArgument("limit=0: a page has at least one row")
         rows, token = await self._found(
             column,
@@ -362,7 +362,8 @@ class Finding:
         return self._query.joined(parts), token
 
 
-def _checked_limit(limit: Any) -> int | None:
+def checked_limit(limit: Any) -> int | None:
+    """Raises `InvalidArgument`."""
     if limit is None:
         return None
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:

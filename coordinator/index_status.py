@@ -25,11 +25,12 @@ def locations_of(
         for index in table.schema.indexes
         for indexlet in catalog.indexes.of_index(index.index_id)
     ]
-    change = NOT_IN_PLACE
+    change, number = NOT_IN_PLACE, 0
     tablet = catalog.tablets.get(tablet_id) if tablet_id else None
     if tablet is not None and not tablet.state.is_gone and not tablet.succeeds:
         change = tablet.change
-    number = 0 if tablet is None else tablet.number
+    if tablet is not None:
+        number = tablet.number
     return IndexletLocations(table.schema.version, tuple(found), change, number)
 
 

@@ -42,6 +42,7 @@ class Scenario:
 
 SCENARIOS: dict[str, str] = {
     "alters": "tests/simulation/alters.py:SCENARIO",
+    "entries": "tests/simulation/entries.py:SCENARIO",
     "durabilities": "tests/simulation/durabilities.py:SCENARIO",
     "engines": "tests/simulation/engines.py:SCENARIO",
     "kv": "tests/simulation/register.py:SCENARIO",

@@ -26,6 +26,7 @@ from stelae.core.durability import Durability
 from stelae.core.errors import InvalidArgument
 from stelae.core.messages import WriteOp
 from stelae.core.partition import Partitioning
+from stelae.indexes import DatabaseIndexes, TableIndexes
 from stelae.operations import Operations
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.direct import DirectCalls
@@ -36,7 +37,7 @@ CHANGE_TIMEOUT_S = 60.0
 """For changes of servers, which may have to be brought up."""
 
 
-class Table:
+class Table(TableIndexes):
     """One table. Calls block; ``table.aio`` has the same calls as coroutines."""
 
     def __init__(self, loop: Loop, table: AsyncTable, calls: DirectCalls | None = None) -> None:
@@ -232,7 +233,7 @@ class Table:
         return f"<stelae table {self.name!r}, key ({', '.join(self.key)})>"
 
 
-class Database(Operations):
+class Database(Operations, DatabaseIndexes):
     """A cluster, as its user sees it. Close it when done; a launched cluster then ends with it."""
 
     def __init__(
@@ -265,10 +266,13 @@ class Database(Operations):
         key: str | Sequence[str],
         partition: Partitioning | None = None,
         durability: Durability = DEFAULT_DURABILITY,
+        indexes: str | Sequence[str] = (),
         wait: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> Table:
         """Create a table and wait until it can be written to; raises `TableExists`.
+
+        ``indexes``: columns by whose values rows can be found (`Table.find`).
 
         Without ``wait`` it returns once the table exists: `is_create_done` tells the rest.
         """
@@ -279,6 +283,7 @@ class Database(Operations):
                 key=key,
                 partition=partition,
                 durability=durability,
+                indexes=indexes,
                 wait=wait,
                 timeout=timeout,
             )

@@ -19,6 +19,7 @@ import typer
 
 from stelae.cli_check import check
 from stelae.cli_cluster import Debug, Json, data_dir_of, read_status, spec_of
+from stelae.cli_indexes import index_app  # noqa: F401  # adds its commands to those of tables
 from stelae.cli_locate import tablet_app
 from stelae.cli_masters import master_app
 from stelae.cli_output import (

@@ -86,7 +86,16 @@ def problems_of(status: dict[str, Any]) -> list[str]:
             found.append(f"{name} lacks {tablet['under_replicated']} of its replicas")
         elif tablet["under_replicated"]:
             found.append(f"{name} has {tablet['under_replicated']} segments with lost replicas")
+    for index in document_indexes(status):
+        if index["state"] != "serving":
+            why = f": {index['problem']}" if index["problem"] else ""
+            found.append(f"the index of {index['column']!r} of {index['table']!r} is filled{why}")
     return found
+
+
+def document_indexes(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """The indexes in a status document."""
+    return list(status.get("indexes", ()))
 
 
 def show_status(document: dict[str, Any], problems: list[str]) -> None:
@@ -107,6 +116,7 @@ def show_status(document: dict[str, Any], problems: list[str]) -> None:
     columns = ["server", "state", "address", "pid", "tablets", "memory", "disk free"]
     print_table(f"cluster {document['cluster']}", columns, servers)
     show_tables(document)
+    show_index_lines(document["indexes"])
     recoveries = [
         [
             each["server"],
@@ -125,6 +135,24 @@ def show_status(document: dict[str, Any], problems: list[str]) -> None:
         out.print(problem, style="red", markup=False)
     if not problems:
         out.print("all is well", style="green")
+
+
+def show_index_lines(indexes: list[dict[str, Any]]) -> None:
+    """Each index on a line, if there are any."""
+    rows = [
+        [
+            each["table"],
+            each["column"],
+            each["state"] + (f" {each['filled']:.0%}" if each["state"] == "filling" else ""),
+            f"{each['entries']:,}",
+            ", ".join(dict.fromkeys(part["server"] for part in each["indexlets"])),
+            each["problem"],
+        ]
+        for each in indexes
+    ]
+    if rows:
+        columns = ["table", "index of", "state", "entries", "on", "waits for"]
+        print_table("indexes", columns, rows)
 
 
 def show_copies(copies: list[dict[str, Any]]) -> None:
@@ -225,6 +253,7 @@ def describe(table: Any, document: dict[str, Any]) -> dict[str, Any]:
         "partition": msgspec.to_builtins(record.partitioning),
         "durability": str(record.durability),
         "becoming": "" if record.becoming is None else str(record.becoming),
+        "indexes": [each for each in document["indexes"] if each["table"] == table.name],
         "rows": sum(each["rows"] for each in tablets),
         "tablets": sorted(tablets, key=lambda each: each["number"]),
     }

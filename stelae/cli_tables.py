@@ -13,6 +13,7 @@ from stelae.cli_output import (
     partition_words,
     print_json,
     print_table,
+    show_index_lines,
     show_tables,
 )
 from stelae.errors import InvalidArgument
@@ -100,6 +101,7 @@ def table_describe(
         for each in described["tablets"]
     ]
     print_table("tablets", ["tablet", "state", "on", "term", "rows"], tablets)
+    show_index_lines(described["indexes"])
 
 
 @table_app.command("rename")

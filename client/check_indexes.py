@@ -1,0 +1,37 @@
+"""Whether indexes answer, and are where the catalog says. Pure."""
+
+from __future__ import annotations
+
+from stelae.client.check_facts import Finding, IndexFacts, Severity, StatusFacts
+from stelae.core.index_messages import IndexletProgress
+from stelae.core.indexes import END, IndexletState, covers
+
+
+def judge_indexes(status: StatusFacts) -> list[Finding]:
+    """Each index has all entries, each at a live server that says that it answers."""
+    live = {server.id: None for server in status.servers if server.is_live}
+    found: list[Finding] = []
+    for index in status.indexes:
+        subject = f"index of {index.column!r} of {index.table!r} ({index.id})"
+        for severity, text in _judge(index, live):
+            found.append(Finding("indexes", subject, text, severity))
+    return found
+
+
+def _judge(index: IndexFacts, live: dict[str, None]) -> list[tuple[Severity, str]]:
+    found: list[tuple[Severity, str]] = []
+    ranges = [(bytes.fromhex(e.low), bytes.fromhex(e.high) or END) for e in index.indexlets]
+    if not covers(sorted(ranges)):
+        found.append((Severity.ERROR, "its indexlets do not have all of it, each entry once"))
+    for each in index.indexlets:
+        name = f"indexlet {each.id} on {each.server}"
+        if each.server not in live:
+            found.append((Severity.ERROR, f"{name}: the server is dead"))
+        elif each.state != IndexletState.SERVING:
+            why = f": {each.problem}" if each.problem else ""
+            found.append((Severity.WARNING, f"{name} is filled{why}"))
+        elif each.progress not in (IndexletProgress.SERVING, IndexletProgress.CLOSED):
+            found.append(
+                (Severity.ERROR, f"{name} is to answer, and is {each.progress or 'not there'}")
+            )
+    return found

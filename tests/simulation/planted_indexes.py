@@ -1,0 +1,110 @@
+"""Bugs planted into what keeps indexes: proof that the simulator would see them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+from stelae.actors.index_removals import Removal
+from stelae.actors.index_writes import IndexWrites
+from stelae.actors.indexlet import Indexlet
+from stelae.actors.indexlet_hand_over import HandOver
+from stelae.storage.entry_runs import REMOVED
+from stelae.storage.indexlet import IndexletEntries
+from stelae.storage.row_entries import FewSeen, entries_of_few, seen_before
+
+
+def _removed_before_the_row() -> Any:
+    """Take the old entries out before the row is written."""
+    prepare = IndexWrites.prepare
+
+    async def hasty(self: IndexWrites, op: Any, rows: Any, columns: Any, timeout_s: float) -> Any:
+        ticket = await prepare(self, op, rows, columns, timeout_s)
+        seen = seen_before(self._tablet.index_memory, self.codecs, op, rows, columns)
+        if isinstance(seen, FewSeen) and self._removals is not None:
+            for index_id, codec in seen.codecs.items():
+                for entry in entries_of_few(codec, seen.keys, seen.rows):
+                    if not self._is_pending(index_id, entry):
+                        self._removals.put(Removal(index_id, self._next(), 0, (entry,)))
+        return ticket
+
+    return patch.object(IndexWrites, "prepare", hasty)
+
+
+def _removed_without_stamp() -> Any:
+    """An indexlet takes out whatever it is told to, even if it was put in anew since."""
+    put = IndexletEntries.put
+
+    def stampless(
+        self: IndexletEntries,
+        writer: int,
+        sequences: Iterable[int],
+        entries: Iterable[bytes],
+        *,
+        is_removal: bool,
+    ) -> None:
+        pairs = list(zip(sequences, entries, strict=True))
+        if is_removal:
+            known = {e: self._tail.get(e, (writer, 0)) for _, e in pairs}
+            pairs = [(max(s, known[e][1] >> REMOVED), e) for s, e in pairs]
+        put(self, writer, [s for s, _ in pairs], [e for _, e in pairs], is_removal=is_removal)
+
+    return patch.object(IndexletEntries, "put", stampless)
+
+
+def _fill_without_pending() -> Any:
+    """A tablet tells an indexlet of its rows, and not of what is about to be one."""
+    fill_source = IndexWrites.fill_source
+
+    def forgetful(self: IndexWrites, index_id: Any) -> Any:
+        return fill_source(self, index_id)._replace(pending=[])
+
+    return patch.object(IndexWrites, "fill_source", forgetful)
+
+
+def _pending_is_removed() -> Any:
+    """What another call has put in, and is about to need, is taken out."""
+    return patch.object(IndexWrites, "_is_pending", lambda self, index_id, entry: False)
+
+
+def _nothing_is_forwarded() -> Any:
+    """What an indexlet takes in while it is copied does not come to its successors."""
+
+    async def nothing(self: HandOver, body: Any, blobs: Any, timeout_s: float) -> None:
+        return None
+
+    return patch.object(HandOver, "forward", nothing)
+
+
+def _late_insertions_count() -> Any:
+    """A copy of an insertion that is over brings entries back."""
+    admit = Indexlet._admit
+
+    def lenient(self: Indexlet, body: Any) -> int:
+        known = self.known.get(body.tablet.number)
+        if known is not None:
+            known.first_incomplete = 0
+        return admit(self, body)
+
+    return patch.object(Indexlet, "_admit", lenient)
+
+
+BUGS: dict[str, Callable[[], Any]] = {
+    "removed_before_the_row": _removed_before_the_row,
+    "removed_without_stamp": _removed_without_stamp,
+    "fill_without_pending": _fill_without_pending,
+    "pending_is_removed": _pending_is_removed,
+    "nothing_is_forwarded": _nothing_is_forwarded,
+}
+
+
+@contextlib.contextmanager
+def planted(bug: str) -> Iterator[None]:
+    """Run with a bug of `BUGS`; with none for ""."""
+    if not bug:
+        yield
+        return
+    with BUGS[bug]():
+        yield
