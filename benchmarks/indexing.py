@@ -105,7 +105,9 @@ def _rebuild(database: Any, count: int) -> list[Figure]:
     more = _rows(count, 500_000 if count >= REBUILD_ENTRIES else 50_000)
     indexed = timed(lambda: table.load(more))
     return [
-        at_most(f"an index of {count:,} rows made while they are served", made, REBUILD_MOST_S, "s"),
+        at_most(
+            f"an index of {count:,} rows made while they are served", made, REBUILD_MOST_S, "s"
+        ),
         shown("load without an index", count / plain, "rows/s"),
         shown("load with an index", more.num_rows / indexed, "rows/s"),
     ]
@@ -128,6 +130,8 @@ def _in_memory(count: int) -> list[Figure]:
         indexlet.install(plan, plan.make())
     taken_s = time.perf_counter() - began
     assert indexlet.entry_count == sum([part.num_rows for part in parts])
-    note = f"{sorted_s:.2f} s of it to make and sort them; {indexlet.memory_bytes / count:.0f} B each"
+    note = (
+        f"{sorted_s:.2f} s of it to make and sort them; {indexlet.memory_bytes / count:.0f} B each"
+    )
     name = f"{count:,} entries made, sorted and merged on one core"
     return [at_most(name, taken_s, REBUILD_MOST_S, "s", note)]

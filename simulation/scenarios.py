@@ -50,6 +50,7 @@ SCENARIOS: dict[str, str] = {
     "members": "tests/simulation/members.py:SCENARIO",
     "masters": "tests/simulation/masters.py:SCENARIO",
     "reformed": "tests/simulation/master_members.py:SCENARIO",
+    "offers": "tests/simulation/engines.py:OFFERS",
     "replicas": "tests/simulation/replicas.py:SCENARIO",
     "safekeepers": "tests/simulation/safekeepers.py:SCENARIO",
     "strikes": "tests/simulation/tables.py:STRUCK",

@@ -41,7 +41,8 @@ class LogEntries:
         """Of what is read: the indexed column and the key."""
 
     def _id(self, name: str) -> int:
-        return self._schema.column_ids[self._schema.arrow.get_field_index(name)]
+        place: int = self._schema.arrow.get_field_index(name)
+        return self._schema.column_ids[place]
 
     def of_segment(self, batch: pa.RecordBatch, live: Bools) -> pa.BinaryArray:
         """The entries of a segment's live rows, in log order. ``batch`` has the stored columns with

@@ -1,15 +1,17 @@
-"""The ``engines`` scenario: recoveries by a Spark engine that fails in every way it can.
+"""The ``engines`` and ``offers`` scenarios: recoveries by a Spark engine that fails in every way it
+can.
 
 The engine's tasks are the real ones, on processes of their own; what stands in for Spark places
 them, and has them die, run twice, go on long after everybody has given them up, or answer nothing.
-What the ``tables`` scenario demands of rows holds; besides, the table has an index, whose indexlets
-get lost with their servers: once all is healed, look-ups find exactly what a scan does.
+In ``engines`` what the ``tables`` scenario demands of rows holds; in ``offers``, where indexlets
+get lost with tablets, what the ``entries`` scenario demands of indexes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
@@ -17,26 +19,24 @@ from unittest.mock import patch
 from stelae.actors.indexlet_offers import IndexletOffers
 from stelae.actors.master import Master
 from stelae.actors.merge_offer import MergeOffer
-from stelae.client.database import AsyncDatabase
-from stelae.core.errors import IndexExists, OutcomeUnknown, RetryLater, StelaeError
+from stelae.core.durability import segments
+from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.runtime import Runtime
 from stelae.recovery import spark_indexes
 from stelae.recovery.engine import RecoveryJob, SparkState
 from stelae.recovery.spark_job import TabletOutcome, group_jobs, merge_tablets
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.history import History
 from stelae.simulation.node import Factory
+from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
-from tests.simulation import tables
+from tests.simulation import entries, tables
 
 CORES = 2
-COLUMN = "value"
 PIECE_BYTES = 64
 """Of offers: so small that a task may end between two pieces."""
 FATES = ("whole", "whole", "dies", "dies", "twice", "late", "loses some", "silent")
-LATE_S = 8.0
 
 
 class SimulatedSpark:
@@ -88,8 +88,8 @@ class SimulatedSpark:
 class SparkCluster(SimCluster):
     """Whose masters have a Spark engine, and use it always."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
+    def __init__(self, world: World, **changes: Any) -> None:
+        super().__init__(world, **changes)
         self.rng = world.rng("spark")
         self.fates: dict[str, int] = {}
         self.entries_offered = 0
@@ -114,41 +114,6 @@ class SparkCluster(SimCluster):
             return master
 
         return with_spark
-
-
-class Indexed:
-    """`tables.Beside`: an index that lives through it all, looked at when all is healed."""
-
-    def __init__(self, cluster: SimCluster, database: AsyncDatabase) -> None:
-        assert isinstance(cluster, SparkCluster)
-        self._cluster = cluster
-        self._world = cluster.world
-        self._database = database
-
-    async def run(self, until_s: float) -> None:
-        while self._world.loop.time() < until_s:
-            try:
-                table = await self._database.table(tables.TABLE)
-                await table.create_index(COLUMN, wait=False, timeout=4.0)
-                return
-            except IndexExists:
-                return
-            except (RetryLater, OutcomeUnknown):
-                await self._database.runtime.clock.sleep(0.2)
-
-    async def judge(self, history: History) -> None:
-        """Look-ups and scans agree on every value."""
-        await self.run(self._world.loop.time() + tables.HEAL_TIMEOUT_S)
-        table = await self._database.table(tables.TABLE)
-        scanned = (await table.scan(timeout=tables.HEAL_TIMEOUT_S)).to_pylist()
-        wanted = sorted(scanned, key=lambda row: (row["value"], row["id"]))
-        found = await table.find(
-            COLUMN, between=("", None), timeout=tables.HEAL_TIMEOUT_S, if_filling="wait"
-        )
-        assert found.to_pylist() == wanted, f"{found.to_pylist()} are found; there are {wanted}"
-        self._world.note(
-            "spark", f"{self._cluster.fates}, {self._cluster.entries_offered} entries offered"
-        )
 
 
 # ---- planted bugs -----------------------------------------------------------------------------
@@ -178,17 +143,33 @@ BUGS: dict[str, Callable[[], Any]] = {
 }
 
 
+def planted(bug: str) -> Any:
+    """A context in which the servers have this bug; "" for none."""
+    return BUGS[bug]() if bug else contextlib.nullcontext()
+
+
 async def run(world: World, bug: str = "") -> None:
-    """One seed; ``bug`` is one of `BUGS`."""
-    with BUGS[bug]() if bug else contextlib.nullcontext():  # noqa: SIM117
-        with patch.object(spark_indexes, "PIECE_BYTES", PIECE_BYTES):
-            await tables.run_tables(
-                world,
-                ("kill",),
-                longest_gap_s=3.0,
-                make_beside=Indexed,
-                make_cluster=SparkCluster,
-            )
+    """One seed of ``engines``; ``bug`` is one of `BUGS`."""
+    with planted(bug):
+        await tables.run_tables(world, ("kill",), longest_gap_s=3.0, make_cluster=SparkCluster)
 
 
-SCENARIO = Scenario("engines", run, tables.options)
+async def run_offers(world: World, bug: str = "") -> None:
+    """One seed of ``offers``; ``bug`` is one of `BUGS`."""
+    with (
+        planted(bug),
+        patch.object(spark_indexes, "PIECE_BYTES", PIECE_BYTES),
+        patch.object(entries, "DURABILITIES", (segments("disk", "disk"),)),
+        patch.object(entries, "SimCluster", SparkCluster),
+    ):
+        await entries.run(world)
+
+
+def offers_options(seed: int) -> Options:
+    """Servers die so often that tablets and indexlets are lost together."""
+    rng = random.Random(f"{seed}/offers")
+    return entries.options(seed).but(crash_every_s=rng.uniform(0.7, 2.0))
+
+
+SCENARIO = Scenario("engines", run, tables.struck_options)
+OFFERS = Scenario("offers", run_offers, offers_options)

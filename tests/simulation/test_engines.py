@@ -12,26 +12,31 @@ from tests.simulation.engines import BUGS
 FAST_SEEDS = 12
 SEEDS = 60
 BUG_SEEDS = 60
+SCENARIOS = ("engines", "offers")
+FOUND_BY = {"first piece counts": "offers", "owners wait for ever": "engines"}
 
 
-def test_no_row_and_no_index_entry_is_lost_whatever_becomes_of_the_engine() -> None:
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_no_row_and_no_index_entry_is_lost_whatever_becomes_of_the_engine(name: str) -> None:
     """A few seeds of each test run."""
-    outcomes = run_seeds(load_scenario("engines"), FAST_SEEDS, budget_s=40.0)
+    outcomes = run_seeds(load_scenario(name), FAST_SEEDS, budget_s=25.0)
     assert len(outcomes) >= 3
 
 
 @pytest.mark.slow
-def test_many_seeds_of_engines_that_fail() -> None:
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_many_seeds_of_engines_that_fail(name: str) -> None:
     """The same, with others for each commit."""
-    outcomes = run_seeds(load_scenario("engines"), SEEDS, budget_s=240.0)
+    outcomes = run_seeds(load_scenario(name), SEEDS, budget_s=200.0)
     assert len(outcomes) >= SEEDS * 3 // 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", sorted(BUGS))
+@pytest.mark.parametrize("bug", sorted(FOUND_BY))
 def test_a_planted_bug_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""
-    scenario = load_scenario("engines")
+    assert FOUND_BY.keys() == BUGS.keys()
+    scenario = load_scenario(FOUND_BY[bug])
     outcome = find_bug(scenario, bug, BUG_SEEDS)
     assert outcome.failure is not None
     found = outcome.failure.error
