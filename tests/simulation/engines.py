@@ -38,6 +38,7 @@ CORES = 2
 PIECE_BYTES = 64
 """Of offers: so small that a task may end between two pieces."""
 JUDGED_MAX = 5
+STRIKES_S = (0.8, 3.0)
 FATES = ("whole", "whole", "dies", "dies", "twice", "late", "loses some", "silent")
 
 
@@ -90,6 +91,8 @@ class SimulatedSpark:
 class SparkCluster(SimCluster):
     """Whose masters have a Spark engine, and use it always."""
 
+    strikes_s: tuple[float, ...] = ()
+
     def __init__(self, world: World, **changes: Any) -> None:
         super().__init__(world, **changes)
         self.rng = world.rng("spark")
@@ -103,6 +106,23 @@ class SparkCluster(SimCluster):
         if client not in self._databases:
             self._databases[client] = super().database(client)
         return self._databases[client]
+
+    async def start(self) -> None:
+        await super().start()
+        if self.strikes_s:
+            name, runtime = self.executors()[0]
+            self.world.spawn(name, self._strike(runtime))
+
+    async def _strike(self, runtime: Runtime) -> None:
+        """Now and then end two tservers at once: one may have what the other's rows stand in."""
+        until_s = self.world.loop.time() + entries.FAULTS_S
+        while True:
+            await runtime.clock.sleep(self.rng.uniform(*self.strikes_s))
+            if self.world.loop.time() > until_s:
+                return
+            for name in self.rng.sample(self.tservers, 2):
+                if self.world.server(name) is not None:
+                    self.world.crash(name)
 
     def executors(self) -> list[tuple[str, Runtime]]:
         """By name; they are reached like clients."""
@@ -181,6 +201,7 @@ async def run_offers(world: World, bug: str = "") -> None:
         patch.object(spark_indexes, "PIECE_BYTES", PIECE_BYTES),
         patch.object(entries, "DURABILITIES", (segments("disk", "disk"),)),
         patch.object(entries, "SimCluster", SparkCluster),
+        patch.object(SparkCluster, "strikes_s", STRIKES_S),
         patch.object(entries, "_judge_find", _judge_patiently),
     ):
         await entries.run(world)
