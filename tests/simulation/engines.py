@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
+from msgspec.structs import replace
+
 from stelae.actors.indexlet_offers import IndexletOffers
 from stelae.actors.master import Master
 from stelae.actors.merge_offer import MergeOffer
@@ -24,7 +26,7 @@ from stelae.core.durability import segments
 from stelae.core.errors import OutcomeUnknown, StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.runtime import Runtime
-from stelae.recovery import spark_indexes
+from stelae.recovery import spark_indexes, spark_log
 from stelae.recovery.engine import RecoveryJob, SparkState
 from stelae.recovery.spark_job import TabletOutcome, group_jobs, merge_tablets
 from stelae.simulation.cluster import SimCluster
@@ -166,8 +168,27 @@ def _owners_wait_for_ever() -> Any:
     return patch.object(MergeOffer, "decline", lambda self: None)
 
 
+def _another_log_is_offered() -> Any:
+    """Offers are of whatever replica of the head was read, and nobody compares."""
+
+    async def compare(*job: Any) -> None:
+        return
+
+    read = spark_log.from_any_replica
+
+    async def shortest_first(runtime: Any, settings: Any, source: Any, fetch: Any) -> Any:
+        turned = replace(source, replicas=source.replicas[::-1])
+        return await read(runtime, settings, turned, fetch)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(patch.object(spark_indexes, "_compare", compare))
+    stack.enter_context(patch.object(spark_log, "from_any_replica", shortest_first))
+    return stack
+
+
 BUGS: dict[str, Callable[[], Any]] = {
     "first piece counts": _first_piece_counts,
+    "another log is offered": _another_log_is_offered,
     "owners wait for ever": _owners_wait_for_ever,
 }
 
