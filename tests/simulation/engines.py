@@ -25,6 +25,7 @@ from stelae.client.database import AsyncDatabase
 from stelae.core.durability import segments
 from stelae.core.errors import OutcomeUnknown, StelaeError
 from stelae.core.ids import TabletId
+from stelae.core.records import TabletState
 from stelae.core.runtime import Runtime
 from stelae.recovery import spark_indexes, spark_log
 from stelae.recovery.engine import RecoveryJob, SparkState
@@ -117,6 +118,8 @@ class SparkCluster(SimCluster):
 
     async def _strike(self, runtime: Runtime) -> None:
         """Now and then end two tservers at once: one may have what the other's rows stand in."""
+        while not self._has_table():
+            await runtime.clock.sleep(0.1)
         until_s = self.world.loop.time() + entries.FAULTS_S
         while True:
             await runtime.clock.sleep(self.rng.uniform(*self.strikes_s))
@@ -125,6 +128,11 @@ class SparkCluster(SimCluster):
             for name in self.rng.sample(self.tservers, 2):
                 if self.world.server(name) is not None:
                     self.world.crash(name)
+
+    def _has_table(self) -> bool:
+        leader = self.leader()
+        tablets = [] if leader is None else self.world.server(leader).catalog.tablets.values()
+        return any(tablet.state is TabletState.RUNNING for tablet in tablets)
 
     def executors(self) -> list[tuple[str, Runtime]]:
         """By name; they are reached like clients."""
