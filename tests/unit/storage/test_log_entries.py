@@ -79,7 +79,7 @@ def place_is_odd(entry: bytes) -> bool:
     return entry[-1] % 2 == 1
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     moves=st.lists(MOVES, max_size=25),
     places=st.lists(st.integers(0, 30), max_size=4),
