@@ -62,7 +62,7 @@ MISSING_RETRY_S = 1.0
 """Pause before backups are asked again for missing segments."""
 
 SPARK_TRIES = 2
-SPARK_PATIENCE_S = 3.0
+SPARK_PATIENCE_S = 5.0
 SPARK_SLACK = 3.0
 """Spark may take this many times as long as was expected, and `SPARK_PATIENCE_S` in any case; then
 the owners merge what they have loaded."""
