@@ -77,6 +77,14 @@ class Known(msgspec.Struct):
     epoch: int = 0
     first_incomplete: int = 0
     is_compared: bool = True
+    """Nothing is here that it does not know of, but for what it will take out itself."""
+    doubts: int = 0
+    """So often it was to be compared."""
+
+    def doubt(self) -> None:
+        """It is to be compared with what the tablet says from now on."""
+        self.is_compared = False
+        self.doubts += 1
 
 
 class Indexlet:
@@ -199,7 +207,8 @@ class Indexlet:
         if stamp.epoch < known.epoch:
             raise StaleTerm(f"epoch of tablet {stamp.number}", stamp.epoch, known.epoch)
         if stamp.epoch > known.epoch:
-            known.epoch, known.first_incomplete, known.is_compared = stamp.epoch, 0, False
+            known.epoch, known.first_incomplete = stamp.epoch, 0
+            known.doubt()
             self.to_compare.set()
         known.first_incomplete = max(known.first_incomplete, stamp.first_incomplete)
         return known
@@ -258,7 +267,7 @@ class Indexlet:
             self.check_range(min(body.entries), max(body.entries))
             self.entries.put(writer, body.sequences, body.entries, is_removal=True)
         if body.is_lossy:
-            self.known[body.tablet.number].is_compared = False
+            self.known[body.tablet.number].doubt()
             self.to_compare.set()
         await self._settled(body, call)
 

@@ -112,6 +112,8 @@ class IndexletFill:
     async def _take(self, cache: TableCache, number: int) -> None:
         """Put in what one tablet has. Raises StelaeError: it is to be tried again."""
         indexlet = self._indexlet
+        known = indexlet.known.setdefault(number, Known(is_compared=False))
+        doubts = known.doubts
         reply, pieces = await on_tablet(
             self._runtime,
             cache,
@@ -126,13 +128,12 @@ class IndexletFill:
             raise InvalidArgument(f"tablet {number} says that it is {stamp.number}")
         if indexlet.is_handing_over:
             return  # its successors would not have this, and compare by themselves
-        known = indexlet.known.setdefault(number, Known(is_compared=False))
         writer = indexlet.entries.writer(number, stamp.epoch)
         make = indexlet.entries.sorting(writer, reply.sequence, entries, is_sorted=True)
         indexlet.entries.add(make())
         indexlet.entries.set_floor(number, Floor(stamp.epoch, reply.sequence))
-        if stamp.epoch >= known.epoch:
-            known = indexlet.hear(stamp)
+        if known.doubts == doubts and stamp.epoch >= known.epoch:
+            indexlet.hear(stamp)
             known.is_compared = True
         indexlet.to_merge.set()
 

@@ -45,6 +45,7 @@ SCENARIOS: dict[str, str] = {
     "entries": "tests/simulation/entries.py:SCENARIO",
     "durabilities": "tests/simulation/durabilities.py:SCENARIO",
     "engines": "tests/simulation/engines.py:SCENARIO",
+    "indexes": "tests/simulation/indexes.py:SCENARIO",
     "kv": "tests/simulation/register.py:SCENARIO",
     "counter": "tests/simulation/counter.py:SCENARIO",
     "members": "tests/simulation/members.py:SCENARIO",

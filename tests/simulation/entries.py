@@ -59,11 +59,11 @@ SCHEMA = pa.schema(
 TABLE = "rows"
 TABLETS = 2
 VALUES = ("a", "b", "b\0", None)
-FAULTS_S = 20.0
+FAULTS_S = 12.0
 HEAL_TIMEOUT_S = 240.0
 CALM_S = 15.0
 """Without a sign of healing for so long, servers are started again, as an operator does."""
-LOOK_S = 0.02
+LOOK_S = 0.05
 CALL_TIMEOUTS_S = (1.0, 4.0)
 DURABILITIES: tuple[Durability, ...] = (
     segments("disk", "disk"),

@@ -101,7 +101,7 @@ def rank(value: Any) -> tuple[int, Any]:
 
 def order(one: Any, other: Any) -> int:
     """Below, equal, or above."""
-    return (one > other) - (one < other)
+    return int(one > other) - int(one < other)
 
 
 @pytest.mark.parametrize("kind", VALUES, ids=str)

@@ -1,0 +1,380 @@
+"""The ``indexes`` scenario: rows found by value, under load and everything that may go wrong.
+
+Clients write, delete, read and look rows up by an indexed column; indexes are made and dropped
+under them; indexlets are so small that they split all the time, and servers are retired, so that
+they move; servers of every kind crash, hang and are cut off; the table has any durability, and in
+some runs gets another one. What the ``tables`` scenario demands of rows holds, and (`IndexJudge`):
+
+- a look-up finds every row that had the value all the time that it took;
+- it finds nothing that never had it, each row once, in order;
+- once the faults end, it finds exactly what a scan does, and each index serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from stelae.client.database import AsyncDatabase
+from stelae.client.table import AsyncTable
+from stelae.core.durability import Durability, replicas, segments, wal
+from stelae.core.errors import (
+    IndexExists,
+    IndexNotFound,
+    InvalidArgument,
+    OutcomeUnknown,
+    Rejected,
+    RetryElsewhere,
+    RetryLater,
+    StelaeError,
+)
+from stelae.core.index_messages import HandOverStage, IndexletProgress
+from stelae.core.indexes import IndexletState
+from stelae.core.partition import hash_partition
+from stelae.core.records import TableState, TabletState
+from stelae.simulation.checkers import require_rows
+from stelae.simulation.cluster import SimCluster
+from stelae.simulation.history import History
+from stelae.simulation.nemesis import Nemesis
+from stelae.simulation.options import Options
+from stelae.simulation.scenarios import Scenario
+from stelae.simulation.world import World
+from tests.simulation import durabilities, tables
+from tests.simulation.index_judge import Found, IndexJudge, group_of
+from tests.simulation.planted_indexes import planted
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), False),
+        pa.field("value", pa.string()),
+        pa.field("group", pa.string()),
+    ]
+)
+COLUMN = "group"
+GROUPS: tuple[str | None, ...] = ("a", "b", "c", None)
+DURABILITIES: tuple[Durability, ...] = (
+    segments("disk", "disk"),
+    segments("disk", "disk"),
+    wal(3, ("disk", "disk")),
+    replicas(3),
+    replicas(3),
+    replicas(1),
+)
+FAULTS_S = 25.0
+HEAL_TIMEOUT_S = 240.0
+BUG_TIMEOUT_S = 60.0
+CALM_S = 10.0
+PAUSE_S = 2.0
+CHANGES_MAX = 14
+FIND_SHARE = 0.6
+UNRELIABLE = (RetryLater, RetryElsewhere, OutcomeUnknown)
+
+
+@dataclass
+class Tally:
+    """What happened in a run: it must be something."""
+
+    finds: int = 0
+    demanded: int = 0
+    """Rows that look-ups had to find."""
+    changes: dict[str, int] = field(default_factory=dict)
+    """Of indexlets, by the masters; and what operators did."""
+    restarted: int = 0
+
+
+class Client(tables.Client):
+    """A client that also looks rows up. The group of a row stands in its value."""
+
+    judge: IndexJudge
+
+    async def _one(self, table: AsyncTable) -> None:
+        if self._rng.random() < FIND_SHARE:
+            await self._find(table)
+        else:
+            await super()._one(table)
+
+    def _value(self) -> str:
+        group = self._rng.choice(GROUPS)
+        return f"{group or ''}:{super()._value()}"
+
+    def row(self, table: AsyncTable, key: int, value: str) -> dict[str, Any]:
+        return {"id": key, "value": value, "group": group_of(value)}
+
+    def value(self, table: AsyncTable, row: dict[str, Any]) -> str:
+        value: str = row["value"]
+        assert row["group"] == group_of(value), f"a row of two writes: {row}"
+        return value
+
+    async def _find(self, table: AsyncTable) -> None:
+        groups, asked = self._wanted()
+        found = self.judge.begin(self.name, groups, is_reverse=self._rng.random() < 0.3)
+        try:
+            rows = await table.find(
+                COLUMN,
+                **asked,
+                reverse=found.is_reverse,
+                with_versions=True,
+                if_filling=self._rng.choice(("wait", "scan")),
+                timeout=self._timeout_s,
+            )
+        except StelaeError as error:
+            refused = isinstance(error, Rejected) and not isinstance(error, IndexNotFound)
+            assert not refused, f"a look-up was refused: {error!r}"
+            self.judge.failed(found)
+        else:
+            self.judge.ok(found, rows.to_pylist())
+
+    def _wanted(self) -> tuple[tuple[str | None, ...], dict[str, Any]]:
+        """What is looked for, and how it is asked for."""
+        if self._rng.random() < 0.6:
+            group = self._rng.choice(GROUPS)
+            return (group,), {"value": group}
+        low, high = sorted(self._rng.choices(["a", "b", "c"], k=2))
+        groups = tuple(group for group in ("a", "b", "c") if low <= group <= high)
+        return groups, {"between": (low, high)}
+
+
+class Operator:
+    """Makes and drops indexes, and retires servers, at random."""
+
+    def __init__(self, cluster: SimCluster, database: AsyncDatabase) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._database = database
+        self._rng = cluster.world.rng("operator")
+        self._drops = self._rng.random() < 0.6
+        self._retires = self._rng.random() < 0.5
+        self.counts: dict[str, int] = {}
+
+    async def run(self, until_s: float) -> None:
+        for _ in range(CHANGES_MAX):
+            await self._database.runtime.clock.sleep(self._rng.expovariate(1.0) * PAUSE_S)
+            if self._world.loop.time() >= until_s:
+                return
+            try:
+                await self._change()
+            except (*UNRELIABLE, IndexExists, IndexNotFound, InvalidArgument) as error:
+                self._world.note("operator", f"it ends with {error!r}")
+
+    async def _change(self) -> None:
+        table = await self._database.table(tables.TABLE)
+        kinds = ["create", "other"]
+        kinds += ["drop"] if self._drops else []
+        kinds += ["retire", "welcome"] if self._retires else []
+        kind = self._rng.choice(kinds)
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        self._world.note("operator", kind)
+        wait, timeout = self._rng.random() < 0.5, self._rng.choice((2.0, 8.0))
+        match kind:
+            case "create":
+                await table.create_index(COLUMN, wait=wait, timeout=timeout)
+            case "other":
+                if any(index["column"] == "value" for index in await table.indexes()):
+                    await table.drop_index("value", timeout=timeout)
+                else:
+                    await table.create_index("value", wait=wait, timeout=timeout)
+            case "drop":
+                await table.drop_index(COLUMN, timeout=timeout)
+            case "retire" | "welcome":
+                await self._retire(kind == "welcome")
+
+    async def _retire(self, cancel: bool) -> None:
+        """One at a time, so that there are homes."""
+        name = self._cluster.tservers[0]
+        await self._database.retire_server(name, wait=False, cancel=cancel, timeout=4.0)
+
+    async def calm(self) -> None:
+        """No server is retired any more, and there is an index to look at."""
+        for name in self._cluster.tservers[:1]:
+            await self._patiently(lambda name=name: self._welcome(name))
+        await self._patiently(self._create)
+
+    async def _welcome(self, name: str) -> None:
+        await self._database.retire_server(name, wait=False, cancel=True, timeout=8.0)
+
+    async def _create(self) -> None:
+        table = await self._database.table(tables.TABLE)
+        try:
+            await table.create_index(COLUMN, wait=False, timeout=8.0)
+        except IndexExists:
+            return
+
+    async def _patiently(self, work: Any) -> None:
+        until_s = self._world.loop.time() + HEAL_TIMEOUT_S
+        while True:
+            try:
+                return await work()
+            except (*UNRELIABLE, InvalidArgument):
+                if self._world.loop.time() > until_s:
+                    raise
+                await self._database.runtime.clock.sleep(0.2)
+
+
+async def run(world: World, bug: str = "") -> None:
+    """One seed; ``bug`` is one of `tests.simulation.planted_indexes`."""
+    with planted(bug):
+        tally = await run_indexes(world, HEAL_TIMEOUT_S if not bug else BUG_TIMEOUT_S)
+    world.note("world", str(tally))
+
+
+async def run_indexes(world: World, heal_s: float = HEAL_TIMEOUT_S) -> Tally:
+    """Work under faults; then all is healed, and must be in order."""
+    rng = world.rng("table")
+    settings = durabilities._settings(rng)
+    settings["indexlet_entries_max"] = rng.choice([2, 5, 1000])
+    cluster, history = SimCluster(world, **settings), History(world.loop.time)
+    judge = IndexJudge(history)
+    await cluster.start()
+    admin = cluster.database("operators")
+    durability = rng.choice(DURABILITIES)
+    world.note("world", f"the table has {durability}")
+    await admin.create_table(
+        tables.TABLE,
+        SCHEMA,
+        key="id",
+        partition=hash_partition("id", rng.choice([1, 2, 3])),
+        durability=durability,
+        indexes=[COLUMN] if rng.random() < 0.8 else [],
+        timeout=60.0,
+    )
+    clients = [
+        _client(f"c{n}", world, cluster, history, judge)
+        for n in range(world.options.workload.clients)
+    ]
+    nemesis = Nemesis.begin(world, FAULTS_S, losable=())
+    until_s = world.loop.time() + FAULTS_S
+    operator = Operator(cluster, admin)
+    tasks = [world.spawn(client.name, client.run(until_s)) for client in clients]
+    tasks.append(world.spawn("operators", operator.run(until_s)))
+    if rng.random() < 0.2:
+        alterer = durabilities.Alterer(cluster, admin)
+        tasks.append(world.spawn("operators", alterer.run(until_s)))
+    await world.wait_until(lambda: all(t.done() for t in tasks), 600.0, "the clients to end")
+    for task in tasks:
+        task.result()
+    await nemesis.finish()
+    calm = world.spawn("operators", operator.calm())
+    await world.wait_until(calm.done, heal_s, "operators to have an index again")
+    calm.result()
+    restarted = await _rest(world, cluster, heal_s)
+    await _read_all(world, cluster, history, judge)
+    require_rows(history)
+    judge.require()
+    return _tally(world, judge, operator, restarted)
+
+
+def _client(
+    name: str, world: World, cluster: SimCluster, history: History, judge: IndexJudge
+) -> Client:
+    client = Client(name, world, cluster.database(name), history, world.rng(f"client/{name}"))
+    client.judge = judge
+    return client
+
+
+async def _read_all(world: World, cluster: SimCluster, history: History, judge: IndexJudge) -> None:
+    """Every row by its key, and by its group, now that nothing fails."""
+    reader = _client("reader", world, cluster, history, judge)
+    table = await reader.table()
+    for key in range(world.options.workload.keys):
+        await reader.read(table, key, HEAL_TIMEOUT_S)
+    scanned = (await table.scan(with_versions=True, timeout=HEAL_TIMEOUT_S)).to_pylist()
+    for group in GROUPS:
+        found = await table.find(COLUMN, group, with_versions=True, timeout=HEAL_TIMEOUT_S)
+        wanted = sorted((row for row in scanned if row["group"] == group), key=lambda r: r["id"])
+        assert found.to_pylist() == wanted, f"group {group!r}: {found.to_pylist()} for {wanted}"
+    every = Found("reader", tuple(GROUPS), False, 0, 0.0)
+    pages, after = [], None
+    while True:
+        page = await table.find_page(
+            COLUMN, between=(None, None), limit=2, after=after, timeout=HEAL_TIMEOUT_S
+        )
+        pages += page.rows.to_pylist()
+        after = page.token
+        if after is None:
+            break
+    wanted = sorted(
+        (row for row in scanned if row["group"] is not None), key=lambda r: (r["group"], r["id"])
+    )
+    found_ids = [row["id"] for row in pages]
+    assert found_ids == [row["id"] for row in wanted], f"pages of {every}: {found_ids}"
+
+
+def unrest(cluster: SimCluster) -> str:
+    """What is not as it should be; empty: nothing."""
+    leader = cluster.leader()
+    if leader is None:
+        return "no master leads"
+    catalog = cluster.world.server(leader).catalog
+    (table,) = catalog.live_tables()
+    if table.state is not TableState.RUNNING or catalog.successors():
+        return f"table: {table.state.value}"
+    for tablet in catalog.tablets_of(table.table_id):
+        if tablet.state is not TabletState.RUNNING:
+            return f"tablet: {tablet.state.value}"
+    reports: dict[str, list[Any]] = {}
+    for name in cluster.tservers:
+        server = cluster.world.server(name)
+        if server is None or not hasattr(server, "info"):
+            return f"{name} is away"
+        for report in server.indexlets.reports():
+            reports.setdefault(report.indexlet_id, []).append((server.info.uuid, report))
+    for indexlet in catalog.indexes.indexlets.values():
+        if indexlet.succeeds or indexlet.state is not IndexletState.SERVING:
+            return f"indexlet: {indexlet.state.value}, succeeds {indexlet.succeeds[:8]}"
+        held = reports.pop(indexlet.indexlet_id, [])
+        if [uuid for uuid, _ in held] != [indexlet.owner]:
+            return f"indexlet: held by {len(held)}"
+        ((_, report),) = held
+        serves = report.progress is IndexletProgress.SERVING
+        if not serves or report.hand_over is not HandOverStage.NONE or report.tablets_to_compare:
+            return f"indexlet: {report}"
+    if reports:
+        return f"left: {len(reports)} indexlets"
+    failed = durabilities.broken(cluster)
+    return f"failed: {', '.join(failed)}" if failed else ""
+
+
+async def _rest(world: World, cluster: SimCluster, heal_s: float) -> int:
+    """Wait until all is as it should be; returns how often servers had to be started again."""
+    began_s = calm_since_s = world.loop.time()
+    said, restarted = "", 0
+    while problem := unrest(cluster):
+        now_s = world.loop.time()
+        assert now_s < began_s + heal_s, f"not in order after {heal_s} s: {problem}"
+        if problem != said:
+            world.note("world", problem)
+            said, calm_since_s = problem, now_s
+        if now_s - calm_since_s > CALM_S:
+            calm_since_s = now_s
+            broken = durabilities.broken(cluster)
+            assert broken or now_s < began_s + heal_s / 2, f"it does not heal by itself: {problem}"
+            restarted += 1
+            for name in broken:
+                world.restart(name)
+                await asyncio.sleep(0.5)
+        await asyncio.sleep(0.2)
+    return restarted
+
+
+def _tally(world: World, judge: IndexJudge, operator: Operator, restarted: int) -> Tally:
+    changes = dict(operator.counts)
+    for metrics in world.metrics.values():
+        for name, value in metrics.counts.items():
+            if name.startswith(("indexlet_changes", "index_")):
+                changes[name] = changes.get(name, 0) + int(value)
+    return Tally(judge.finds, judge.demanded, changes, restarted)
+
+
+def options(seed: int) -> Options:
+    """As where durabilities are altered, with few keys, so that groups have quiet rows."""
+    drawn, rng = durabilities.options(seed), random.Random(f"{seed}/indexes")
+    work = replace(drawn.workload, keys=rng.choice([3, 8, 20]), clients=rng.choice([2, 3, 5]))
+    servers = replace(drawn.servers, tservers=rng.choice([3, 4, 5]))
+    return drawn.but(workload=work, servers=servers)
+
+
+SCENARIO = Scenario("indexes", run, options, limit_s=1200.0)
