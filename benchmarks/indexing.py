@@ -1,4 +1,4 @@
-"""Secondary indexes: look-ups beside gets, writes beside writes without one, and making one anew."""
+"""Secondary indexes: look-ups beside gets, writes beside writes without one, indexes made anew."""
 
 from __future__ import annotations
 

@@ -1,0 +1,35 @@
+"""Indexes and rows of whole clusters under every kind of fault, many seeds; and planted bugs."""
+
+from __future__ import annotations
+
+import pytest
+
+from stelae.simulation.runner import find_bug, run_seed, run_seeds
+from stelae.simulation.scenarios import load_scenario
+from tests.simulation.planted_indexes import BUGS
+
+FAST_SEEDS = 12
+SEEDS = 120
+BUG_SEEDS = 60
+
+
+def test_indexes_never_lack_a_row_and_end_as_the_rows_say() -> None:
+    """A few seeds of each test run: nothing is missing at any look, and no garbage stays."""
+    outcomes = run_seeds(load_scenario("entries"), FAST_SEEDS, budget_s=45.0)
+    assert len(outcomes) >= 3
+
+
+@pytest.mark.slow
+def test_many_seeds_of_indexes_under_faults() -> None:
+    """The same, with others for each commit."""
+    outcomes = run_seeds(load_scenario("entries"), SEEDS, budget_s=400.0)
+    assert len(outcomes) >= SEEDS // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", sorted(BUGS))
+def test_a_planted_bug_of_indexes_is_found(bug: str) -> None:
+    """The simulator can see this bug; the same seed is fine without it."""
+    scenario = load_scenario("entries")
+    outcome = find_bug(scenario, bug, BUG_SEEDS)
+    assert run_seed(scenario, outcome.seed).failure is None
