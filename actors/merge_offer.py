@@ -18,10 +18,6 @@ from stelae.core.runtime import Runtime
 from stelae.storage.gather import ROW_MASK, SLOT_SHIFT
 from stelae.storage.merge import Merged
 
-PATIENCE_S = 180.0
-"""A tablet that nobody brings a merge is merged where it is after this time: the leader gives up
-earlier, so it is for leaders that are lost with what they had under way."""
-
 
 class MergeOffer:
     """One tablet's; until `expect` nothing is awaited."""
@@ -32,11 +28,16 @@ class MergeOffer:
         self._is_declined = False
         self._loaded: tuple[int, ...] | None = None
         self._is_loaded = asyncio.Event()
+        self._until = 0.0
+        self.patience_s = 0.0
+        """Of whoever waits, from `expect` on. A leader that gives up says so, but it may be lost
+        with what it had under way, and its successor has no reason to say anything."""
 
     def expect(self) -> None:
         """The leader has ordered a merge elsewhere; unless it has called that off already."""
         if not self._is_declined:
             self._offered = asyncio.get_running_loop().create_future()
+            self._until = self._runtime.clock.monotonic() + self.patience_s
 
     def decline(self) -> None:
         """Nobody will merge the summaries elsewhere: do not wait for it any longer."""
@@ -77,8 +78,8 @@ class MergeOffer:
         if self._offered is None:
             return None
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                merged = await self._offered
+            async with asyncio.timeout(max(0.0, self._until - self._runtime.clock.monotonic())):
+                merged = await asyncio.shield(self._offered)
         except TimeoutError:
             self._runtime.metrics.count("merges_not_offered")
             return None

@@ -62,6 +62,8 @@ MISSING_RETRY_S = 1.0
 """Pause before backups are asked again for missing segments."""
 
 SPARK_TRIES = 2
+OWNERS_LONGER_S = 2.0
+"""Owners wait for so much longer than the leader, which tells them when it gives up."""
 SPARK_PATIENCE_S = 5.0
 SPARK_SLACK = 3.0
 """Spark may take this many times as long as was expected, and `SPARK_PATIENCE_S` in any case; then
@@ -255,10 +257,12 @@ class RecoveryRounds:
         They have loaded the summaries meanwhile, and take whichever merge comes first, in the same
         term: one that arrives late changes nothing.
         """
-        left = await self._open_all(attempt.jobs, RecoveryEngine.SPARK)
-        reason = ""
+        limit_s = patience_s(attempt.choice)
+        await self._open_all(attempt.jobs, RecoveryEngine.SPARK, limit_s + OWNERS_LONGER_S)
+        # Also those whose answer was not heard: the order may have been carried out all the same.
+        left, reason = list(attempt.jobs), ""
         try:
-            async with asyncio.timeout(patience_s(attempt.choice)):
+            async with asyncio.timeout(limit_s):
                 for tries_left in reversed(range(SPARK_TRIES)):
                     left, reason = await self._try_spark(spark, left)
                     if not left:
@@ -271,7 +275,7 @@ class RecoveryRounds:
             left = [job for job in left if self._is_awaited(job)]
             if not left:
                 return  # it goes on with indexlets
-            reason = f"no end after {patience_s(attempt.choice):.1f} s"
+            reason = f"no end after {limit_s:.1f} s"
             self._runtime.metrics.count("spark_recoveries_failed", error="TimeoutError")
         await self._go_on_natively(attempt, left, reason)
 
@@ -284,8 +288,6 @@ class RecoveryRounds:
         self, spark: SparkEngine, jobs: Sequence[RecoveryJob]
     ) -> tuple[list[RecoveryJob], str]:
         """The jobs that failed and still count, and why one of them did."""
-        if not jobs:
-            return [], ""
         try:
             problems = await spark([self._with_indexlets(job) for job in jobs])
         except Exception as error:  # whatever Spark raised: the tablets come back without it
@@ -321,17 +323,18 @@ class RecoveryRounds:
         await self._open_all(jobs, RecoveryEngine.NATIVE)
 
     async def _open_all(
-        self, jobs: Sequence[RecoveryJob], engine: RecoveryEngine
-    ) -> list[RecoveryJob]:
-        """Tell all owners at once; returns the jobs whose owner has taken the order."""
-        taken = await asyncio.gather(*(self._open(job, engine) for job in jobs))
-        return [job for job, is_taken in zip(jobs, taken, strict=True) if is_taken]
+        self, jobs: Sequence[RecoveryJob], engine: RecoveryEngine, merge_patience_s: float = 0.0
+    ) -> None:
+        """Tell all owners at once."""
+        await asyncio.gather(*(self._open(job, engine, merge_patience_s) for job in jobs))
 
-    async def _open(self, job: RecoveryJob, engine: RecoveryEngine) -> bool:
+    async def _open(
+        self, job: RecoveryJob, engine: RecoveryEngine, merge_patience_s: float
+    ) -> None:
         tablet_id, owner = job.tablet.tablet_id, job.owner
         newest = self._catalog.tablets[tablet_id]
         timeline = source_of(self._catalog, self._liveness, newest)
-        order = OpenTablet(job.table, job.tablet, job.sources, engine, timeline)
+        order = OpenTablet(job.table, job.tablet, job.sources, engine, timeline, merge_patience_s)
         try:
             await self._runtime.peers.call(
                 owner.address,
@@ -343,12 +346,11 @@ class RecoveryRounds:
         except StelaeError as error:
             self._note(tablet_id, f"{owner.name} could not be told to open it: {error}")
             self._pause(tablet_id, RETRY_S)
-            return False
+            return
         self._note(tablet_id, "")
         self._pause(tablet_id, RESEND_S)
         self._recoveries.note(tablet_id, owner=owner.name)
         self._reached([job], "opened")
-        return True
 
     # ---- notes ------------------------------------------------------------------------------
 

@@ -348,6 +348,7 @@ class TabletServer:
             intake=self._intake,
         )
         tablet.locate, tablet.may_serve = self._locate, self._serving
+        tablet.merge_offer.patience_s = call.body.merge_patience_s
         self._tablets[record.tablet_id] = tablet
         tablet.tasks.spawn(self._open(tablet, call.body), f"open {record.tablet_id[:8]}")
         return EMPTY

@@ -172,8 +172,17 @@ def _first_piece_counts() -> Any:
 
 
 def _owners_wait_for_ever() -> Any:
-    """Nobody tells the owners that Spark was given up."""
-    return patch.object(MergeOffer, "decline", lambda self: None)
+    """Nobody tells the owners that Spark was given up, nor how long to wait."""
+    expect = MergeOffer.expect
+
+    def patient(self: MergeOffer) -> None:
+        self.patience_s = 1e6
+        expect(self)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(patch.object(MergeOffer, "decline", lambda self: None))
+    stack.enter_context(patch.object(MergeOffer, "expect", patient))
+    return stack
 
 
 def _another_log_is_offered() -> Any:

@@ -422,3 +422,31 @@ async def test_spark_that_never_answers_is_waited_for_a_while_only(
         spark, native = recovery["engines"]
         assert (spark["outcome"], spark["problem"]) == ("failed", "no end after 0.2 s")
         assert (native["engine"], native["outcome"]) == ("native", "done")
+
+
+class LostLeaderEngine(TaskEngine):
+    """Spark takes the order, and the leader that gave it is gone: nobody says anything any more."""
+
+    async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nobody waits for this")
+
+
+async def test_owners_whom_nobody_tells_anything_merge_when_their_patience_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader may be lost with what it had under way, and the next one does not order it again."""
+    rounds = "stelae.actors.recovery_rounds"
+    monkeypatch.setattr(f"{rounds}.SPARK_PATIENCE_S", 0.2)
+    monkeypatch.setattr(f"{rounds}.SPARK_SLACK", 0.0)
+    monkeypatch.setattr(f"{rounds}.OWNERS_LONGER_S", 0.2)
+    monkeypatch.setattr(f"{rounds}.RecoveryRounds._go_on_natively", _say_nothing)
+    async with loaded(tmp_path, engine="spark", tservers=2) as cluster:
+        recovery = await recover_with(cluster, LostLeaderEngine(cluster))
+        assert recovery["state"] == "done"
+        counted = [tserver._runtime.metrics for tserver in cluster.tservers]
+        assert sum(m.counts.get(("merges_not_offered", ()), 0) for m in counted) > 0  # type: ignore[attr-defined]
+
+
+async def _say_nothing(*what: Any) -> None:
+    return None
