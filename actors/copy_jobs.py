@@ -316,7 +316,7 @@ class CopyJobs:
             raise TabletNotReady(tablet_id, "between two states: repeat it")
         self._check_term(job.order)
         core = tablet.replica.core
-        if session.snapshot is None or not core.lacks(session.snapshot.last):
+        if session.snapshot is None or not core.log.lacks(session.snapshot.last):
             raise TabletNotReady(tablet_id, "as far as its source")  # the order came late
         await host.stop_for_copy(tablet_id)
         try:

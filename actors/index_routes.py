@@ -131,12 +131,18 @@ class IndexRoutes:
         return outbox if outbox.location.address and (high == END or entry < high) else None
 
     async def refresh(self, timeout_s: float) -> None:
-        """Ask the masters; calls at the same time become one. Raises StelaeError, TimeoutError."""
+        """Ask the masters; calls at the same time become one. Raises StelaeError, TimeoutError.
+
+        Handlers that are nobody's task yet come here: so there is no `asyncio.timeout`.
+        """
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._refresh())
             self._refreshing.add_done_callback(_retrieve)
-        async with asyncio.timeout(timeout_s):
-            await asyncio.shield(self._refreshing)
+        task = self._refreshing
+        await asyncio.wait([task], timeout=timeout_s)
+        if not task.done():
+            raise TimeoutError
+        task.result()
 
     async def _refresh(self) -> None:
         self.take(await self._locate(self._table_id, self._tablet_id, LOCATE_S))

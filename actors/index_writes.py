@@ -142,7 +142,7 @@ class IndexWrites:
     def begin(self) -> None:
         """The tablet may write, in a term in which it did not before; or does it already."""
         term = self._tablet.index_term
-        if not term or term == self._term or not self.codecs.codecs:
+        if not term or term == self._term or not self.codecs.codecs or self._routes.is_closed:
             return
         self._term = term
         removals = IndexRemovals(

@@ -91,6 +91,11 @@ class Indexlets:
             OFFER_ENTRIES: self._on_offer,
         }
 
+    async def close(self) -> None:
+        """The server stops: nothing is acknowledged any more, and everything is let go."""
+        for indexlet in list(self._indexlets.values()):
+            await self._drop(indexlet)
+
     # ---- what there is ------------------------------------------------------------------------
 
     def reports(self) -> tuple[IndexletReport, ...]:

@@ -83,6 +83,11 @@ class LogWaits:
             if not observer.done():
                 observer.set_result(None)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether something has ended the log: nothing is begun any more."""
+        return self._failure is not None
+
     def _check_alive(self) -> None:
         """Raise what ended the log, if something did."""
         if self._failure is not None:

@@ -36,12 +36,12 @@ from stelae.actors.replica import Replica, ReplicaSettings, RoleChange, raft_han
 from stelae.actors.safekeeper_ports import SafekeeperPorts
 from stelae.actors.timeline_keeper import TimelineKeeper
 from stelae.consensus.settings import RaftSettings
-from stelae.coordinator.catalog import CATALOG_ID, Catalog
+from stelae.coordinator.catalog import CATALOG_ID, Catalog, CatalogBatch
 from stelae.coordinator.liveness import Liveness, Run
 from stelae.coordinator.migration_steps import MigrationSettings
 from stelae.coordinator.operations import Operations
 from stelae.coordinator.timeline_placement import draft_notified, where_is
-from stelae.core.configurations import ConfigurationStore, TimelineRecord
+from stelae.core.configurations import ConfigurationStore, MigrationOrder, TimelineRecord
 from stelae.core.errors import NotLeader, TooStale
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.member_messages import MasterState
@@ -256,10 +256,18 @@ class Master:
         def find(safekeeper: SafekeeperId) -> tuple[ServerUuid, Address] | None:
             return where_is(catalog, self.liveness, safekeeper, runtime.clock.monotonic())
 
-        safekeepers = SafekeeperPorts(runtime, find)
-        ports = MasterPorts(safekeepers, store, notify)
+        async def strike_off(decided: tuple[MigrationOrder, ...]) -> None:
+            await operations.change(lambda: CatalogBatch(decided=decided))
+
         return TimelineKeeper(
-            runtime, self.settings, self.tasks, catalog, self.liveness, ports, self._migrations
+            runtime,
+            self.settings,
+            self.tasks,
+            catalog,
+            self.liveness,
+            MasterPorts(SafekeeperPorts(runtime, find), store, notify),
+            self._migrations,
+            strike_off,
         )
 
     def _live_cas_stores(self) -> list[Address]:

@@ -1,8 +1,8 @@
 """What a master answers operators about safekeepers and timelines.
 
-Statuses are records in the catalog; migrations are requests to the leader's `TimelineKeeper`, which
-drives them in the background. Each order is carried out once per request, which the catalog keeps.
-A wish that cannot be fulfilled is refused before it is scheduled.
+Statuses are records in the catalog, and so are orders of migrations, from before they are answered
+until they are decided: the leader's `TimelineKeeper` drives them in the background, whoever leads.
+Each is carried out once per request. A wish that cannot be fulfilled is refused before it is taken.
 
 Implements seed 004 ("API"); design §10.
 """
@@ -28,15 +28,18 @@ from stelae.coordinator.timeline_placement import (
     place_of,
     timeline_of,
 )
-from stelae.core.configurations import ConfigurationStore, StoredRecord, TimelineId
+from stelae.core.configurations import (
+    ConfigurationStore,
+    MigrationOrder,
+    StoredRecord,
+    TimelineId,
+)
 from stelae.core.durability import Wal
 from stelae.core.errors import (
     InvalidArgument,
     MigrationUnderWay,
-    Rejected,
     StelaeError,
     TableNotFound,
-    TabletNotReady,
 )
 from stelae.core.ids import Address, RequestId, TabletId
 from stelae.core.records import SafekeeperRecord, TabletRecord
@@ -232,39 +235,44 @@ class SafekeeperRequests:
         given: Callable[[], list[Duty]],
         timeout_s: float,
     ) -> Reply[ScheduledMigrations]:
-        """Begin what is ``wanted``, and write down that this was done: a copy of the request begins
-        nothing after that, and is told what was ``given`` to do.
-
-        In this order, so that an order is not lost that is told to the next leader again.
-        """
-        begun: list[Duty] = []
+        """Write down what is ``wanted``, and begin it: this leader, or any that follows. A copy of
+        the request orders nothing more, and is told what was ``given`` to do."""
+        taken: list[Duty] = []
 
         def draft() -> CatalogBatch:
-            begun[:] = _begin_all(self._master.lead_timelines(), wanted())
-            return CatalogBatch(request=request)
+            taken[:] = _free(self._master.lead_timelines(), wanted())
+            orders = (_order(duty.timeline, duty.request, request) for duty in taken)
+            return CatalogBatch(request=request, orders=tuple(orders))
 
-        is_new = await carry_out(self._master, request, draft, timeout_s)
-        scheduled = begun if is_new else given()
-        return Reply(ScheduledMigrations(tuple(map(_described, scheduled))))
+        if not await carry_out(self._master, request, draft, timeout_s):
+            return Reply(ScheduledMigrations(tuple(map(_described, given()))))
+        keeper = self._master.lead_timelines()
+        for duty in taken:
+            keeper.obey(_order(duty.timeline, duty.request, request))
+        return Reply(ScheduledMigrations(tuple(map(_described, taken))))
 
     async def _on_abort(self, call: Call[AbortMigration]) -> Reply[MigrationResult]:
-        order, catalog = call.body, self._master.catalog
-        keeper = await self._lead(call.timeout_s)
-        if catalog.result_of(order.request) is not None:
-            return Reply(self._abort_so_far(keeper, order.tablet_id))
-        try:
-            timeline = timeline_of(timeline_tablet(catalog, order.tablet_id))
-            ended = _begin(keeper, timeline, Abort())
-        except Rejected as error:
-            await self._master.lead().operations.refuse(order.request, error)
-            return Reply(self._abort_so_far(keeper, order.tablet_id))  # a copy came first
-        await asyncio.wait((ended,), timeout=call.timeout_s * ANSWER_SHARE)
-        # Only now: told again to the next leader, it is carried out there.
-        draft = partial(CatalogBatch, request=order.request)
-        await carry_out(self._master, order.request, draft, call.timeout_s)
-        if ended.done():
-            return Reply(ended.result())
-        return Reply(self._abort_so_far(keeper, order.tablet_id))
+        body, catalog, clock = call.body, self._master.catalog, self._master.runtime.clock
+        until_s = clock.monotonic() + call.timeout_s * ANSWER_SHARE
+        await self._lead(call.timeout_s)
+
+        def order() -> MigrationOrder:
+            timeline = timeline_of(timeline_tablet(catalog, body.tablet_id))
+            return _order(timeline, Abort(), body.request)
+
+        def draft() -> CatalogBatch:
+            given = order()
+            self._master.lead_timelines().require_free(given.timeline, Abort())
+            return CatalogBatch(request=body.request, orders=(given,))
+
+        is_new = await carry_out(self._master, body.request, draft, call.timeout_s)
+        keeper = self._master.lead_timelines()
+        ended = keeper.obey(order()) if is_new else None
+        if ended is not None:
+            await asyncio.wait((ended,), timeout=max(0.0, until_s - clock.monotonic()))
+            if ended.done() and ended.exception() is None:
+                return Reply(ended.result())
+        return Reply(self._abort_so_far(keeper, body.tablet_id))
 
     def _abort_so_far(self, keeper: TimelineKeeper, tablet_id: TabletId) -> MigrationResult:
         """How it stands with an abort that was ordered, as far as this leader knows."""
@@ -350,32 +358,30 @@ async def _newest(
     return await store.history(timeline, before, HISTORY_SHOWN, timeout_s=timeout_s / 2)
 
 
-def _begin_all(keeper: TimelineKeeper, duties: Iterable[Duty]) -> list[Duty]:
-    """Those of which another change is under way are left out, if there are others."""
-    begun: list[Duty] = []
+def _free(keeper: TimelineKeeper, duties: Iterable[Duty]) -> list[Duty]:
+    """Those of which another change is under way are left out, if there are others.
+
+    Raises MigrationUnderWay: there are none.
+    """
+    free: list[Duty] = []
     problem: MigrationUnderWay | None = None
     for duty in duties:
+        assert isinstance(duty.request, MoveTo), "nothing else is scheduled"
         try:
-            _begin(keeper, duty.timeline, duty.request)
+            keeper.require_free(duty.timeline, duty.request)
         except MigrationUnderWay as error:
             problem = error
         else:
-            begun.append(duty)
-    if problem is not None and not begun:
+            free.append(duty)
+    if problem is not None and not free:
         raise problem
-    return begun
+    return free
+
+
+def _order(timeline: TimelineId, wish: Request, request: RequestId) -> MigrationOrder:
+    return MigrationOrder(timeline, wish.desired if isinstance(wish, MoveTo) else None, request)
 
 
 def _described(duty: Duty) -> ScheduledMigration:
     assert isinstance(duty.request, MoveTo), "nothing else is scheduled"
     return ScheduledMigration(duty.timeline, duty.request.desired, duty.reason)
-
-
-def _begin(
-    keeper: TimelineKeeper, timeline: TimelineId, request: Request
-) -> asyncio.Future[MigrationResult]:
-    """Raises MigrationUnderWay, which is told at once: operators do not wait for one another."""
-    try:
-        return keeper.request(timeline, request)
-    except TabletNotReady as error:
-        raise MigrationUnderWay(timeline.tablet_id, error.args[1]) from None

@@ -22,7 +22,8 @@ from stelae.actors.index_routes import Locate, no_masters
 from stelae.actors.membership import Membership
 from stelae.actors.raft_host import RaftHost
 from stelae.actors.replica import Replica
-from stelae.actors.replicated_tablet import ReplicatedTablet, tablet_raft_settings
+from stelae.actors.replicated_tablet import ReplicatedTablet
+from stelae.actors.tablet_raft import tablet_raft_settings
 from stelae.actors.tablet_store import TabletStore
 from stelae.actors.tombstone import Tombstone
 from stelae.core.errors import (

@@ -267,9 +267,15 @@ class ReplicaLoop:
             self._go_on(core, role)
 
     def _step_tick(self, core: Raft, tick: Tick) -> None:
-        if core.leader is not None and (sending := self._links.sending()):
+        if core.leader is None:
+            core.step(tick)
+            return
+        if sending := self._links.sending():
             tick = Tick(tick.now_us, sending)
+        before = core.changes_taken_back
         core.step(tick)
+        if core.changes_taken_back != before:
+            self._runtime.metrics.count("member_changes_taken_back")
         if not self._care.change(core, tick.now_us):
             self._runtime.metrics.count("member_changes_put_off")
 
@@ -312,6 +318,11 @@ class ReplicaLoop:
         if core.role is role and not core.is_stirred:
             return
         while core.is_stirred:
+            messages = core.take_light()
+            if messages is not None:  # as nearly always
+                self._links.learn(core.configuration)
+                self._links.send(messages)
+                break
             if not core.is_light or not (ready := core.take_ready()):
                 self._wake.set()
                 break
@@ -458,9 +469,11 @@ class ReplicaLoop:
 
     def _tell(self, core: Raft) -> None:
         """Tell the watchers what is new."""
-        leader, address = core.leader_uuid, self.leader_address
-        ready, members = self.leader_ready, self.members.op_id
-        self._news.tell(RoleChange(core.role, core.term, leader, address, ready, members))
+        log, leader, address = core.log, core.leader_uuid, self.leader_address
+        made_of = core.role, core.term, leader, address, log.applied_index, log.commit_index
+        if self._news.may_be_new(made_of):
+            ready, members = self.leader_ready, self.members.op_id
+            self._news.tell(RoleChange(core.role, core.term, leader, address, ready, members))
 
     def _is_absent(self, uuid: ServerUuid, state: DataState) -> None:
         self.copies.is_absent(uuid, state)

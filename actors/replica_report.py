@@ -21,6 +21,7 @@ from stelae.core.succession import SuccessionReport
 from stelae.storage.tablet_state import TabletStateMachine
 
 NOBODY = ServerUuid("")
+LOOK_S = 0.5
 
 
 def report_of(
@@ -72,9 +73,22 @@ class ReplicaReports:
         self._giving = giving
         self._made_of: tuple[object, ...] = ()
         self._last: TabletReport | None = None
+        self._seen: tuple[object, ...] = ()
+        self._look_at_s = 0.0
 
-    def report(self, load_per_s: float) -> TabletReport:
-        """As it is now; the very same one as before, if nothing has changed."""
+    def report(self, load_per_s: float, now_s: float) -> TabletReport:
+        """As it is now; the very same one as before, if nothing has changed.
+
+        A follower at rest is looked at closely once in `LOOK_S`: without its log growing nothing
+        of it changes but what it does with its memory.
+        """
+        core = self._replica.core
+        log = core.log
+        seen = core.term, core.leader_uuid, log.last_index, log.commit_index, log.applied_index
+        if self._last is not None and seen == self._seen and now_s < self._look_at_s:
+            return self._last
+        self._seen = seen
+        self._look_at_s = now_s + LOOK_S if core.role is Role.FOLLOWER else 0.0
         giving = self._giving()
         made_of = (load_per_s, giving, *self._state())
         if self._last is None or made_of != self._made_of:

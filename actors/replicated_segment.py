@@ -17,7 +17,6 @@ Source: seed RAMCloud master recovery, "Master Soft State"; SOSP 2011 paper, sec
 from __future__ import annotations
 
 import asyncio
-import bisect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -25,7 +24,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from stelae.actors.membership import Membership
-from stelae.actors.segment_views import JOIN_BYTES, gathered, size_of
+from stelae.actors.segment_views import JOIN_BYTES, size_of, sliced
 from stelae.core.errors import (
     InvalidArgument,
     Rejected,
@@ -42,8 +41,6 @@ from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 
 PIECE_BYTES = 8 << 20
-VIEWS_MAX = 256
-"""Above it, small neighbours are joined: a message takes a bounded number of blobs."""
 RETRY_PAUSE_S = 0.05
 
 
@@ -94,6 +91,8 @@ class ReplicatedSegment:
         self.may_open = self.may_fill = self.may_close = False
         self.was_closed = False
         """Was once complete and closed on all replicas: its content is final from then on."""
+        self.is_columnar = self.is_retired = False
+        """Its image replaces its row form; nobody needs it any more."""
         self.image: pa.Buffer | None = None
         self.shared_bytes = 0
         """Of its content: buffers that the rows in memory are views of."""
@@ -126,8 +125,18 @@ class ReplicatedSegment:
     def set_image(self, image: pa.Buffer) -> None:
         """The columnar form is there: replicas are replaced by it, the row form is let go."""
         assert self.was_closed, "what is not final is not sealed"
-        self.image = image
+        self.image, self.is_columnar = image, True
         self._content, self._ends = [], []
+        self.wake()
+
+    def let_image_go(self) -> None:
+        """A replica that is lost from now on is not replaced: the segment gives way to another."""
+        assert self.is_sealed, "replicas are made of the image"
+        self.image = None
+
+    def retire(self) -> None:
+        """Keep replicas no more."""
+        self.is_retired = True
         self.wake()
 
     def let_go(self) -> None:
@@ -137,7 +146,7 @@ class ReplicatedSegment:
 
     def adopt(self, image: pa.Buffer, holders: list[tuple[ServerUuid, str]]) -> None:
         """Take over a sealed segment whose replicas lie on ``holders`` (backup, medium) already."""
-        self.image = image
+        self.image, self.is_columnar = image, True
         self.may_open = self.may_fill = self.may_close = self.was_closed = True
         for uuid, medium in holders:
             for replica in self.replicas:
@@ -168,12 +177,17 @@ class ReplicatedSegment:
 
     @property
     def is_sealed(self) -> bool:
-        return self.image is not None and all(r.sealed for r in self.replicas)
+        return self.is_columnar and all(r.sealed for r in self.replicas)
+
+    @property
+    def lacks_image(self) -> bool:
+        """Whether there is nothing to make a replica of that it lacks."""
+        return self.is_columnar and self.image is None and not self.is_sealed
 
     @property
     def committed_length(self) -> int:
         """Bytes that every replica has, under an epoch that counts."""
-        if self.image is not None:
+        if self.is_columnar:
             return self.length
         if not (self.may_fill and self._epoch_counts):
             return 0
@@ -253,7 +267,7 @@ class ReplicatedSegment:
 
     def _replace(self, replica: SegmentReplica) -> None:
         """Start anew elsewhere. An open replica left behind is made stale by a higher epoch."""
-        if self.image is None and not self.was_closed:
+        if not self.is_columnar and not self.was_closed:
             self.epoch += 1
         replica.backup, replica.troubled_since = None, None
         replica.length, replica.epoch = 0, -1
@@ -263,7 +277,7 @@ class ReplicatedSegment:
 
     async def _keep(self, replica: SegmentReplica) -> None:
         try:
-            while not replica.sealed and await self._advance(replica):
+            while not (replica.sealed or self.is_retired) and await self._advance(replica):
                 continue
         finally:
             replica.posted = None  # an answer that comes yet changes nothing
@@ -308,8 +322,8 @@ class ReplicatedSegment:
         return True
 
     def _next_step(self, replica: SegmentReplica) -> Step | None:
-        if self.image is not None:
-            return self._seal
+        if self.is_columnar:
+            return self._seal if self.image is not None else None
         if not self.may_open or not self._content:
             return None
         behind = replica.length < self._allowed.length
@@ -354,7 +368,7 @@ class ReplicatedSegment:
             WRITE_REPLICA,
             request,
             timeout_s=context.settings.append_timeout_s,
-            blobs=self._slice(request.offset, end),
+            blobs=sliced(self._content, self._ends, request.offset, end),
             destination=target.uuid,
         )
         self._written(replica, target, request, end)
@@ -376,7 +390,7 @@ class ReplicatedSegment:
         False if it is not ordinary, or cannot be sent at once: it is then for `_write`.
         """
         context = self._context
-        if self.image is not None or not replica.created or replica.troubled_since is not None:
+        if self.is_columnar or not replica.created or replica.troubled_since is not None:
             return False
         if self._allowed.length - replica.length > JOIN_BYTES:
             return False
@@ -401,15 +415,15 @@ class ReplicatedSegment:
             request,
             done,
             timeout_s=context.settings.append_timeout_s,
-            blobs=self._slice(request.offset, end),
+            blobs=sliced(self._content, self._ends, request.offset, end),
             destination=target.uuid,
         )
         replica.posted = posted if sent else None
         return sent
 
     async def _seal(self, replica: SegmentReplica, target: ServerInfo) -> None:
-        context = self._context
-        assert self.image is not None
+        context, image = self._context, self.image
+        assert image is not None
         request = SealReplica(
             context.tablet_id, context.term, self.segment_id, self.epoch, replica.medium
         )
@@ -418,29 +432,12 @@ class ReplicatedSegment:
             SEAL_REPLICA,
             request,
             timeout_s=context.settings.call_timeout_s,
-            blobs=[self.image],
+            blobs=[image],
             destination=target.uuid,
         )
         if replica.backup != target.uuid:
             return
         replica.created = replica.closed = replica.sealed = True
-
-    def _slice(self, start: int, end: int) -> list[Blob]:
-        """The content's bytes [start, end): views, or one copy where they are small and many."""
-        views: list[Blob] = []
-        join = end - start <= JOIN_BYTES
-        at = bisect.bisect_right(self._ends, start)
-        while start < end:
-            begin = self._ends[at - 1] if at else 0
-            buffer, stop = self._content[at], self._ends[at]
-            if start > begin or stop > end:
-                stop = min(end, stop)
-                buffer = memoryview(buffer)[start - begin : stop - begin]
-            views.append(buffer)
-            start, at = stop, at + 1
-        if join and len(views) > 1:
-            return [b"".join(views)]
-        return views if len(views) <= VIEWS_MAX else gathered(views)
 
     # ---- placement and trouble --------------------------------------------------------------
 

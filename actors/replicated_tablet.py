@@ -21,7 +21,7 @@ import pyarrow as pa
 from stelae.actors.freshness import Freshness
 from stelae.actors.load_rate import LoadRate
 from stelae.actors.raft_host import RaftHost
-from stelae.actors.replica import Replica, ReplicaSettings, RoleChange
+from stelae.actors.replica import Replica, RoleChange
 from stelae.actors.replica_report import ReplicaReports
 from stelae.actors.replica_storage import ReplicaStorage
 from stelae.actors.replicated_indexing import ReplicatedIndexing
@@ -29,9 +29,9 @@ from stelae.actors.replicated_succession import ReplicatedSuccession
 from stelae.actors.small_writes import SmallWrite, is_small, one_by_one
 from stelae.actors.tablet_flushes import TabletFlushes
 from stelae.actors.tablet_input import SMALL_BATCH_BYTES, read_rows
+from stelae.actors.tablet_raft import tablet_raft_settings
 from stelae.actors.tablet_reads import TabletReads
 from stelae.actors.tablet_store import TabletStore
-from stelae.consensus.settings import RaftSettings
 from stelae.core.errors import (
     CorruptData,
     NotLeader,
@@ -84,25 +84,6 @@ MARK_KEPT_S = 600.0
 """For which rows are kept aside for whoever compares replicas, if nobody asks for them."""
 
 
-def tablet_raft_settings(settings: Settings) -> ReplicaSettings:
-    """How the group of a tablet runs: with a lease, and with hosts that copy the state."""
-    tick_s = settings.group_tick_s
-    refuse_votes_s = (settings.tablet_election_ticks - 2) * tick_s
-    return ReplicaSettings(
-        raft=RaftSettings(
-            election_ticks=settings.tablet_election_ticks,
-            heartbeat_ticks=settings.raft_heartbeat_ticks,
-            lease_duration_us=int(refuse_votes_s * 0.8 * 1_000_000),
-            copies_by_host=True,
-        ),
-        tick_s=tick_s,
-        log_file_bytes=settings.segment_bytes,
-        keep_bytes=settings.raft_keep_bytes,
-        queue_bytes=settings.queue_bytes,
-        abandon_member_s=settings.abandon_member_s,
-    )
-
-
 async def _become_task() -> None:
     """A prompt handler (`stelae.core.rpc.prompt`) is a task from its first wait on, and only tasks
     can wait with a timeout."""
@@ -137,6 +118,7 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads, ReplicatedIndexing):
         self._store = store
         self._snapshot = superblock.snapshot
         self._machine = TabletStateMachine(self.tablet_id, table)
+        self._machine.log_factor = settings.clean_log_factor
         self._schemas = self._machine.schemas
         self._memory = self._machine.memory
         self._flushes = TabletFlushes(
@@ -265,6 +247,16 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads, ReplicatedIndexing):
         """Of rows and index."""
         return self._memory.memory_bytes
 
+    @property
+    def live_bytes(self) -> int:
+        """Of them, what cleaning cannot free."""
+        return self._memory.live_bytes
+
+    def clean_soon(self) -> None:
+        """Memory is low here."""
+        if self._has_started:
+            self._flushes.clean_soon()
+
     def tell_memory(self, over: tuple[int, int] | None) -> None:
         """Of this server: (used, limit) in bytes while it has none left for more rows."""
         if self._has_started:
@@ -292,12 +284,13 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads, ReplicatedIndexing):
 
     def report(self) -> TabletReport:
         """For heartbeats."""
-        return self._reports.report(self._load_per_s())
+        now_s = self._runtime.clock.monotonic()
+        return self._reports.report(self._load_per_s(now_s), now_s)
 
-    def _load_per_s(self) -> float:
+    def _load_per_s(self, now_s: float) -> float:
         """Of a leader; the others do what it does, and need no rate of their own."""
         if self.replica.is_leader:
-            return self._load.look(self.calls, self._runtime.clock.monotonic())
+            return self._load.look(self.calls, now_s)
         self._load.stop()
         return 0.0
 

@@ -14,11 +14,18 @@ class RoleNews:
     def __init__(self) -> None:
         self.watchers: list[Callable[[RoleChange], None]] = []
         self._told: RoleChange | None = None
+        self._made_of: tuple[object, ...] = ()
         self._changed = asyncio.Event()  # replaced at each change
 
     async def wait(self) -> None:
         """Return at the next change."""
         await self._changed.wait()
+
+    def may_be_new(self, made_of: tuple[object, ...]) -> bool:
+        """Whether what a change would be made of differs from the last time; nearly never."""
+        is_same = made_of == self._made_of
+        self._made_of = made_of
+        return not is_same
 
     def tell(self, change: RoleChange) -> None:
         """Tell the watchers, if it is new."""

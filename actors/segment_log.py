@@ -32,6 +32,7 @@ from stelae.actors.log_waits import LogWaits
 from stelae.actors.membership import Membership
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.replicated_segment import ReplicatedSegment
+from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet_log import BuildImage, FoundSegment
 from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
 from stelae.core.errors import StelaeError, TabletNotReady
@@ -97,6 +98,7 @@ class SegmentLog(LogWaits):
         self._handed_over = asyncio.Event()
         self._seal_work = asyncio.Event()
         self._segments_made = 0
+        self.side = SideSegments(self, self._segments, media)
 
     def start(self) -> None:
         """Begin to follow membership and to seal; the tasks end with the tablet."""
@@ -175,7 +177,8 @@ class SegmentLog(LogWaits):
 
     @property
     def segments(self) -> list[ReplicatedSegment]:
-        return [self._segments[i] for i in self.digest]
+        """All of which replicas are kept, also what no digest names yet, or for long."""
+        return self.side.all()
 
     @property
     def segment_count(self) -> int:
@@ -188,11 +191,13 @@ class SegmentLog(LogWaits):
 
     @property
     def under_replicated(self) -> int:
-        return sum(1 for segment in self.segments if segment.missing_replicas)
+        return sum(1 for each in self._segments.values() if each.missing_replicas)
 
     @property
     def holders(self) -> list[list[ServerUuid]]:
-        return [segment.holders for segment in self.segments]
+        heads = {segment.segment_id for segment in self._unsealed}
+        sealed = [each.holders for i, each in self._segments.items() if i not in heads]
+        return [*sealed, *[segment.holders for segment in self._unsealed]]
 
     @property
     def unclosed_heads(self) -> int:
@@ -224,6 +229,7 @@ class SegmentLog(LogWaits):
         segment.append(prologue, certificate)
         self._segments[segment.segment_id] = segment
         self._unsealed.append(segment)
+        self.side.head_opened(segment_id)
         segment.start()
         self.progressed()
 
@@ -250,6 +256,14 @@ class SegmentLog(LogWaits):
         """Whether these segments are in columnar form on all replicas."""
         return all(self._segments[segment].is_sealed for segment in segments)
 
+    @property
+    def waits_for_roll(self) -> bool:
+        return self.unclosed_heads > 1
+
+    def may_clean(self, segment: int) -> bool:
+        """Whether it is sealed on all its replicas."""
+        return self.side.is_settled(segment)
+
     def progressed(self) -> None:
         """Level-triggered: from what replicas have, see what is permitted and what is committed."""
         self._permit()
@@ -260,11 +274,19 @@ class SegmentLog(LogWaits):
             self._pending.popleft()
             self.pending_bytes -= entry.size
             self.committed_index = entry.index
+        self.side.progressed(self._ends_log)
         self._answer()
         if len(self._unsealed) > 1 and self._unsealed[0].was_closed:
             self._seal_work.set()
         if any(s.epoch_registered < s.epoch for s in self._unsealed):
             self._epoch_work.set()
+
+    def _ends_log(self, head: int) -> bool:
+        """Whether no recovery can go by a digest from before this head's any more."""
+        segment = self._segments.get(head)
+        if segment is None or segment.was_closed:
+            return True
+        return segment.may_fill and segment.is_opened
 
     def _permit(self) -> None:
         """Grant what the order rules of the module docstring allow by now."""
@@ -294,8 +316,7 @@ class SegmentLog(LogWaits):
 
     def let_go(self) -> None:
         """Forget all content. The log has failed, and none of its tasks runs any more."""
-        for segment in self._segments.values():
-            segment.let_go()
+        self.side.let_go()
         self._segments.clear()
         self._unsealed.clear()
         self._pending.clear()

@@ -22,8 +22,9 @@ from stelae.actors.merge_offer import MergeOffer
 from stelae.actors.owned_indexing import OwnedIndexing
 from stelae.actors.owned_succession import OwnedSuccession
 from stelae.actors.small_writes import one_by_one
+from stelae.actors.tablet_cleaning import TabletCleaning
 from stelae.actors.tablet_input import payload_of, read_rows
-from stelae.actors.tablet_log import MakeLog
+from stelae.actors.tablet_log import MakeLog, TabletLog
 from stelae.actors.tablet_reads import TabletReads
 from stelae.actors.tablet_recovery import Intake
 from stelae.actors.tablet_transfer import report_of
@@ -106,7 +107,9 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
         self._load = LoadRate()
         self.is_volatile = table.durability == Segments(())
         self.began = {}
+        self.keeps_tombstones = False
         self._log = make_log(self.tasks, self._seal, self._on_fenced)
+        self.cleaning = TabletCleaning(runtime, settings, self)
 
     # ---- life -------------------------------------------------------------------------------
 
@@ -187,6 +190,7 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
             else 0.0,
             timeline_generation=self._log.timeline_generation,
             succession=report_of(self.succession, self.transfer),
+            cleaning=self.cleaning.report() if self.may_clean() else None,
         )
 
     @property
@@ -284,6 +288,7 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
             safe_version=memory.next_version,
             schema=self._schema,
             results=memory.results.snapshot(),
+            forgot_below=memory.forgot_below,
         )
         self._certificates = CertificateBuilder()
         entry = Entry(
@@ -312,6 +317,7 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
         image = Image.open(buffer, where, check_rows=False)
         self._memory.install_sealed(slot, image)
         self._objects[segment] = handle
+        self.cleaning.sealed()
         return buffer
 
     # ---- writes -----------------------------------------------------------------------------
@@ -440,5 +446,48 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
         as `stelae.actors.tablet_input.read_rows` does."""
         return await read_rows(self._runtime, self._schemas, self._known, call)
 
+    # ---- what cleaning asks for ---------------------------------------------------------------
+
+    def may_clean(self) -> bool:
+        """Whether it is served, and all of its rows are in memory: until then, what looks dead may
+        be what is yet to be fetched."""
+        return self.progress is TabletProgress.SERVING
+
+    @property
+    def memory(self) -> TabletMemory:
+        return self._memory
+
+    @property
+    def log(self) -> TabletLog:
+        return self._log
+
+    @property
+    def table(self) -> TableRecord:
+        return self._table
+
+    @property
+    def live_bytes(self) -> int:
+        """Of its memory: what cleaning cannot free."""
+        return self._memory.live_bytes
+
+    @property
+    def head_memory_bytes(self) -> int:
+        return self._memory.head_memory_bytes
+
+    def keep_object(self, segment_id: int, handle: ObjectHandle | None) -> None:
+        """Of a segment's rows in shared memory; None: they are not there any more."""
+        if handle is None:
+            self._objects.pop(segment_id, None)
+        else:
+            self._objects[segment_id] = handle
+
+    def roll(self) -> bool:
+        """Begin another head, unless what waits for the one before has not begun to go out."""
+        if not self.may_clean() or self._log.waits_for_roll:
+            return False
+        self._roll()
+        return True
+
     def keep_all(self, *, keeps: bool) -> None:
-        """Nothing of such a tablet's log is forgotten while it lives."""
+        """Forget no tombstone while that is so."""
+        self.keeps_tombstones = keeps

@@ -15,11 +15,14 @@ import asyncio
 from collections.abc import Callable
 
 from stelae.actors.replica import Replica
+from stelae.actors.tablet_cleaning import ROWS_AT_ONCE
 from stelae.actors.tablet_store import TabletStore
 from stelae.core.errors import RetryLater
 from stelae.core.ids import OpId
 from stelae.core.runtime import Runtime
+from stelae.storage.flush_cleaning import LOW_FACTOR, BuiltSurvivor, Flush, Window
 from stelae.storage.superblock import StoredFile
+from stelae.storage.tablet_manifest import ImageFile, describe_image
 from stelae.storage.tablet_state import TabletStateMachine
 
 SMALLEST_SHARE = 0.7
@@ -48,6 +51,7 @@ class TabletFlushes:
         self._due_bytes = self._draw_bytes()
         self._due = asyncio.Event()
         self._flushing = asyncio.Lock()
+        self._cleans_soon = False
 
     # ---- the replica's state machine --------------------------------------------------------
 
@@ -92,24 +96,69 @@ class TabletFlushes:
         async with self._flushing:
             await self._flush(replica)
 
+    def clean_soon(self) -> None:
+        """Memory is low: have the next flush leave little that is dead, and begin it now."""
+        memory = self._machine.memory
+        if not self._cleans_soon and memory.memory_bytes > LOW_FACTOR * memory.live_bytes:
+            self._cleans_soon = True
+            self._due.set()
+
     async def _flush(self, replica: Replica) -> None:
         runtime, machine, log = self._runtime, self._machine, replica.core.log
         term, index = log.term_at(log.applied_index), log.applied_index
-        if log.snapshot is not None and log.snapshot.last.index >= index:
+        is_new = log.snapshot is None or log.snapshot.last.index < index
+        cleans, self._cleans_soon = self._cleans_soon, False
+        if not (is_new or cleans):
             return
         assert term is not None, "what was just applied is in the log"
         started_s = runtime.clock.monotonic()
         self._due_bytes = self._draw_bytes()
-        flush = machine.begin_flush(OpId(term, index))
+        flush = machine.begin_flush(OpId(term, index), self._segment_bytes, memory_is_low=cleans)
+        if not is_new and not flush.windows:
+            return
         for slot in flush.unsealed:
             sealed = await runtime.offload(machine.seal, flush, slot)
             file = StoredFile(sealed.file.name, sealed.file.size_bytes, sealed.file.crc)
             await self._store.write_summed(machine.tablet_id, file, sealed.content)
             machine.installed(sealed)
-        await replica.flushed(replica.snapshot_at(index, machine.manifest(flush)))
+        survivors: dict[int, ImageFile | None] = {}
+        try:
+            built = [await self._survive(flush, window, survivors) for window in flush.windows]
+            await replica.flushed(replica.snapshot_at(index, machine.manifest(flush, survivors)))
+        except RetryLater:  # the next flush makes others
+            names = [file.name for file in survivors.values() if file is not None]
+            await self._store.drop_images(machine.tablet_id, names)
+            raise
         machine.flushed(flush)
+        for each in built:
+            await self._bring_over(each, survivors[each.window.slots[0]])
         runtime.metrics.count("flushes")
         runtime.metrics.observe("flush_s", runtime.clock.monotonic() - started_s)
+
+    async def _survive(
+        self, flush: Flush, window: Window, survivors: dict[int, ImageFile | None]
+    ) -> BuiltSurvivor:
+        """Put what takes the place of some images on disk. Raises as `flush` does."""
+        runtime, machine = self._runtime, self._machine
+        built = await runtime.offload(machine.survive, flush, window)
+        survivors.update(dict.fromkeys(window.slots))
+        if built.content is not None:
+            id_, rows = window.segment_id, built.row_count
+            file = await runtime.offload(describe_image, id_, built.content, rows)
+            stored = StoredFile(file.name, file.size_bytes, file.crc)
+            await self._store.write_summed(machine.tablet_id, stored, built.content)
+            survivors[window.slots[0]] = file
+        return built
+
+    async def _bring_over(self, built: BuiltSurvivor, file: ImageFile | None) -> None:
+        machine, clock = self._machine, self._runtime.clock
+        move = machine.begin_move(built, file)
+        while not machine.memory.step(move, ROWS_AT_ONCE):
+            await clock.sleep(0.0)
+        metrics = self._runtime.metrics
+        metrics.count("segments_cleaned", len(built.window.slots))
+        if file is not None:
+            metrics.count("survivors")
 
     def _draw_bytes(self) -> int:
         return int(self._segment_bytes * self._runtime.rng.uniform(SMALLEST_SHARE, 1.0))

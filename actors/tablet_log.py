@@ -14,6 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from stelae.actors.side_segments import SideSegments
 from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import Certified, SegmentSource
@@ -125,6 +126,19 @@ class TabletLog(Protocol):
 
     async def wait_committed(self, index: int, timeout_s: float) -> None:
         """Wait until that entry counts. Raises TimeoutError, or what ended the log."""
+
+    # ---- cleaning ----
+
+    @property
+    def side(self) -> SideSegments:
+        """Survivors on their way into the log, and what they replace."""
+
+    @property
+    def waits_for_roll(self) -> bool:
+        """Whether a head was begun before that is not the log's end yet."""
+
+    def may_clean(self, segment: int) -> bool:
+        """Whether a segment's replicas are complete, and are all that there is of it."""
 
     # ---- what it takes, and its end ----
 

@@ -55,6 +55,16 @@ class TabletReplicas(ReplicaLives):
         """Of the rows of all replicas."""
         return sum([tablet.memory_bytes for tablet in self._tablets.values()])
 
+    @property
+    def live_bytes(self) -> int:
+        """Of them, what cleaning cannot free."""
+        return sum([tablet.live_bytes for tablet in self._tablets.values()])
+
+    def clean_soon(self) -> None:
+        """Memory is low here: flushes are to clean."""
+        for tablet in self._tablets.values():
+            tablet.clean_soon()
+
     def tell_memory(self, over: tuple[int, int] | None) -> None:
         """(used, limit) in bytes while this server has none left for rows: leaders then hear so."""
         for tablet in self._tablets.values():

@@ -255,6 +255,15 @@ class TabletStore:
             images = self.images(tablet_id)
             await self._drop(tablet_id, [name for name in images if name not in kept])
 
+    async def drop_images(self, tablet_id: TabletId, names: Sequence[str]) -> None:
+        """Remove these images, unless the superblock names them: they were for a flush that was
+        given up."""
+        async with self.lock(tablet_id):
+            needed = self._needed(self.require(tablet_id, DataState.READY))
+            images = self.images(tablet_id)
+            gone = [name for name in names if name in images and name not in needed]
+            await self._drop(tablet_id, gone)
+
     # ---- images for copies ------------------------------------------------------------------
 
     async def pin(self, tablet_id: TabletId) -> Pin:

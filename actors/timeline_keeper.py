@@ -5,6 +5,8 @@ under way may be lost with it at any point, and is found again in the configurat
 next leader. Without the store nothing is created or migrated, and everything else goes on.
 
 - Of each timeline one request runs here at a time; an abort, or a removal, ends the one before.
+- What operators order is in the catalog before it is begun, and until it is decided: a run that
+  ends otherwise, or with its leader, is made again.
 - What is told to the catalog is an entry of the masters' log: a deposed leader tells nothing.
 
 Implements seed 004 ("storage_controller implementation"); design §10.
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,21 +25,31 @@ from stelae.actors.master_ports import MasterPorts
 from stelae.actors.migration_runner import MigrationRunner, RunnerSettings
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.liveness import Liveness
-from stelae.coordinator.migration_steps import Create, MoveTo, Request, Statuses, Verdict
+from stelae.coordinator.migration_steps import (
+    Abort,
+    Create,
+    MoveTo,
+    Request,
+    Statuses,
+    Verdict,
+)
 from stelae.coordinator.pauses import Pauses
 from stelae.coordinator.safekeepers import Fleet
 from stelae.coordinator.timeline_duties import (
     Duty,
     creations,
+    decides,
+    is_void,
     left_to_do,
     named,
     replacements,
     statuses_now,
     supersedes,
+    wish_of,
 )
-from stelae.coordinator.timeline_placement import fleet_of
-from stelae.core.configurations import PAGE_MAX, TimelineId, TimelineRecord
-from stelae.core.errors import Overloaded, StelaeError, TabletNotReady
+from stelae.coordinator.timeline_placement import fleet_of, where_is
+from stelae.core.configurations import PAGE_MAX, MigrationOrder, TimelineId, TimelineRecord
+from stelae.core.errors import MigrationUnderWay, Overloaded, StelaeError, TabletNotReady
 from stelae.core.ids import TabletId
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
@@ -56,6 +68,10 @@ DUTIES_MAX = 256
 RESULTS_MAX = 1000
 RETRY_S = 0.5
 """Pause before a request of its own that did not get on is made again."""
+DECIDED_MAX = 256
+"""Orders that are struck off by one entry."""
+
+StrikeOff = Callable[[tuple[MigrationOrder, ...]], Awaitable[object]]
 
 
 @dataclass(slots=True)
@@ -78,7 +94,9 @@ class TimelineKeeper:
         liveness: Liveness,
         ports: MasterPorts,
         migrations: RunnerSettings,
+        strike_off: StrikeOff,
     ) -> None:
+        """``strike_off`` removes orders that are decided from the catalog; raises StelaeError."""
         self.ports = ports
         self._runtime = runtime
         self._settings = settings
@@ -92,6 +110,9 @@ class TimelineKeeper:
         """Of tablets still CREATING: their timelines are there."""
         self._pauses: Pauses[tuple[TimelineId, str]] = Pauses()
         self._own: dict[asyncio.Task[None], None] = {}
+        self._strike_off = strike_off
+        self._decided: dict[TimelineId, MigrationOrder] = {}
+        """Orders of which nothing is left to be done, and which the catalog still has."""
         self._scan_now = asyncio.Event()
         self.broken = BrokenTimelines(runtime, catalog, ports.safekeepers)
         self.results: dict[TimelineId, MigrationResult] = {}
@@ -106,6 +127,7 @@ class TimelineKeeper:
     def start(self) -> None:
         """Begin to lead."""
         self._spawn(self._create_for_ever(), "timelines/create")
+        self._spawn(self._obey_for_ever(), "timelines/orders")
         self._spawn(self._scan_for_ever(), "timelines/scan")
 
     def stop(self) -> None:
@@ -140,27 +162,15 @@ class TimelineKeeper:
         """Of all requests that run now, and then those that wait for their turn."""
         running = self._runner.progress()
         begun = {each.timeline for each in running}
-        waiting = sorted(
-            timeline
-            for timeline, job in self._jobs.items()
-            if timeline not in begun and not job.ended.done()
-        )
-        return (*running, *(self._waiting(timeline) for timeline in waiting))
-
-    def _waiting(self, timeline: TimelineId) -> MigrationProgress:
-        job = self._jobs[timeline]
-        return MigrationProgress(
-            timeline=timeline,
-            step=0,
-            step_name="wait for a turn",
-            generation=0,
-            members=(),
-            desired=job.request.desired if isinstance(job.request, MoveTo) else None,
-            waits_for=("others to end",),
-            problems={},
-            started_s=job.began_s,
-            moved_s=job.began_s,
-        )
+        now = self._runtime.clock.monotonic()
+        waiting: dict[TimelineId, tuple[Request, float]] = {
+            order.timeline: (wish_of(order), now) for order in self._open_orders()
+        }
+        for timeline, job in self._jobs.items():
+            if not job.ended.done():
+                waiting[timeline] = (job.request, job.began_s)
+        left = sorted(timeline for timeline in waiting if timeline not in begun)
+        return (*running, *(_waits(timeline, *waiting[timeline]) for timeline in left))
 
     async def records(self) -> list[TimelineRecord]:
         """All that the store has and is not over. Raises StelaeError: it does not answer."""
@@ -171,6 +181,61 @@ class TimelineKeeper:
             found += [stored.record for stored in page if not stored.record.is_over]
             after = page[-1].record.timeline
         return found
+
+    # ---- orders -----------------------------------------------------------------------------
+
+    def _open_orders(self) -> list[MigrationOrder]:
+        """Those that are not decided, by what this leader knows."""
+        orders = self._catalog.timelines.orders.values()
+        return [order for order in orders if self._decided.get(order.timeline) != order]
+
+    def require_free(self, timeline: TimelineId, wish: MoveTo | Abort) -> None:
+        """Whether this may be ordered now: of two operators the second is told, and not queued.
+
+        Raises MigrationUnderWay.
+        """
+        order, job = self._catalog.timelines.orders.get(timeline), self._jobs.get(timeline)
+        under_way = [] if job is None else [job.request]
+        if order is not None and self._decided.get(timeline) != order:
+            under_way.append(wish_of(order))
+        for other in under_way:
+            if other != wish and not supersedes(wish, other):
+                what = f"being changed already: {named(other)}"
+                raise MigrationUnderWay(timeline.tablet_id, what)
+
+    def obey(self, order: MigrationOrder) -> asyncio.Future[MigrationResult] | None:
+        """Begin what the catalog has as ordered. None: its turn comes later, or it is over."""
+        timeline, wish = order.timeline, wish_of(order)
+        job, is_kept = self._jobs.get(timeline), self._catalog.timelines.orders.get(timeline)
+        may_begin = job is None or job.request == wish or supersedes(wish, job.request)
+        return self.request(timeline, wish) if is_kept == order and may_begin else None
+
+    def _has_heard(self, order: MigrationOrder) -> bool:
+        """Whether this leader can say who answers: one that leads since just now, after a restart,
+        has heard nobody, and would give up what an earlier one has taken."""
+        now, liveness = self._runtime.clock.monotonic(), self._liveness
+        if now >= liveness.lead_since + self._settings.dead_after_s:
+            return True
+        members = order.desired or ()
+        return all(where_is(self._catalog, liveness, one, now) is not None for one in members)
+
+    async def _obey_for_ever(self) -> None:
+        """Carry out what is ordered, and have what is decided struck off."""
+        while True:
+            for order in self._open_orders():
+                if is_void(self._catalog, order):
+                    self._decided[order.timeline] = order
+            ready = [order for order in self._open_orders() if self._has_heard(order)]
+            self._take(Duty(order.timeline, wish_of(order), "ordered") for order in ready)
+            kept = self._catalog.timelines.orders
+            self._decided = {t: o for t, o in self._decided.items() if kept.get(t) == o}
+            if self._decided:
+                try:
+                    await self._strike_off(tuple(self._decided.values())[:DECIDED_MAX])
+                except StelaeError as error:  # it is tried again
+                    kind = type(error).__name__
+                    self._runtime.metrics.count("migration_orders_not_struck_off", error=kind)
+            await self._runtime.clock.sleep(self._settings.coordinator_period_s)
 
     # ---- requests ---------------------------------------------------------------------------
 
@@ -205,14 +270,19 @@ class TimelineKeeper:
     async def _drive(
         self, timeline: TimelineId, request: Request, ended: asyncio.Future[MigrationResult]
     ) -> None:
+        now = self._runtime.clock.monotonic
         try:
             outcome = await self._runner.run(timeline, request)
         except Overloaded as error:
             self._runtime.metrics.count("migrations_put_off")
+            self._pauses.begin((timeline, named(request)), now() + RETRY_S, now())
             if not ended.done():
                 ended.set_exception(error)
                 ended.exception()  # whoever waits is told; nobody has to
             return
+        order = self._catalog.timelines.orders.get(timeline)
+        if order is not None and decides(request, outcome.verdict, order):
+            self._decided[timeline] = order
         generation = outcome.stored.record.generation if outcome.stored is not None else 0
         result = MigrationResult(
             timeline,
@@ -233,8 +303,7 @@ class TimelineKeeper:
         if isinstance(request, Create) and is_there:
             self._created[timeline] = None
             self.problems.pop(timeline.tablet_id, None)
-        now = self._runtime.clock.monotonic()
-        self._pauses.begin((timeline, result.request), now + RETRY_S, now)
+        self._pauses.begin((timeline, result.request), now() + RETRY_S, now())
         if isinstance(request, Create) and not is_there:
             why = outcome.reason or outcome.verdict.value
             self.problems[timeline.tablet_id] = f"its timeline cannot be created: {why}"
@@ -279,11 +348,13 @@ class TimelineKeeper:
         await self.broken.look(number for number, status in statuses.items() if status is ACTIVE)
         now, silence_s = self._runtime.clock.monotonic(), self._settings.dead_after_s
         grace_s = max(silence_s, self._settings.safekeeper_dead_after_s)
+        under_way = {timeline: job.request for timeline, job in self._jobs.items()}
+        under_way |= {order.timeline: wish_of(order) for order in self._open_orders()}
         self._take(
             replacements(
                 records,
                 self.fleet,
-                {timeline: job.request for timeline, job in self._jobs.items()},
+                under_way,
                 now,
                 silence_s=silence_s,
                 grace_s=grace_s,
@@ -304,3 +375,19 @@ class TimelineKeeper:
             if may_begin and self._pauses.is_over(key, now):
                 logger.info("timeline %s: %s", duty.timeline.key, duty.reason)
                 self.request(duty.timeline, duty.request)
+
+
+def _waits(timeline: TimelineId, request: Request, since_s: float) -> MigrationProgress:
+    """A request that has not begun yet."""
+    return MigrationProgress(
+        timeline=timeline,
+        step=0,
+        step_name="wait for a turn",
+        generation=0,
+        members=(),
+        desired=request.desired if isinstance(request, MoveTo) else None,
+        waits_for=("others to end",),
+        problems={},
+        started_s=since_s,
+        moved_s=since_s,
+    )

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from stelae.actors.cleaner import Cleaner
 from stelae.actors.epochs import raising_epochs
 from stelae.actors.hand_over import hand_over
 from stelae.actors.identity import listen_as, take_identity
@@ -127,7 +128,6 @@ class TabletServer:
         self._name = name
         self._cluster = cluster
         self._settings = settings
-        self._memory_limit_bytes = memory_limit_bytes
         self._masters = MastersClient(runtime, masters)
         self._master_list = MasterList(runtime, self.tasks, masters)
         self._lease = Lease(runtime.clock)
@@ -136,8 +136,6 @@ class TabletServer:
         """Of tablets that were closed here: a late order to open one again is refused."""
         self._scans = ScanSessions(runtime, settings)
         self._report_now: dict[Address, asyncio.Event] = {}
-        self._memory_bytes = 0
-        self._weigh_at_s = 0.0
         self._intake = Intake()
         self._mailbox = AcceptorMailbox(name)
         self.replicas = TabletReplicas(
@@ -147,6 +145,15 @@ class TabletServer:
             self.members,
             on_news=self._report_soon,
             on_gone=self._scans.drop,
+        )
+        self.cleaner = Cleaner(
+            runtime,
+            settings,
+            name,
+            memory_limit_bytes,
+            lambda: list(self._tablets.values()),
+            self.replicas,
+            lambda: self.indexlets.memory_bytes,
         )
         self.replicas.locate = self._locate
         self._fills = TabletFills(runtime, settings, self._serving)
@@ -162,7 +169,7 @@ class TabletServer:
             self._masters,
             name,
             may_acknowledge=lambda: self._lease.is_valid,
-            out_of_memory=self._memory_full,
+            out_of_memory=lambda: self.cleaner.refusal(),
             on_news=self._news.tell_of_indexlet,
         )
 
@@ -180,6 +187,7 @@ class TabletServer:
         await self.replicas.start()
         await self._master_list.begin(self._heartbeat)
         self._masters.update(self._master_list.addresses)
+        self.cleaner.start(self.tasks)
         self.tasks.spawn(self._scans.expire(), "scan expiry")
         self.tasks.spawn(quarantine.run(), "quarantine")
 
@@ -197,6 +205,7 @@ class TabletServer:
         self._lease.revoke()
         await self._runtime.peers.close()  # first: no handler may begin anything any more
         await self.tasks.close()
+        await self.indexlets.close()
         for tablet in list(self._tablets.values()):
             await tablet.close()
         await self.replicas.stop()
@@ -239,17 +248,14 @@ class TabletServer:
     def _beat(self, reporter: Reporter[TabletReport]) -> tuple[Heartbeat, Report[TabletReport]]:
         """The next heartbeat to one master."""
         sent = self._runtime.clock.monotonic()
-        if sent >= self._weigh_at_s:
-            self._weigh_at_s = sent + self._settings.heartbeat_s / 2
-            self._weigh()
         held = {r.tablet_id: r for r in self.reports()} if reporter.wants_report else {}
         report = reporter.next(held)
         beat = Heartbeat(
             server=self.info,
             sent=sent,
             tablets=tuple([value for _, value in report.changed]),
-            memory_bytes=self._memory_bytes,
-            memory_limit_bytes=self._memory_limit_bytes,
+            memory_bytes=self.cleaner.used_bytes,
+            memory_limit_bytes=self.cleaner.limit_bytes,
             number=report.number,
             since=report.since,
             removed=report.removed,
@@ -258,14 +264,6 @@ class TabletServer:
             indexlets=self.indexlets.reports() if reporter.wants_report else (),
         )
         return beat, report
-
-    def _weigh(self) -> None:
-        """Once for the heartbeats to all masters: how much memory is used; writes add to it."""
-        self._memory_bytes = self.replicas.memory_bytes + self.indexlets.memory_bytes
-        self._memory_bytes += sum([tablet.memory_bytes for tablet in self._tablets.values()])
-        limit_bytes = self._memory_limit_bytes
-        over = (self._memory_bytes, limit_bytes) if self._memory_bytes > limit_bytes else None
-        self.replicas.tell_memory(over)
 
     async def _heartbeat(self, master: Address) -> None:
         """Report to one master while it is one; whether it answers is its own affair."""
@@ -347,6 +345,7 @@ class TabletServer:
             tasks=self.tasks,
             intake=self._intake,
         )
+        tablet.cleaning.on_sealed = self.cleaner.sealed
         tablet.locate, tablet.may_serve = self._locate, self._serving
         tablet.merge_offer.patience_s = call.body.merge_patience_s
         self._tablets[record.tablet_id] = tablet
@@ -373,10 +372,14 @@ class TabletServer:
         if self._tablets.get(tablet.tablet_id) is tablet:
             await self._news.tell(tablet)
 
+    def _opened(self, tablet_id: TabletId, term: int) -> Tablet:
+        tablet = self._tablets.get(tablet_id)
+        if tablet is None or tablet.term != term:
+            raise TabletNotHere(tablet_id, self._name)
+        return tablet
+
     async def _on_serve(self, call: Call[ServeTablet]) -> Reply[Empty]:
-        tablet = self._tablets.get(call.body.tablet_id)
-        if tablet is None or tablet.term != call.body.term:
-            raise TabletNotHere(call.body.tablet_id, self._name)
+        tablet = self._opened(call.body.tablet_id, call.body.term)
         tablet.serve()
         return EMPTY
 
@@ -384,9 +387,7 @@ class TabletServer:
         order = call.body
         if self.replicas.holds(order.tablet_id):
             return await self._orders.alter(call)
-        tablet = self._tablets.get(order.tablet_id)
-        if tablet is None or tablet.term != order.term:
-            raise TabletNotHere(order.tablet_id, self._name)
+        tablet = self._opened(order.tablet_id, order.term)
         tablet.alter(order.table)
         return Reply(tablet.report())
 
@@ -398,9 +399,7 @@ class TabletServer:
         return EMPTY
 
     async def _on_install_merge(self, call: Call[InstallMerge]) -> Reply[Empty]:
-        tablet = self._tablets.get(call.body.tablet_id)
-        if tablet is None or tablet.term != call.body.term:
-            raise TabletNotHere(call.body.tablet_id, self._name)
+        tablet = self._opened(call.body.tablet_id, call.body.term)
         tablet.merge_offer.offer(call.body.next_version, call.blobs)
         return EMPTY
 
@@ -415,9 +414,7 @@ class TabletServer:
             raise TabletNotReady(call.body.tablet_id, "loading its log") from None
 
     async def _on_learn_timeline(self, call: Call[LearnTimeline]) -> Reply[Empty]:
-        tablet = self._tablets.get(call.body.tablet_id)
-        if tablet is None or tablet.term != call.body.term:
-            raise TabletNotHere(call.body.tablet_id, self._name)
+        tablet = self._opened(call.body.tablet_id, call.body.term)
         tablet.learn(call.body.timeline)
         return EMPTY
 
@@ -459,9 +456,9 @@ class TabletServer:
         rows = await tablet.read_rows(call)
         if call.blobs:
             tablet = self._serving(call.body.tablet_id)  # reading took its time
-        refusal = None if call.body.op is WriteOp.DELETE else self._out_of_memory(tablet)
+        tablet, refusal = await self._room(tablet, call.body.op, call.timeout_s)
         size_bytes = sum([blob.nbytes for blob in call.blobs])
-        self._memory_bytes += size_bytes
+        self.cleaner.used_bytes += size_bytes
         reply = Reply(await tablet.write(call, rows, refusal))
         tablet.calls += weight_of(size_bytes)
         return reply
@@ -472,22 +469,28 @@ class TabletServer:
         for request in call.body.requests:
             check_request(request)
         tablet = self._serving(call.body.tablet_id)
-        refusal = None if call.body.op is WriteOp.DELETE else self._out_of_memory(tablet)
+        tablet, refusal = await self._room(tablet, call.body.op, call.timeout_s)
         outcomes = await tablet.write_many(call, refusal)
         tablet.calls += len(outcomes)
         return Reply(WriteManyReply(outcomes))
 
     def _out_of_memory(self, tablet: Tablet | ReplicatedTablet) -> OutOfMemory | None:
         """Why no more rows are taken: there is no memory for them here, or at a follower."""
-        full = self._memory_full()
-        if full is None and isinstance(tablet, ReplicatedTablet):
+        refusal = self.cleaner.refusal()
+        if refusal is None and isinstance(tablet, ReplicatedTablet):
             return tablet.out_of_memory()
-        return full
+        return refusal
 
-    def _memory_full(self) -> OutOfMemory | None:
-        if self._memory_bytes > self._memory_limit_bytes:
-            return OutOfMemory(self._name, self._memory_bytes, self._memory_limit_bytes)
-        return None
+    async def _room(
+        self, tablet: Tablet | ReplicatedTablet, op: WriteOp, timeout_s: float
+    ) -> tuple[Tablet | ReplicatedTablet, OutOfMemory | None]:
+        """The tablet, and why it takes no rows; memory is cleaned first if that may help."""
+        refusal = None if op is WriteOp.DELETE else self._out_of_memory(tablet)
+        if refusal is None or not self.cleaner.may_help:
+            return tablet, refusal
+        await self.cleaner.wait_room(timeout_s / 2)
+        tablet = self._serving(tablet.tablet_id)
+        return tablet, self._out_of_memory(tablet)
 
     @prompt
     async def _on_get(self, call: Call[Get]) -> Reply[Any]:

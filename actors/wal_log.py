@@ -27,6 +27,7 @@ from stelae.actors.log_waits import LogWaits
 from stelae.actors.membership import Membership
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.replicated_segment import ReplicatedSegment
+from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet_log import BuildImage, FoundSegment
 from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
 from stelae.actors.timeline_proposer import AcceptorMailbox, TimelineProposer
@@ -113,6 +114,7 @@ class WalLog(LogWaits):
         self._flush_due = False
         self._seal_work = asyncio.Event()
         self._segments_made = 0
+        self.side = SideSegments(self, self._segments, media)
         self._proposer = TimelineProposer(
             runtime,
             settings,
@@ -137,7 +139,7 @@ class WalLog(LogWaits):
         del entries
         trimmed = await self._read_trimmed(tail, sources, codec)
         found = []
-        for segment in tail.segments:
+        for segment in tail.of_log:
             where = f"segment {segment_name(segment.segment_id)} of timeline {self.tablet_id}"
             rows = await self.runtime.offload(
                 RecoveredSegment.from_entries, segment.entries, codec, where
@@ -224,7 +226,8 @@ class WalLog(LogWaits):
 
     @property
     def segments(self) -> list[ReplicatedSegment]:
-        return [self._segments[i] for i in self.digest]
+        """All of which replicas are kept, also what no digest names yet, or for long."""
+        return self.side.all()
 
     @property
     def segment_count(self) -> int:
@@ -238,13 +241,13 @@ class WalLog(LogWaits):
 
     @property
     def under_replicated(self) -> int:
-        sealed = [segment for segment in self._segments.values() if segment.image is not None]
+        sealed = [segment for segment in self._segments.values() if segment.is_columnar]
         return sum(1 for segment in sealed if segment.missing_replicas)
 
     @property
     def holders(self) -> list[list[ServerUuid]]:
         """Of sealed segments: the others are in the timeline."""
-        return [segment.holders for segment in self.segments if segment.image is not None]
+        return [each.holders for each in self._segments.values() if each.is_columnar]
 
     def next_id(self) -> int:
         """An id for a new segment: above all others of the log, and of no other owner's."""
@@ -259,6 +262,7 @@ class WalLog(LogWaits):
         self._segments[segment_id] = segment
         live = _Live(segment)
         self._follow(live)
+        self.side.head_opened(segment_id)
         self._batches.append(_Batch(live))
         self._head_bytes = 0
         self._add(prologue, certificate.length, 0)
@@ -298,6 +302,15 @@ class WalLog(LogWaits):
         if self._live_bytes > limit_bytes:
             what = f"tablet {self.tablet_id}'s log in bytes that backups do not hold yet"
             raise Overloaded(what, limit_bytes)
+
+    @property
+    def waits_for_roll(self) -> bool:
+        return not self._is_committed(self._live[-1])
+
+    def may_clean(self, segment: int) -> bool:
+        """Whether it is sealed on all its replicas, and the timeline need not keep it."""
+        is_live = any(each.segment.segment_id == segment for each in self._live)
+        return not is_live and self.side.is_settled(segment)
 
     def _flush(self) -> None:
         """Propose what has come in, all of a turn in one piece."""
@@ -341,11 +354,17 @@ class WalLog(LogWaits):
             _, batch = self._proposed.popleft()
             self.pending_bytes -= batch.size_bytes
             self.committed_index = max(self.committed_index, batch.last_index)
+        self.side.progressed(self._ends_log)
         self._answer()
         if self._may_seal:
             self._seal_work.set()
         self._advance_horizon()
         self._flush()
+
+    def _ends_log(self, head: int) -> bool:
+        """Whether whoever reads the timeline finds this head's digest, or a later one."""
+        live = [each for each in self._live if each.segment.segment_id == head]
+        return not live or self._is_committed(live[0])
 
     @property
     def _may_seal(self) -> bool:
@@ -374,8 +393,7 @@ class WalLog(LogWaits):
 
     def let_go(self) -> None:
         """Forget all content. The log has failed, and none of its tasks runs any more."""
-        for segment in self._segments.values():
-            segment.let_go()
+        self.side.let_go()
         for held in (self._segments, self._live, self._sealing, self._batches, self._proposed):
             held.clear()
 

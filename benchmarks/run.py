@@ -31,6 +31,7 @@ SUITES: dict[str, tuple[str, dict[str, Any]]] = {
     "large-catalog": ("large_catalog", {}),
     "masters": ("masters", {}),
     "memory": ("memory", {}),
+    "cleaning": ("cleaning", {}),
     "replay": ("replaying", {}),
     "recovery": ("recovering", {"engine": "native"}),
     "recovery-spark": ("recovering", {"engine": "spark"}),

@@ -149,8 +149,11 @@ class FindQuery:
         once, as it was read last."""
         if not parts:
             return self.empty()
+        if len(parts) == 1:
+            rows = parts[0][0]
+            return rows if rows.column_names == self.names else rows.select(self.names)
         table = pa.concat_tables([rows for rows, _ in parts])
-        if len(parts) > 1 and not self.is_one_value:
+        if not self.is_one_value:
             place = pa.array(np.arange(table.num_rows))
             keys = table.select(list(self.known.schema.key)).append_column("#", place)
             last = keys.group_by(list(self.known.schema.key)).aggregate([("#", "max")])
@@ -214,7 +217,7 @@ def find_query(
         raise IndexNotFound(column, known.name)
     if (value is NOT_GIVEN) == (between is None):
         raise InvalidArgument("find a value (None: null), or what is between=(first, last)")
-    codec = EntryCodec(known.schema, index)
+    codec = known.entry_codec(index)
     if between is None:
         low = codec.prefix_of(value)
         high = prefix_end(low)

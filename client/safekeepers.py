@@ -1,8 +1,9 @@
 """What operators ask of a cluster about safekeepers and timelines: list, set, migrate, scrub.
 
-All of it is asked of the leader master. Migrations are scheduled there and go on by themselves;
-`SafekeeperCalls.wait_migrated` watches one until it has ended. Once an order is acknowledged, none
-of the same client's that came before it changes anything any more, however late a copy arrives.
+All of it is asked of the leader master. Migrations are scheduled there and go on by themselves,
+whoever leads; `SafekeeperCalls.wait_migrated` watches one until it has ended. Once an order is
+acknowledged it is carried out or given up with a reason, and none of the same client's that came
+before it changes anything any more, however late a copy arrives.
 
 Implements seed 004 ("API"); design §10.
 """
@@ -208,7 +209,7 @@ def _ids(numbers: Sequence[int]) -> tuple[SafekeeperId, ...]:
 def _why_not(view: TimelineView) -> str:
     stays = f"the log of {view.tablet.tablet_id} stays on safekeepers {list(newest(view).sk_set)}"
     if view.ended is None:
-        return f"{stays}: the leader master that had the order leads no more; give it again"
+        return f"{stays}: the leader master that saw how the order ended leads no more"
     ended = view.ended
     why = f": {ended.reason}" if ended.reason else ""
     return f"{stays}; the last order for it ({ended.request}) ended: {ended.verdict}{why}"

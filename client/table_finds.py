@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.client.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.find_few import is_few, rows_of_few
 from stelae.client.find_query import NOT_GIVEN, FindQuery, IfFilling, find_query
 from stelae.client.index_calls import IndexCalls, Progress
 from stelae.client.indexlets import Filling, entries_in, look_up
@@ -294,14 +295,19 @@ class Finding:
             deadline=self._deadline,
             what=(query.codec.column, query.known.name),
         )
-        entries, said = entries_in(reply), reply.body
-        if len(entries):
+        said, last = reply.body, b""
+        if said.entries and is_few(query, len(said.entries)):
+            last = said.entries[-1]
+            self._keep(*await rows_of_few(self._table, query, said.entries, self._left_s))
+            self._check_schema()
+        elif len(entries := entries_in(reply)):
+            last = entries[-1].as_py()
             await self._take(entries)
         if query.is_reverse:
-            left = low, (entries[-1].as_py() if said.is_more else said.low)
+            left = low, (last if said.is_more else said.low)
             is_over = left[1] <= low
         else:
-            left = (just_after(entries[-1].as_py()) if said.is_more else said.high), high
+            left = (just_after(last) if said.is_more else said.high), high
             is_over = left[0] == END or is_empty(*left)
         return None if is_over else left
 

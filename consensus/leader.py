@@ -69,6 +69,7 @@ class Leader:
         self._heartbeat_elapsed = 0
         self._told_commit = 0  # to all, in the last heartbeat round
         self._quorum_elapsed = 0
+        self._stuck_ticks, self._first_index = 0, log.last.index + 1
         self._transfer_elapsed = 0
         self._round = 0
         self._round_began_us: deque[tuple[int, int]] = deque()  # rounds not yet confirmed
@@ -100,7 +101,8 @@ class Leader:
     # ---- time ------------------------------------------------------------------------------
 
     def tick(self) -> bool:
-        """Count one tick; False once a majority has not been heard for an election timeout."""
+        """Count one tick; False once a majority has not been heard for an election timeout, or a
+        change of members keeps everything from being committed for too long."""
         self._heartbeat_elapsed += 1
         if self._heartbeat_elapsed >= self._settings.heartbeat_ticks:
             self._heartbeat_wanted = True
@@ -108,6 +110,10 @@ class Leader:
             self._transfer_elapsed += 1
             if self._transfer_elapsed >= self._settings.election_ticks:
                 self.transfer_target = None
+        change = self._log.unfinished_change
+        self._stuck_ticks = self._stuck_ticks + 1 if change and change.term == self.term else 0
+        if self._stuck_ticks >= self._settings.change_ticks:
+            return False
         self._quorum_elapsed += 1
         if self._quorum_elapsed < self._settings.election_ticks:
             return True
@@ -144,7 +150,7 @@ class Leader:
         """Whether there is something to send now, or to be told."""
         if self._heartbeat_wanted or self.ready_reads or self._copies:
             return True
-        last = self._log.last.index
+        last = self._log.last_index
         return any([p.next_index <= last and not p.paused for p in self.progress.values()])
 
     def spread_commit(self) -> None:
@@ -279,12 +285,17 @@ class Leader:
 
     # ---- counting --------------------------------------------------------------------------
 
-    def on_append_response(self, response: AppendResponse) -> None:
-        """A follower took entries, or its log does not match yet: go on from there."""
+    def on_response(self, response: AppendResponse | SnapshotResponse) -> None:
+        """A follower took entries, or its log does not match yet, or it wants the next chunk."""
         progress = self.progress.get(response.source)
         if progress is None:
             return
         self.heard(progress, response.round)
+        if isinstance(response, SnapshotResponse):
+            snapshot = progress.snapshot
+            if snapshot is not None and snapshot.last == response.last:
+                progress.snapshot_at(min(response.next_offset, len(snapshot.data)))
+            return
         progress.memory_over = response.memory_over
         if response.accepted:
             progress.accepted(response.index, self._log.base.index, self._round)
@@ -295,36 +306,31 @@ class Leader:
             match = self._log.last_possible_match(response.hint).index
         progress.refused(response.index, match + 1, response.round)
 
-    def on_snapshot_response(self, response: SnapshotResponse) -> None:
-        """A follower wants the next chunk."""
-        progress = self.progress.get(response.source)
-        if progress is None:
-            return
-        self.heard(progress, response.round)
-        snapshot = progress.snapshot
-        if snapshot is not None and snapshot.last == response.last:
-            progress.snapshot_at(min(response.next_offset, len(snapshot.data)))
-
     def heard(self, progress: Progress, round_number: int) -> None:
         """Any answer of this term: its sender lives, and followed after that round began."""
         progress.heard_recently = True
         assert round_number <= self._round, "answer to a round that never was"
-        progress.acked_round = max(progress.acked_round, round_number)
-        self.confirm_rounds()
+        if round_number > progress.acked_round:
+            progress.acked_round = round_number
+            if self._round_began_us or self._pending_reads or self._pending_leaves:
+                self.confirm_rounds()
 
     def advance_commit(self) -> bool:
         """Commit what a majority holds durably, if it is of this term (Raft §5.4.2)."""
+        if self._log.commit_index == self._log.last_index:
+            return False
         reached = {uuid: progress.match_index for uuid, progress in self.progress.items()}
         reached[self.uuid] = self._log.stable_index
         index = reached_by_majority(reached, self.configuration.voters)
         if not self.may_commit(index):
             return False
-        advanced = self._log.commit_to(index)
-        if advanced and self._early_reads:
-            for request in self._early_reads:
-                self._pend_read(request)
-            self._early_reads.clear()
-        return advanced
+        if not self._log.commit_to(index):
+            return False
+        self._stuck_ticks = 0
+        for request in self._early_reads:
+            self._pend_read(request)
+        self._early_reads.clear()
+        return True
 
     def may_commit(self, index: int) -> bool:
         """True if the entry is of this term; earlier ones are committed along with it."""
@@ -434,8 +440,11 @@ class Leader:
         return peers
 
     def has_caught_up(self, uuid: ServerUuid) -> bool:
-        """Whether that member lives, and lacks no more than one batch of what is committed."""
+        """Whether that member lives, could write something of this term, and lacks no more than one
+        batch of what is committed."""
         progress, settings = self.progress[uuid], self._settings
+        if progress.match_index < self._first_index:
+            return False
         if progress.state is not ProgressState.REPLICATE or not progress.is_heard:
             return False
         match, commit = progress.match_index, self._log.commit_index

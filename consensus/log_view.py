@@ -71,6 +71,13 @@ class LogView:
         return self.configuration_at(self.commit_index)
 
     @property
+    def unfinished_change(self) -> OpId | None:
+        """The entry of a change of members that is not known to be committed; there is one at most
+        in a leader's own term."""
+        op_id = self.configuration.op_id
+        return op_id if op_id.index > self.commit_index else None
+
+    @property
     def configuration_before(self) -> Configuration:
         """The one that the newest change began from, unless that change is known to be committed.
 
@@ -106,9 +113,14 @@ class LogView:
         return self._entries[-1].op_id if self._entries else self.base
 
     @property
+    def last_index(self) -> int:
+        """Of the last entry."""
+        return self.base.index + len(self._entries)
+
+    @property
     def is_settled(self) -> bool:
         """Whether nothing has to be written, and all that is committed was applied."""
-        is_written = self.handed_index == self.base.index + len(self._entries)
+        is_written = self.handed_index == self.last_index
         return is_written and self.applied_index == self.commit_index
 
     @property
@@ -117,6 +129,10 @@ class LogView:
         term = self.term_at(self.commit_index)
         assert term is not None
         return OpId(term, self.commit_index)
+
+    def lacks(self, op_id: OpId) -> bool:
+        """Whether this log is without that committed entry of its group."""
+        return op_id.index > self.commit_index and not self.matches(op_id)
 
     def term_at(self, index: int) -> int | None:
         """The term of the entry at ``index``; None if it is compacted away or not there yet."""
@@ -191,16 +207,24 @@ class LogView:
                 continue
             if entry.index <= self.last.index:
                 assert entry.index > self.commit_index, f"{entry.op_id} contradicts the commit"
-                kept = entry.index - self.base.index - 1
-                del self._entries[kept:], self._ends[kept:]
-                self.stable_index = min(self.stable_index, entry.index - 1)
-                self.handed_index = min(self.handed_index, entry.index - 1)
-                while self.configuration.op_id.index >= entry.index:
-                    self._configurations.pop()
+                self.cut(entry.index)
             self._extend(entries[position:])
             self._learn(entries[position:])
             break
         return previous.index + len(entries)
+
+    def cut(self, index: int) -> None:
+        """Forget the entry at ``index``, which is not committed, and all after it.
+
+        On disk they stay until others take their places, or come back with a restart.
+        """
+        assert self.commit_index < index <= self.last.index, "a cut of what is committed"
+        kept = index - self.base.index - 1
+        del self._entries[kept:], self._ends[kept:]
+        self.stable_index = min(self.stable_index, index - 1)
+        self.handed_index = min(self.handed_index, index - 1)
+        while self.configuration.op_id.index >= index:
+            self._configurations.pop()
 
     def commit_to(self, index: int) -> bool:
         """Move the commit index forward; False if it is there already."""

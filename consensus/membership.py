@@ -6,6 +6,9 @@ share a server in any two majorities, so that no two leaders are elected in one 
 if a second change begins before the first is committed, or before the leader has committed an entry
 of its own term (thesis §4.1; Ongaro, "bug in single-server membership changes", raft-dev 2015).
 
+A change that its leader cannot commit is taken back by it (`Raft._give_up`), as the seed "Tablet
+copy" asks for under future work.
+
 New members come in as non-voters, which count nowhere and elect nobody, and are promoted once they
 have caught up: a group is never made to wait for a server that is still empty. Design §8.
 """

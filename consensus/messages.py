@@ -33,11 +33,16 @@ class VoteRequest(Header, frozen=True, array_like=True, tag="vote"):
 
     ``transfer``: the leader of the preceding term gave up and asked for this election, so that
     voters need not wait until they have not heard of it for a while.
+
+    ``taken_back``: the source led that term, has not committed that entry, nor any later one of the
+    term, and will not: voters need not find them in its log. So a change of members ends that
+    cannot be committed by those whom it made members.
     """
 
     last: OpId
     pre: bool
     transfer: bool
+    taken_back: OpId | None = None
 
 
 class VoteResponse(Header, frozen=True, array_like=True, tag="voted"):
@@ -184,6 +189,9 @@ def check_message(message: Message) -> None:
     """Refuse what no correct peer sends. Raises InvalidArgument."""
     if message.term < 0 or message.source == message.destination:
         raise InvalidArgument(f"malformed {type(message).__name__} from {message.source}")
+    gone = message.taken_back if isinstance(message, VoteRequest) else None
+    if gone is not None and gone.term >= message.term:
+        raise InvalidArgument(f"{message.source} takes back what it cannot have led to yet")
     if isinstance(message, AppendRequest):
         term, index = message.previous.term, message.previous.index
         for entry in message.entries:

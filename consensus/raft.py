@@ -6,8 +6,8 @@ requests. Then `take_ready` says what to do, in this order: make durable, send, 
 no clock and draws chance from the ``rng`` it was given. Design §7, §8; Raft §5–§8; pre-vote, leader
 stickiness, check of the quorum, lease and transfer after the Raft thesis §3.10, §6.4, §9.6.
 
-Invariants: term and vote never go back, one vote per term; a leader never cuts its own log; what is
-committed never changes (`check_invariants`).
+Invariants: term and vote never go back, one vote per term; a leader never cuts its own log while it
+leads; what is committed never changes (`check_invariants`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
+from stelae.consensus.election import Election, holds_enough
 from stelae.consensus.follower import (
     SnapshotAssembly,
     answer_append,
@@ -86,10 +87,11 @@ class Raft:
         self.memory_over: tuple[int, int] | None = None
         """(used, limit) in bytes while the host has no memory for more rows; leaders are told."""
         self._settings = settings
-        self._rng = rng
         self._vote_floor = vote_floor or ORIGIN
         self._durable_term_and_vote = term_and_vote
-        self._votes: dict[ServerUuid, bool] = {}
+        self._election = Election(settings, rng, is_new=self.term == 0)
+        self.changes_taken_back = 0
+        """Changes of members that this replica began as the leader, and could not finish."""
         self._assembly = SnapshotAssembly(settings.snapshot_bytes_max)
         self._installed: Snapshot | None = None
         self._messages: list[Message] = []
@@ -99,15 +101,8 @@ class Raft:
         self._needed_from = 0  # by the last leader that was heard
         self._taken: Ready | None = None
         self._now_us = 0
-        # A replica that restarts may have promised a leader not to vote for others: keep that.
-        self._quiet_ticks = 0 if self.term > 0 else settings.election_ticks
-        self._election_elapsed = 0
-        self._election_timeout = 0
-        self._restart_election_timer()
-        if self.term == 0:  # a new group: no leader to wait for
-            self._election_timeout = rng.randint(1, settings.election_ticks)
         if self.configuration.voters == (self.uuid,):
-            self._election_timeout = 1
+            self._election.hurry()
 
     @property
     def configuration(self) -> Configuration:
@@ -126,11 +121,10 @@ class Raft:
         assert self._taken is None, "step between take_ready and advance"
         if isinstance(event, Tick):
             self._tick(event)
-        elif isinstance(event, Unreachable):
-            if self.leader is not None and event.uuid in self.leader.progress:
-                self.leader.progress[event.uuid].unreachable()
-        else:
+        elif not isinstance(event, Unreachable):
             self._receive(event)
+        elif self.leader is not None and event.uuid in self.leader.progress:
+            self.leader.progress[event.uuid].unreachable()
 
     def answer_while_busy(self, message: Message) -> AppendResponse | None:
         """The answer to a heartbeat of the leader, even between `take_ready` and `advance`.
@@ -145,7 +139,7 @@ class Raft:
             return None
         if self._installed is not None or (taken is not None and taken.snapshot is not None):
             return None
-        self._quiet_ticks = 0
+        self._election.quiet_ticks = 0
         return answer_while_busy(self.log, message, self.memory_over)
 
     def propose(self, command: bytes) -> OpId:
@@ -166,8 +160,8 @@ class Raft:
             InvalidArgument: see `stelae.consensus.membership.changed_peers`.
         """
         leader = self._require_leader()
-        body = encode_peers(leader.may_change(change, expected))
-        op_id = self._append(EntryKind.CONFIGURATION, body)
+        peers = leader.may_change(change, expected)
+        op_id = self._append(EntryKind.CONFIGURATION, encode_peers(peers))
         leader.follow_configuration(op_id.index)
         return op_id
 
@@ -191,10 +185,6 @@ class Raft:
         assert self._taken is None, "compact between take_ready and advance"
         self.log.compact(snapshot, keep_entries)
 
-    def lacks(self, op_id: OpId) -> bool:
-        """Whether this replica's log is without that committed entry of its group."""
-        return op_id.index > self.log.commit_index and not self.log.matches(op_id)
-
     def keep_from(self, snapshot_index: int, keep_bytes: int) -> int:
         """The first entry to keep once ``snapshot_index`` is durable: what other members need.
 
@@ -207,8 +197,9 @@ class Raft:
     @property
     def is_plain(self) -> bool:
         """Whether a `Ready` taken now would have nothing but entries to be made durable."""
-        current = TermAndVote(self.term, self.voted_for)
-        return self._installed is None and current == self._durable_term_and_vote
+        durable = self._durable_term_and_vote
+        is_kept = self.term == durable.term and self.voted_for == durable.voted_for
+        return is_kept and self._installed is None
 
     @property
     def is_light(self) -> bool:
@@ -222,13 +213,24 @@ class Raft:
             return True
         return self.leader is not None and self.leader.is_stirred
 
-    def take_ready(self) -> Ready:
-        """Everything to be done now; a false value if there is nothing. `advance` must follow."""
+    def _gather(self) -> None:
         assert self._taken is None, "take_ready twice"
         if self.leader is not None:
             self._messages.extend(self.leader.outgoing(self._now_us))
             self._copies.extend(self.leader.take_copies())
             self._collect_reads()
+
+    def take_light(self) -> list[Message] | None:
+        """What is to be sent now, if nothing else is to be done; then no `advance` follows."""
+        self._gather()
+        if self._reads or self._failed_reads or self._copies or not self.is_light:
+            return None
+        messages, self._messages = self._messages, []
+        return messages
+
+    def take_ready(self) -> Ready:
+        """Everything to be done now; a false value if there is nothing. `advance` must follow."""
+        self._gather()
         current = TermAndVote(self.term, self.voted_for)
         changed = current if current != self._durable_term_and_vote else None
         ready = Ready(
@@ -297,17 +299,28 @@ class Raft:
     def _tick(self, tick: Tick) -> None:
         assert tick.now_us >= self._now_us, "the monotonic clock went back"
         self._now_us = tick.now_us
-        self._quiet_ticks += 1
+        self._election.quiet_ticks += 1
         if self.leader is not None:
             self.leader.sending(tick.sending)
             if not self.leader.tick():
-                self._become_follower(self.term, None)
-            return
-        self._election_elapsed += 1
-        if self._election_elapsed >= self._election_timeout:
-            self._restart_election_timer()
+                self._give_up()
+        elif self._election.is_due() and self._may_campaign:
+            self._campaign(pre=True, transfer=False)
+
+    def _give_up(self) -> None:
+        """Lead no more. A change of members that this leader began and did not commit is taken
+        back, so that the members before it can elect a leader, if those after it cannot.
+
+        Nobody else can know that it was not committed; and nobody else counted what was held here.
+        """
+        change = self.log.unfinished_change
+        self._become_follower(self.term, None)
+        if change is not None and change.term == self.term:
+            self.log.cut(change.index)
+            self._election.taken_back = change
+            self.changes_taken_back += 1
             if self._may_campaign:
-                self._campaign(pre=True, transfer=False)
+                self._campaign(pre=True, transfer=True)
 
     @property
     def _may_campaign(self) -> bool:
@@ -316,11 +329,6 @@ class Raft:
             return False
         before = self.log.configuration_before
         return self.uuid in self.configuration.voters or self.uuid in before.voters
-
-    def _restart_election_timer(self) -> None:
-        least = self._settings.election_ticks
-        self._election_elapsed = 0
-        self._election_timeout = self._rng.randrange(least, 2 * least)
 
     def _campaign(self, *, pre: bool, transfer: bool) -> None:
         """Ask for votes; a pre-vote changes neither term nor vote, here or elsewhere."""
@@ -331,18 +339,19 @@ class Raft:
             self.role = Role.CANDIDATE
             self.term += 1
             self.voted_for = self.uuid
-            self._restart_election_timer()
+            self._election.restart_timer()
         term = self.term + 1 if pre else self.term
-        self._votes = {self.uuid: True}
+        self._election.begin(self.uuid, transfer=transfer)
+        asked = self.log.last, pre, transfer, self._election.taken_back
         for voter in self.configuration.voters:
             if voter != self.uuid:
-                self._send(VoteRequest, voter, self.log.last, pre, transfer, term=term)
+                self._send(VoteRequest, voter, *asked, term=term)
         self._count_votes()
 
     def _count_votes(self) -> None:
-        result = count_votes(self._votes, self.configuration.voters)
+        result = count_votes(self._election.votes, self.configuration.voters)
         if result is VoteResult.WON and self.role is Role.PRE_CANDIDATE:
-            self._campaign(pre=False, transfer=False)
+            self._campaign(pre=False, transfer=self._election.is_transfer)
         elif result is VoteResult.WON:
             self._become_leader()
         elif result is VoteResult.LOST:
@@ -352,6 +361,7 @@ class Raft:
         assert self.role is Role.CANDIDATE
         self.role = Role.LEADER
         self.leader_uuid = self.uuid
+        self._election.taken_back = None
         self.leader = Leader(self.group_id, self.uuid, self.term, self.log, self._settings)
         self._append(EntryKind.NO_OP, b"")
 
@@ -367,7 +377,7 @@ class Raft:
             self.log.handed_index = self.log.stable_index
         self.role = Role.FOLLOWER
         self.leader_uuid = leader_uuid
-        self._restart_election_timer()
+        self._election.restart_timer()
 
     # ---- messages --------------------------------------------------------------------------
 
@@ -380,8 +390,9 @@ class Raft:
         if message.term > self.term and not (isinstance(message, VoteResponse) and message.granted):
             self._become_follower(message.term, None)
         if message.term < self.term:
-            self._on_stale(message)
-            return
+            if isinstance(message, AppendRequest | SnapshotRequest):  # its leader is deposed
+                self._send(AppendResponse, message.source, False, 0, self.log.last, 0)
+            return  # the rest is void
         match message:
             case VoteResponse():
                 self._on_vote_response(message)
@@ -392,33 +403,27 @@ class Raft:
             case SnapshotRequest():
                 self._follow(message.source)
                 self._on_snapshot(message)
-            case AppendResponse():
-                self._on_append_response(message)
-            case SnapshotResponse():
-                self._on_snapshot_response(message)
+            case AppendResponse() | SnapshotResponse():
+                self._on_response(message)
             case TimeoutNow():
                 if self.role is Role.FOLLOWER and self._may_campaign:
                     self._campaign(pre=False, transfer=True)
             case _:
                 assert_never(message)
 
-    def _on_stale(self, message: Message) -> None:
-        """A leader of an older term must learn that it is deposed; other old messages are void."""
-        if isinstance(message, AppendRequest | SnapshotRequest):
-            self._send(AppendResponse, message.source, False, 0, self.log.last, 0)
-
     def _on_vote_request(self, request: VoteRequest) -> None:
         """Answer by the rules in this order: leader alive, term, vote given, log up to date."""
         granted = False
-        leader_alive = self.leader is not None or self._quiet_ticks < self._settings.election_ticks
+        leader_alive = self.leader is not None or not self._election.is_quiet
         if request.transfer or not leader_alive:
             if request.term > self.term and not request.pre:
                 self._become_follower(request.term, None)
             kept = TermAndVote(self.term, self.voted_for)
-            granted = may_vote(request, kept, self.leader_uuid) and request.last >= self.end_of_log
+            granted = may_vote(request, kept, self.leader_uuid)
+            granted = granted and holds_enough(request, self.end_of_log)
         if granted and not request.pre:
             self.voted_for = request.source
-            self._restart_election_timer()
+            self._election.restart_timer()
         term = request.term if granted else self.term
         self._send(VoteResponse, request.source, request.pre, granted, term=term)
 
@@ -428,19 +433,19 @@ class Raft:
             return
         if response.granted and response.term != self.term + int(response.pre):
             return
-        self._votes.setdefault(response.source, response.granted)
+        self._election.votes.setdefault(response.source, response.granted)
         self._count_votes()
 
     def _follow(self, leader_uuid: ServerUuid) -> None:
         """A message of the leader of our term: follow it, and promise not to vote for a while."""
         assert self.leader is None, "two leaders in one term"
         assert self.leader_uuid in (None, leader_uuid), "two leaders in one term"
-        self._become_follower(self.term, leader_uuid)
-        self._quiet_ticks = 0
+        self.role, self.leader_uuid = Role.FOLLOWER, leader_uuid
+        self._election.heard()
 
-    def _on_append_response(self, response: AppendResponse) -> None:
+    def _on_response(self, response: AppendResponse | SnapshotResponse) -> None:
         if self.leader is not None:
-            self.leader.on_append_response(response)
+            self.leader.on_response(response)
             self._collect_reads()
             self._finish_leading()
 
@@ -453,11 +458,6 @@ class Raft:
         index = self.log.commit_index
         hint = self.log.last
         self._send(AppendResponse, request.source, True, index, hint, request.round)
-
-    def _on_snapshot_response(self, response: SnapshotResponse) -> None:
-        if self.leader is not None:
-            self.leader.on_snapshot_response(response)
-            self._collect_reads()
 
     # ---- leading ---------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class RaftSettings:
     pending_reads_max: int = 10_000
     apply_entries_max: int = 4096  # handed out in one Ready
     apply_bytes_max: int = 1 << 20  # the same, but at least one: others wait meanwhile
+    change_ticks: int = 60  # with a change of members in the log, and nothing committed: give up
     lease_duration_us: int = 0
     copies_by_host: bool = False
     """A member that needs compacted entries is named in ``Ready.copies``, and sent no snapshot."""
@@ -55,6 +56,7 @@ class RaftSettings:
             self.pending_reads_max,
             self.apply_entries_max,
             self.apply_bytes_max,
+            self.change_ticks,
         )
         if min(limits) < 1 or self.lease_duration_us < 0:
             raise InvalidArgument("limits must be positive")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stelae.consensus.election import holds_enough
 from stelae.consensus.messages import (
     AppendRequest,
     AppendResponse,
@@ -63,7 +64,7 @@ def _vote(
     if request.transfer or quiet:
         if request.term > kept.term and not request.pre:
             kept = TermAndVote(request.term, None)
-        granted = last is not None and may_vote(request, kept) and request.last >= last
+        granted = last is not None and may_vote(request, kept) and holds_enough(request, last)
     if granted and not request.pre:
         kept = TermAndVote(kept.term, request.source)
     term = request.term if granted else kept.term

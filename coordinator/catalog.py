@@ -27,7 +27,7 @@ import msgspec
 from stelae.coordinator.graveyard import Grave, Graveyard, Records
 from stelae.coordinator.index_catalog import IndexCatalog
 from stelae.coordinator.timeline_catalog import TimelineCatalog, TimelineState
-from stelae.core.configurations import StoredRecord
+from stelae.core.configurations import MigrationOrder, StoredRecord
 from stelae.core.errors import Overloaded, StaleRequest, TooLarge, decode_error
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.indexes import IndexletRecord
@@ -49,10 +49,10 @@ MAX_CLIENTS = 1000
 """DDL results are kept for so many clients, those that spoke last."""
 MAX_RESULTS = 100
 """DDL results kept for one client that never says which answers it has; then `Overloaded`."""
-SNAPSHOT_VERSION = 6
-READABLE_VERSIONS = (2, 3, 4, 5, 6)
+SNAPSHOT_VERSION = 7
+READABLE_VERSIONS = (2, 3, 4, 5, 6, 7)
 """2 has deleted tables among the others; 4 knows timelines, 5 all they were, and successors; 6 has
-indexlets."""
+orders of migrations; 7 has indexlets."""
 
 NO_WORD = Rebalancing(generation=0)
 """Operators have never said anything about it."""
@@ -75,6 +75,9 @@ class CatalogBatch(msgspec.Struct, frozen=True, array_like=True):
     rebalancing: Rebalancing | None = None
     safekeepers: tuple[SafekeeperRecord, ...] = ()
     timelines: tuple[StoredRecord, ...] = ()
+    orders: tuple[MigrationOrder, ...] = ()
+    decided: tuple[MigrationOrder, ...] = ()
+    """Orders of which nothing is left to be done."""
     indexlets: tuple[IndexletRecord, ...] = ()
 
     def encode(self) -> bytes:
@@ -219,6 +222,7 @@ class Catalog:
         if batch.rebalancing is not None:
             self.rebalancing = batch.rebalancing
         self.timelines.commit(batch.safekeepers, batch.timelines)
+        self.timelines.order(batch.orders, batch.decided)
         self.indexes.commit(batch.indexlets, batch.tables)
         for tablet in batch.tablets:
             self._put_tablet(tablet)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from stelae.coordinator.catalog import Catalog
+from stelae.coordinator.cleaning_status import describe_cleaning
 from stelae.coordinator.group_status import copies, describe_group, leader_report
 from stelae.coordinator.index_status import views_of
 from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
@@ -118,6 +119,7 @@ def _server(inputs: StatusInputs, seen: Seen) -> dict[str, Any]:
         found["tablets"] = owned + found["replicas"]
         mark = inputs.catalog.mark(server.uuid)
         found.update(retiring=mark.retiring, maintenance=mark.maintenance)
+        found["cleaning"] = describe_cleaning(seen.reports.values())
         found["indexlets"] = inputs.catalog.indexes.count_owned(server.uuid, server.incarnation)
     found.update(memory_bytes=beat.memory_bytes, memory_limit_bytes=beat.memory_limit_bytes)
     return found
@@ -139,6 +141,7 @@ def _table(inputs: StatusInputs, table: TableRecord) -> dict[str, Any]:
         "state": table.state.value,
         "rows": _sum(inputs, running, "row_count"),
         "memory_bytes": _sum(inputs, running, "memory_bytes"),
+        "cleaning": describe_cleaning([_report_of(inputs, tablet) for tablet in running]),
         "indexes": [table.schema.column_of(index) for index in table.schema.indexes],
     }
 
@@ -195,6 +198,7 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
         "segments": _reported(inputs, tablet, "segment_count"),
         "under_replicated": _reported(inputs, tablet, "under_replicated"),
         "load_per_s": _load_per_s(inputs, report),
+        "cleaning": describe_cleaning([report]),
         "problem": inputs.problems.get(tablet.tablet_id, "") or (report.problem if report else ""),
     }
     if tablet.timeline is not None:

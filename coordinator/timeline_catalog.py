@@ -1,6 +1,6 @@
 """What the catalog keeps beside tables for tablets with ``wal(n, …)``: who the safekeepers are, and
-(where no other store is named) the configuration of each timeline. A part of
-`stelae.coordinator.catalog`, and as deterministic.
+(where no other store is named) the configuration of each timeline; and what operators have ordered
+of timelines, until it is decided. A part of `stelae.coordinator.catalog`, and as deterministic.
 
 Invariants:
 - an id of a safekeeper is given once, to one server, and its record stays for ever;
@@ -22,7 +22,12 @@ from itertools import islice
 
 import msgspec
 
-from stelae.core.configurations import StoredRecord, TimelineId, check_succession
+from stelae.core.configurations import (
+    MigrationOrder,
+    StoredRecord,
+    TimelineId,
+    check_succession,
+)
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid, TableId
 from stelae.core.records import SafekeeperRecord
@@ -60,6 +65,7 @@ class TimelineState(msgspec.Struct, array_like=True):
     over: list[StoredRecord] = []
     packed: list[Packed] = []
     older: list[Older] = []
+    orders: list[MigrationOrder] = []
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -68,10 +74,12 @@ _HISTORIES = msgspec.msgpack.Decoder(list[list[StoredRecord]])
 
 
 class TimelineCatalog:
-    """The registry of safekeepers, and the configurations of timelines."""
+    """The registry of safekeepers, the configurations of timelines, and orders about them."""
 
     def __init__(self, state: TimelineState | None = None) -> None:
         state = state or TimelineState()
+        self.orders = {order.timeline: order for order in state.orders}
+        """What operators have ordered and is not decided yet, in the order in which it came."""
         self.safekeepers: dict[SafekeeperId, SafekeeperRecord] = {}
         self._id_of: dict[ServerUuid, SafekeeperId] = {}
         self._recent: dict[TimelineId, list[StoredRecord]] = {}
@@ -92,6 +100,7 @@ class TimelineCatalog:
             list(self._over.values()),
             list(self._packed),
             [Older(timeline, list(packs)) for timeline, packs in self._older.items()],
+            list(self.orders.values()),
         )
 
     # ---- changes ----------------------------------------------------------------------------
@@ -136,6 +145,16 @@ class TimelineCatalog:
                 self._put_away(row)
             elif len(rows) >= 2 * RECENT:
                 self._pack_older(timeline, RECENT)
+
+    def order(self, given: Iterable[MigrationOrder], decided: Iterable[MigrationOrder]) -> None:
+        """Keep what was given, each in place of an earlier order for its timeline; forget what is
+        decided, unless another order has come since."""
+        for order in decided:
+            if self.orders.get(order.timeline) == order:
+                del self.orders[order.timeline]
+        for order in given:
+            self.orders.pop(order.timeline, None)
+            self.orders[order.timeline] = order
 
     def _pack_older(self, timeline: TimelineId, count: int) -> None:
         rows = self._recent[timeline]

@@ -5,6 +5,7 @@ Level-triggered, as `stelae.coordinator.decide` is: a new leader goes on where t
 - A tablet that is being created needs its timeline, on the safekeepers that its record names.
 - A timeline whose tablet is gone is removed, for good.
 - What a driver left unfinished is finished as soon as those who are needed are there.
+- What operators have ordered is carried out until it is decided, by whichever master leads.
 - A member that is lost for long, or decommissioned, is replaced; a change that cannot be finished
   without such members is taken back.
 
@@ -29,10 +30,11 @@ from stelae.coordinator.migration_steps import (
     Remove,
     Request,
     Statuses,
+    Verdict,
 )
 from stelae.coordinator.safekeepers import Fleet, decide_replacements, is_hopeless, needs_work
 from stelae.coordinator.timeline_placement import timeline_of
-from stelae.core.configurations import TimelineId, TimelineRecord
+from stelae.core.configurations import MigrationOrder, TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument, TabletNotFound
 from stelae.core.ids import TabletId
 from stelae.core.records import TabletRecord, TabletState
@@ -65,6 +67,29 @@ def creations(catalog: Catalog) -> list[Duty]:
         for tablet in catalog.opening_tablets()
         if tablet.state is TabletState.CREATING and tablet.timeline is not None
     ]
+
+
+def wish_of(order: MigrationOrder) -> MoveTo | Abort:
+    """What a driver is asked for by an order."""
+    return Abort() if order.desired is None else MoveTo(order.desired)
+
+
+def is_void(catalog: Catalog, order: MigrationOrder) -> bool:
+    """Whether the tablet is gone, and nobody is to move its timeline any more."""
+    tablet = catalog.tablets.get(order.timeline.tablet_id)
+    return tablet is None or tablet.state.is_gone
+
+
+def decides(request: Request, verdict: Verdict, order: MigrationOrder) -> bool:
+    """Whether a run of ``request`` that ended so leaves nothing to be done of an order.
+
+    One in which nothing moved, or that was overtaken, decides nothing: it is made again. A change
+    that was taken back is not begun again, whoever took it back.
+    """
+    if verdict in (Verdict.WAITING, Verdict.OVERTAKEN):
+        return False
+    was_taken_back = isinstance(request, Abort) and verdict is Verdict.ABORTED
+    return was_taken_back or request == wish_of(order)
 
 
 def left_to_do(

@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from stelae.core.errors import InvalidArgument
-from stelae.core.ids import TableId, TabletId
+from stelae.core.ids import RequestId, TableId, TabletId
 from stelae.core.rpc import Body, Method
 from stelae.core.timelines import SafekeeperId, TimelineConfiguration
 
@@ -129,6 +129,17 @@ class StoredRecord(msgspec.Struct, frozen=True):
     writer: str
     nonce: str
     """The writer's own name of this write: by it a repeated request is recognised."""
+
+
+class MigrationOrder(msgspec.Struct, frozen=True, array_like=True):
+    """What operators want of a timeline's members; the masters keep it until that is decided, so
+    that an order which was acknowledged outlives whoever took it."""
+
+    timeline: TimelineId
+    desired: tuple[SafekeeperId, ...] | None
+    """None: the change under way is to be taken back."""
+    request: RequestId
+    """Which order it is. Of one timeline that which came last counts."""
 
 
 class CasReply(Body, frozen=True):

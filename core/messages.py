@@ -116,6 +116,24 @@ LOAD_UNKNOWN = -1.0
 """``load_per_s`` of a tablet that is served, or led, for too short a time to say."""
 
 
+class CleaningReport(Body, frozen=True):
+    """How full a tablet's memory and log are, and what cleaning has done since it was opened."""
+
+    live_bytes: int
+    """Of its memory: rows that live, and the index."""
+    log_bytes: int
+    """On each backup, of what is in memory."""
+    written_bytes: int
+    """By clients."""
+    copied_bytes: int
+    """In memory alone."""
+    survivor_bytes: int
+    """In memory and to each backup."""
+    segments_compacted: int
+    segments_cleaned: int
+    survivors: int
+
+
 class TabletReport(Body, frozen=True):
     tablet_id: TabletId
     term: int
@@ -143,6 +161,7 @@ class TabletReport(Body, frozen=True):
     """Of a ``wal`` tablet: of the newest configuration of its timeline that its owner knows."""
     succession: SuccessionReport | None = None
     """Of a tablet that makes way for another one."""
+    cleaning: CleaningReport | None = None
 
 
 FULL = 0

@@ -86,6 +86,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Between a leader's orders of a copy, and before a broken connection is tried again."""
     quarantine_keep_s: float = 7 * 24 * 3600.0
     """Files of deleted replicas are removed for good after so long; 0: only by operators."""
+    clean_memory_share: float = 0.9
+    """Of a tablet server's memory: from there on dead rows are dropped from it; 0: at once."""
+    clean_log_factor: float = 2.0
+    """A log on backups may take so many times what its rows take in memory before it is cleaned."""
+    clean_period_s: float = 1.0
+    """Between looks at logs of which none had to be cleaned."""
+    clean_roll_after_s: float = 5.0
+    """What was cleaned is freed once a later head is open: after so long one is opened for that."""
     client_expiry_s: float = 3600.0
     """Results of a client that has been silent for so long are forgotten."""
 
@@ -104,6 +112,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         assert self.lease_s >= 3 * self.heartbeat_s, "a lease must outlast lost heartbeats"
         assert self.dead_after_s >= self.lease_s, "a server is not given up before its lease ends"
         assert self.replica_dead_after_s >= self.dead_after_s, "a replica outlives its server"
+        assert self.clean_log_factor >= 1.0, "a log has at least what memory has"
         assert self.evict_copies >= 1, "an evicted timeline is on a backup"
         assert self.raft_election_ticks >= 3 * self.raft_heartbeat_ticks
         assert self.tablet_election_ticks >= 3 * self.raft_heartbeat_ticks

@@ -2,8 +2,8 @@
 
 All are idempotent; what changes something is carried out once per request: a copy that comes late,
 after the answer or after its client has given it up, changes nothing any more. Migrations are
-scheduled, and go on by themselves: `LIST_MIGRATIONS` says how far they are and how they ended, and
-`LOCATE_TIMELINE` what has come of one.
+scheduled, which outlives the leader that says so, and go on by themselves: `LIST_MIGRATIONS` says
+how far they are and how they ended, and `LOCATE_TIMELINE` what has come of one.
 
 Implements seed 004 ("API"), where *tenant* is the table and *timeline* the tablet; design §10.
 """

@@ -41,9 +41,11 @@ class SimCluster:
         *,
         cas_store: bool = False,
         migrations: RunnerSettings | None = None,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
         **changes: Any,
     ) -> None:
         self.world = world
+        self._memory_limit_bytes = memory_limit_bytes
         self.cas_store = "cas-store" if cas_store else None
         self._migrations = migrations
         limits = world.options.limits
@@ -172,7 +174,7 @@ class SimCluster:
                 cluster=CLUSTER,
                 masters=list(self.addresses.values()),
                 settings=self.settings,
-                memory_limit_bytes=MEMORY_LIMIT_BYTES,
+                memory_limit_bytes=self._memory_limit_bytes,
             )
 
         return make

@@ -41,6 +41,7 @@ class Scenario:
 
 
 SCENARIOS: dict[str, str] = {
+    "cleaning": "tests/simulation/cleaning.py:SCENARIO",
     "alters": "tests/simulation/alters.py:SCENARIO",
     "entries": "tests/simulation/entries.py:SCENARIO",
     "durabilities": "tests/simulation/durabilities.py:SCENARIO",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 from unittest.mock import patch
 
@@ -55,6 +56,9 @@ from stelae.storage.timeline_control import FOREVER, TimelineControl
 
 _Step = tuple[type[trace.TraceEvent], dict[str, Any]]
 
+_DONOR: ContextVar[SafekeeperId] = ContextVar("donor")
+"""Of the pull that is carried out: an earlier one may end while a later one has begun."""
+
 
 class TimelineRecorder:
     """The trace of one run, of all its timelines."""
@@ -67,7 +71,6 @@ class TimelineRecorder:
         self._revisions: dict[TabletId, int] = {}
         self._over: dict[TabletId, None] = {}
         self._here: dict[tuple[SafekeeperId, TabletId], None] = {}
-        self._donors: dict[tuple[SafekeeperId, TabletId], SafekeeperId] = {}
 
     def lines(self) -> bytes:
         """As it is written to a file."""
@@ -172,11 +175,11 @@ class TimelineRecorder:
 
     def _around_copy(self, copy: Callable[..., Any]) -> Callable[..., Any]:
         async def around(receiver: PullReceiver, order: Any) -> None:
-            tablet_id = order.timeline.tablet_id
-            me = receiver._timelines.safekeeper_id
-            assert me is not None
-            self._donors[me, tablet_id] = order.source.safekeeper_id
-            await copy(receiver, order)
+            token = _DONOR.set(order.source.safekeeper_id)
+            try:
+                await copy(receiver, order)
+            finally:
+                _DONOR.reset(token)
 
         return around
 
@@ -193,7 +196,7 @@ class TimelineRecorder:
                 term=state.term,
                 last_log_term=timeline.last.term,
                 flush_lsn=timeline.last.index,
-                donor=self._donors[store.safekeeper, tablet_id],
+                donor=_DONOR.get(),
                 configuration=state.configuration,
             )
             return timeline

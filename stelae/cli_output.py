@@ -108,7 +108,7 @@ def show_status(document: dict[str, Any], problems: list[str]) -> None:
             server["address"],
             server["pid"],
             server.get("tablets", ""),
-            megabytes(server["memory_bytes"]) if "memory_bytes" in server else "",
+            _memory(server) if "memory_bytes" in server else "",
             megabytes(server["free_bytes"]) if "free_bytes" in server else "",
         ]
         for server in document["servers"]
@@ -174,6 +174,16 @@ def show_copies(copies: list[dict[str, Any]]) -> None:
         print_table("tablet copies", ["tablet", "table", "from", "to", "state", "done"], rows)
 
 
+def _memory(entry: dict[str, Any]) -> str:
+    """Of a server or a table: how much of it lives, and what cleaning adds to writes."""
+    text, cleaning = megabytes(entry["memory_bytes"]), entry.get("cleaning")
+    if not cleaning or cleaning["utilisation"] is None:
+        return text
+    text += f", {cleaning['utilisation']:.0%} live"
+    cost = cleaning["write_cost"]
+    return text if not cost or cost < 1.05 else f"{text}, written {cost:.1f} ×"
+
+
 def _durability(table: dict[str, Any]) -> str:
     """Of a table, and what it becomes, and how far that is."""
     becoming = table.get("becoming")
@@ -190,7 +200,7 @@ def show_tables(document: dict[str, Any]) -> None:
             ", ".join(table["key"]),
             "?" if table["rows"] is None else f"{table['rows']:,}",
             f"{table['tablets_running']} of {table['tablets']}",
-            "?" if table["memory_bytes"] is None else megabytes(table["memory_bytes"]),
+            "?" if table["memory_bytes"] is None else _memory(table),
             _durability(table),
         ]
         for table in document["tables"]

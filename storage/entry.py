@@ -81,6 +81,8 @@ class Prologue(msgspec.Struct, frozen=True):
     """Of all rows of the segment, whatever the table's schema is by now."""
     results: tuple[Result, ...]
     """All results that clients may still ask for, as of the segment's opening."""
+    forgot_below: int = 0
+    """The log has forgotten tombstones with versions below."""
 
 
 class Entry(msgspec.Struct, frozen=True):

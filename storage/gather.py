@@ -117,8 +117,9 @@ class Snapshot:
     __slots__ = ("_parts", "_schema", "_table", "index", "row_count")
 
     def __init__(
-        self, segments: Sequence[Segment | None], schema: TableSchema, table: str, index: int
+        self, segments: Sequence[Segment], schema: TableSchema, table: str, index: int
     ) -> None:
+        """``segments`` in the order of the log."""
         self._schema = schema
         self._table = table
         self.index = index
@@ -126,7 +127,7 @@ class Snapshot:
         self.row_count = 0
         self._parts: list[_Part] = []
         for segment in segments:
-            if segment is None or not segment.live_count:
+            if not segment.live_count:
                 continue
             self.row_count += segment.live_count
             mask = segment.live_mask()

@@ -23,6 +23,7 @@ from stelae.core.schema import OP_COLUMN, VERSION_COLUMN, RowKind
 from stelae.core.values import rows_to_batch
 from stelae.storage.cells import cell_reader, row_reader
 from stelae.storage.image import ImageMeta
+from stelae.storage.key_filter import KeyFilter
 from stelae.storage.layout import Layout, Row, versions_from
 from stelae.storage.projection import ProjectedRun, Projection
 
@@ -215,6 +216,8 @@ class Segment:
         self.bytes = 0
         """Of its rows, as Arrow or image: what the log holds of it, about."""
         self.memory_bytes = 0
+        self.held: KeyFilter | None = None
+        """Of all keys of which the log has rows in this segment; None: of those in memory."""
         self.next_version = next_version
         self.closed = False
         self.sealed = False
@@ -313,6 +316,18 @@ class Segment:
             self._live = bytearray(live.view(np.uint8))
         self.become_columnar(recovered.batch, recovered.size_bytes, sealed=True)
 
+    def take_over(self, batch: pa.RecordBatch, size_bytes: int, log_bytes: int) -> None:
+        """Hold the rows that are to be moved here, none of which is live yet; all are committed.
+
+        ``log_bytes``: what the log holds of this segment, which may be more than these rows.
+        """
+        self.row_count = batch.num_rows
+        self.tombstone_count = int(np.count_nonzero(batch.column(OP_COLUMN).to_numpy()))
+        self._live = bytearray(self.row_count)
+        self.become_columnar(batch, size_bytes, sealed=True)
+        self.bytes = log_bytes
+        self.memory_bytes += 0 if self.held is None else self.held.size_bytes
+
     def show(self, projection: Projection | None) -> None:
         """Show the rows in a later schema's columns from now on; None: in their own.
 
@@ -387,6 +402,25 @@ class Segment:
             mask = np.frombuffer(self._writable(), np.uint8)
             mask[rows] = 0
             self.live_count -= len(rows)
+
+    def revive_many(self, rows: NDArray[np.int64]) -> None:
+        """Mark dead rows live, each named once: they were moved here."""
+        if len(rows):
+            mask = np.frombuffer(self._writable(), np.uint8)
+            mask[rows] = 1
+            self.live_count += len(rows)
+
+    def settle(self) -> None:
+        """All rows that are moved here have come: without dead ones, the mask is of no use."""
+        if self._live is not None and self.live_count == self.row_count:
+            self._live, self._live_shared = None, False
+            self.memory_bytes -= self.row_count
+
+    def are_live(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these rows are live just now."""
+        if self._live is None:
+            return np.ones(len(rows), np.bool_)
+        return np.frombuffer(self._live, np.bool_)[rows]
 
     def live_mask(self) -> bytes | bytearray | None:
         """The mask as of now, which no later kill changes; None: all rows are live."""

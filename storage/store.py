@@ -6,6 +6,7 @@ tablet itself; it knows nothing of versions to come, clients, or the log's commi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,14 @@ class RowStore:
     """Invariant: the index holds exactly the live rows of the segments."""
 
     __slots__ = (
+        "_free_slots",
         "_layouts",
         "_projections",
         "codec",
         "head",
         "index",
         "layout",
+        "order",
         "schema",
         "segments",
         "table",
@@ -51,6 +54,10 @@ class RowStore:
         self._layouts = [self.layout]
         self._projections: dict[Layout, Projection] = {}
         self.segments: list[Segment | None] = []
+        """By slot."""
+        self.order: list[Segment] = []
+        """The same in the order of the log, in which they are scanned."""
+        self._free_slots: list[int] = []
         self.head: Segment | None = None
         self.index = HashIndex()
 
@@ -79,15 +86,42 @@ class RowStore:
     def use_schema(self, schema: TableSchema) -> None:
         """Show all rows in the columns of ``schema``. There is no open head."""
         self.schema = schema
-        used = [segment.layout for segment in self.segments if segment is not None]
+        used = [segment.layout for segment in self.order]
         self._layouts = list(dict.fromkeys(used))
         self.layout = self.layout_of(schema.stored)
         self._projections = {}
-        for segment in self.segments:
-            if segment is not None:
-                segment.show(self.projection(segment.layout))
+        for segment in self.order:
+            segment.show(self.projection(segment.layout))
 
     # ---- segments ----
+
+    def free_slot(self) -> int:
+        """A slot that no position names; `place` takes it."""
+        return self._free_slots[-1] if self._free_slots else len(self.segments)
+
+    def place(self, segment: Segment, before: Segment | None = None) -> None:
+        """Have a segment in its slot, at the end of the log, or ``before`` another one."""
+        if segment.slot == len(self.segments):
+            self.segments.append(segment)
+        else:
+            assert self._free_slots.pop() == segment.slot, "the slot was free a moment ago"
+            self.segments[segment.slot] = segment
+        at = len(self.order) if before is None else self.order.index(before)
+        self.order.insert(at, segment)
+
+    def remove(self, segment: Segment) -> None:
+        """Let go of a segment without live rows: no position names it any more."""
+        assert segment.live_count == 0, f"segment {segment.segment_id} has live rows"
+        self.order.remove(segment)
+        self.segments[segment.slot] = None
+        self._free_slots.append(segment.slot)
+
+    def become(self, segments: Sequence[Segment]) -> None:
+        """Have these segments alone, each in its place as a slot."""
+        self.segments = list(segments)
+        self.order = sorted(segments, key=lambda segment: segment.next_version)
+        self._free_slots = []
+        self.head = None
 
     def segment(self, slot: int) -> Segment:
         """The segment in a slot; a dropped one is a broken invariant of the caller."""

@@ -36,6 +36,7 @@ from stelae.storage.recovered import RecoveredSegment
 from stelae.storage.segment import Segment
 from stelae.storage.shapes import Shape
 from stelae.storage.store import RowStore
+from stelae.storage.tablet_segments import SegmentStats, TabletSegments
 from stelae.storage.transfer import Changes, changes_since, imported_batch, install
 from stelae.storage.write import Executed, group_payload, write_batch, write_rows
 
@@ -52,21 +53,6 @@ class Found(NamedTuple):
     index: int  # type: ignore[assignment]  # tuple.index is not missed
 
 
-class SegmentStats(NamedTuple):
-    """What the cleaner and status want to know of a segment."""
-
-    slot: int
-    segment_id: int
-    sealed: bool
-    bytes: int
-    row_count: int
-    live_rows: int
-    dead_rows: int
-    """Overwritten and deleted rows, and tombstones."""
-    closed: bool
-    tombstones: int
-
-
 class RowWatcher(Protocol):
     """Whoever looks at rows before and after they are written, in the same turn."""
 
@@ -79,7 +65,7 @@ class RowWatcher(Protocol):
         """They were written; not called if they were refused. ``seen``: what `before` gave."""
 
 
-class TabletMemory:
+class TabletMemory(TabletSegments):
     """See the module. Belongs to one event loop; what may run off it says so."""
 
     def __init__(self, schema: TableSchema, table: str, codec: KeyCodec | None = None) -> None:
@@ -88,6 +74,7 @@ class TabletMemory:
         """The present one; older segments are shown in its columns."""
         self.table = table
         self.codec = codec or KeyCodec(schema)
+        super().__init__(schema, table, self.codec)
         self.results = ClientResults()
         self.next_version = 1
         """The version the next row gets; the safe version of the next prologue."""
@@ -95,71 +82,9 @@ class TabletMemory:
         """Log index of the newest write."""
         self.last_delete_index = 0
         """Log index of the newest entry with a tombstone: who finds no row waits for it."""
-        self.forgot_below = 0
-        """Tombstones with versions below may have been forgotten: see `changes_since`."""
-        self.forgettings = 0
-        """So often some were, since this object was made."""
         self.watcher: RowWatcher | None = None
         """Told of every write that is carried out."""
-        self._store = RowStore(schema, table, self.codec)
-        self._closed_bytes = 0
         self._shapes: dict[tuple[WriteOp, tuple[str, ...]], Shape] = {}
-
-    # ---- size ----
-
-    @property
-    def row_count(self) -> int:
-        """Live rows."""
-        return len(self._store.index)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Of rows, masks and index, about."""
-        head = self._store.head
-        growing = 0 if head is None else head.memory_bytes
-        return self._closed_bytes + growing + self._store.index.nbytes
-
-    @property
-    def segment_count(self) -> int:
-        """Segments in memory, the head included."""
-        return sum(1 for segment in self._store.segments if segment is not None)
-
-    def _count_closed(self) -> None:
-        # Kept, so that each write may ask for memory_bytes whatever the number of segments.
-        store = self._store
-        self._closed_bytes = sum(
-            s.memory_bytes for s in store.segments if s is not None and s is not store.head
-        )
-
-    @property
-    def head_bytes(self) -> int:
-        """About what the rows of the head take in the log."""
-        head = self._store.head
-        return 0 if head is None else head.bytes
-
-    @property
-    def head_row_count(self) -> int:
-        """Rows in the head, tombstones and dead ones included."""
-        head = self._store.head
-        return 0 if head is None else head.row_count
-
-    def statistics(self) -> list[SegmentStats]:
-        """One for each segment in memory, in slot order."""
-        return [
-            SegmentStats(
-                segment.slot,
-                segment.segment_id,
-                segment.sealed,
-                segment.bytes,
-                segment.row_count,
-                segment.live_count,
-                segment.row_count - segment.live_count,
-                segment.closed,
-                segment.tombstone_count,
-            )
-            for segment in self._store.segments
-            if segment is not None
-        ]
 
     # ---- segments ----
 
@@ -167,10 +92,10 @@ class TabletMemory:
         """Open a new head and close the one before; return the new head's slot."""
         store = self._store
         self.close_head()
-        slot = len(store.segments)
+        slot = store.free_slot()
         version = self.schema.version
         store.head = Segment(store.layout, slot, segment_id, self.next_version, version)
-        store.segments.append(store.head)
+        store.place(store.head)
         self._count_closed()
         return slot
 
@@ -178,6 +103,7 @@ class TabletMemory:
         """Close the head, if one is open; `new_head` comes before the next write."""
         if self._store.head is not None:
             self._store.head.closed = True
+            self._written_bytes += self._store.head.bytes
             self._store.head = None
             self._count_closed()
 
@@ -202,7 +128,7 @@ class TabletMemory:
     @property
     def newest_schema_version(self) -> int:
         """Of those that segments in memory were written with; 0: there are none."""
-        return max((s.schema_version for s in self._store.segments if s is not None), default=0)
+        return max([s.schema_version for s in self._store.order], default=0)
 
     def rename(self, table: str) -> None:
         """Call the table ``table`` in errors from now on."""
@@ -233,18 +159,6 @@ class TabletMemory:
         segment.become_columnar(image.batch, image.buffer.size, sealed=True)
         self._count_closed()
 
-    def drop(self, slot: int) -> None:
-        """Forget a closed segment without live rows, whose tombstones nobody needs: no segment of
-        the log has an older row of their keys."""
-        segment = self._store.segment(slot)
-        assert segment.closed, "the head is not dropped"
-        assert segment.live_count == 0, f"segment {segment.segment_id} has live rows"
-        if segment.tombstone_count:
-            self.forgot_below = max(self.forgot_below, segment.next_version)
-            self.forgettings += 1
-        self._store.segments[slot] = None
-        self._count_closed()
-
     # ---- to and from another tablet ----
 
     def changes_since(
@@ -259,6 +173,7 @@ class TabletMemory:
         missed = 1 < version < self.forgot_below and began_at != self.forgettings
         if version > self.next_version or missed:
             return None
+        self.finish_moves()
         return changes_since(self._store, version, self.next_version, limit_bytes)
 
     def import_changes(self, batch: pa.RecordBatch | None, next_version: int, index: int) -> None:
@@ -383,8 +298,8 @@ class TabletMemory:
 
     def _newest_index(self, positions: NDArray[np.int64]) -> int:
         newest = 0
-        for segment in self._store.segments:
-            if segment is not None and not segment.sealed and len(positions):
+        for segment in self._store.order:
+            if not segment.sealed and len(positions):
                 low = segment.slot << SLOT_SHIFT
                 inside = positions[(positions >= low) & (positions <= low | ROW_MASK)]
                 if len(inside):
@@ -401,7 +316,7 @@ class TabletMemory:
 
     def scan_snapshot(self) -> Snapshot:
         """All rows as of now, to be read off the loop; costs about a microsecond a segment."""
-        return Snapshot(self._store.segments, self.schema, self.table, self.last_index)
+        return Snapshot(self._store.order, self.schema, self.table, self.last_index)
 
     # ---- recovery ----
 
@@ -425,8 +340,8 @@ class TabletMemory:
             merged = merge([segment.summary for segment in segments])
         assert len(merged.live) == len(segments), "the merge is of other segments"
         store = self._store
-        store.segments = []
-        store.head = None
+        adopted: list[Segment] = []
+        self._moves = []
         self.results = ClientResults()
         for slot, (recovered, live) in enumerate(zip(segments, merged.live, strict=True)):
             meta = recovered.meta
@@ -434,14 +349,17 @@ class TabletMemory:
             segment = Segment(layout, slot, meta.segment_id, meta.next_version, meta.schema_version)
             segment.load(recovered, live)
             segment.show(store.projection(layout))
-            store.segments.append(segment)
+            adopted.append(segment)
             self.results.restore(recovered.results, now_s)
+        store.become(adopted)
         self._count_closed()
         store.index = merged.index() if index is None else index
         seen = [segment.meta.next_version for segment in segments]
         self.next_version = max(1, merged.next_version, *seen)
         self.last_index = max((segment.meta.last_index for segment in segments), default=0)
         self.last_delete_index = 0
+        words = [segment.prologue for segment in segments if segment.prologue is not None]
+        self.forgot_below = max([word.forgot_below for word in words], default=0)
 
 
 def _layout(store: RowStore, recovered: RecoveredSegment) -> Layout:

@@ -18,13 +18,15 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from stelae.core.errors import CorruptData
+from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.ids import RequestId, TabletId
 from stelae.core.messages import Write, WriteOp
 from stelae.core.records import TableRecord
 from stelae.core.rpc import Blob
+from stelae.core.schema import TableSchema
 from stelae.core.succession import SuccessionStage
-from stelae.storage.entry import Result, encode_batch
+from stelae.storage.entry import Result, decode_batch, encode_batch
+from stelae.storage.shapes import check_names
 
 FORMAT_VERSION = 1
 _PREFIX = struct.Struct("<BBHI")  # format, kind, reserved, bytes of the header
@@ -245,3 +247,21 @@ def decode_command(data: bytes) -> Decoded:
         raise CorruptData("a command", _PREFIX.size, str(error)) from error
     start = end + -end % _ALIGNMENT
     return Decoded(command, view[start:] if len(view) > start else None)
+
+
+def batch_of(blob: memoryview, op: WriteOp, asked: TableSchema, table: str) -> pa.RecordBatch:
+    """The batch of a bulk write, in columns of the schema that it was made with.
+
+    The leader has checked its content before it proposed the command; only what execution relies
+    on is looked at again.
+    """
+    try:
+        batch = decode_batch(blob, "a command")
+    except CorruptData as error:
+        raise InvalidArgument(str(error)) from error
+    names = batch.schema.names
+    check_names(asked, table, names, partial=op in (WriteOp.UPDATE, WriteOp.DELETE))
+    wanted = pa.schema([asked.arrow.field(name) for name in names])
+    if not batch.schema.equals(wanted):
+        raise InvalidArgument(f"columns {batch.schema} are not those of the table, {wanted}")
+    return batch

@@ -37,8 +37,8 @@ class ImageFile(msgspec.Struct, frozen=True, array_like=True):
     """One image that a manifest names."""
 
     segment_id: int
-    """Rises in the order of the log. Ids are a replica's own, and those of the one it was copied
-    from; an id that no manifest named may be given again after a restart."""
+    """Rises with time. Ids are a replica's own, and those of the one it was copied from; an id that
+    no manifest named may be given again after a restart."""
     size_bytes: int
     crc: int
     """CRC-32C of the whole file."""

@@ -18,9 +18,8 @@ anything else (`is_founded`), and writes before that are refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -30,16 +29,23 @@ from stelae.core.errors import CorruptData, InvalidArgument, Rejected, StelaeErr
 from stelae.core.ids import OpId, RequestId, TabletId
 from stelae.core.messages import Write, WriteMany, WriteOp
 from stelae.core.records import TableRecord
-from stelae.core.schema import TableSchema
-from stelae.core.succession import NO_SUCCESSION, Succession, SuccessionStage
+from stelae.core.succession import NO_SUCCESSION, SuccessionStage
 from stelae.storage.checksum import ChecksumSource
-from stelae.storage.client_results import ClientRecord
-from stelae.storage.entry import decode_batch
+from stelae.storage.cleaning import Needs
+from stelae.storage.flush_cleaning import (
+    LOW_FACTOR,
+    BuiltSurvivor,
+    Flush,
+    SealedImage,
+    Window,
+    build_survivor,
+    choose_windows,
+)
 from stelae.storage.image import Image
 from stelae.storage.keys import KeyCodec
 from stelae.storage.outcomes import done, refused
 from stelae.storage.recovered import RecoveredSegment
-from stelae.storage.shapes import check_names
+from stelae.storage.survivors import Move
 from stelae.storage.tablet import TabletMemory
 from stelae.storage.tablet_commands import (
     AlterCommand,
@@ -48,6 +54,7 @@ from stelae.storage.tablet_commands import (
     MarkCommand,
     SuccessionCommand,
     WriteCommand,
+    batch_of,
     decode_command,
 )
 from stelae.storage.tablet_manifest import (
@@ -63,35 +70,9 @@ from stelae.storage.write import Executed
 
 _LOG_BYTES_PER_HEAD_BYTE = 4
 """The log also grows by what leaves no rows; so much of it is worth a flush as well."""
+_NONE: Mapping[int, ImageFile | None] = {}
 _HEAD_BYTES_MAX = 64 << 20
 """Of a segment, where flushes are late: what is held in one piece must stay small enough for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flush:
-    """Everything of the moment at which a flush began. Slots are places in `TabletMemory`."""
-
-    last: OpId
-    kept: tuple[int, ...]
-    """The segments that the manifest will name, in log order."""
-    unsealed: tuple[int, ...]
-    """Those of them that have no image yet."""
-    dropped: tuple[int, ...]
-    """Segments that nobody needs once the manifest counts."""
-    table: TableRecord | None
-    next_version: int
-    now_s: float
-    clients: tuple[ClientRecord, ...]
-    next_segment_id: int
-    succession: Succession
-
-
-class SealedImage(NamedTuple):
-    """An image that was built, to be written under ``file.name``."""
-
-    slot: int
-    file: ImageFile
-    content: pa.Buffer
 
 
 class TabletStateMachine:
@@ -112,6 +93,8 @@ class TabletStateMachine:
         self.applied_index = 0
         """Of the last command; entries that are none follow it unseen."""
         self.succession = NO_SUCCESSION
+        self.log_factor = 2.0
+        """Images may take so many times what lives of their rows."""
         self.keeps_all = False
         """Of a leader whose successor is being brought up: no tombstone is forgotten meanwhile."""
         self._log_bytes = 0  # of commands since the last flush began
@@ -215,7 +198,7 @@ class TabletStateMachine:
         version, columns, conditions = command.schema_version, command.columns, command.if_versions
         if blob is not None:
             asked = self.schemas.asked(version)
-            rows = _batch_of(blob, command.op, asked, self.memory.table)
+            rows = batch_of(blob, command.op, asked, self.memory.table)
         executed = self._execute(command.op, version, rows, columns, conditions or None, index)
         return done(executed.first_version, executed.row_count)
 
@@ -329,9 +312,12 @@ class TabletStateMachine:
         grown = self.memory.head_bytes >= segment_bytes
         return grown or self._log_bytes >= _LOG_BYTES_PER_HEAD_BYTE * segment_bytes
 
-    def begin_flush(self, last: OpId) -> Flush:
+    def begin_flush(
+        self, last: OpId, segment_bytes: int = 0, *, memory_is_low: bool = False
+    ) -> Flush:
         """Close the head and note the state, which is that after entry ``last``.
 
+        ``segment_bytes``: at most so large are survivors; 0: nothing is cleaned.
         ``last`` is the last entry that the replica applied, be it a command or not.
         """
         memory = self.memory
@@ -342,6 +328,7 @@ class TabletStateMachine:
         closed = [segment for segment in memory.statistics() if segment.closed]
         gone = [False] * len(closed) if self.keeps_all else droppable(closed)
         kept = tuple([s.slot for s, drop in zip(closed, gone, strict=True) if not drop])
+        windows = self._choose(kept, segment_bytes, memory_is_low)
         return Flush(
             last,
             kept,
@@ -353,7 +340,25 @@ class TabletStateMachine:
             memory.results.records(),
             self._next_segment_id,
             self.succession,
+            windows,
         )
+
+    def _choose(
+        self, kept: Sequence[int], segment_bytes: int, memory_is_low: bool
+    ) -> tuple[Window, ...]:
+        if not segment_bytes:
+            return ()
+        images = [slot for slot in kept if slot in self._files]
+        factor = LOW_FACTOR if memory_is_low else self.log_factor
+        needs = Needs(segment_bytes, factor, True, self.keeps_all, memory_is_low)
+        windows = choose_windows(self.memory, images, needs, self._next_segment_id)
+        self._next_segment_id += len(windows)
+        return windows
+
+    def survive(self, flush: Flush, window: Window) -> BuiltSurvivor:
+        """Build what takes the place of one of ``flush.windows``; may run off the loop."""
+        table_id, term = self.schemas.table.table_id, flush.last.term
+        return build_survivor(window, self.memory.codec, table_id, self.tablet_id, term)
 
     def seal(self, flush: Flush, slot: int) -> SealedImage:
         """Build the image of one of ``flush.unsealed``; changes nothing, may run off the loop.
@@ -372,9 +377,13 @@ class TabletStateMachine:
         self.memory.install_sealed(sealed.slot, image)
         self._files[sealed.slot] = sealed.file
 
-    def manifest(self, flush: Flush) -> bytes:
-        """What the superblock is to say, once all of ``flush.unsealed`` are installed."""
+    def manifest(self, flush: Flush, survivors: Mapping[int, ImageFile | None] = _NONE) -> bytes:
+        """What the superblock is to say, once all of ``flush.unsealed`` are installed.
+
+        ``survivors``: by slot, what stands in the place of an image; None: nothing does.
+        """
         assert all(slot in self._files for slot in flush.kept), "an image is missing"
+        named = [survivors.get(slot, self._files[slot]) for slot in flush.kept]
         return encode_manifest(
             Manifest(
                 self.tablet_id,
@@ -384,7 +393,7 @@ class TabletStateMachine:
                 flush.now_s,
                 flush.clients,
                 flush.next_segment_id,
-                tuple([self._files[slot] for slot in flush.kept]),
+                tuple([file for file in named if file is not None]),
                 flush.succession,
             )
         )
@@ -394,6 +403,21 @@ class TabletStateMachine:
         for slot in flush.dropped:
             self.memory.drop(slot)
             self._files.pop(slot, None)
+
+    def begin_move(self, built: BuiltSurvivor, file: ImageFile | None) -> Move:
+        """The manifest counts that names ``file``: bring its rows over; `TabletMemory.step`."""
+        slots = built.window.slots
+        batch, size = built.survivor.batch, 0
+        if built.content is not None:
+            size = built.content.size
+            where = f"image {built.window.segment_id:x}"
+            batch = Image.open(built.content, where, check_rows=False).batch
+        move = self.memory.begin_move(slots, built.survivor, built.window.segment_id, batch, size)
+        for slot in slots:
+            del self._files[slot]
+        if move.slot >= 0 and file is not None:
+            self._files[move.slot] = file
+        return move
 
     # ---- start --------------------------------------------------------------------------------
 
@@ -466,21 +490,3 @@ class TabletStateMachine:
             rest = (*rest, self.succession)
         crc = crc32c(msgspec.msgpack.encode(rest))
         return ChecksumSource(self.applied_index, memory.schema, memory.scan_snapshot(), crc)
-
-
-def _batch_of(blob: memoryview, op: WriteOp, asked: TableSchema, table: str) -> pa.RecordBatch:
-    """The batch of a bulk write, in columns of the schema that it was made with.
-
-    The leader has checked its content before it proposed the command; only what execution relies
-    on is looked at again.
-    """
-    try:
-        batch = decode_batch(blob, "a command")
-    except CorruptData as error:
-        raise InvalidArgument(str(error)) from error
-    names = batch.schema.names
-    check_names(asked, table, names, partial=op in (WriteOp.UPDATE, WriteOp.DELETE))
-    wanted = pa.schema([asked.arrow.field(name) for name in names])
-    if not batch.schema.equals(wanted):
-        raise InvalidArgument(f"columns {batch.schema} are not those of the table, {wanted}")
-    return batch

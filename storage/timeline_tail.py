@@ -41,6 +41,12 @@ class Tail:
     segments: tuple[TailSegment, ...]
 
     @property
+    def of_log(self) -> tuple[TailSegment, ...]:
+        """Those that the newest digest names: others were cleaned, and not trimmed yet."""
+        digest = set(self.segments[-1].digest) if self.segments else set()
+        return tuple([segment for segment in self.segments if segment.segment_id in digest])
+
+    @property
     def on_backups(self) -> tuple[int, ...]:
         """The segments before the tail that make up the log with it, by the newest digest."""
         if not self.segments:

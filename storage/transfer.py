@@ -52,7 +52,7 @@ def changes_since(store: RowStore, version: int, end: int, limit_bytes: int) -> 
     highest version that was given."""
     pieces: list[pa.RecordBatch] = []
     position, size_bytes = version, 0
-    for batch, live in _batches_since(store.segments, version):
+    for batch, live in _batches_since(store.order, version):
         rows, position, done = _piece(batch, live, position, limit_bytes - size_bytes)
         if rows.num_rows:
             pieces.append(rows)
@@ -63,10 +63,10 @@ def changes_since(store: RowStore, version: int, end: int, limit_bytes: int) -> 
 
 
 def _batches_since(
-    segments: Sequence[Segment | None], version: int
+    segments: Sequence[Segment], version: int
 ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.bool_] | None]]:
     """Rows as they lie, in the order of versions, and which of them are live (None: all)."""
-    later = [s for s in segments if s is not None and s.row_count and s.next_version > version]
+    later = [s for s in segments if s.row_count and s.next_version > version]
     before = 0
     for segment in sorted(later, key=lambda each: each.next_version):
         for run, start, count in segment.parts():

@@ -154,7 +154,7 @@ def _plan_rows(
         if not is_free:
             if old < 0:
                 found = 0
-            elif old >= base:
+            elif _is_own(old, base):
                 found = first_version + old - base
             else:
                 found = store.version_at(old)
@@ -171,8 +171,15 @@ def _full(
 ) -> Row:
     """The row with all columns; an update keeps those not given from the row at ``old``."""
     if op is WriteOp.UPDATE and shape.missing:
-        return shape.full(row, written[old - base] if old >= base else store.row_at(old))
+        is_own = _is_own(old, base)
+        return shape.full(row, written[old - base] if is_own else store.row_at(old))
     return shape.full(row)
+
+
+def _is_own(position: int, base: int) -> bool:
+    """Whether it is of a call whose first row is at ``base``, the end of the head: other segments
+    have slots below and above."""
+    return base <= position <= base | ROW_MASK
 
 
 # ---- bulk calls -----------------------------------------------------------------------------

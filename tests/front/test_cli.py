@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from stelae import cli, cli_values
-from stelae.cli_output import partition_words, show_locations
+from stelae.cli_output import partition_words, show_locations, show_status
 from stelae.core.durability import replicas, segments, wal
 from stelae.core.errors import ColumnNotFound, InvalidArgument, StelaeError
 from stelae.core.schema import TableSchema
@@ -247,6 +247,42 @@ def test_locations_show_leader_and_other_replicas(
     show_locations([as_group(owned[0])], True)
     (document,) = json.loads(capsys.readouterr().out)["tablets"]
     assert [replica["is_leader"] for replica in document["replicas"]] == [True, False, False]
+
+
+def test_status_shows_how_far_tablet_copies_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From where to where, how many bytes of how many, and why one does not go on."""
+    for name, value in WIDE.items():
+        monkeypatch.setenv(name, value)
+    copy = {
+        "tablet": "tablet-7",
+        "table": "orders",
+        "source": "tserver-1",
+        "server": "tserver-4",
+        "state": "copying",
+        "problem": "",
+        "copied_bytes": 30 << 20,
+        "bytes": 80 << 20,
+    }
+    held = {**copy, "tablet": "tablet-8", "state": "throttled", "problem": "two others come first"}
+    document: dict[str, Any] = {
+        "cluster": "demo",
+        "servers": [],
+        "tables": [],
+        "recoveries": [],
+        "copies": [],
+    }
+    show_status(document, [])
+    assert "copies" not in capsys.readouterr().out
+    show_status({**document, "copies": [copy, {**held, "copied_bytes": 0, "bytes": 0}]}, [])
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [each for each in lines if "tablet-7" in each]
+    for text in ("orders", "tserver-1", "tserver-4", "copying", "31.5 MB of 83.9 MB"):
+        assert text in line
+    (line,) = [each for each in lines if "tablet-8" in each]
+    assert "throttled: two others come first" in line
+    assert " of " not in line
 
 
 def test_how_a_table_is_cut_is_told_in_words() -> None:

@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 
 from stelae.actors.replica_members import MemberCare
+from stelae.consensus import raft as raft_module
 from stelae.consensus.leader import Leader
 from stelae.consensus.membership import ChangeKind, MemberChange, changed_peers
 from stelae.consensus.messages import (
@@ -99,6 +100,8 @@ def show_message(message: Message) -> str:
         case VoteRequest():
             parts.append(f"last={show_id(message.last)}")
             parts += [name for name in ("pre", "transfer") if getattr(message, name)]
+            if message.taken_back is not None:
+                parts.append(f"taken back: {show_id(message.taken_back)}")
         case VoteResponse():
             parts.append("granted" if message.granted else "refused")
             parts += ["pre"] if message.pre else []
@@ -461,7 +464,7 @@ def test_the_conversation_is_as_recorded(path: Path) -> None:
 
 def test_there_are_conversations() -> None:
     """An empty folder would make the test above prove nothing."""
-    assert len(list(FOLDER.glob("*.txt"))) >= 21
+    assert len(list(FOLDER.glob("*.txt"))) >= 24
 
 
 def change_before_own_entry(leader: Leader, change: MemberChange, expected: OpId | None) -> Any:
@@ -484,6 +487,21 @@ def test_without_its_floor_a_copy_elects_a_leader_that_lacks_what_was_committed(
     monkeypatch.setattr(Raft, "end_of_log", property(lambda core: core.log.last))
     with pytest.raises(AssertionError, match=r"contradicts the commit|two entries at one index"):
         play((FOLDER / "copy_moves_on.txt").read_text())
+
+
+def void_of_any_term(request: VoteRequest, end: OpId) -> bool:
+    gone = request.taken_back
+    return request.last >= end or (gone is not None and end.index >= gone.index)
+
+
+def test_what_was_taken_back_is_void_only_for_those_who_know_of_no_later_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A leader since then may have committed it: else one is elected that lacks it, and is told of
+    more entries than it has."""
+    monkeypatch.setattr(raft_module, "holds_enough", void_of_any_term)
+    with pytest.raises(AssertionError):
+        play((FOLDER / "members_take_back_late.txt").read_text())
 
 
 @pytest.mark.parametrize(

@@ -317,7 +317,7 @@ class CopyingServer:
         replica = self.replicas.get(GROUP)
         if replica is None:
             return
-        if order.term < replica.term or not replica.core.lacks(order.snapshot.last):
+        if order.term < replica.term or not replica.core.log.lacks(order.snapshot.last):
             raise TabletNotReady(GROUP, "as good as that")
         del self.replicas[GROUP]
         self.freshness = None

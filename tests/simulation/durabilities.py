@@ -32,7 +32,7 @@ from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
 from tests.simulation import tables
 from tests.simulation.planted_durabilities import planted
-from tests.simulation.tables import Client
+from tests.simulation.tables import Client, cleaning_of
 
 FAULTS_S = 25.0
 HEAL_TIMEOUT_S = 240.0
@@ -157,7 +157,8 @@ async def run(world: World, bug: str = "") -> None:
 async def run_durabilities(world: World, heal_s: float = HEAL_TIMEOUT_S) -> Tally:
     """Work under faults; then all is healed, and must be in order."""
     rng = world.rng("table")
-    cluster, history = SimCluster(world, **_settings(rng)), History(world.loop.time)
+    settings = {**cleaning_of(world), **_settings(rng)}
+    cluster, history = SimCluster(world, **settings), History(world.loop.time)
     await cluster.start()
     admin = cluster.database("operators")
     await admin.create_table(

@@ -125,10 +125,11 @@ def _must_have(
     """The write that put a row where the look-up had to find it; None: it need not."""
     newest: Operation | None = None
     for operation in operations:
-        before = operation.outcome == "ok" and (operation.returned or 0) < found.invoked
-        if before and operation.version is not None:
-            if newest is None or operation.version > (newest.version or 0):
-                newest = operation
+        if operation.outcome != "ok" or operation.version is None:
+            continue
+        is_before = (operation.returned or 0) < found.invoked
+        if is_before and (newest is None or operation.version > (newest.version or 0)):
+            newest = operation
     if newest is None or newest.kind != "write" or newest.value is None:
         return None
     group = group_of(newest.value)

@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from stelae.actors.lease import Lease
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.replicated_segment import ReplicatedSegment
 from stelae.actors.segment_log import SegmentLog
+from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet import Tablet
 from stelae.recovery import plan
+from stelae.storage import survivors
 from stelae.storage.merge import Merged
 from stelae.storage.recovered import RecoveredSegment
 from stelae.storage.tablet import TabletMemory
@@ -106,6 +110,36 @@ def _zombie_answers() -> Any:
     return patch.object(Lease, "is_valid", property(lambda self: True))
 
 
+def _freed_before_barrier() -> Any:
+    """Free what was cleaned as soon as digests to come are without it."""
+    admit = SideSegments.admit
+
+    def hasty(self: SideSegments, parents: Sequence[int], survivor: int, worth: bool) -> None:
+        admit(self, parents, survivor, worth)
+        retired, self._retired = self._retired, []
+        self._free([segment for each in retired for segment in each.segments])
+
+    return patch.object(SideSegments, "admit", hasty)
+
+
+def _tombstone_dropped_early() -> Any:
+    """Forget tombstones whatever the segments before them may hold."""
+
+    def none(batch: Any, tombstones: Any, codec: Any, earlier: Any) -> tuple[Any, int]:
+        return np.zeros(batch.num_rows, np.bool_), 1
+
+    return patch.object(survivors, "_needed", none)
+
+
+def _admitted_early() -> Any:
+    """Have digests name a survivor that not all of its backups have."""
+
+    async def at_once(self: SideSegments, segment_id: int, timeout_s: float) -> bool:
+        return True
+
+    return patch.object(SideSegments, "wait_sealed", at_once)
+
+
 def _both(*patches: Any) -> Any:
     stack = contextlib.ExitStack()
 
@@ -119,6 +153,12 @@ def _both(*patches: Any) -> Any:
     return entered()
 
 
+CLEANING_BUGS: dict[str, Callable[[], Any]] = {
+    "admitted_early": _admitted_early,
+    "freed_before_barrier": _freed_before_barrier,
+    "tombstone_dropped_early": _tombstone_dropped_early,
+}
+"""Which the ``cleaning`` scenario finds."""
 BUGS: dict[str, Callable[[], Any]] = {
     "acknowledge_early": _acknowledge_early,
     "stale_head_replica": _stale_head_replica,
@@ -133,9 +173,9 @@ BUGS: dict[str, Callable[[], Any]] = {
 
 @contextlib.contextmanager
 def planted(bug: str) -> Iterator[None]:
-    """Run with a bug of `BUGS`; with none for ""."""
+    """Run with a bug of `BUGS` or `CLEANING_BUGS`; with none for ""."""
     if not bug:
         yield
         return
-    with BUGS[bug]():
+    with {**BUGS, **CLEANING_BUGS}[bug]():
         yield

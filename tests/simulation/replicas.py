@@ -68,6 +68,7 @@ def make_cluster(world: World) -> SimCluster:
     rng = world.rng("settings")
     return SimCluster(
         world,
+        clean_log_factor=world.rng("cleaning").choice([1.0, 1.0, 2.0]),
         raft_keep_bytes=rng.choice([0, 500, 5000]),
         replica_dead_after_s=rng.choice([2.5, 5.0]),
         copies_max=rng.choice([1, 2]),

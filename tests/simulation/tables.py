@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Protocol
@@ -253,9 +254,10 @@ async def run_tables(
     longest_gap_s: float,
     make_client: type[Client] = Client,
     make_beside: Callable[[SimCluster, AsyncDatabase], Beside] | None = None,
-    make_cluster: Callable[[World], SimCluster] = SimCluster,
+    make_cluster: Callable[..., SimCluster] = SimCluster,
+    **settings: Any,
 ) -> None:
-    cluster = make_cluster(world)
+    cluster = make_cluster(world, **{**cleaning_of(world), **settings})
     await cluster.start()
     history = History(world.loop.time)
     admin = cluster.database("admin")
@@ -304,6 +306,26 @@ async def run_tables(
     require_rows(history)
     if beside is not None:
         await beside.judge(history)
+
+
+def cleaning_of(world: World) -> dict[str, Any]:
+    """Settings by which dead rows go early, or late: most seeds clean all the time."""
+    rng = world.rng("cleaning")
+    return {
+        "clean_memory_share": rng.choice([0.0, 0.0, 0.9]),
+        "clean_log_factor": rng.choice([1.0, 1.0, 2.0]),
+        "clean_period_s": rng.choice([0.05, 0.5]),
+        "clean_roll_after_s": rng.choice([0.1, 1.0]),
+    }
+
+
+def counts_of(world: World) -> Counter[str]:
+    """Of all servers' metrics, whatever their labels."""
+    counts: Counter[str] = Counter()
+    for metrics in world.metrics.values():
+        for name, value in metrics.counts.items():
+            counts[name.partition("{")[0]] += int(value)
+    return counts
 
 
 async def _read_all(

@@ -103,7 +103,8 @@ def test_copies_are_shown_throttled_and_cancelled(monkeypatch: pytest.MonkeyPatc
         assert "an operator cancelled it" in waiting["problem"]
         await world.wait_until(lambda: len(voters()) == TABLETS, 60.0, "and then the last one")
         assert world.loop.time() >= cancelled + HOLD_S
-        assert (await database.check(checksums=True, wait=20)).is_well
+        report = await database.check(checksums=True, wait=20)
+        assert report.is_well, [str(problem) for problem in report.problems]
         assert await copies() == {}
 
     world = World(6, Options(servers=Servers(tservers=4)))

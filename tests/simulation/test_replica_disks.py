@@ -207,16 +207,16 @@ def test_a_follower_without_memory_makes_its_leader_refuse_rows() -> None:
         assert await put() == ""
         server = group.server(follower)
         assert server is not None
-        server._memory_limit_bytes = 17
+        server.cleaner.limit_bytes = 17
         await asyncio.sleep(1.0)
         refused = await put()
         assert follower in refused
         assert "of its 17" in refused
         assert await put(WriteOp.DELETE) == ""
-        server._memory_limit_bytes = 1 << 30
+        server.cleaner.limit_bytes = 1 << 30
         await asyncio.sleep(1.0)
         assert await put() == ""
-        server._memory_limit_bytes = 17
+        server.cleaner.limit_bytes = 17
         await asyncio.sleep(1.0)
         assert await put()
         world.crash(follower, restart=False)

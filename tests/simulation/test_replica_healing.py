@@ -191,10 +191,15 @@ def test_a_leader_whose_disk_fails_acknowledges_nothing_more(tservers: int) -> N
         victim = healed.leader
         server, tablet = world.server(victim), world.server(victim).replicas.tablet(healed.tablet)
         await asyncio.sleep(2 * REST_S)  # the next sync is of the log, and not of its note
+        others = [name for name in healed.cluster.tservers if name != victim]
+        for name in others:  # else they might have the write before the leader's disk fails
+            world.nodes[name].disk.slowness = 30.0
         world.nodes[victim].disk.fail_next_sync = True
         durable = tablet.replica.core.log.stable_index
         writing = asyncio.create_task(healed.write(1))
         await healed.until(lambda: healed.role(victim) is ReplicaRole.FAILED, "it failed")
+        for name in others:
+            world.nodes[name].disk.slowness = 1.0
         found = healed.report(victim)
         assert found is not None
         assert "Input/output error" in found.problem

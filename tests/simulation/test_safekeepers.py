@@ -38,8 +38,9 @@ def test_timelines_lose_nothing_under_faults() -> None:
 
 @pytest.mark.slow
 def test_timelines_lose_nothing_under_faults_at_length() -> None:
-    """The same, for many seeds."""
-    run_seeds(SCENARIO, SLOW_SEEDS, budget_s=600)
+    """The same, for many seeds: so many, or it took too long."""
+    outcomes = run_seeds(SCENARIO, SLOW_SEEDS, budget_s=900)
+    assert len(outcomes) >= SLOW_SEEDS
 
 
 def test_a_seed_is_replayed_exactly() -> None:

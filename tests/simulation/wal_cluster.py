@@ -92,9 +92,13 @@ class Here:
 
 
 def tell(
-    story: Callable[[Here], Awaitable[None]], seed: int = 1, safekeepers: int = 3, **options: Any
+    story: Callable[[Here], Awaitable[None]],
+    seed: int = 1,
+    safekeepers: int = 3,
+    masters: int = 3,
+    **options: Any,
 ) -> World:
-    world = World(seed, Options(servers=Servers(safekeepers=safekeepers)))
+    world = World(seed, Options(servers=Servers(masters=masters, safekeepers=safekeepers)))
     here = Here(world, **options)
 
     async def run() -> None:
@@ -166,7 +170,9 @@ async def until_at_rest(here: Here, limit_s: float = 90.0) -> None:
     """Nothing is left to be done, and each safekeeper that runs has what it should have."""
 
     def is_at_rest() -> bool:
-        if here.cluster.leader() is None or not all(r.is_finished for r in records(here)):
+        if here.cluster.leader() is None or here.leader.catalog.timelines.orders:
+            return False
+        if not all(r.is_finished for r in records(here)):
             return False
         return placed(here) == here.held()
 

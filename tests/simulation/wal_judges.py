@@ -141,6 +141,8 @@ class Look:
         left = [f"{r.timeline.tablet_id[:8]}: {r.unfinished}" for r in records if not r.is_finished]
         if left:
             return f"migrations are not finished: {left}"
+        if catalog.timelines.orders:
+            return f"orders are not decided: {list(catalog.timelines.orders.values())}"
         by_id = {record.timeline.tablet_id: record for record in records}
         for tablet in self.tablets():
             record = by_id.get(tablet.tablet_id)

@@ -84,6 +84,7 @@ def make_cluster(world: World) -> SimCluster:
     return SimCluster(
         world,
         cas_store=rng.random() < 0.4,
+        **tables.cleaning_of(world),
         migrations=RunnerSettings(
             migration=migration,
             runs_max=rng.choice([1, 4]),

@@ -7,7 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from stelae.actors.replicated_segment import VIEWS_MAX, ReplicatedSegment
+from stelae.actors.replicated_segment import ReplicatedSegment
+from stelae.actors.segment_views import VIEWS_MAX, sliced
 from stelae.core.errors import CorruptData, InvalidArgument, OutcomeUnknown, StelaeError
 from stelae.core.messages import (
     INVENTORY,
@@ -155,11 +156,11 @@ def test_a_copy_of_a_head_with_very_many_small_entries_is_a_message_of_few_blobs
         await here.serve("b1", "b2")
         await asyncio.gather(*(here.write((n, "v" * 50)) for n in range(900)))
         content = head(here).length
-        views = head(here)._slice(0, content)
+        views = sliced(head(here)._content, head(here)._ends, 0, content)
         assert len(head(here)._content) > VIEWS_MAX >= len(views)
         whole = b"".join(bytes(memoryview(b)) for b in head(here)._content)
         assert b"".join(bytes(memoryview(v)) for v in views) == whole
-        middle = head(here)._slice(100, content - 77)
+        middle = sliced(head(here)._content, head(here)._ends, 100, content - 77)
         assert b"".join(bytes(memoryview(v)) for v in middle) == whole[100:-77]
 
     settings = msgspec.structs.replace(SETTINGS, segment_bytes=1 << 20)

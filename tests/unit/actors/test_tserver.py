@@ -154,7 +154,7 @@ def test_out_of_memory_refuses_writes_while_reads_and_deletes_go_on() -> None:
     async def scenario(here: Small) -> None:
         await here.table.upsert([{"id": n, "value": BIG} for n in range(20)])
         server = here.world.server(here.owner)
-        server._memory_limit_bytes = 1000
+        server.cleaner.limit_bytes = 1000
         await asyncio.sleep(1.0)
         with pytest.raises(OutOfMemory):
             await here.table.upsert({"id": 99, "value": "a"})
@@ -163,7 +163,7 @@ def test_out_of_memory_refuses_writes_while_reads_and_deletes_go_on() -> None:
         assert (await here.table.get(1)) == {"id": 1, "value": BIG}
         await here.table.delete(1)
         assert await here.table.count() == 19
-        server._memory_limit_bytes = 1 << 30
+        server.cleaner.limit_bytes = 1 << 30
         await here.table.upsert({"id": 99, "value": "a"})
 
     run_small(scenario, "disk", "disk")

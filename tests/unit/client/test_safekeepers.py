@@ -106,10 +106,10 @@ def test_a_request_that_ended_otherwise_is_told_with_its_reason() -> None:
     assert found.configuration == NEW
 
 
-def test_an_order_that_was_lost_with_its_leader_is_told() -> None:
-    """Nobody works on it and nothing was written: to wait on would be to wait for ever."""
+def test_an_order_that_ended_under_an_earlier_leader_is_told() -> None:
+    """Nobody works on it and it is not under way: to wait on would be to wait for ever."""
     lost = view(OLD, OLD)
-    with pytest.raises(RetryLater, match="leads no more; give it again"):
+    with pytest.raises(RetryLater, match="saw how the order ended leads no more"):
         wait(lost, lost)
 
 

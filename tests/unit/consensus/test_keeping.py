@@ -131,21 +131,26 @@ def test_a_follower_that_lost_what_it_had_is_believed() -> None:
 @pytest.mark.parametrize(
     ("settings", "match", "caught_up"),
     [
-        ({}, 1, True),
-        ({"batch_entries_max": 5}, 15, False),
-        ({"batch_entries_max": 5}, 16, True),
-        ({"batch_bytes_max": 30}, 17, True),
-        ({"batch_bytes_max": 30}, 16, False),
+        ({}, 20, False),
+        ({}, 21, True),
+        ({"batch_entries_max": 5}, 35, False),
+        ({"batch_entries_max": 5}, 36, True),
+        ({"batch_bytes_max": 30}, 38, True),
+        ({"batch_bytes_max": 30}, 37, False),
     ],
 )
 def test_one_has_caught_up_who_lacks_at_most_one_batch(
     settings: dict[str, int], match: int, caught_up: bool
 ) -> None:
-    """A batch is limited by entries and by bytes, whichever comes first."""
+    """A batch is limited by entries and by bytes, whichever comes first. And it has to have taken
+    something of this leader's term, which begins with entry 21: it may be unable to take any."""
     group = Group(**settings)
-    group.accept(N2, 21)
+    for _ in range(20):
+        group.core.propose(BODY)
+    group.turn(ticks=0)
+    group.accept(N2, 41)
     group.accept(N3, match)
-    assert group.core.log.commit_index == 21
+    assert group.core.log.commit_index == 41
     assert group.core.status().peers[N3].has_caught_up == caught_up
 
 

@@ -23,7 +23,12 @@ from stelae.consensus.follower import answer_append, answer_while_busy
 from stelae.consensus.leader import Leader
 from stelae.consensus.log_view import LogView
 from stelae.consensus.membership import ChangeKind, MemberChange, changed_peers
-from stelae.consensus.messages import AppendRequest, AppendResponse, Message, VoteResponse
+from stelae.consensus.messages import (
+    AppendRequest,
+    AppendResponse,
+    Message,
+    VoteResponse,
+)
 from stelae.consensus.raft import Raft
 from stelae.consensus.ready import Ready, Role, Tick, Unreachable
 from stelae.consensus.settings import RaftSettings
@@ -130,7 +135,7 @@ class Cluster:
         self.configuration: Configuration = first_configuration(
             {name: Address(f"{name}:1") for name in self.names}
         )
-        self.changes = 0
+        self.changes = self.taken_back = 0
         if changing:
             self.names += [ServerUuid(f"n{count + i}") for i in range(1, rng.choice([1, 2, 3]) + 1)]
         self.loss = rng.choice([0.0, 0.05, 0.2])
@@ -186,7 +191,9 @@ class Cluster:
         sending: list[ServerUuid] = []  # a host's word must do no harm, whatever it says
         if not self.idle and self.transit.random() < 0.5:
             sending = [other for other in self.names if self.transit.random() < 0.3]
+        before = node.core.changes_taken_back
         node.core.step(Tick(self.now_us, tuple(sending)))
+        self.taken_back += node.core.changes_taken_back - before
         if not self.idle and rng.random() < 0.3:
             self.work(node)
         self.carry_out(node)
@@ -410,7 +417,7 @@ class Copying(Cluster):
         if snapshot is None:
             return
         if node.tombstone is None:
-            if not node.core.lacks(snapshot.last):
+            if not node.core.log.lacks(snapshot.last):
                 return  # it has caught up meanwhile
             node.quiet_ticks = 0
             node.tombstone = node.core.end_of_log
@@ -515,7 +522,7 @@ def test_random_lives_keep_every_promise(first_seed: int) -> None:
 @pytest.mark.parametrize("first_seed", range(0, 42, 6))
 def test_members_change_at_random_and_every_promise_is_kept(first_seed: int) -> None:
     """The same with servers added, promoted and removed, the leader among them, at any moment."""
-    changes = 0
+    changes = taken_back = 0
     for seed in range(first_seed, first_seed + 6):
         cluster = Cluster(seed, changing=True)
         try:
@@ -524,7 +531,9 @@ def test_members_change_at_random_and_every_promise_is_kept(first_seed: int) -> 
             error.add_note(f"seed {seed}")
             raise
         changes += cluster.changes
+        taken_back += cluster.taken_back
     assert changes > 30, "the members hardly changed"
+    assert taken_back > 0, "no change was taken back"
 
 
 @pytest.mark.parametrize("first_seed", range(0, 60, 6))
@@ -703,11 +712,25 @@ def commit_with_non_voters(leader: Leader) -> bool:
     return leader.may_commit(index) and leader._log.commit_to(index)
 
 
+_campaign = Raft._campaign
+
+
+def take_back_of_others(core: Raft, *, pre: bool, transfer: bool) -> None:
+    """The planted bug: whoever wants to lead takes a change back, though another has begun it."""
+    change = core.log.unfinished_change
+    if change is not None:
+        core.log.cut(change.index)
+        core._election.taken_back = change
+    _campaign(core, pre=pre, transfer=transfer)
+
+
 def plant_in_membership(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if bug == "two changes at once":
         monkeypatch.setattr(Leader, "may_change", change_at_any_time)
     elif bug == "non-voters count":
         monkeypatch.setattr(Leader, "advance_commit", commit_with_non_voters)
+    elif bug == "taken back by anybody":
+        monkeypatch.setattr(Raft, "_campaign", take_back_of_others)
 
 
 @pytest.mark.parametrize(
@@ -715,6 +738,7 @@ def plant_in_membership(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         "two changes at once",
         "non-voters count",
+        "taken back by anybody",
     ],
 )
 def test_a_planted_bug_of_membership_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,7 +239,7 @@ def test_a_follower_that_writes_answers_for_what_is_durable_and_promises_anew() 
     answer = core.answer_while_busy(beat)
     assert answer is not None
     assert (answer.accepted, answer.index, answer.round) == (True, 1, 9)
-    assert core._quiet_ticks == 0
+    assert core._election.quiet_ticks == 0
     assert core.answer_while_busy(AppendRequest(GROUP, N3, N2, 2, OpId(2, 2), (), 2, 9)) is None
     assert core.answer_while_busy(AppendRequest(GROUP, N1, N2, 3, OpId(2, 2), (), 2, 9)) is None
     core.advance(ready)

@@ -57,7 +57,7 @@ def live_voter(kept: TermAndVote, last: OpId, *, quiet: bool) -> Raft:
         rng=random.Random(0),
     )
     if quiet:
-        core._quiet_ticks = SETTINGS.election_ticks
+        core._election.quiet_ticks = SETTINGS.election_ticks
     return core
 
 

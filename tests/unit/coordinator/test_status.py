@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 
 from stelae.coordinator.catalog import Catalog
+from stelae.coordinator.cleaning_status import describe_cleaning
 from stelae.coordinator.liveness import Liveness
 from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.status import StatusInputs, status_document
 from stelae.core.ids import Address, ServerUuid, TabletId
-from stelae.core.messages import Heartbeat
+from stelae.core.messages import CleaningReport, Heartbeat, TabletProgress, TabletReport
 from stelae.core.records import ServerInfo, ServerKind
 from stelae.core.runtime import ProcessIdentity
 from stelae.core.settings import Settings
@@ -52,3 +53,31 @@ def test_the_document_shows_the_memory_of_a_tserver_and_no_disk() -> None:
     shown = _shown(ServerKind.TSERVER, memory_bytes=10, memory_limit_bytes=30)
     assert (shown["memory_bytes"], shown["memory_limit_bytes"], shown["tablets"]) == (10, 30, 0)
     assert "free_bytes" not in shown
+
+
+def _reported(live: int, memory: int, written: int, survivors: int) -> TabletReport:
+    cleaning = CleaningReport(
+        live_bytes=live,
+        log_bytes=100,
+        written_bytes=written,
+        copied_bytes=5,
+        survivor_bytes=survivors,
+        segments_compacted=1,
+        segments_cleaned=2,
+        survivors=1,
+    )
+    return TabletReport(
+        TabletId("t"), 1, TabletProgress.SERVING, memory_bytes=memory, cleaning=cleaning
+    )
+
+
+def test_utilisation_and_write_cost_are_those_of_all_tablets_together() -> None:
+    """Weighed by what each has; nothing is said where nobody reports."""
+    found = describe_cleaning([_reported(60, 100, 300, 100), None, _reported(10, 100, 100, 0)])
+    assert found is not None
+    assert (found["utilisation"], found["write_cost"]) == (0.35, 1.25)
+    assert (found["segments_cleaned"], found["survivors"], found["log_bytes"]) == (4, 2, 200)
+    assert describe_cleaning([None]) is None
+    unwritten = describe_cleaning([_reported(0, 0, 0, 0)])
+    assert unwritten is not None
+    assert unwritten["utilisation"] is unwritten["write_cost"] is None

@@ -21,6 +21,7 @@ from stelae.coordinator.migration_steps import (
     MoveTo,
     Remove,
     Request,
+    Verdict,
 )
 from stelae.coordinator.pacing import Pacing
 from stelae.coordinator.timeline_catalog import (
@@ -29,6 +30,8 @@ from stelae.coordinator.timeline_catalog import (
 from stelae.coordinator.timeline_duties import (
     Duty,
     creations,
+    decides,
+    is_void,
     left_to_do,
     replacements,
     statuses_now,
@@ -43,7 +46,7 @@ from stelae.coordinator.timeline_placement import (
     fleet_of,
     source_of,
 )
-from stelae.core.configurations import StoredRecord, TimelineId, TimelineRecord
+from stelae.core.configurations import MigrationOrder, StoredRecord, TimelineId, TimelineRecord
 from stelae.core.durability import segments, wal
 from stelae.core.errors import InvalidArgument, NotEnoughServers, StaleRequest, TabletNotFound
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
@@ -484,6 +487,50 @@ def test_an_abort_or_a_removal_ends_what_runs() -> None:
         (move, Create(ids(1, 2, 3))),
     ):
         assert not supersedes(new, old), (new, old)
+
+
+def order(sequence: int, desired: tuple[SafekeeperId, ...] | None) -> MigrationOrder:
+    return MigrationOrder(A, desired, RequestId(ClientId("one"), sequence, 0))
+
+
+def test_the_catalog_keeps_the_last_order_until_that_very_one_is_decided() -> None:
+    """Also through a snapshot; what is said of an earlier order does not touch a later one."""
+    here = Here()
+    move, back = order(1, ids(2, 3, 4)), order(2, None)
+    here.put(CatalogBatch(orders=(move,), request=move.request))
+    assert here.catalog.timelines.orders == {A: move}
+    here.put(CatalogBatch(orders=(back,), request=back.request))
+    here.put(CatalogBatch(orders=(move,), request=move.request))  # a copy that comes late
+    here.put(CatalogBatch(decided=(move,)))
+    again = Catalog()
+    again.restore(here.catalog.snapshot())
+    for catalog in (here.catalog, again):
+        assert catalog.timelines.orders == {A: back}
+        catalog.apply(1, 1, CatalogBatch(decided=(back,)).encode())
+        assert catalog.timelines.orders == {}
+
+
+def test_an_order_is_void_once_its_tablet_is_gone() -> None:
+    """However that came: then nobody moves its log."""
+    here, move = Here(), order(1, ids(2, 3, 4))
+    assert not is_void(here.catalog, move)
+    here.set_tablet(state=TabletState.DELETED)
+    assert is_void(here.catalog, move)
+    stranger = MigrationOrder(TimelineId(TableId("T"), TabletId("x")), None, move.request)
+    assert is_void(here.catalog, stranger)
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_what_decides_an_order_is_its_own_end_or_that_it_was_taken_back(verdict: Verdict) -> None:
+    """Not a run that gave up, nor what somebody else wanted of the timeline."""
+    move, back = order(1, ids(2, 3, 4)), order(2, None)
+    gave_up = verdict in (Verdict.WAITING, Verdict.OVERTAKEN)
+    assert decides(MoveTo(ids(2, 3, 4)), verdict, move) is not gave_up
+    assert decides(Abort(), verdict, back) is not gave_up
+    assert decides(Abort(), verdict, move) is (verdict is Verdict.ABORTED)
+    for other in (MoveTo(ids(1, 2, 4)), FinishPending(), Create(ids(2, 3, 4))):
+        assert not decides(other, verdict, move)
+        assert not decides(other, verdict, back)
 
 
 def test_an_owner_is_told_of_a_newer_configuration_until_it_says_that_it_knows() -> None:

@@ -26,6 +26,7 @@ from stelae.core.records import TableRecord, TableState
 from stelae.core.schema import TableSchema
 from stelae.core.values import batch_to_rows, rows_to_batch
 from stelae.storage.entry import encode_batch
+from stelae.storage.flush_cleaning import Flush
 from stelae.storage.keys import KeyCodec
 from stelae.storage.outcomes import answer
 from stelae.storage.tablet_commands import (
@@ -34,8 +35,13 @@ from stelae.storage.tablet_commands import (
     encode_mark,
     encode_write,
 )
-from stelae.storage.tablet_manifest import decode_manifest, open_image
-from stelae.storage.tablet_state import Flush, TabletStateMachine
+from stelae.storage.tablet_manifest import (
+    ImageFile,
+    decode_manifest,
+    describe_image,
+    open_image,
+)
+from stelae.storage.tablet_state import TabletStateMachine
 
 TABLET = TabletId("tablet")
 EXPIRY_S = 5.0
@@ -158,11 +164,16 @@ class ReplicaDisk:
         self.superblock: tuple[OpId, bytes] | None = None
         self.files: dict[str, bytes] = {}
         self.flush: Flush | None = None
+        self.survivor_bytes = 0
+        """At most so large are survivors; 0: nothing is cleaned."""
+        self.survivors = 0
         self.machine = self.empty()
 
     def empty(self) -> TabletStateMachine:
         codec = KeyCodec(self.table.schema, hash_bits=self.hash_bits)
-        return TabletStateMachine(TABLET, self.table, codec)
+        machine = TabletStateMachine(TABLET, self.table, codec)
+        machine.log_factor = 1.0
+        return machine
 
     def catch_up(self, log: list[bytes], outcomes: list[Any], until: int) -> None:
         """Execute the log's entries up to ``until``, and give what was always given for them."""
@@ -173,7 +184,8 @@ class ReplicaDisk:
             assert found == outcomes[index - 1]
 
     def begin_flush(self) -> None:
-        self.flush = self.machine.begin_flush(OpId(1, self.machine.applied_index))
+        last = OpId(1, self.machine.applied_index)
+        self.flush = self.machine.begin_flush(last, self.survivor_bytes)
 
     def end_flush(self) -> None:
         """Images first, then the superblock, then nothing but what it names."""
@@ -183,9 +195,22 @@ class ReplicaDisk:
             sealed = self.machine.seal(flush, slot)
             self.files[sealed.file.name] = sealed.content.to_pybytes()
             self.machine.installed(sealed)
-        manifest = self.machine.manifest(flush)
+        built = [self.machine.survive(flush, window) for window in flush.windows]
+        survivors: dict[int, ImageFile | None] = {}
+        for each in built:
+            survivors.update(dict.fromkeys(each.window.slots))
+            if each.content is not None:
+                id_, rows = each.window.segment_id, each.row_count
+                file = survivors[each.window.slots[0]] = describe_image(id_, each.content, rows)
+                self.files[file.name] = each.content.to_pybytes()
+        manifest = self.machine.manifest(flush, survivors)
         self.superblock = (flush.last, manifest)
         self.machine.flushed(flush)
+        for each in built:
+            move = self.machine.begin_move(each, survivors[each.window.slots[0]])
+            while not self.machine.memory.step(move, 2):
+                assert self.listed()
+        self.survivors += sum(each.content is not None for each in built)
         named = {file.name for file in decode_manifest("m", TABLET, manifest).images}
         self.files = {name: data for name, data in self.files.items() if name in named}
         self.flush = None
@@ -228,6 +253,7 @@ class Group:
         self.clock_s = 0.0
         self.hash_bits = hash_bits
         self.replicas = [ReplicaDisk(self.table, hash_bits) for _ in range(3)]
+        self.replicas[1].survivor_bytes, self.replicas[2].survivor_bytes = 2000, 9000
         self.append(encode_alter(self.table, self.stamp()), schema.version)
 
     def stamp(self) -> Stamp:

@@ -276,7 +276,7 @@ def test_which_segments_go() -> None:
     """The rule itself, case by case."""
 
     def stats(live: int, tombstones: int) -> SegmentStats:
-        return SegmentStats(0, 1, True, 9, 9, live, 9 - live, True, tombstones)
+        return SegmentStats(0, 1, True, 9, 9, live, 9 - live, True, tombstones, 9, 1, 10, True)
 
     cases: list[tuple[list[tuple[int, int]], list[bool]]] = [
         ([], []),
@@ -593,3 +593,26 @@ def test_a_damaged_manifest_or_image_is_an_error(damage: str) -> None:
     }
     with pytest.raises(CorruptData):
         attempts[damage]()
+
+
+def test_a_flush_puts_survivors_in_the_place_of_images() -> None:
+    """Fewer files, the same rows, also after a restart that replays what came during the flush."""
+    group = Group(NARROW)
+    replica, plain = group.replicas[1], group.replicas[0]
+    replica.survivor_bytes = 4000
+    for n in range(12):
+        upsert(group, n % 6, 6 + n % 2, value=n)
+        for each in (replica, plain):
+            each.catch_up(group.log, group.outcomes, len(group.log))
+            each.begin_flush()
+        upsert(group, (n + 1) % 6, value=-n)
+        for each in (replica, plain):
+            each.catch_up(group.log, group.outcomes, len(group.log))
+            each.end_flush()
+            assert each.listed() == group.model.listed()
+        replica.restart()
+        replica.catch_up(group.log, group.outcomes, len(group.log))
+        assert replica.listed() == group.model.listed()
+    assert replica.survivors > 3
+    assert len(replica.files) < len(plain.files)
+    group.check()

@@ -1,0 +1,75 @@
+"""The rows that a few entries name, read in small calls: what most look-ups are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from stelae.client.find_query import FEW, FindQuery
+from stelae.client.retries import all_or_first_error, on_tablet
+from stelae.core.ids import ServerUuid
+from stelae.core.messages import GET, Get, GetReply, TabletLocation
+from stelae.core.schema import VERSION_COLUMN
+from stelae.core.values import WireRow, rows_to_batch
+
+if TYPE_CHECKING:
+    from stelae.client.table import AsyncTable
+
+
+def is_few(query: FindQuery, entry_count: int) -> bool:
+    """Whether rows of so many entries are read in small calls."""
+    return entry_count <= FEW and query.known.schema.is_plain
+
+
+async def rows_of_few(
+    table: AsyncTable, query: FindQuery, entries: Sequence[bytes], timeout_s: float
+) -> tuple[pa.Table, pa.BinaryArray]:
+    """The rows that still have these entries, each once, in their order; and their entries."""
+    keys = list(dict.fromkeys([query.codec.key_of(entry) for entry in entries]))
+    partitioner = query.known.partitioner
+    parts: dict[int, list[WireRow]] = {}
+    for key in keys:
+        parts.setdefault(partitioner.tablet_number(key), []).append(key)
+    reads = [_read(table, query, number, tuple(part), timeout_s) for number, part in parts.items()]
+    found = [await reads[0]] if len(reads) == 1 else await all_or_first_error(reads)
+    names = query.read_columns or tuple(query.known.schema.arrow.names)
+    at = names.index(query.codec.column)
+    rows: dict[bytes, WireRow] = {}
+    for part, reply in zip(parts.values(), found, strict=True):
+        for key, row in zip(part, reply.rows, strict=True):
+            if row is not None:
+                values, version = row
+                entry = query.codec.encode_one(values[at], key)
+                rows[entry] = (*values, version) if query.with_versions else tuple(values)
+    wanted = dict.fromkeys(entries)
+    own = sorted((entry for entry in rows if entry in wanted), reverse=query.is_reverse)
+    schema = _schema(query, names)
+    batch = rows_to_batch([rows[entry] for entry in own], schema)
+    return pa.Table.from_batches([batch], schema), pa.array(own, pa.binary())
+
+
+def _schema(query: FindQuery, names: Sequence[str]) -> pa.Schema:
+    fields = [query.known.schema.arrow.field(name) for name in names]
+    if query.with_versions:
+        fields.append(pa.field(VERSION_COLUMN, pa.uint64(), False))
+    return pa.schema(fields)
+
+
+async def _read(
+    table: AsyncTable, query: FindQuery, number: int, keys: tuple[WireRow, ...], timeout_s: float
+) -> GetReply:
+    version = query.known.schema.version
+
+    async def attempt(where: TabletLocation, owner: ServerUuid | None, limit_s: float) -> Any:
+        request = Get(where.tablet.tablet_id, keys, query.read_columns, version)
+        reply = await table.runtime.peers.call(
+            where.address, GET, request, timeout_s=limit_s, destination=owner
+        )
+        return reply.body
+
+    reply: GetReply = await on_tablet(
+        table.runtime, table.cache, number, "find", attempt, timeout_s=timeout_s
+    )
+    return reply

@@ -1,0 +1,39 @@
+"""Logs that are cleaned all the time, under crashes at every step of a pass; and planted bugs."""
+
+from __future__ import annotations
+
+import pytest
+
+from stelae.core.errors import StelaeError
+from stelae.simulation.runner import find_bug, run_seed, run_seeds
+from stelae.simulation.scenarios import load_scenario
+from tests.simulation.planted import CLEANING_BUGS
+
+FAST_SEEDS = 12
+SEEDS = 40
+BUG_SEEDS = 60
+
+
+def test_a_server_that_dies_in_the_middle_of_cleaning_loses_nothing() -> None:
+    """A few seeds: rows, versions and deletes stay; backups end with the logs and nothing else."""
+    outcomes = run_seeds(load_scenario("cleaning"), FAST_SEEDS, budget_s=45.0)
+    assert len(outcomes) >= 3
+
+
+@pytest.mark.slow
+def test_many_seeds_of_cleaning() -> None:
+    """The same, with others for each commit."""
+    outcomes = run_seeds(load_scenario("cleaning"), SEEDS, budget_s=300.0)
+    assert len(outcomes) >= SEEDS * 3 // 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", sorted(CLEANING_BUGS))
+def test_a_bug_of_the_cleaner_is_found(bug: str) -> None:
+    """The simulator can see this bug; the same seed is fine without it."""
+    scenario = load_scenario("cleaning")
+    outcome = find_bug(scenario, bug, BUG_SEEDS)
+    assert outcome.failure is not None
+    found = outcome.failure.error
+    assert isinstance(found, AssertionError | StelaeError), "the planting itself is broken"
+    assert run_seed(scenario, outcome.seed).failure is None

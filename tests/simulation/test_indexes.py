@@ -1,0 +1,28 @@
+"""The scenario of indexes, with its seeds, and bugs that it has to find."""
+
+from __future__ import annotations
+
+import pytest
+
+from stelae.simulation.runner import find_bug, run_seed, run_seeds
+from stelae.simulation.scenarios import load_scenario
+from tests.simulation.planted_index_masters import BUGS
+
+SCENARIO = load_scenario("indexes")
+SEEDS = 400
+BUDGET_S = 150.0
+BUG_SEEDS = 60
+
+
+@pytest.mark.slow
+def test_look_ups_find_what_they_have_to_whatever_happens() -> None:
+    """Rows by value, in every history; afterwards exactly what a scan finds."""
+    assert len(run_seeds(SCENARIO, SEEDS, budget_s=BUDGET_S)) >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_found(bug: str) -> None:
+    """Or a scenario without failures would prove nothing."""
+    outcome = find_bug(SCENARIO, bug, BUG_SEEDS)
+    assert run_seed(SCENARIO, outcome.seed).failure is None

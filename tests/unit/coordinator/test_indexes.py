@@ -1,0 +1,428 @@
+"""Indexes in the catalog, and what the leader does for indexlets, as conversations in seconds."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from stelae.coordinator.catalog import Applied, Catalog, CatalogBatch, Conflict
+from stelae.coordinator.decide import Action, GiveUp, decide
+from stelae.coordinator.index_ddl import draft_create_index, draft_drop_index
+from stelae.coordinator.index_decisions import (
+    ChangeIndexlets,
+    CloseIndexletAt,
+    HandOverAt,
+    IndexAction,
+    MakeSuccessors,
+    OpenIndexletAt,
+    ServeIndexletAt,
+    draft_change,
+    draft_successors,
+    gone,
+)
+from stelae.coordinator.index_records import new_indexlet
+from stelae.coordinator.index_status import locations_of, views_of
+from stelae.coordinator.liveness import Liveness, Run
+from stelae.coordinator.pacing import Pacing
+from stelae.coordinator.standing import standing_of
+from stelae.coordinator.tserver_loads import tserver_loads
+from stelae.core.durability import segments, wal
+from stelae.core.errors import ColumnNotFound, IndexExists, IndexNotFound, InvalidArgument
+from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
+from stelae.core.index_changes import with_index
+from stelae.core.index_messages import (
+    NOT_IN_PLACE,
+    HandOverStage,
+    IndexletProgress,
+    IndexletReport,
+)
+from stelae.core.index_views import CreateIndex, DropIndex
+from stelae.core.indexes import IndexId, IndexletId, IndexletRecord, IndexletState
+from stelae.core.messages import Heartbeat
+from stelae.core.partition import Partitioning
+from stelae.core.records import (
+    ServerInfo,
+    ServerKind,
+    ServerMark,
+    TableRecord,
+    TableState,
+    TabletRecord,
+    TabletState,
+)
+from stelae.core.runtime import ProcessIdentity
+from stelae.core.schema import TableSchema
+from stelae.core.settings import Settings
+
+SETTINGS = Settings(heartbeat_s=0.2, lease_s=1.5, dead_after_s=2.0)
+PLAIN = TableSchema.of(pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.bool_())]), "id")
+SCHEMA = with_index(PLAIN, "a", IndexId("I"), "t")
+P = IndexletProgress
+X = IndexletId("X")
+
+
+def server(name: str) -> ServerInfo:
+    return ServerInfo(
+        ServerKind.TSERVER, name, ServerUuid(name), 1, Address(f"{name}:1"),
+        ProcessIdentity("n", 1, 0),
+    )  # fmt: skip
+
+
+def indexlet(name: str = "X", owner: str = "s1", **changes: object) -> IndexletRecord:
+    """Of all entries of index I, filling at ``owner`` in term 1."""
+    record = IndexletRecord(
+        IndexletId(name), IndexId("I"), TableId("T"), b"", b"", IndexletState.FILLING, 1,
+        ServerUuid(owner), 1,
+    )  # fmt: skip
+    return msgspec.structs.replace(record, **changes)
+
+
+def says(name: str, progress: P, term: int = 1, **more: object) -> IndexletReport:
+    return IndexletReport(IndexletId(name), term, progress, **more)  # type: ignore[arg-type]
+
+
+class World:
+    """A leader's view, driven by hand: a table with index I, whose tablet is on s0."""
+
+    def __init__(self, first: IndexletRecord, schema: TableSchema = SCHEMA) -> None:
+        self.catalog = Catalog()
+        self.liveness = Liveness(SETTINGS)
+        self.now = 100.0
+        table = TableRecord(
+            TableId("T"), "t", schema, Partitioning(), segments("disk"), TableState.RUNNING
+        )
+        tablet = TabletRecord(
+            TabletId("0"), TableId("T"), 0, TabletState.RUNNING, 1, ServerUuid("s0"), 1
+        )
+        batch = CatalogBatch((table,), (tablet,), indexlets=(first,))
+        assert self.put(batch) == Applied(TableId(""))
+        self.liveness.lead(self.now)
+
+    def put(self, batch: CatalogBatch) -> object:
+        return self.catalog.apply(1, 1, batch.encode())
+
+    def beat(self, name: str, *reports: IndexletReport) -> float:
+        """A heartbeat sent and received now; returns the lease granted."""
+        beat = Heartbeat(server(name), self.now, indexlets=tuple(reports))
+        assert self.liveness.heartbeat(beat, self.now).processed
+        run = Run(ServerUuid(name), 1)
+        seen = self.liveness.find(run)
+        assert seen is not None
+        if not standing_of(self.catalog, seen).may_have_lease:
+            return 0.0
+        return self.liveness.grant(run, self.now)
+
+    def decide(self, *, obey: bool = True) -> list[IndexAction]:
+        """What is to be done for indexlets; catalog entries are carried out."""
+        actions: list[Action] = decide(
+            self.catalog, self.liveness, Pacing(), self.now,
+            missing_after_s=2.0, indexlet_entries_max=100,
+        )  # fmt: skip
+        found: list[IndexAction] = []
+        for action in actions:
+            if isinstance(action, GiveUp) and obey:
+                self.liveness.give_up(action.run)
+            batch: CatalogBatch | None = None
+            if isinstance(action, ChangeIndexlets):
+                batch = draft_change(self.catalog, action)
+            elif isinstance(action, MakeSuccessors):
+                batch = draft_successors(self.catalog, action, random.Random(1))
+            if batch is not None and obey:
+                assert isinstance(self.put(batch), Applied)
+            if isinstance(
+                action,
+                ChangeIndexlets
+                | MakeSuccessors
+                | OpenIndexletAt
+                | ServeIndexletAt
+                | CloseIndexletAt
+                | HandOverAt,
+            ):
+                found.append(action)
+        return found
+
+    @property
+    def first(self) -> IndexletRecord:
+        return self.catalog.indexes.indexlets[X]
+
+    def successors(self) -> list[IndexletRecord]:
+        return self.catalog.indexes.successors_of(X)
+
+
+def kinds(actions: list[IndexAction]) -> list[type[object]]:
+    return [type(action) for action in actions]
+
+
+# ---- decisions --------------------------------------------------------------------------------
+
+
+def test_an_indexlet_goes_from_filling_to_serving() -> None:
+    """Golden conversation: open, fill, complete, one catalog entry, the word to serve, nothing."""
+    world = World(indexlet())
+    world.beat("s0")
+    world.beat("s1")
+    assert kinds(world.decide()) == [OpenIndexletAt]
+    world.now += 0.1
+    world.beat("s1", says("X", P.FILLING))
+    assert world.decide() == []
+    world.now += 0.1
+    world.beat("s1", says("X", P.COMPLETE))
+    assert kinds(world.decide()) == [ChangeIndexlets]
+    assert (world.first.state, world.first.term) == (IndexletState.SERVING, 1)
+    assert kinds(world.decide()) == [ServeIndexletAt]
+    seen = world.liveness.find(Run(ServerUuid("s1"), 1))
+    assert seen is not None
+    assert standing_of(world.catalog, seen).serve_indexlets == ((X, 1),)
+    world.now += 0.1
+    world.beat("s1", says("X", P.SERVING))
+    assert world.decide() == []
+
+
+@pytest.mark.parametrize("state", [IndexletState.FILLING, IndexletState.SERVING])
+def test_a_lost_indexlet_goes_to_another_server_once_no_lease_is_left(
+    state: IndexletState,
+) -> None:
+    """Also one that is being filled: its owner takes entries. In the next term, filled anew, on a
+    server without tablets of the table where there is one."""
+    world = World(indexlet(state=state))
+    for name in ("s0", "s2"):
+        world.beat(name)
+    assert world.beat("s1", says("X", P.SERVING)) > 0
+    world.now += 0.5
+    world.liveness.server_died(Run(ServerUuid("s1"), 1))
+    for name in ("s0", "s2"):
+        world.beat(name)
+    assert world.decide() == []
+    world.now += 1.1
+    for name in ("s0", "s2"):
+        world.beat(name)
+    assert kinds(world.decide()) == [ChangeIndexlets]
+    assert (world.first.owner, world.first.term) == ("s2", 2)
+    assert world.first.state is IndexletState.FILLING
+    assert world.liveness.is_given_up(Run(ServerUuid("s1"), 1))
+
+
+def test_a_server_gets_no_lease_while_it_has_an_indexlet_that_is_anothers() -> None:
+    """Nor while it has one that nobody knows any more, until it has closed it."""
+    world = World(indexlet(owner="s2", term=2))
+    assert world.beat("s1", says("X", P.SERVING)) == 0.0
+    world.beat("s2", says("X", P.SERVING, 2))
+    assert kinds(world.decide(obey=False)).count(CloseIndexletAt) == 1
+    assert world.beat("s0", says("unknown", P.SERVING)) == 0.0
+    world.now += 0.1
+    assert world.beat("s0", says("unknown", P.CLOSED)) > 0
+    assert world.beat("s1") > 0
+
+
+def test_what_its_server_no_longer_has_is_filled_anew() -> None:
+    """After a while: a live server that leaves out a SERVING indexlet has lost it."""
+    world = World(indexlet(state=IndexletState.SERVING))
+    world.beat("s1")
+    assert world.decide() == []
+    world.now += 2.0
+    world.beat("s1")
+    assert kinds(world.decide()) == [ChangeIndexlets]
+    assert (world.first.term, world.first.state) == (2, IndexletState.FILLING)
+
+
+def grown(world: World) -> None:
+    """Make successors of an indexlet with too many entries, and have them opened."""
+    for name in ("s0", "s2"):
+        world.beat(name)
+    world.beat("s1", says("X", P.SERVING, entry_count=101, split_at=b"m"))
+    assert kinds(world.decide()) == [MakeSuccessors]
+    low, high = world.successors()
+    assert [(low.low, low.high), (high.low, high.high)] == [(b"", b"m"), (b"m", b"")]
+    assert kinds(world.decide()) == [OpenIndexletAt, OpenIndexletAt]
+    beat_successors(world, P.FILLING)
+    assert kinds(world.decide()) == [HandOverAt]
+
+
+def beat_successors(world: World, progress: P, source: IndexletReport | None = None) -> None:
+    """Heartbeats of all; one of the successors may be where their source is."""
+    world.now += 0.1
+    source = source or says("X", P.SERVING, entry_count=101, split_at=b"m")
+    reports: dict[str, list[IndexletReport]] = {"s0": [], "s1": [source], "s2": []}
+    for each in world.successors():
+        reports[each.owner].append(says(each.indexlet_id, progress))
+    for name, said in reports.items():
+        world.beat(name, *said)
+
+
+def handing_over(world: World, stage: HandOverStage, progress: P = P.SERVING) -> IndexletReport:
+    ids = tuple(each.indexlet_id for each in world.successors())
+    return says("X", progress, hand_over=stage, successors=ids)
+
+
+def test_a_large_indexlet_is_split() -> None:
+    """Golden conversation: successors, opened; entries brought; closed; in place by one entry."""
+    world = World(indexlet(state=IndexletState.SERVING))
+    grown(world)
+    beat_successors(world, P.COMPLETE, handing_over(world, HandOverStage.COMPLETE))
+    (close,) = world.decide()
+    assert isinstance(close, CloseIndexletAt)
+    assert not close.order.drop
+    assert world.first.state is IndexletState.SERVING
+    closed = handing_over(world, HandOverStage.COMPLETE, P.CLOSED)
+    beat_successors(world, P.COMPLETE, closed)
+    assert kinds(world.decide()) == [ChangeIndexlets]
+    found = world.catalog.indexes.of_index(IndexId("I"))
+    assert [each.state for each in found] == [IndexletState.SERVING] * 2
+    assert X not in world.catalog.indexes.indexlets
+    closes = [a for a in world.decide() if isinstance(a, CloseIndexletAt)]
+    assert [(c.order.indexlet_id, c.order.drop) for c in closes] == [(X, True)]
+
+
+def test_successors_are_given_up_when_one_is_lost() -> None:
+    """The source is told, and goes on; one that is closed already is filled anew."""
+    world = World(indexlet(state=IndexletState.SERVING))
+    grown(world)
+    beat_successors(world, P.FILLING, handing_over(world, HandOverStage.FAILED))
+    assert kinds(world.decide()) == [ChangeIndexlets]
+    assert world.successors() == []
+    world.now += 0.1
+    world.beat("s1", says("X", P.SERVING, hand_over=HandOverStage.FAILED, successors=(X,)))
+    (release,) = [a for a in world.decide() if isinstance(a, HandOverAt)]
+    assert release.order.successors == ()
+    world = World(indexlet(state=IndexletState.SERVING))
+    grown(world)
+    beat_successors(world, P.FILLING, handing_over(world, HandOverStage.FAILED, P.CLOSED))
+    assert kinds(world.decide()) == [ChangeIndexlets]
+    assert (world.first.term, world.first.state) == (2, IndexletState.FILLING)
+    assert world.successors() == []
+
+
+def test_giving_up_and_taking_the_place_exclude_each_other() -> None:
+    """Both compare the records they were decided from: the second entry changes nothing."""
+    world = World(indexlet(state=IndexletState.SERVING))
+    grown(world)
+    given_up = ChangeIndexlets(tuple(map(gone, world.successors())), "lost")
+    in_place = tuple(
+        msgspec.structs.replace(
+            each, state=IndexletState.SERVING, succeeds=IndexletId(""), generation=2
+        )
+        for each in world.successors()
+    )
+    swap = CatalogBatch(indexlets=(gone(world.first), *in_place))
+    first, second = draft_change(world.catalog, given_up), swap
+    assert first is not None
+    assert isinstance(world.put(first), Applied)
+    assert isinstance(world.put(second), Conflict)
+    assert world.first.state is IndexletState.SERVING
+
+
+def test_an_indexlet_leaves_a_server_that_is_retired() -> None:
+    """To one successor with the same range, elsewhere."""
+    world = World(indexlet(state=IndexletState.SERVING))
+    world.put(CatalogBatch(marks=(ServerMark(ServerUuid("s1"), "s1", retiring=True),)))
+    world.beat("s2")
+    world.beat("s1", says("X", P.SERVING))
+    assert kinds(world.decide()) == [MakeSuccessors]
+    (successor,) = world.successors()
+    assert (successor.owner, successor.low, successor.high) == ("s2", b"", b"")
+
+
+# ---- the catalog --------------------------------------------------------------------------------
+
+
+def test_an_entry_that_would_leave_a_hole_changes_nothing() -> None:
+    """Nor one with keys twice; an index without any indexlet neither."""
+    world = World(indexlet())
+    assert isinstance(world.put(CatalogBatch(indexlets=(gone(world.first),))), Conflict)
+    second = CatalogBatch(indexlets=(indexlet("Y", low=b"m"),))
+    assert isinstance(world.put(second), Conflict)
+    table = world.catalog.tables[TableId("T")]
+    bare = msgspec.structs.replace(
+        table, schema=with_index(table.schema, "b", IndexId("J"), "t"), generation=2
+    )
+    assert isinstance(world.put(CatalogBatch((bare,))), Conflict)
+    assert list(world.catalog.indexes.indexlets) == [X]
+
+
+def test_indexlets_go_with_their_index_and_nothing_brings_them_back() -> None:
+    """Dropped with a column, with the index, or with the table."""
+    world = World(indexlet())
+    late = CatalogBatch(indexlets=(msgspec.structs.replace(world.first, generation=2),))
+    table = world.catalog.tables[TableId("T")]
+    dropped = msgspec.structs.replace(table, schema=PLAIN, generation=2)
+    assert isinstance(world.put(CatalogBatch((dropped,))), Applied)
+    assert world.catalog.indexes.indexlets == {}
+    assert isinstance(world.put(late), Conflict)
+    orphan = new_indexlet(TableId("T"), IndexId("I"), (b"", b""), server("s1"), random.Random(1), X)
+    assert isinstance(world.put(CatalogBatch(indexlets=(orphan,))), Conflict)
+
+
+def test_a_snapshot_has_the_indexlets() -> None:
+    """And a catalog of before there were any is read."""
+    world = World(indexlet())
+    other = Catalog()
+    other.restore(world.catalog.snapshot())
+    assert other.indexes.indexlets == world.catalog.indexes.indexlets
+    fields = msgspec.msgpack.decode(world.catalog.snapshot())
+    fields[0] = 5
+    older = Catalog()
+    older.restore(msgspec.msgpack.encode(fields[:-1]))
+    assert older.indexes.indexlets == {}
+
+
+# ---- operations ---------------------------------------------------------------------------------
+
+
+def request(sequence: int) -> RequestId:
+    return RequestId(ClientId("c"), sequence, 0)
+
+
+def test_an_index_is_made_and_dropped_in_one_entry_each() -> None:
+    """With its first indexlet, beside the table's tablets if it can; what cannot be is refused."""
+    world = World(indexlet())
+    for name in ("s0", "s1", "s2"):
+        world.beat(name)
+    loads = tserver_loads(world.catalog, world.liveness.live(ServerKind.TSERVER, world.now))
+    order = CreateIndex(request(1), TableId("T"), "t", "b")
+    batch = draft_create_index(world.catalog, order, loads, random.Random(1))
+    assert isinstance(world.put(batch), Applied)
+    table = world.catalog.tables[TableId("T")]
+    index = table.schema.index_of("b")
+    assert index is not None
+    assert (table.schema.version, table.state) == (3, TableState.ALTERING)
+    (made,) = world.catalog.indexes.of_index(index.index_id)
+    assert made.owner == "s2", "s0 has the tablet, s1 an indexlet"
+    for column, kind in (("a", IndexExists), ("z", ColumnNotFound)):
+        order = CreateIndex(request(2), TableId("T"), "t", column)
+        with pytest.raises(kind):
+            draft_create_index(world.catalog, order, loads, random.Random(1))
+    drop = DropIndex(request(3), TableId("T"), "t", "b")
+    assert isinstance(world.put(draft_drop_index(world.catalog, drop)), Applied)
+    assert list(world.catalog.indexes.indexlets) == [X]
+    with pytest.raises(IndexNotFound):
+        draft_drop_index(world.catalog, drop)
+
+
+def test_indexes_are_not_altered_while_the_durability_is() -> None:
+    """As columns are not: tablets give way to others meanwhile."""
+    world = World(indexlet())
+    table = world.catalog.tables[TableId("T")]
+    becoming = msgspec.structs.replace(table, becoming=wal(3, ("disk",)), generation=2)
+    world.put(CatalogBatch((becoming,)))
+    with pytest.raises(InvalidArgument, match="once that is done"):
+        draft_drop_index(world.catalog, DropIndex(request(1), TableId("T"), "t", "a"))
+
+
+def test_whoever_asks_is_told_where_indexlets_are_and_how_far() -> None:
+    """Tablets also whether they are in their place."""
+    world = World(indexlet())
+    world.beat("s1", says("X", P.FILLING, tablets=4, tablets_filled=1, entry_count=9))
+    table = world.catalog.tables[TableId("T")]
+    found = locations_of(world.catalog, world.liveness, world.now, table, TabletId("0"))
+    assert (found.schema_version, found.tablet_change) == (2, 0)
+    (location,) = found.indexlets
+    assert (location.address, location.problem) == (
+        "s1:1", "1 of 4 tablets have given their entries",
+    )  # fmt: skip
+    other = locations_of(world.catalog, world.liveness, world.now, table, TabletId("none"))
+    assert other.tablet_change == NOT_IN_PLACE
+    (view,) = views_of(world.catalog, world.liveness, world.now, table)
+    assert (view.column, view.state, view.filled) == ("a", IndexletState.FILLING, 0.25)
+    assert view.entry_count == 9
