@@ -245,11 +245,19 @@ async def run_offers(world: World, bug: str = "") -> None:
         await entries.run(world)
 
 
+def options(seed: int) -> Options:
+    """Servers die so often that there is always something to recover."""
+    return _deadly(tables.options(seed), seed)
+
+
 def offers_options(seed: int) -> Options:
-    """Servers die so often that tablets and indexlets are lost together."""
-    rng = random.Random(f"{seed}/offers")
-    return entries.options(seed).but(crash_every_s=rng.uniform(0.7, 2.0))
+    """The same for the other scenario: tablets and indexlets are lost together."""
+    return _deadly(entries.options(seed), seed)
 
 
-SCENARIO = Scenario("engines", run, tables.struck_options)
+def _deadly(drawn: Options, seed: int) -> Options:
+    return drawn.but(crash_every_s=random.Random(f"{seed}/deadly").uniform(0.7, 2.0))
+
+
+SCENARIO = Scenario("engines", run, options)
 OFFERS = Scenario("offers", run_offers, offers_options)
