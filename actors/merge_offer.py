@@ -9,11 +9,15 @@ Source: seed RAMCloud master recovery, phase 1 (partitioned replay), design §9.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stelae.core.errors import InvalidArgument
+from stelae.core.errors import InvalidArgument, TabletNotReady
+from stelae.core.ids import TabletId
+from stelae.core.index_offers import COMPARE_LOG, CompareLog, CompareLogReply
+from stelae.core.messages import INSTALL_MERGE, InstallMerge
+from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.storage.gather import ROW_MASK, SLOT_SHIFT
 from stelae.storage.merge import Merged
@@ -96,6 +100,30 @@ class MergeOffer:
         async with asyncio.timeout(timeout_s):
             await self._is_loaded.wait()
         return self._loaded == row_counts
+
+
+class MergesMadeElsewhere:
+    """What whoever merges says to a tserver, and asks it. ``offer_of`` finds a tablet's offer in
+    a term, or raises TabletNotHere."""
+
+    def __init__(self, offer_of: Callable[[TabletId, int], MergeOffer]) -> None:
+        self._offer_of = offer_of
+
+    def handlers(self) -> Handlers:
+        return {INSTALL_MERGE: self._on_install_merge, COMPARE_LOG: self._on_compare_log}
+
+    async def _on_install_merge(self, call: Call[InstallMerge]) -> Reply[Empty]:
+        offer = self._offer_of(call.body.tablet_id, call.body.term)
+        offer.offer(call.body.next_version, call.blobs)
+        return EMPTY
+
+    async def _on_compare_log(self, call: Call[CompareLog]) -> Reply[CompareLogReply]:
+        offer = self._offer_of(call.body.tablet_id, call.body.term)
+        try:
+            is_same = await offer.is_of(call.body.row_counts, call.timeout_s / 2)
+        except TimeoutError:
+            raise TabletNotReady(call.body.tablet_id, "loading its log") from None
+        return Reply(CompareLogReply(is_same))
 
 
 def fits(merged: Merged, row_counts: Sequence[int]) -> bool:

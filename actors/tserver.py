@@ -25,6 +25,7 @@ from stelae.actors.lease import Lease
 from stelae.actors.load_rate import size_of, weight_of
 from stelae.actors.master_list import MasterList
 from stelae.actors.membership import Membership
+from stelae.actors.merge_offer import MergeOffer, MergesMadeElsewhere
 from stelae.actors.quarantine import Quarantine
 from stelae.actors.replica import Replica
 from stelae.actors.replica_digests import ReplicaDigests
@@ -55,13 +56,11 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.index_messages import LOCATE_INDEXLETS, IndexletLocations, LocateIndexlets
-from stelae.core.index_offers import COMPARE_LOG, CompareLog, CompareLogReply
 from stelae.core.messages import (
     CLOSE_TABLET,
     GET,
     GET_MANY,
     HEARTBEAT,
-    INSTALL_MERGE,
     LEARN_TIMELINE,
     OPEN_TABLET,
     SCAN,
@@ -73,7 +72,6 @@ from stelae.core.messages import (
     GetMany,
     Heartbeat,
     HeartbeatReply,
-    InstallMerge,
     LearnTimeline,
     OpenTablet,
     RecoveryEngine,
@@ -216,8 +214,6 @@ class TabletServer:
             SERVE_TABLET: self._on_serve,
             CLOSE_TABLET: self._on_close,
             ALTER_TABLET: self._on_alter,
-            INSTALL_MERGE: self._on_install_merge,
-            COMPARE_LOG: self._on_compare_log,
             LEARN_TIMELINE: self._on_learn_timeline,
             WRITE: self._on_write,
             WRITE_MANY: self._on_write_many,
@@ -228,6 +224,7 @@ class TabletServer:
             **self._orders.handlers(),
             **self._successions.handlers(),
             **self.indexlets.handlers(),
+            **MergesMadeElsewhere(self._merge_offer).handlers(),
             **self._fills.handlers(),
             **ReplicaDigests(self._runtime, self.replicas).handlers(),
             **self.replicas.raft_handlers(),
@@ -398,20 +395,11 @@ class TabletServer:
             self._report_soon()
         return EMPTY
 
-    async def _on_install_merge(self, call: Call[InstallMerge]) -> Reply[Empty]:
-        tablet = self._opened(call.body.tablet_id, call.body.term)
-        tablet.merge_offer.offer(call.body.next_version, call.blobs)
-        return EMPTY
-
-    async def _on_compare_log(self, call: Call[CompareLog]) -> Reply[CompareLogReply]:
-        tablet = self._tablets.get(call.body.tablet_id)
-        if tablet is None or tablet.term != call.body.term:
-            raise TabletNotHere(call.body.tablet_id, self._name)
-        try:
-            counts, timeout_s = call.body.row_counts, call.timeout_s / 2
-            return Reply(CompareLogReply(await tablet.merge_offer.is_of(counts, timeout_s)))
-        except TimeoutError:
-            raise TabletNotReady(call.body.tablet_id, "loading its log") from None
+    def _merge_offer(self, tablet_id: TabletId, term: int) -> MergeOffer:
+        tablet = self._tablets.get(tablet_id)
+        if tablet is None or tablet.term != term:
+            raise TabletNotHere(tablet_id, self._name)
+        return tablet.merge_offer
 
     async def _on_learn_timeline(self, call: Call[LearnTimeline]) -> Reply[Empty]:
         tablet = self._opened(call.body.tablet_id, call.body.term)
