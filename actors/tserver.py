@@ -25,7 +25,7 @@ from stelae.actors.lease import Lease
 from stelae.actors.load_rate import size_of, weight_of
 from stelae.actors.master_list import MasterList
 from stelae.actors.membership import Membership
-from stelae.actors.merge_offer import MergeOffer, MergesMadeElsewhere
+from stelae.actors.merge_offer import MergesMadeElsewhere
 from stelae.actors.quarantine import Quarantine
 from stelae.actors.replica import Replica
 from stelae.actors.replica_digests import ReplicaDigests
@@ -224,7 +224,7 @@ class TabletServer:
             **self._orders.handlers(),
             **self._successions.handlers(),
             **self.indexlets.handlers(),
-            **MergesMadeElsewhere(self._merge_offer).handlers(),
+            **MergesMadeElsewhere(lambda *of: self._opened(*of).merge_offer).handlers(),
             **self._fills.handlers(),
             **ReplicaDigests(self._runtime, self.replicas).handlers(),
             **self.replicas.raft_handlers(),
@@ -394,12 +394,6 @@ class TabletServer:
             await self._close(call.body.tablet_id)
             self._report_soon()
         return EMPTY
-
-    def _merge_offer(self, tablet_id: TabletId, term: int) -> MergeOffer:
-        tablet = self._tablets.get(tablet_id)
-        if tablet is None or tablet.term != term:
-            raise TabletNotHere(tablet_id, self._name)
-        return tablet.merge_offer
 
     async def _on_learn_timeline(self, call: Call[LearnTimeline]) -> Reply[Empty]:
         tablet = self._opened(call.body.tablet_id, call.body.term)
