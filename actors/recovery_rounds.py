@@ -26,7 +26,7 @@ from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.timeline_placement import source_of
 from stelae.core.durability import Wal, media_of
 from stelae.core.errors import SegmentsMissing, StelaeError
-from stelae.core.ids import TabletId
+from stelae.core.ids import TableId, TabletId
 from stelae.core.indexes import IndexletState
 from stelae.core.messages import (
     FENCE_LOGS,
@@ -288,8 +288,11 @@ class RecoveryRounds:
         self, spark: SparkEngine, jobs: Sequence[RecoveryJob]
     ) -> tuple[list[RecoveryJob], str]:
         """The jobs that failed and still count, and why one of them did."""
+        filling = self._filling()
         try:
-            problems = await spark([self._with_indexlets(job) for job in jobs])
+            problems = await spark(
+                [replace(job, indexlets=filling.get(job.table.table_id, ())) for job in jobs]
+            )
         except Exception as error:  # whatever Spark raised: the tablets come back without it
             if not isinstance(error, StelaeError):
                 logger.exception("a bug, or an error of Spark's that nobody foresaw")
@@ -298,19 +301,18 @@ class RecoveryRounds:
         failed = [j for j in jobs if j.tablet.tablet_id in problems and self._is_awaited(j)]
         return failed, problems[failed[0].tablet.tablet_id] if failed else ""
 
-    def _with_indexlets(self, job: RecoveryJob) -> RecoveryJob:
-        """The job, and the indexlets of its table that are being filled."""
+    def _filling(self) -> dict[TableId, tuple[IndexletTarget, ...]]:
+        """The indexlets of each table that are being filled, where their owners live."""
         now = self._runtime.clock.monotonic()
-        targets = []
+        found: dict[TableId, tuple[IndexletTarget, ...]] = {}
         for indexlet in self._catalog.indexes.found():
-            if indexlet.table_id != job.table.table_id:
-                continue
             run = Run(indexlet.owner, indexlet.owner_incarnation)
             seen = self._liveness.find(run)
             is_filling = indexlet.state is IndexletState.FILLING
             if is_filling and seen is not None and self._liveness.is_live(run, now):
-                targets.append(IndexletTarget(indexlet, seen.server))
-        return replace(job, indexlets=tuple(targets))
+                target = IndexletTarget(indexlet, seen.server)
+                found[indexlet.table_id] = (*found.get(indexlet.table_id, ()), target)
+        return found
 
     async def _go_on_natively(
         self, attempt: Attempt, jobs: Sequence[RecoveryJob], reason: str
