@@ -71,7 +71,6 @@ async def offer_indexes(
     began = time.perf_counter()
     offered = entries = 0
     try:
-        await promise_indexes(runtime, settings, job)
         made = [
             await _entries(runtime, settings, job, index, targets, segments, merged.live)
             for index, targets in _by_index(job)
@@ -92,10 +91,15 @@ async def offer_indexes(
 
 
 async def promise_indexes(runtime: Runtime, settings: Settings, job: RecoveryJob) -> None:
-    """Tell the indexlets that this tablet's entries come. Raises StelaeError: one is not there."""
-    await asyncio.gather(
-        *(_send(runtime, settings, job, target, 0, 0, []) for target in job.indexlets)
-    )
+    """Tell the indexlets that this tablet's entries come, as far as they are there already."""
+
+    async def promise(target: IndexletTarget) -> None:
+        try:
+            await _send(runtime, settings, job, target, 0, 0, [])
+        except StelaeError as error:
+            logger.info("an indexlet was promised nothing: %s", error)
+
+    await asyncio.gather(*(promise(target) for target in job.indexlets))
 
 
 def _by_index(job: RecoveryJob) -> Iterator[tuple[IndexDefinition, list[IndexletTarget]]]:

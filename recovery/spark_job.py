@@ -28,7 +28,7 @@ from stelae.core.messages import INSTALL_MERGE, InstallMerge
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.recovery.engine import RecoveryJob
-from stelae.recovery.spark_indexes import IndexOutcome, offer_indexes
+from stelae.recovery.spark_indexes import IndexOutcome, offer_indexes, promise_indexes
 from stelae.recovery.spark_link import ClusterLink, connected
 from stelae.recovery.spark_log import fetch_log
 from stelae.storage.merge import Merged, merge
@@ -124,6 +124,14 @@ async def merge_tablets(
 
 
 async def _merge_tablet(runtime: Runtime, settings: Settings, job: RecoveryJob) -> TabletOutcome:
+    promising = asyncio.ensure_future(promise_indexes(runtime, settings, job))
+    try:
+        return await _merge_promised(runtime, settings, job)
+    finally:
+        promising.cancel()  # as a rule it has ended long ago; nobody waits for it
+
+
+async def _merge_promised(runtime: Runtime, settings: Settings, job: RecoveryJob) -> TabletOutcome:
     began = time.perf_counter()
     segments = await fetch_log(runtime, settings, job)
     fetched = time.perf_counter()
