@@ -137,6 +137,11 @@ CLEANED: dict[str, tuple[list[Candidate], Needs, list[int]]] = {
         Needs(8 * MIB, 2.0, has_replicas=False),
         [],
     ),
+    "dead ones are not joined across a change of the schema": (
+        [segment(1, 0), segment(2, 0), segment(3, 0, schema=2)],
+        NEEDS,
+        [1, 2],
+    ),
     "memory is low for tombstones": (
         [segment(1, 50, 0), segment(2, 50, 50)],
         Needs(8 * MIB, 2.0, memory_is_low=True),
