@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from stelae.actors.backup_blobs import BackupBlobs
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_list import MasterList
+from stelae.actors.served_columns import ServedColumns
 from stelae.coordinator.reports import Report, Reporter, log_fingerprint
 from stelae.core.errors import (
     CorruptData,
@@ -152,6 +153,7 @@ class Backup:
             FREE_REPLICAS: self._free_replicas,
             DROP_LOGS: self._drop_logs,
             **self._blobs.handlers(),
+            **ServedColumns(self._runtime, self._holdings).handlers(),
         }
 
     # ---- writing ----------------------------------------------------------------------------

@@ -294,6 +294,8 @@ class OpenTablet(Body, frozen=True):
     engine: RecoveryEngine = RecoveryEngine.NATIVE
     timeline: TimelineSource | None = None
     """Of a table with ``wal(n, …)``: its log's tail, without which it cannot be opened."""
+    merge_patience_s: float = 0.0
+    """How long to wait for a merge that is made elsewhere; then the tserver makes it."""
 
 
 class ServeTablet(Body, frozen=True):

@@ -254,9 +254,10 @@ async def run_tables(
     longest_gap_s: float,
     make_client: type[Client] = Client,
     make_beside: Callable[[SimCluster, AsyncDatabase], Beside] | None = None,
+    make_cluster: Callable[..., SimCluster] = SimCluster,
     **settings: Any,
 ) -> None:
-    cluster = SimCluster(world, **{**cleaning_of(world), **settings})
+    cluster = make_cluster(world, **{**cleaning_of(world), **settings})
     await cluster.start()
     history = History(world.loop.time)
     admin = cluster.database("admin")
