@@ -283,10 +283,11 @@ class Finding:
         query = self._query
         left: tuple[bytes, bytes] | None = None if query.is_empty else (query.low, query.high)
         while left is not None and (self._limit is None or self._count < self._limit):
+            low, high = left
             try:
-                left = await self._piece(*left)
+                left = await self._piece(low, high)
             except Filling:
-                await self._scan(*left)
+                await self._scan(low, high)
                 left = None
         return self._answer(is_whole=left is None)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from stelae.core.ids import ServerUuid
+from stelae.core.ids import ServerUuid, TableId
 from stelae.core.indexes import IndexId, IndexletId, IndexletRecord, IndexletState, covers
 from stelae.core.records import TableRecord, TableState
 
@@ -42,7 +42,7 @@ class IndexCatalog:
     def refusal(
         self,
         records: Sequence[IndexletRecord],
-        table_of: Mapping[str, TableRecord],
+        table_of: Mapping[TableId, TableRecord],
         batch_tables: Sequence[TableRecord],
     ) -> str:
         """Why these do not follow from what is there; empty if they do."""
