@@ -10,10 +10,9 @@ Source: SLIK (ATC 2016), §4: range look-ups; design §11.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -31,6 +30,9 @@ from stelae.core.index_views import describe_index
 from stelae.core.indexes import END, is_empty, just_after
 from stelae.core.runtime import Runtime
 
+if TYPE_CHECKING:
+    from stelae.client.table import AsyncTable
+
 PAGE_ROWS = 1000
 SPARE = 8
 """Entries asked for beyond the rows wanted: some may be of rows that have moved on."""
@@ -45,17 +47,17 @@ class Page:
     """None: there are no more."""
 
 
-class TableFinds(ABC):
+class TableFinds:
     """See the module."""
 
     runtime: Runtime
     session: Session
     cache: TableCache
 
-    @property
-    @abstractmethod
-    def known(self) -> KnownTable:
-        """The table in the version that calls begun now are made with."""
+    if TYPE_CHECKING:
+
+        @property
+        def known(self) -> KnownTable: ...
 
     # ---- finding ----------------------------------------------------------------------------
 
@@ -198,7 +200,8 @@ class TableFinds(ABC):
                 )
                 if after is not None:
                     query = query.from_token(after)
-                work = Finding(self, query, limit, deadline, waits=if_filling == "wait")
+                table = cast("AsyncTable", self)
+                work = Finding(table, query, limit, deadline, waits=if_filling == "wait")
                 return await work.run()
             except (IndexNotFound, ColumnNotFound, SchemaChanged):
                 if is_last:
@@ -256,7 +259,13 @@ class Finding:
     """One `find`, or one page of one, under way."""
 
     def __init__(
-        self, table: Any, query: FindQuery, limit: int | None, deadline: float, *, waits: bool
+        self,
+        table: AsyncTable,
+        query: FindQuery,
+        limit: int | None,
+        deadline: float,
+        *,
+        waits: bool,
     ) -> None:
         self._table = table
         self._query = query
@@ -268,7 +277,7 @@ class Finding:
 
     @property
     def _left_s(self) -> float:
-        return float(self._deadline - self._table.runtime.clock.monotonic())
+        return self._deadline - self._table.runtime.clock.monotonic()
 
     async def run(self) -> tuple[pa.Table, str | None]:
         query = self._query

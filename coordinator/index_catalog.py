@@ -103,10 +103,9 @@ class IndexCatalog:
         record = self.indexlets.pop(indexlet_id, None)
         if record is None:
             return
-        owner = (record.owner, record.owner_incarnation)
         _take_from(self._of_index, record.index_id, indexlet_id)
         _take_from(self._successors, record.succeeds, indexlet_id)
-        _take_from(self._of_owner, owner, indexlet_id)
+        _take_from(self._of_owner, (record.owner, record.owner_incarnation), indexlet_id)
 
     # ---- readers ----------------------------------------------------------------------------
 
@@ -136,6 +135,13 @@ class IndexCatalog:
         return list(self._of_owner)
 
 
+def _take_from(groups: dict[K, dict[IndexletId, None]], key: K, indexlet_id: IndexletId) -> None:
+    group = groups.get(key, {})
+    group.pop(indexlet_id, None)
+    if not group:
+        groups.pop(key, None)
+
+
 def _cover_all(records: Iterable[IndexletRecord]) -> bool:
     """Whether those that are found have every key, and each once."""
     found = [r for r in records if not r.succeeds and r.state is not IndexletState.GONE]
@@ -146,12 +152,3 @@ def _has_index(table: TableRecord | None, index_id: IndexId) -> bool:
     if table is None or table.state is TableState.DELETED:
         return False
     return any(index.index_id == index_id for index in table.schema.indexes)
-
-
-def _take_from(groups: dict[K, dict[IndexletId, None]], key: K, indexlet_id: IndexletId) -> None:
-    """Out of its group, and the group too once it is empty."""
-    group = groups.get(key)
-    if group is not None:
-        group.pop(indexlet_id, None)
-        if not group:
-            del groups[key]
