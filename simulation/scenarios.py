@@ -51,6 +51,7 @@ SCENARIOS: dict[str, str] = {
     "members": "tests/simulation/members.py:SCENARIO",
     "masters": "tests/simulation/masters.py:SCENARIO",
     "reformed": "tests/simulation/master_members.py:SCENARIO",
+    "media": "tests/simulation/media.py:SCENARIO",
     "replicas": "tests/simulation/replicas.py:SCENARIO",
     "safekeepers": "tests/simulation/safekeepers.py:SCENARIO",
     "strikes": "tests/simulation/tables.py:STRUCK",
