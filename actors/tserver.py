@@ -94,9 +94,8 @@ from stelae.core.tasks import Tasks
 CLOSED_TERMS_MAX = 10_000
 """Of how many closed tablets the term is known, so that a late order to open one is refused.
 
-An order is late by its deadline; a server does not close so many tablets meanwhile. Nor does the
-bound carry safety: a tablet opened anew in an old term serves nothing, its backups are fenced or
-drop its log, and the next heartbeat closes it.
+A server does not close so many while an order is late. Nor does safety need the bound: a tablet
+opened anew in an old term serves nothing, and the next heartbeat closes it.
 """
 
 

@@ -391,7 +391,7 @@ def test_memory_that_is_full_after_a_recovery_stops_writes_alone() -> None:
         await here.until(lambda: here.cluster.is_whole(2, 2), "full strength")
         lost, left = here.cluster.tservers
         assert all(here.world.server(name).holders() for name in (lost, left)), "each has one"
-        here.world.server(left)._memory_limit_bytes = 60 * len(text(0)) // 2
+        here.world.server(left).cleaner.limit_bytes = 60 * len(text(0)) // 2
         here.world.crash(lost, restart=False)
         await here.until(lambda: here.cluster.is_whole(2, 2), "one has both")
         await read_all(table, 60)
