@@ -93,10 +93,8 @@ from stelae.core.tasks import Tasks
 CLOSED_TERMS_MAX = 10_000
 """Of how many closed tablets the term is known, so that a late order to open one is refused.
 
-An order is late by its deadline, or by as long as a deposed leader takes to notice; a server does
-not close so many tablets meanwhile. Nor does the bound carry safety: a tablet that is opened anew
-in an old term serves nothing before the catalog names that very term, its backups are fenced by the
-recovery that raised the term, or drop the log of a deleted table, and the next heartbeat closes it.
+A server does not close so many while an order is late. Nor does safety need the bound: a tablet
+opened anew in an old term serves nothing, and the next heartbeat closes it.
 """
 
 
@@ -259,6 +257,7 @@ class TabletServer:
             digest=report.digest,
             servers_version=self.members.version,
             indexlets=self.indexlets.reports() if reporter.wants_report else (),
+            backups_version=self.members.backups_view.version,
         )
         return beat, report
 
