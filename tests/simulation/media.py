@@ -255,7 +255,9 @@ async def run(world: World, bug: str = "") -> None:
     faults: list[MediaFaults] = []
 
     def beside(cluster: SimCluster, database: AsyncDatabase) -> MediaFaults:
-        decays = "" if world.options.lost_disk_every_s else rng.choice(cluster.backups)
+        # What has decayed counts as lost: another replica must outlive all crashes.
+        may_decay = not world.options.lost_disk_every_s and len(media) - media.count("ram") >= 2
+        decays = rng.choice(cluster.backups) if may_decay else ""
         faults.append(MediaFaults(cluster, decays, rng.choice([2.0, 6.0])))
         return faults[0]
 
