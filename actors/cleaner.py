@@ -30,7 +30,7 @@ WEIGH_S = 0.1
 SHOW_S = 1.0
 WATCHED_SHARE = 0.5
 """Of the limit, from which on it is weighed with each segment that was sealed."""
-HEAD_SHARE = 1 / 16
+HEAD_SHARE = 1 / 64
 """Of the limit: a head that takes more is closed when nothing else can be freed, as rows take less
 in sealed segments."""
 
@@ -218,8 +218,6 @@ class Cleaner:
 
     def _close_a_head(self) -> None:
         """Rows take less once they are sealed, and dead ones can be dropped."""
-        if self.used_bytes <= self.limit_bytes:
-            return
         heads = [tablet for tablet in self._tablets() if tablet.may_clean()]
         largest = max(heads, key=lambda each: each.head_memory_bytes, default=None)
         if largest is not None and largest.head_memory_bytes >= HEAD_SHARE * self.limit_bytes:

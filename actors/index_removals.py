@@ -29,6 +29,8 @@ QUEUE_BYTES = 32 << 20
 ENTRY_BYTES = 100
 """Of an entry in the queue, beside its bytes, about."""
 ATTEMPT_S = 1.0
+GATHER_S = 0.01
+"""Removals are in no hurry: those of so long go together."""
 PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
 
@@ -105,6 +107,7 @@ class IndexRemovals:
         pause_s = PAUSE_S
         while True:
             await self._woken()
+            await self._runtime.clock.sleep(GATHER_S)
             while self._queue and self._may_send(self._queue[0]):
                 if await self._send_some():
                     pause_s = PAUSE_S

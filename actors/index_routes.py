@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from stelae.actors.entry_streams import stream_of
+from stelae.client.masters import MastersClient
 from stelae.core.errors import (
     ClosedMeanwhile,
     DeadlineExpired,
@@ -28,11 +29,13 @@ from stelae.core.ids import TableId, TabletId
 from stelae.core.index_messages import (
     ENTRIES_MAX,
     INSERT_ENTRIES,
+    LOCATE_INDEXLETS,
     NOT_IN_PLACE,
     PIECE_BYTES,
     IndexletLocation,
     IndexletLocations,
     InsertEntries,
+    LocateIndexlets,
     TabletStamp,
 )
 from stelae.core.indexes import END, IndexId
@@ -52,6 +55,16 @@ PAUSE_S = 0.02
 LONGEST_PAUSE_S = 0.5
 DIRECT_MAX = 2
 """Messages under way to an indexlet, before further insertions wait for each other."""
+
+
+def asking(masters: MastersClient) -> Locate:
+    """What asks the masters' leader where the indexlets of a tablet's table are."""
+
+    async def locate(table_id: TableId, tablet_id: TabletId, timeout_s: float) -> IndexletLocations:
+        asked = LocateIndexlets(table_id, tablet_id)
+        return await masters.call(LOCATE_INDEXLETS, asked, timeout_s=timeout_s)
+
+    return locate
 
 
 @dataclass(slots=True)
@@ -343,7 +356,8 @@ class IndexRoutes:
         return None
 
     async def _send_waiting(self, outbox: Outbox) -> None:
-        now, group, count = self._runtime.clock.monotonic(), [], 0
+        now, count = self._runtime.clock.monotonic(), 0
+        group: list[Waiting] = []
         while outbox.waiting and (
             not group or count + len(outbox.waiting[0].entries) <= ENTRIES_MAX
         ):

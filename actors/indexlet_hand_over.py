@@ -97,7 +97,7 @@ class HandOver:
             return
         deadline = self._runtime.clock.monotonic() + timeout_s
         parts = [part for each in self._locations if (part := self._part(each, body, blobs))]
-        await asyncio.gather(*[self._send(location, *part, deadline) for location, *part in parts])
+        await asyncio.gather(*[self._send(*part, deadline) for part in parts])
 
     def _part(
         self,

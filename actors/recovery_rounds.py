@@ -194,7 +194,7 @@ class RecoveryRounds:
                 else:
                     sources = plan_recovery(tablet, len(media_of(table.durability)), found)
             except SegmentsMissing as error:
-                self._note(tablet.tablet_id, str(error))
+                self._note(tablet.tablet_id, f"{error}; see `stelae recover`")
                 waiting.append(order)
             else:
                 self._note(tablet.tablet_id, "")

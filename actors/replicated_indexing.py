@@ -32,6 +32,7 @@ class ReplicatedIndexing(IndexedTablet):
     replica: Replica
     _machine: TabletStateMachine
     _clock_term: int
+    _is_open: bool
     _altering: tuple[int, int] = (0, 0)
     """Term and version of the newest schema that was proposed."""
 
@@ -141,5 +142,5 @@ class ReplicatedIndexing(IndexedTablet):
         async def command() -> SmallWrite:
             return SmallWrite(many, many.requests, self._stamp(), version, size_bytes)
 
-        outcomes = await self._propose_indexed(ticket, command, deadline)
-        return outcomes if isinstance(outcomes, tuple) else (outcomes,)  # type: ignore[return-value]
+        outcomes: Any = await self._propose_indexed(ticket, command, deadline)
+        return outcomes if isinstance(outcomes, tuple) else (outcomes,)

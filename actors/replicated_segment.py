@@ -18,69 +18,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import pyarrow as pa
 
-from stelae.actors.membership import Membership
+from stelae.actors.replica_placement import place
+from stelae.actors.replica_views import ReplicaViews
+from stelae.actors.segment_replica import LogContext, SegmentReplica, is_fenced
 from stelae.actors.segment_views import JOIN_BYTES, size_of, sliced
 from stelae.core.errors import (
     InvalidArgument,
     Rejected,
     RetryLater,
-    StaleTerm,
     StelaeError,
 )
-from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.ids import ServerUuid
 from stelae.core.messages import SEAL_REPLICA, WRITE_REPLICA, Certified, SealReplica, WriteReplica
 from stelae.core.records import ServerInfo
 from stelae.core.rpc import Blob, Empty, Reply
-from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
-from stelae.core.tasks import Tasks
 
 PIECE_BYTES = 8 << 20
 RETRY_PAUSE_S = 0.05
 
 
-@dataclass(slots=True)
-class SegmentReplica:
-    """Where one replica is and what its backup has acknowledged."""
-
-    medium: str
-    backup: ServerUuid | None = None
-    length: int = 0
-    epoch: int = -1
-    closed: bool = False
-    sealed: bool = False
-    created: bool = False
-    troubled_since: float | None = None
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    posted: object | None = None
-    """Of an append whose answer is awaited without a task: what tells it from any other."""
-    failure: StelaeError | None = None
-    """How the last such append ended, if it failed; for the replica's task to see to."""
-
-
-class LogContext(Protocol):
-    """What the segments of one log share."""
-
-    runtime: Runtime
-    settings: Settings
-    members: Membership
-    tasks: Tasks
-    tablet_id: TabletId
-    term: int
-
-    def progressed(self) -> None:
-        """Some replica acknowledged something: see what follows for the log."""
-
-    def fail(self, error: StelaeError) -> None:
-        """The log was fenced: its tablet belongs to another server now."""
-
-
-class ReplicatedSegment:
+class ReplicatedSegment(ReplicaViews):
     """A segment in one of three lives: open (grows), closed (rows, complete), sealed (columnar)."""
 
     def __init__(self, context: LogContext, segment_id: int, media: tuple[str, ...]) -> None:
@@ -136,6 +96,9 @@ class ReplicatedSegment:
 
     def retire(self) -> None:
         """Keep replicas no more."""
+        for replica in self.replicas if not self.is_retired else ():
+            if replica.backup is not None:
+                self._context.members.upkeep.take(replica.backup)
         self.is_retired = True
         self.wake()
 
@@ -143,15 +106,19 @@ class ReplicatedSegment:
         """Forget the content: the tablet was closed, and nothing is sent any more."""
         self.image = None
         self._content, self._ends = [], []
+        for replica in self.replicas:
+            self._put(replica, None)
 
     def adopt(self, image: pa.Buffer, holders: list[tuple[ServerUuid, str]]) -> None:
         """Take over a sealed segment whose replicas lie on ``holders`` (backup, medium) already."""
         self.image, self.is_columnar = image, True
         self.may_open = self.may_fill = self.may_close = self.was_closed = True
+        for replica in self.replicas:
+            replica.is_remade = True
         for uuid, medium in holders:
             for replica in self.replicas:
                 if replica.backup is None and replica.medium == medium:
-                    replica.backup = uuid
+                    self._put(replica, uuid)
                     replica.sealed = replica.closed = replica.created = True
                     break
 
@@ -199,32 +166,6 @@ class ReplicatedSegment:
     def epoch_is_everywhere(self) -> bool:
         return all(r.epoch == self.epoch or r.sealed for r in self.replicas) and self.is_opened
 
-    @property
-    def stands_without_strays(self) -> bool:
-        """Whether all that was acknowledged is on the present replicas, and recoveries know it.
-
-        Until then, what a replaced replica still holds may be the only copy of it.
-        """
-        return self._epoch_counts and all(
-            r.sealed or r.closed or r.epoch == self.epoch for r in self.replicas
-        )
-
-    @property
-    def missing_replicas(self) -> int:
-        """Replicas that are on no live backup, or not complete there."""
-        find = self._context.members.find
-        return sum(1 for r in self.replicas if r.backup is None or find(r.backup) is None)
-
-    @property
-    def holders(self) -> list[ServerUuid]:
-        """The backups whose replica has everything, under the present epoch."""
-        return [
-            r.backup
-            for r in self.replicas
-            if r.backup is not None
-            and (r.sealed or r.closed or (r.length == self.length and r.epoch == self.epoch))
-        ]
-
     # ---- driving the replicas ---------------------------------------------------------------
 
     def start(self) -> None:
@@ -242,7 +183,7 @@ class ReplicatedSegment:
 
     def forget_dead(self) -> None:
         """After a change of membership: replace replicas whose backups are gone."""
-        for replica in self.replicas:
+        for replica in list(self.replicas):
             if replica.backup is None or self._context.members.find(replica.backup) is not None:
                 continue
             was_sealed = replica.sealed
@@ -252,7 +193,7 @@ class ReplicatedSegment:
 
     def lose(self, backup: ServerUuid) -> None:
         """A live backup says that it does not hold this segment (a medium that lost its data)."""
-        for replica in self.replicas:
+        for replica in list(self.replicas):
             if replica.backup == backup and replica.created:
                 was_sealed = replica.sealed
                 self._replace(replica)
@@ -269,16 +210,45 @@ class ReplicatedSegment:
         """Start anew elsewhere. An open replica left behind is made stale by a higher epoch."""
         if not self.is_columnar and not self.was_closed:
             self.epoch += 1
-        replica.backup, replica.troubled_since = None, None
+        if replica.replaces is not None:
+            self.replicas.remove(replica)  # it was to move; it stays where it is
+        self._put(replica, None)
+        replica.is_remade = replica.is_remade or replica.sealed
+        replica.troubled_since = None
         replica.length, replica.epoch = 0, -1
         replica.closed = replica.sealed = replica.created = False
         self.wake()
         self._context.progressed()
 
+    def _put(self, replica: SegmentReplica, backup: ServerUuid | None) -> None:
+        """Its place is there from now on, or nowhere."""
+        upkeep = self._context.members.upkeep
+        if self.is_retired:  # not counted any more
+            replica.backup = backup
+            return
+        if replica.backup is not None:
+            upkeep.take(replica.backup)
+        if backup is not None:
+            upkeep.put(backup)
+        replica.backup = backup
+
+    def move(self, source: ServerUuid, target: ServerUuid) -> bool:
+        """Make a replica there, and then let that one go; false: not now."""
+        found = [r for r in self.replicas if r.backup == source and r.sealed]
+        used = [r.backup for r in self.replicas]
+        if self.image is None or not self.is_sealed or not found or target in used:
+            return False
+        moved = SegmentReplica(found[0].medium, is_remade=True, replaces=found[0])
+        self._put(moved, target)
+        self.replicas.append(moved)
+        self._start(moved)
+        return True
+
     async def _keep(self, replica: SegmentReplica) -> None:
         try:
-            while not (replica.sealed or self.is_retired) and await self._advance(replica):
-                continue
+            while not (replica.sealed or self.is_retired) and replica in self.replicas:
+                if not await self._advance(replica):
+                    return
         finally:
             replica.posted = None  # an answer that comes yet changes nothing
 
@@ -293,8 +263,30 @@ class ReplicatedSegment:
         if step is None:
             await replica.wake.wait()
             return True
-        if replica.backup is None and not self._choose(replica):
+        if not replica.is_remade:
+            return await self._take_step(replica)
+        # What moves comes after what is missing.
+        left = sum(r.sealed for r in self.replicas) + len(self.replicas) * bool(replica.replaces)
+        turn = context.members.upkeep.turn(
+            context.runtime.clock,
+            left=left,
+            size_bytes=0 if self.image is None else self.image.size,
+            bytes_per_s=context.settings.rereplication_bytes_per_s,
+        )
+        async with turn:
+            goes_on = await self._take_step(replica)
+        if goes_on and replica.backup is None and replica in self.replicas:
             await self._wait_membership()
+        return goes_on
+
+    async def _take_step(self, replica: SegmentReplica) -> bool:
+        """The next step, if there is one still."""
+        context, step = self._context, self._next_step(replica)
+        if step is None or replica not in self.replicas:
+            return True
+        if replica.backup is None and not self._choose(replica):
+            if not replica.is_remade:
+                await self._wait_membership()
             return True
         target = context.members.find(replica.backup) if replica.backup else None
         if target is None:
@@ -311,7 +303,7 @@ class ReplicatedSegment:
         return True
 
     async def _failed(self, replica: SegmentReplica, error: StelaeError) -> bool:
-        if _is_fenced(error):
+        if is_fenced(error):
             self._context.fail(error)
             return False
         if isinstance(error, InvalidArgument) and replica.created:
@@ -404,7 +396,7 @@ class ReplicatedSegment:
             if not isinstance(outcome, StelaeError):
                 self._written(replica, target, request, end)
                 context.progressed()
-            elif replica.backup == target.uuid or _is_fenced(outcome):
+            elif replica.backup == target.uuid or is_fenced(outcome):
                 replica.failure = outcome
             if replica.failure is not None or self._next_step(replica) is not None:
                 replica.wake.set()
@@ -435,28 +427,31 @@ class ReplicatedSegment:
             blobs=[image],
             destination=target.uuid,
         )
-        if replica.backup != target.uuid:
+        if replica.backup != target.uuid or replica not in self.replicas:
             return
         replica.created = replica.closed = replica.sealed = True
+        if replica.replaces is not None:
+            former, replica.replaces = replica.replaces, None
+            if former in self.replicas:
+                self.replicas.remove(former)
+                self._put(former, None)
 
     # ---- placement and trouble --------------------------------------------------------------
 
     def _choose(self, replica: SegmentReplica) -> bool:
-        """Pick a live backup for the replica: none twice for a segment, other nodes first."""
+        """Pick a live backup for the replica."""
         context = self._context
-        used = {r.backup for r in self.replicas if r.backup is not None}
-        nodes = {s.process.node for uuid in sorted(used) if (s := context.members.find(uuid))}
         now = context.runtime.clock.monotonic()
-        candidates = [
-            server
-            for server in context.members.backups(replica.medium)
-            if server.uuid not in used and self._avoid.get(server.uuid, 0.0) <= now
-        ]
-        if not candidates:
-            return False
-        apart = [server for server in candidates if server.process.node not in nodes]
-        replica.backup = context.runtime.rng.choice(apart or candidates).uuid
-        return True
+        chosen, replica.lacks_room = place(
+            context,
+            replica.medium,
+            {r.backup: None for r in self.replicas if r.backup is not None},
+            {uuid: None for uuid, until in self._avoid.items() if until > now},
+            replicas=len(self.replicas),
+        )
+        if chosen is not None:
+            self._put(replica, chosen)
+        return chosen is not None
 
     async def _wait_membership(self) -> None:
         """Wait for other backups to appear; look again anyway after a while."""
@@ -479,11 +474,6 @@ class ReplicatedSegment:
                 self.avoid(replica.backup)
             self._replace(replica)
         await context.runtime.clock.sleep(RETRY_PAUSE_S)
-
-
-def _is_fenced(error: StelaeError) -> bool:
-    """Whether another server owns the tablet by now."""
-    return isinstance(error, StaleTerm) and error.args[0].startswith("term")
 
 
 Step = Callable[[SegmentReplica, ServerInfo], Awaitable[None]]

@@ -30,14 +30,17 @@ import pyarrow as pa
 
 from stelae.actors.log_waits import LogWaits
 from stelae.actors.membership import Membership
+from stelae.actors.regrouping import Regrouping
 from stelae.actors.replica_census import ReplicaCensus
+from stelae.actors.replica_upkeep import ShortageWatch
 from stelae.actors.replicated_segment import ReplicatedSegment
 from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet_log import BuildImage, FoundSegment
 from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
-from stelae.core.errors import StelaeError, TabletNotReady
+from stelae.core.errors import NoSpace, StelaeError, TabletNotReady
 from stelae.core.ids import ServerUuid, TabletId, segment_id
 from stelae.core.messages import Certified, SegmentSource
+from stelae.core.replica_shortage import Shortage
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
@@ -99,6 +102,7 @@ class SegmentLog(LogWaits):
         self._seal_work = asyncio.Event()
         self._segments_made = 0
         self.side = SideSegments(self, self._segments, media)
+        self._shortage = ShortageWatch()
 
     def start(self) -> None:
         """Begin to follow membership and to seal; the tasks end with the tablet."""
@@ -112,6 +116,8 @@ class SegmentLog(LogWaits):
         self._handed_over.set()
         census = ReplicaCensus(self, self._media)
         self.tasks.spawn(census.run(), f"{self.tablet_id[:8]}/census")
+        regrouping = Regrouping(self, self._media)
+        self.tasks.spawn(regrouping.run(), f"{self.tablet_id[:8]}/copysets")
 
     @property
     def timeline_generation(self) -> int:
@@ -192,6 +198,11 @@ class SegmentLog(LogWaits):
     @property
     def under_replicated(self) -> int:
         return sum(1 for each in self._segments.values() if each.missing_replicas)
+
+    @property
+    def shortage(self) -> Shortage | None:
+        missing = sum(segment.missing_bytes for segment in self._segments.values())
+        return self._shortage.look(self.under_replicated, missing)
 
     @property
     def holders(self) -> list[list[ServerUuid]]:
@@ -310,9 +321,11 @@ class SegmentLog(LogWaits):
             before_closed = before_closed and segment.note_closed()
 
     def check(self) -> None:
-        """Raise what ended the log, if something did."""
+        """Raise what ended the log, if something did; or that no backup has room for its head."""
         if self._failure is not None:
             raise self._failure
+        if self._unsealed and self.head.lacks_room:
+            raise NoSpace("every live backup", "/".join(dict.fromkeys(self._media)))
 
     def let_go(self) -> None:
         """Forget all content. The log has failed, and none of its tasks runs any more."""

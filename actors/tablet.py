@@ -39,6 +39,7 @@ from stelae.core.errors import (
     VersionMismatch,
 )
 from stelae.core.ids import RequestId, ServerUuid
+from stelae.core.losses import VERSIONS_SKIPPED
 from stelae.core.messages import (
     RecoveryEngine,
     SegmentSource,
@@ -105,6 +106,8 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
         self._objects: dict[int, ObjectHandle] = {}
         self._first_head = 0
         self._load = LoadRate()
+        is_end_lost = record.kept is not None and record.kept.skips_versions
+        self._versions_skipped = VERSIONS_SKIPPED if is_end_lost else 0
         self.is_volatile = table.durability == Segments(())
         self.began = {}
         self.keeps_tombstones = False
@@ -122,6 +125,7 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
             with self._intake.opening():
                 await self._recover(sources, engine)
                 await self._wait_schema()
+            self._memory.next_version += self._versions_skipped
             self._log.start()
             # An alter may begin further heads meanwhile; they wait for the end of this one, which
             # may have to wait for the hand-over: until then the masters register no epoch of it.
@@ -191,6 +195,7 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
             timeline_generation=self._log.timeline_generation,
             succession=report_of(self.succession, self.transfer),
             cleaning=self.cleaning.report() if self.may_clean() else None,
+            shortage=self._log.shortage,
         )
 
     @property
@@ -289,6 +294,7 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
             schema=self._schema,
             results=memory.results.snapshot(),
             forgot_below=memory.forgot_below,
+            facts=memory.facts(),
         )
         self._certificates = CertificateBuilder()
         entry = Entry(

@@ -18,6 +18,7 @@ from stelae.actors.side_segments import SideSegments
 from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import Certified, SegmentSource
+from stelae.core.replica_shortage import Shortage
 from stelae.core.rpc import Blob
 from stelae.core.runtime import ObjectHandle
 from stelae.core.tasks import Tasks
@@ -152,6 +153,10 @@ class TabletLog(Protocol):
     @property
     def under_replicated(self) -> int:
         """Segments that lack replicas on live backups."""
+
+    @property
+    def shortage(self) -> Shortage | None:
+        """How far it is from having all replicas; None: it has."""
 
     @property
     def holders(self) -> list[list[ServerUuid]]:

@@ -84,11 +84,14 @@ class FetchedSegment:
     handle: ObjectHandle | None = None
     """Of that buffer."""
     entries: list[Entry] = field(default_factory=list)
+    damaged: dict[ServerUuid, None] = field(default_factory=dict)
+    """Backups whose replica is damaged."""
 
     @property
     def holders(self) -> list[tuple[ServerUuid, str]]:
         """(backup, medium) of its replicas, where they may be kept as they are."""
-        return [(uuid, medium) for uuid, _, medium in self.source.replicas]
+        whole = (each for each in self.source.replicas if each[0] not in self.damaged)
+        return [(uuid, medium) for uuid, _, medium in whole]
 
 
 async def fetch_segments(
@@ -124,6 +127,7 @@ async def _fetch_any(
     replicas = list(source.replicas)
     if not source.is_head:
         runtime.rng.shuffle(replicas)
+    damaged: dict[ServerUuid, None] = {}
     for _ in range(ROUNDS):
         for uuid, address, _medium in replicas:
             try:
@@ -131,7 +135,7 @@ async def _fetch_any(
                     reply = await runtime.peers.call(
                         address,
                         READ_REPLICA,
-                        ReadReplica(tablet_id, source.segment_id),
+                        ReadReplica(tablet_id, source.segment_id, verify=uuid in damaged),
                         timeout_s=settings.call_timeout_s,
                         destination=uuid,
                         memory=intake.images.take,
@@ -140,8 +144,11 @@ async def _fetch_any(
                         _check, source, reply.body.info, reply.blobs[0], str(address)
                     )
                     del reply  # its memory is for the next one
+                    damaged.pop(uuid, None)
+                    found.damaged = damaged
                     return await _shared(runtime, found)
             except DataLost as error:
+                damaged[uuid] = None  # the next look has the backup see for itself
                 logger.warning("another replica is read: %s", error)
                 runtime.metrics.count("replicas_corrupt")
             except StelaeError:

@@ -20,6 +20,7 @@ from stelae.actors.cleaner import Cleaner
 from stelae.actors.epochs import raising_epochs
 from stelae.actors.hand_over import hand_over
 from stelae.actors.identity import listen_as, take_identity
+from stelae.actors.index_routes import asking
 from stelae.actors.indexlets import Indexlets
 from stelae.actors.lease import Lease
 from stelae.actors.load_rate import size_of, weight_of
@@ -54,8 +55,7 @@ from stelae.core.errors import (
     TabletNotHere,
     TabletNotReady,
 )
-from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.index_messages import LOCATE_INDEXLETS, IndexletLocations, LocateIndexlets
+from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.messages import (
     CLOSE_TABLET,
     GET,
@@ -93,10 +93,8 @@ from stelae.core.tasks import Tasks
 CLOSED_TERMS_MAX = 10_000
 """Of how many closed tablets the term is known, so that a late order to open one is refused.
 
-An order is late by its deadline, or by as long as a deposed leader takes to notice; a server does
-not close so many tablets meanwhile. Nor does the bound carry safety: a tablet that is opened anew
-in an old term serves nothing before the catalog names that very term, its backups are fenced by the
-recovery that raised the term, or drop the log of a deleted table, and the next heartbeat closes it.
+A server does not close so many while an order is late. Nor does safety need the bound: a tablet
+opened anew in an old term serves nothing, and the next heartbeat closes it.
 """
 
 
@@ -153,7 +151,7 @@ class TabletServer:
             self.replicas,
             lambda: self.indexlets.memory_bytes,
         )
-        self.replicas.locate = self._locate
+        self._locate = self.replicas.locate = asking(self._masters)
         self._fills = TabletFills(runtime, settings, self._serving)
         self._news = ServerNews(runtime, settings, self.tasks, self._masters, lambda: self.info)
         self._orders = ReplicaOrders(self.replicas)
@@ -259,6 +257,7 @@ class TabletServer:
             digest=report.digest,
             servers_version=self.members.version,
             indexlets=self.indexlets.reports() if reporter.wants_report else (),
+            backups_version=self.members.backups_view.version,
         )
         return beat, report
 
@@ -410,13 +409,6 @@ class TabletServer:
             self._scans.drop(tablet_id)
             self._fills.drop(tablet_id)
             await tablet.close()
-
-    async def _locate(
-        self, table_id: TableId, tablet_id: TabletId, timeout_s: float
-    ) -> IndexletLocations:
-        """Where a tablet's index entries go, as the masters' leader knows."""
-        asked = LocateIndexlets(table_id, tablet_id)
-        return await self._masters.call(LOCATE_INDEXLETS, asked, timeout_s=timeout_s)
 
     # ---- clients ----------------------------------------------------------------------------
 

@@ -25,7 +25,9 @@ from dataclasses import dataclass, field
 
 from stelae.actors.log_waits import LogWaits
 from stelae.actors.membership import Membership
+from stelae.actors.regrouping import Regrouping
 from stelae.actors.replica_census import ReplicaCensus
+from stelae.actors.replica_upkeep import ShortageWatch
 from stelae.actors.replicated_segment import ReplicatedSegment
 from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet_log import BuildImage, FoundSegment
@@ -34,6 +36,7 @@ from stelae.actors.timeline_proposer import AcceptorMailbox, TimelineProposer
 from stelae.core.errors import Overloaded, SegmentsMissing, StelaeError
 from stelae.core.ids import ServerUuid, TabletId, segment_id, segment_name
 from stelae.core.messages import Certified, SegmentSource
+from stelae.core.replica_shortage import Shortage
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
 from stelae.core.settings import GATHER_BYTES, Settings
@@ -115,6 +118,7 @@ class WalLog(LogWaits):
         self._seal_work = asyncio.Event()
         self._segments_made = 0
         self.side = SideSegments(self, self._segments, media)
+        self._shortage = ShortageWatch()
         self._proposer = TimelineProposer(
             runtime,
             settings,
@@ -201,6 +205,8 @@ class WalLog(LogWaits):
         """From now on strays on backups are freed."""
         census = ReplicaCensus(self, self._media)
         self.tasks.spawn(census.run(), f"{self.tablet_id[:8]}/census")
+        regrouping = Regrouping(self, self._media)
+        self.tasks.spawn(regrouping.run(), f"{self.tablet_id[:8]}/copysets")
 
     @property
     def timeline_generation(self) -> int:
@@ -243,6 +249,11 @@ class WalLog(LogWaits):
     def under_replicated(self) -> int:
         sealed = [segment for segment in self._segments.values() if segment.is_columnar]
         return sum(1 for segment in sealed if segment.missing_replicas)
+
+    @property
+    def shortage(self) -> Shortage | None:
+        missing = sum(segment.missing_bytes for segment in self._segments.values())
+        return self._shortage.look(self.under_replicated, missing)
 
     @property
     def holders(self) -> list[list[ServerUuid]]:

@@ -46,7 +46,7 @@ class Run:
 
 def measure(quick: bool) -> list[Figure]:
     """Rates and times of overwrites, cleaned against not."""
-    memory_mib, duration_s, rounds = (64, 3.0, 1) if quick else (192, 10.0, 2)
+    memory_mib, duration_s, rounds = (192, 3.0, 1) if quick else (512, 10.0, 2)
     figures = []
     for name, durability in (
         ("memory alone", segments()),

@@ -15,7 +15,9 @@ import msgspec
 import pyarrow as pa
 
 from stelae.client.attempts import ATTEMPT_TIMEOUT_S
+from stelae.client.blocking_find import find_few
 from stelae.client.convert import Key, Rows
+from stelae.client.find_query import IfFilling
 from stelae.client.group_calls import SUSPECT_S
 from stelae.client.group_route import Target
 from stelae.client.part import Part
@@ -66,13 +68,13 @@ class BlockingTable:
     """Blocking reads and writes of one table. ``run`` is the way over the client's loop."""
 
     def __init__(self, table: AsyncTable, calls: Calls, run: Run) -> None:
-        self._table = table
-        self._calls = calls
+        self.table = table
+        self.calls = calls
         self._run = run
 
     def write(self, op: WriteOp, rows: Rows, if_version: Any, timeout_s: float) -> Versions:
         """See `AsyncTable.upsert`, `insert` and `update`."""
-        writer = self._table.writer
+        writer = self.table.writer
         small = writer.small_write(op, rows, if_version)
         if small is None:
             return self._run(writer.write(op, rows, if_version, timeout_s))
@@ -80,7 +82,7 @@ class BlockingTable:
 
     def delete(self, keys: Any, if_version: Any, timeout_s: float) -> Versions:
         """See `AsyncTable.delete`."""
-        writer = self._table.writer
+        writer = self.table.writer
         small = writer.small_delete(keys, if_version)
         if small is None:
             return self._run(writer.delete(keys, if_version, timeout_s))
@@ -95,7 +97,7 @@ class BlockingTable:
         timeout_s: float,
     ) -> dict[str, Any] | None:
         """See `AsyncTable.get`."""
-        table = self._table
+        table = self.table
         one = table.one_key(key, columns, max_staleness)
         if one is None:
             return self._run(
@@ -108,7 +110,7 @@ class BlockingTable:
                 )
             )
 
-        reply, tried, left_s = self._attempt(
+        reply, tried, left_s = self.attempt(
             one.number, GET, one.request, timeout_s, one.max_staleness_s
         )
         if reply is None:
@@ -124,19 +126,60 @@ class BlockingTable:
         timeout_s: float,
     ) -> pa.Table:
         """See `AsyncTable.get_many`; what is computed on this side is computed in this thread."""
-        table = self._table
+        table = self.table
         wanted = table.many_keys(keys, columns, with_versions, max_staleness)
         return table.table_of(wanted, self._run(table.find_many(wanted, timeout_s)))
 
+    def find(
+        self,
+        column: str,
+        value: Any,
+        *,
+        between: Sequence[Any] | None,
+        limit: int | None,
+        columns: Sequence[str] | None,
+        reverse: bool,
+        with_versions: bool,
+        if_filling: IfFilling,
+        timeout_s: float,
+    ) -> pa.Table:
+        """See `AsyncTable.find`."""
+        found = find_few(
+            self,
+            column,
+            value,
+            between,
+            limit=limit,
+            columns=columns,
+            reverse=reverse,
+            with_versions=with_versions,
+            timeout_s=timeout_s,
+        )
+        if found is not None:
+            return found
+        return self._run(
+            self.table.find(
+                column,
+                value,
+                between=between,
+                limit=limit,
+                columns=columns,
+                reverse=reverse,
+                with_versions=with_versions,
+                if_filling=if_filling,
+                timeout=timeout_s,
+            )
+        )
+
     def _carry_out(self, small: SmallWrite, timeout_s: float) -> Versions:
         if len(small.parts) != 1:
-            return self._run(self._table.writer.carry_out(small, timeout_s))
+            return self._run(self.table.writer.carry_out(small, timeout_s))
         return version_range(self._write_part(small.parts[0], timeout_s))
 
     def _write_part(self, part: Part, timeout_s: float) -> WriteReply:
-        table, writer = self._table, self._table.writer
+        table, writer = self.table, self.table.writer
         with table.session.request(writer.receiver(part)) as request:
-            reply, tried, left_s = self._attempt(
+            reply, tried, left_s = self.attempt(
                 part.number,
                 WRITE,
                 lambda where: writer.request_of(part, where, request),
@@ -146,7 +189,7 @@ class BlockingTable:
                 return reply
             return self._run(writer.send_part(part, request, left_s, tried))
 
-    def _attempt(
+    def attempt(
         self,
         number: int,
         method: Method[Q, R],
@@ -158,9 +201,9 @@ class BlockingTable:
 
         Raises what the loop's way would raise at once (see `on_tablet`).
         """
-        clock = self._table.runtime.clock
+        clock = self.table.runtime.clock
         deadline = clock.monotonic() + timeout_s
-        where = self._table.cache.tablet(number)
+        where = self.table.cache.tablet(number)
         owner, limit_s = where.tablet.owner, ATTEMPT_TIMEOUT_S
         if where.tablet.is_group:
             target = self._replica(number, max_staleness_s)
@@ -175,7 +218,7 @@ class BlockingTable:
             return None, None, left_s
         tried: StelaeError
         try:
-            reply = self._calls.call(
+            reply = self.calls.call(
                 where.address,
                 method,
                 body,
@@ -191,8 +234,8 @@ class BlockingTable:
 
     def _replica(self, number: int, max_staleness_s: float) -> Target | None:
         """Which replica of a group to ask: its leader, or of those that may answer the next."""
-        route = self._table.cache.group(number)
+        route = self.table.cache.group(number)
         if route is None or max_staleness_s < 0:
             return None if route is None else route.leader
-        runtime = self._table.runtime
+        runtime = self.table.runtime
         return next(iter(route.readers(runtime.rng, runtime.clock.monotonic())), None)

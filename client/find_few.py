@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,21 +23,33 @@ def is_few(query: FindQuery, entry_count: int) -> bool:
     return entry_count <= FEW and query.known.schema.is_plain
 
 
-async def rows_of_few(
-    table: AsyncTable, query: FindQuery, entries: Sequence[bytes], timeout_s: float
-) -> tuple[pa.Table, pa.BinaryArray]:
-    """The rows that still have these entries, each once, in their order; and their entries."""
-    keys = list(dict.fromkeys([query.codec.key_of(entry) for entry in entries]))
+def keys_by_tablet(query: FindQuery, entries: Sequence[bytes]) -> dict[int, list[WireRow]]:
+    """The keys that entries name, each once, by the number of their tablet."""
     partitioner = query.known.partitioner
     parts: dict[int, list[WireRow]] = {}
-    for key in keys:
+    for key in dict.fromkeys([query.codec.key_of(entry) for entry in entries]):
         parts.setdefault(partitioner.tablet_number(key), []).append(key)
-    reads = [_read(table, query, number, tuple(part), timeout_s) for number, part in parts.items()]
-    found = [await reads[0]] if len(reads) == 1 else await all_or_first_error(reads)
+    return parts
+
+
+def get_request(query: FindQuery, keys: Sequence[WireRow], where: TabletLocation) -> Get:
+    """How the rows of a tablet are asked for."""
+    version = query.known.schema.version
+    return Get(where.tablet.tablet_id, tuple(keys), query.read_columns, version)
+
+
+def rows_found(
+    query: FindQuery,
+    entries: Sequence[bytes],
+    parts: Mapping[int, Sequence[WireRow]],
+    replies: Sequence[GetReply],
+) -> tuple[pa.Table, list[bytes]]:
+    """Of the rows that tablets gave those that still have one of these entries, each once, in their
+    order; and their entries."""
     names = query.read_columns or tuple(query.known.schema.arrow.names)
     at = names.index(query.codec.column)
     rows: dict[bytes, WireRow] = {}
-    for part, reply in zip(parts.values(), found, strict=True):
+    for part, reply in zip(parts.values(), replies, strict=True):
         for key, row in zip(part, reply.rows, strict=True):
             if row is not None:
                 values, version = row
@@ -45,9 +57,19 @@ async def rows_of_few(
                 rows[entry] = (*values, version) if query.with_versions else tuple(values)
     wanted = dict.fromkeys(entries)
     own = sorted((entry for entry in rows if entry in wanted), reverse=query.is_reverse)
-    schema = _schema(query, names)
-    batch = rows_to_batch([rows[entry] for entry in own], schema)
-    return pa.Table.from_batches([batch], schema), pa.array(own, pa.binary())
+    batch = rows_to_batch([rows[entry] for entry in own], _schema(query, names))
+    return pa.Table.from_batches([batch]), own
+
+
+async def rows_of_few(
+    table: AsyncTable, query: FindQuery, entries: Sequence[bytes], timeout_s: float
+) -> tuple[pa.Table, pa.BinaryArray]:
+    """The rows that still have these entries, each once, in their order; and their entries."""
+    parts = keys_by_tablet(query, entries)
+    reads = [_read(table, query, number, part, timeout_s) for number, part in parts.items()]
+    found = [await reads[0]] if len(reads) == 1 else await all_or_first_error(reads)
+    rows, own = rows_found(query, entries, parts, found)
+    return rows, pa.array(own, pa.binary())
 
 
 def _schema(query: FindQuery, names: Sequence[str]) -> pa.Schema:
@@ -58,12 +80,10 @@ def _schema(query: FindQuery, names: Sequence[str]) -> pa.Schema:
 
 
 async def _read(
-    table: AsyncTable, query: FindQuery, number: int, keys: tuple[WireRow, ...], timeout_s: float
+    table: AsyncTable, query: FindQuery, number: int, keys: Sequence[WireRow], timeout_s: float
 ) -> GetReply:
-    version = query.known.schema.version
-
     async def attempt(where: TabletLocation, owner: ServerUuid | None, limit_s: float) -> Any:
-        request = Get(where.tablet.tablet_id, keys, query.read_columns, version)
+        request = get_request(query, keys, where)
         reply = await table.runtime.peers.call(
             where.address, GET, request, timeout_s=limit_s, destination=owner
         )

@@ -158,7 +158,8 @@ class FindQuery:
             keys = table.select(list(self.known.schema.key)).append_column("#", place)
             last = keys.group_by(list(self.known.schema.key)).aggregate([("#", "max")])
             if last.num_rows < table.num_rows:
-                table = table.take(pc.sort_indices(last, sort_keys=[("#_max", "ascending")]))
+                kept = last.column("#_max")
+                table = table.take(kept.take(pc.sort_indices(kept)))
         return table.select(self.names).combine_chunks()
 
     # ---- pages ------------------------------------------------------------------------------

@@ -228,11 +228,12 @@ class OperatorCalls:
     ) -> ServerProgress:
         """Move everything off a tablet server (name or UUID), and give it nothing new.
 
-        Replicas are moved; tablets of tables with segments are closed and recovered elsewhere from
-        their backups, one at a time. Once it has nothing left (``replicas`` and ``tablets`` are 0)
-        it may be stopped for good. Tablets of tables with ``segments()`` cannot leave (``bound``):
-        it then returns once nothing else is left, and ``problem`` names the tables. ``cancel``
-        takes it back; what has moved stays where it is. ``progress`` is told of each look.
+        Replicas and indexlets are moved; tablets of tables with segments are closed and recovered
+        elsewhere from their backups, one at a time. Once it has nothing left (``replicas``,
+        ``tablets`` and ``indexlets`` are 0) it may be stopped for good. Tablets of tables with
+        ``segments()`` cannot leave (``bound``): it then returns once nothing else is left, and
+        ``problem`` names the tables. ``cancel`` takes it back; what has moved stays where it is.
+        ``progress`` is told of each look.
 
         Raises:
             InvalidArgument: there is no such server, or several.
@@ -246,7 +247,8 @@ class OperatorCalls:
         while True:
             if progress is not None:
                 progress(found)
-            left = found.replicas + (found.tablets - found.bound if found.is_live else 0)
+            owned = found.tablets - found.bound + found.indexlets
+            left = found.replicas + (owned if found.is_live else 0)
             if cancel or not wait or not left:
                 return found
             uuid = found.mark.uuid
@@ -255,7 +257,7 @@ class OperatorCalls:
                 why = found.problem
                 if found.replicas:
                     why = what_keeps(await self._status(CALL_TIMEOUT_S), uuid) or why
-                text = f"{left} tablets are still on {found.mark.name}"
+                text = f"{left} tablets or indexlets are still on {found.mark.name}"
                 raise RetryLater(f"{text}: {why}" if why else f"{text}; it goes on by itself")
             await self.runtime.clock.sleep(min(WATCH_S, left_s))
             look = GetServer(uuid)

@@ -82,7 +82,11 @@ def progress_of(catalog: Catalog, liveness: Liveness, name: str, now: float) -> 
     has_home = any(not is_marked(catalog.mark(u)) for u in homes if u != mark.uuid)
     bound, problem = what_stays(catalog, seen, has_home)
     replicas = catalog.count_replicas(mark.uuid)
-    return ServerProgress(mark, is_live, replicas, owned, bound, problem)
+    indexes = catalog.indexes
+    indexlets = 0 if seen is None else indexes.count_owned(mark.uuid, seen.server.incarnation)
+    if indexlets and not has_home and not problem:
+        problem = "there is no other live tserver that its indexlets could go to"
+    return ServerProgress(mark, is_live, replicas, owned, bound, problem, indexlets)
 
 
 def find_group(catalog: Catalog, order: MoveReplica) -> TabletRecord:

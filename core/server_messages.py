@@ -45,6 +45,8 @@ class ServerProgress(Body, frozen=True):
     """Of these, so many cannot leave it: their rows are nowhere else."""
     problem: str = ""
     """What keeps the tablets that it owns from leaving just now."""
+    indexlets: int = 0
+    """That it has, and that are brought to others while they serve."""
 
 
 class MoveReplica(Body, frozen=True):

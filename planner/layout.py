@@ -87,6 +87,8 @@ class Layout:
     summary_row_bytes: float = SUMMARY_ROW_BYTES
     summaries_of_all_replicas: bool = False
     """Every replica's keys are fetched, not one's of each segment (as the seed has it)."""
+    rereplication_bytes_per_s: float = 0.0
+    """That each tablet server sends, at most, to make lost replicas anew; 0: no bound."""
     live_share: float = 0.75
     """Of the log: the rest has been overwritten or deleted, and not been cleaned away yet."""
 

@@ -52,6 +52,7 @@ SCENARIOS: dict[str, str] = {
     "members": "tests/simulation/members.py:SCENARIO",
     "masters": "tests/simulation/masters.py:SCENARIO",
     "reformed": "tests/simulation/master_members.py:SCENARIO",
+    "media": "tests/simulation/media.py:SCENARIO",
     "offers": "tests/simulation/engines.py:OFFERS",
     "replicas": "tests/simulation/replicas.py:SCENARIO",
     "safekeepers": "tests/simulation/safekeepers.py:SCENARIO",

@@ -135,10 +135,10 @@ def server_retire(
 
         def progress(seen: ServerProgress) -> None:
             nonlocal most
-            left = seen.replicas + seen.tablets
+            left = seen.replicas + seen.tablets + seen.indexlets
             most = max(most, left)
             why = f": {seen.problem}" if seen.problem else ""
-            tell(most - left, most, f"{left} tablets are left{why}")
+            tell(most - left, most, _left(left, seen.indexlets) + why)
 
         found = database.retire_server(server, wait=wait, cancel=cancel, progress=progress)
     if as_json:
@@ -149,16 +149,23 @@ def server_retire(
         raise typer.Exit(CANNOT_LEAVE)
 
 
+def _left(count: int, indexlets: int) -> str:
+    """Of ``count`` things so many are indexlets."""
+    if not indexlets:
+        return f"{count} tablets are left"
+    return f"{count - indexlets} tablets and {indexlets} indexlets are left"
+
+
 def retired(found: ServerProgress) -> str:
     """What has come of a retirement, in a sentence."""
     name = found.mark.name
     if not found.mark.retiring:
         return f"{name} is not to be retired any more"
-    left = found.replicas + (found.tablets if found.is_live else 0)
+    left = found.replicas + (found.tablets + found.indexlets if found.is_live else 0)
     if left:
         why = f"; {found.problem}" if found.problem else ""
         words = "cannot be stopped yet" if left == found.bound else "is being retired"
-        return f"{name} {words}: {left} tablets are left{why}"
+        return f"{name} {words}: {_left(left, found.indexlets)}{why}"
     return f"{name} has nothing left: it may be stopped for good"
 
 
@@ -172,6 +179,7 @@ def _described(found: ServerProgress) -> dict[str, Any]:
         "maintenance": mark.maintenance,
         "replicas": found.replicas,
         "owned": found.tablets,
+        "indexlets": found.indexlets,
         "bound": found.bound,
         "problem": found.problem,
     }

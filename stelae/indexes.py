@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from stelae.aio import Loop
 from stelae.client.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.blocking import BlockingTable
 from stelae.client.database import AsyncDatabase
 from stelae.client.find_query import NOT_GIVEN, IfFilling
 from stelae.client.index_calls import Progress
@@ -26,6 +27,7 @@ class TableIndexes:
 
     _loop: Loop
     _table: AsyncTable
+    _direct: BlockingTable | None
 
     def find(
         self,
@@ -47,6 +49,18 @@ class TableIndexes:
         lost, ``if_filling="wait"`` waits for it, and "scan" scans the table in its place. Raises
         `IndexNotFound`: `create_index` makes one.
         """
+        if self._direct is not None and if_filling in ("wait", "scan"):
+            return self._direct.find(
+                column,
+                value,
+                between=between,
+                limit=limit,
+                columns=columns,
+                reverse=reverse,
+                with_versions=with_versions,
+                if_filling=if_filling,
+                timeout_s=timeout,
+            )
         return self._loop.run(
             self._table.find(
                 column,

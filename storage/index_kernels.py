@@ -115,7 +115,7 @@ def _compare(offsets: I32, data: U8, i: int, k: int, same: int) -> int:
     for j in range(same, min(first, second)):
         if data[a + j] != data[b + j]:
             return 1 if data[a + j] > data[b + j] else -1
-    return first - second
+    return int(first - second)
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]

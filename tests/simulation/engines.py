@@ -218,7 +218,8 @@ def planted(bug: str) -> Any:
 async def run(world: World, bug: str = "") -> None:
     """One seed of ``engines``; ``bug`` is one of `BUGS`."""
     with planted(bug):
-        await tables.run_tables(world, ("kill",), longest_gap_s=3.0, make_cluster=SparkCluster)
+        cluster = SparkCluster(world, **tables.cleaning_of(world))
+        await tables.run_tables(world, ("kill",), longest_gap_s=3.0, cluster=cluster)
 
 
 judge_find = entries._judge_find

@@ -14,7 +14,7 @@ import asyncio
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -82,7 +82,8 @@ class Tally:
     refused: int = 0
     looks: int = 0
     """At rows with an indexlet that may answer for them."""
-    splits: int = 0
+    indexlets: int = 0
+    """In the end."""
     indexes: int = 0
     """Made while the table is in use."""
     alters: int = 0
@@ -351,6 +352,7 @@ async def _run(world: World, tally: Tally) -> None:
             task.result()
     await nemesis.finish()
     await _heal(world, cluster, watch)
+    tally.indexlets = len(watch.indexlets())
     await _judge_find(cluster, watch)
 
 
@@ -387,20 +389,33 @@ async def _judge_find(cluster: SimCluster, watch: Watch) -> None:
 
 
 def options(seed: int) -> Options:
-    """Enough of everything, and no disk is lost: that is not what is looked at."""
+    """Enough load that each fault meets some, and few kinds of faults at a time. No disk is lost:
+    that is not what is looked at."""
     drawn = tables.options(seed)
     rng = random.Random(f"{seed}/entries")
     workload = replace(
         drawn.workload,
-        clients=min(4, drawn.workload.clients),
-        keys=min(20, drawn.workload.keys),
-        think_s=max(0.03, drawn.workload.think_s),
+        clients=rng.randrange(3, 6),
+        keys=rng.choice((3, 8, 20)),
+        think_s=rng.choice((0.01, 0.03)),
     )
-    servers = replace(drawn.servers, tservers=max(3, drawn.servers.tservers), safekeepers=4)
-    changes: dict[str, Any] = {"lost_disk_every_s": 0.0, "sync_error_every_s": 0.0}
-    if rng.random() < 0.5:
-        changes["crash_every_s"] = rng.uniform(1.0, 4.0)
-    return drawn.but(workload=workload, servers=servers, **changes)
+    servers = replace(drawn.servers, tservers=rng.randrange(3, 6), safekeepers=4)
+    found = drawn.but(
+        workload=workload,
+        servers=servers,
+        latency_mean_s=min(0.005, drawn.latency_mean_s),
+        restart_mean_s=min(0.5, drawn.restart_mean_s),
+        fault_duration_mean_s=min(2.0, drawn.fault_duration_mean_s),
+    )
+    names = [f.name for f in fields(Options) if f.name.endswith(("_rate", "_every_s"))]
+    off = [name for name in names if rng.random() < 0.6]
+    found = found.but(**dict.fromkeys(off, 0.0))
+    return found.but(
+        lost_disk_every_s=0.0,
+        sync_error_every_s=0.0,
+        crash_every_s=rng.choice((0.0, 1.0, 3.0)),
+        pause_every_s=rng.choice((0.0, 0.0, 3.0)),
+    )
 
 
 SCENARIO = Scenario("entries", run, options)

@@ -50,6 +50,23 @@ def _stale_head_replica() -> Any:
     )
 
 
+def _short_head_replica() -> Any:
+    """Take an open replica that may have lost its end for whole; the shortest first."""
+
+    def shortest(held: Sequence[Any]) -> list[Any]:
+        return sorted(held, key=lambda h: (not h.replica.may_be_short, h.replica.length))
+
+    def find(tablet: Any, media: int, by_segment: Any) -> list[Any]:
+        heads = [
+            segment
+            for segment, held in by_segment.items()
+            if not plan.is_final(held) and plan._valid_open(tablet, held)
+        ]
+        return shortest(plan._valid_open(tablet, by_segment[min(heads)])) if heads else []
+
+    return patch.object(plan, "find_head", find)
+
+
 def _free_before_digest() -> Any:
     """Free what a recovery has replaced before a head whose digest tells so is durable."""
     recover = Tablet._recover
@@ -131,15 +148,6 @@ def _tombstone_dropped_early() -> Any:
     return patch.object(survivors, "_needed", none)
 
 
-def _admitted_early() -> Any:
-    """Have digests name a survivor that not all of its backups have."""
-
-    async def at_once(self: SideSegments, segment_id: int, timeout_s: float) -> bool:
-        return True
-
-    return patch.object(SideSegments, "wait_sealed", at_once)
-
-
 def _both(*patches: Any) -> Any:
     stack = contextlib.ExitStack()
 
@@ -154,15 +162,16 @@ def _both(*patches: Any) -> Any:
 
 
 CLEANING_BUGS: dict[str, Callable[[], Any]] = {
-    "admitted_early": _admitted_early,
     "freed_before_barrier": _freed_before_barrier,
     "tombstone_dropped_early": _tombstone_dropped_early,
 }
-"""Which the ``cleaning`` scenario finds."""
+"""The first one is found by the ``cleaning`` scenario, the other one by a crash that is aimed
+(`tests/unit/actors/test_cleaning.py`)."""
 BUGS: dict[str, Callable[[], Any]] = {
     "acknowledge_early": _acknowledge_early,
     "stale_head_replica": _stale_head_replica,
     "free_before_digest": _free_before_digest,
+    "short_head_replica": _short_head_replica,
     "free_needed_strays": _free_needed_strays,
     "digest_forgets_rewritten": _digest_forgets_rewritten,
     "forget_safe_version": _forget_safe_version,

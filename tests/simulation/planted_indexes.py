@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 from stelae.actors.index_removals import Removal
 from stelae.actors.index_writes import IndexWrites
-from stelae.actors.indexlet import Indexlet
 from stelae.actors.indexlet_hand_over import HandOver
 from stelae.storage.entry_runs import REMOVED
 from stelae.storage.indexlet import IndexletEntries
@@ -76,19 +75,6 @@ def _nothing_is_forwarded() -> Any:
         return None
 
     return patch.object(HandOver, "forward", nothing)
-
-
-def _late_insertions_count() -> Any:
-    """A copy of an insertion that is over brings entries back."""
-    admit = Indexlet._admit
-
-    def lenient(self: Indexlet, body: Any) -> int:
-        known = self.known.get(body.tablet.number)
-        if known is not None:
-            known.first_incomplete = 0
-        return admit(self, body)
-
-    return patch.object(Indexlet, "_admit", lenient)
 
 
 BUGS: dict[str, Callable[[], Any]] = {

@@ -211,7 +211,7 @@ def test_a_follower_without_memory_makes_its_leader_refuse_rows() -> None:
         await asyncio.sleep(1.0)
         refused = await put()
         assert follower in refused
-        assert "of its 17" in refused
+        assert "of its 16" in refused, "rows that live may take 95 %"
         assert await put(WriteOp.DELETE) == ""
         server.cleaner.limit_bytes = 1 << 30
         await asyncio.sleep(1.0)

@@ -15,6 +15,8 @@ from stelae.core.messages import FreeReplicas, WriteOp
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.options import Limits, Servers
+from stelae.storage.cleaning import Needs
+from tests.simulation.planted import planted
 from tests.unit.actors.tablet_world import SCHEMA, TabletWorld, run
 
 BIG = "x" * 700
@@ -294,3 +296,50 @@ def test_overwrites_go_on_in_memory_that_would_be_full_of_dead_rows(durability: 
         )
 
     run_calm(scenario, durability, clean_memory_share=0.8, clean_period_s=0.1)
+
+
+async def _clean_the_tombstone(here: Calm) -> Any:
+    """Clean just the segment with the tombstone of a row that lies, dead, in an older segment; then
+    the owner dies. What is read of that row by its successor."""
+    cold = [{"id": key, "value": BIG} for key in (100, 101)]
+    await here.table.upsert([*cold, {"id": 50, "value": BIG}])
+    await here.overwrite(8)
+    await here.table.delete(50)
+    await here.overwrite(8)
+    await here.settled()
+    tablet = here.tablet
+    while await tablet.cleaning.compact():
+        continue
+    (chosen,) = [each for each in tablet.cleaning.candidates() if each.tombstones]
+    assert tablet.memory.earlier(chosen.slot), "the row lies before it"
+    needs = Needs(4096, 1.0)
+    assert await tablet.cleaning._clean([chosen], needs)
+    assert tablet.roll()
+    await here.settled()
+    await asyncio.sleep(1.0)
+    owner = next(n for n in here.cluster.tservers if here.world.server(n) is here.server)
+    here.world.crash(owner, restart=False)
+    assert (await here.table.get(100, timeout=60.0)) == cold[0]
+    return await here.table.get(50, timeout=60.0)
+
+
+@pytest.mark.parametrize("durability", LOGS, ids=str)
+def test_a_deleted_row_does_not_return_after_its_tombstone_was_cleaned(
+    durability: Durability,
+) -> None:
+    """The log has the row still, though memory does not: its tombstone stays."""
+
+    async def scenario(here: Calm) -> None:
+        assert await _clean_the_tombstone(here) is None
+
+    run_calm(scenario, durability)
+
+
+def test_a_tombstone_that_goes_too_early_is_seen_by_whoever_reads_after_a_crash() -> None:
+    """The same with the planted bug: the row is back."""
+
+    async def scenario(here: Calm) -> None:
+        assert await _clean_the_tombstone(here) == {"id": 50, "value": BIG}
+
+    with planted("tombstone_dropped_early"):
+        run_calm(scenario, LOGS[0])

@@ -1,0 +1,67 @@
+"""What the replicas of a segment are like, all together: a part of a replicated segment."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import pyarrow as pa
+
+from stelae.actors.segment_replica import LogContext, SegmentReplica
+from stelae.core.ids import ServerUuid
+
+
+class ReplicaViews(ABC):
+    """Nothing here changes anything."""
+
+    replicas: list[SegmentReplica]
+    epoch: int
+    image: pa.Buffer | None
+    _context: LogContext
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Of its content in row form."""
+
+    @property
+    @abstractmethod
+    def _epoch_counts(self) -> bool: ...
+
+    @property
+    def stands_without_strays(self) -> bool:
+        """Whether all that was acknowledged is on the present replicas, and recoveries know it.
+
+        Until then, what a replaced replica still holds may be the only copy of it.
+        """
+        return self._epoch_counts and all(
+            r.sealed or r.closed or r.epoch == self.epoch for r in self.replicas
+        )
+
+    @property
+    def missing_replicas(self) -> int:
+        """Replicas that are on no live backup, or not complete there."""
+        find = self._context.members.find
+        wanted = [r for r in self.replicas if r.replaces is None]
+        half = [r for r in wanted if r.is_remade and not r.sealed]
+        gone = (r for r in wanted if r.backup is None or find(r.backup) is None)
+        return len(half) + sum(1 for r in gone if r not in half)
+
+    @property
+    def missing_bytes(self) -> int:
+        """To be sent for them, of what is sealed."""
+        return 0 if self.image is None else self.image.size * self.missing_replicas
+
+    @property
+    def lacks_room(self) -> bool:
+        """A replica is on no backup, as none has room."""
+        return any(r.lacks_room and r.backup is None for r in self.replicas)
+
+    @property
+    def holders(self) -> list[ServerUuid]:
+        """The backups whose replica has everything, under the present epoch."""
+        return [
+            r.backup
+            for r in self.replicas
+            if r.backup is not None
+            and (r.sealed or r.closed or (r.length == self.length and r.epoch == self.epoch))
+        ]
