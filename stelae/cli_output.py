@@ -130,7 +130,7 @@ def show_status(document: dict[str, Any], problems: list[str]) -> None:
     if recoveries:
         print_table("recoveries", ["of", "state", "engine", "tablets", "took"], recoveries)
     show_copies(document["copies"])
-    show_shortages(document["shortages"])
+    show_shortages(document.get("shortages", []))
     out = make_console()
     for problem in problems:
         out.print(problem, style="red", markup=False)
