@@ -23,8 +23,8 @@ def _always_fresh(self: Freshness) -> float:
     return 0.0
 
 
-def _forgets(self: TabletStateMachine, flush: Any) -> bytes:
-    return _manifest(self, replace(flush, clients=()))
+def _forgets(self: TabletStateMachine, flush: Any, survivors: Any) -> bytes:
+    return _manifest(self, replace(flush, clients=()), survivors)
 
 
 def _own_clock(self: TabletStateMachine, index: int, term: int, command: bytes) -> Any:
