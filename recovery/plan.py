@@ -33,8 +33,10 @@ avoid it by making such segments under an id of their own term; besides, only re
 with the one of the highest term are named here.
 
 An open replica on a medium that does not sync appends may have lost its end with its machine, and
-says so (``may_be_short``). It is taken only if all replicas of its head are at hand and say the
-same: then no other has more, and what is lost is what that medium does not promise.
+says so (``may_be_short``). One that says no such thing is taken before it, also of a lower epoch:
+as long as the catalog does not know the higher one, nothing was acknowledged in that. If there is
+none, those are taken only if all replicas of their head are at hand: then no other has more, and
+what is lost is what that medium does not promise.
 
 Where an operator has accepted that something is lost (`stelae.recovery.losses`), the plan is what
 the tablet's record says is kept, and nothing else.
@@ -108,9 +110,10 @@ def find_head(
     ]
     if not heads:
         return []
-    replicas = _head_replicas(_valid_open(tablet, by_segment[min(heads)]))
-    whole = [held for held in replicas if not held.replica.may_be_short]
-    return whole or (replicas if len(replicas) >= media_count else [])
+    valid = _valid_open(tablet, by_segment[min(heads)])
+    whole = [held for held in valid if not held.replica.may_be_short]
+    replicas = _head_replicas(whole or valid)
+    return replicas if whole or len(replicas) >= media_count else []
 
 
 def _plan_kept(

@@ -167,3 +167,13 @@ def test_a_head_that_may_be_short_is_taken_only_if_there_is_no_other_to_wait_for
     assert found is not None
     assert found.is_end_lost
     assert found.kept == kept(end=(1, 0))
+
+
+def test_a_whole_head_of_an_epoch_before_is_taken_where_those_of_the_newest_may_be_short() -> None:
+    """The catalog does not know the newest epoch: nothing was acknowledged in it."""
+    short, whole = head(1, (1,), length=9, epoch=5, short=True), head(1, (1,), length=9, epoch=2)
+    (source,) = plan_recovery(tablet(), 3, held({A: [short], B: [whole]}))
+    assert [backup for backup, _, _ in source.replicas] == [B.uuid]
+    marked = msgspec.structs.replace(tablet(), valid_segment=1, valid_epoch=3)
+    with pytest.raises(SegmentsMissing):
+        plan_recovery(marked, 3, held({A: [short], B: [whole]}))
