@@ -174,6 +174,5 @@ def test_a_whole_head_of_an_epoch_before_is_taken_where_those_of_the_newest_may_
     short, whole = head(1, (1,), length=9, epoch=5, short=True), head(1, (1,), length=9, epoch=2)
     (source,) = plan_recovery(tablet(), 3, held({A: [short], B: [whole]}))
     assert [backup for backup, _, _ in source.replicas] == [B.uuid]
-    marked = msgspec.structs.replace(tablet(), valid_segment=1, valid_epoch=3)
     with pytest.raises(SegmentsMissing):
-        plan_recovery(marked, 3, held({A: [short], B: [whole]}))
+        plan_recovery(tablet((1, 3)), 3, held({A: [short], B: [whole]}))
