@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from stelae.actors.backup_blobs import BackupBlobs
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_list import MasterList
+from stelae.actors.served_rows import ServedRows
 from stelae.coordinator.reports import Report, Reporter, log_fingerprint
 from stelae.core.errors import (
     CorruptData,
@@ -105,6 +106,7 @@ class Backup:
         self._fences = Fences(runtime.disk)
         self._holdings = Holdings(runtime, self._media, name)
         self._blobs = BackupBlobs(runtime, name)
+        self._served = ServedRows(runtime, self._holdings)
         self._servers_version = 0  # of a list that it has no use for, and need not be sent again
 
     async def start(self) -> None:
@@ -132,6 +134,7 @@ class Backup:
                 self._fences.observe(replica.tablet_id, self._holdings.enter_found(replica).term)
         for name, opened in self._media.items():
             self.tasks.spawn(opened.run(), f"{self._name}/{name}")
+        self.tasks.spawn(self._served.expire(), f"{self._name}/served rows")
         self.info = await listen_as(runtime, instance, self._handlers(), tuple(self._specs))
         await self._masters.begin(self._heartbeat)
 
@@ -152,6 +155,7 @@ class Backup:
             FREE_REPLICAS: self._free_replicas,
             DROP_LOGS: self._drop_logs,
             **self._blobs.handlers(),
+            **self._served.handlers(),
         }
 
     # ---- writing ----------------------------------------------------------------------------

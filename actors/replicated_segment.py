@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import pyarrow as pa
 
-from stelae.actors.membership import Membership
+from stelae.actors.segment_replica import LoadImage, LogContext, SegmentReplica
 from stelae.actors.segment_views import JOIN_BYTES, size_of, sliced
 from stelae.core.errors import (
     InvalidArgument,
@@ -32,52 +30,13 @@ from stelae.core.errors import (
     StaleTerm,
     StelaeError,
 )
-from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.ids import ServerUuid
 from stelae.core.messages import SEAL_REPLICA, WRITE_REPLICA, Certified, SealReplica, WriteReplica
 from stelae.core.records import ServerInfo
 from stelae.core.rpc import Blob, Empty, Reply
-from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
-from stelae.core.tasks import Tasks
 
 PIECE_BYTES = 8 << 20
 RETRY_PAUSE_S = 0.05
-
-
-@dataclass(slots=True)
-class SegmentReplica:
-    """Where one replica is and what its backup has acknowledged."""
-
-    medium: str
-    backup: ServerUuid | None = None
-    length: int = 0
-    epoch: int = -1
-    closed: bool = False
-    sealed: bool = False
-    created: bool = False
-    troubled_since: float | None = None
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    posted: object | None = None
-    """Of an append whose answer is awaited without a task: what tells it from any other."""
-    failure: StelaeError | None = None
-    """How the last such append ended, if it failed; for the replica's task to see to."""
-
-
-class LogContext(Protocol):
-    """What the segments of one log share."""
-
-    runtime: Runtime
-    settings: Settings
-    members: Membership
-    tasks: Tasks
-    tablet_id: TabletId
-    term: int
-
-    def progressed(self) -> None:
-        """Some replica acknowledged something: see what follows for the log."""
-
-    def fail(self, error: StelaeError) -> None:
-        """The log was fenced: its tablet belongs to another server now."""
 
 
 class ReplicatedSegment:
@@ -102,6 +61,7 @@ class ReplicatedSegment:
         self._prologue = Certified(0, 0)
         self._certificate = Certified(0, 0)
         self._avoid: dict[ServerUuid, float] = {}
+        self._load: LoadImage | None = None
 
     # ---- what it holds ----------------------------------------------------------------------
 
@@ -139,14 +99,24 @@ class ReplicatedSegment:
         self.is_retired = True
         self.wake()
 
+    def arrived(self, image: pa.Buffer) -> None:
+        """The image of a segment that was taken over without it."""
+        self.image, self._load = image, None
+
     def let_go(self) -> None:
         """Forget the content: the tablet was closed, and nothing is sent any more."""
-        self.image = None
+        self.image = self._load = None
         self._content, self._ends = [], []
 
-    def adopt(self, image: pa.Buffer, holders: list[tuple[ServerUuid, str]]) -> None:
-        """Take over a sealed segment whose replicas lie on ``holders`` (backup, medium) already."""
-        self.image, self.is_columnar = image, True
+    def adopt(
+        self,
+        image: pa.Buffer | None,
+        holders: list[tuple[ServerUuid, str]],
+        load: LoadImage | None = None,
+    ) -> None:
+        """Take over a sealed segment whose replicas lie on ``holders`` (backup, medium) already.
+        ``load`` gives the image if it is not here."""
+        self.image, self._load, self.is_columnar = image, load, True
         self.may_open = self.may_fill = self.may_close = self.was_closed = True
         for uuid, medium in holders:
             for replica in self.replicas:
@@ -182,7 +152,8 @@ class ReplicatedSegment:
     @property
     def lacks_image(self) -> bool:
         """Whether there is nothing to make a replica of that it lacks."""
-        return self.is_columnar and self.image is None and not self.is_sealed
+        has_none = self.image is None and self._load is None
+        return self.is_columnar and has_none and not self.is_sealed
 
     @property
     def committed_length(self) -> int:
@@ -323,7 +294,7 @@ class ReplicatedSegment:
 
     def _next_step(self, replica: SegmentReplica) -> Step | None:
         if self.is_columnar:
-            return self._seal if self.image is not None else None
+            return self._seal if self.image is not None or self._load is not None else None
         if not self.may_open or not self._content:
             return None
         behind = replica.length < self._allowed.length
@@ -423,7 +394,10 @@ class ReplicatedSegment:
 
     async def _seal(self, replica: SegmentReplica, target: ServerInfo) -> None:
         context, image = self._context, self.image
-        assert image is not None
+        if image is None and self._load is not None:
+            image = await self._load() or self.image
+        if image is None or replica.backup != target.uuid:
+            return
         request = SealReplica(
             context.tablet_id, context.term, self.segment_id, self.epoch, replica.medium
         )

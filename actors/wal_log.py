@@ -23,10 +23,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+
+from stelae.actors.damaged_replicas import replace_damaged
 from stelae.actors.log_waits import LogWaits
 from stelae.actors.membership import Membership
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.replicated_segment import ReplicatedSegment
+from stelae.actors.segment_replica import LoadImage
 from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet_log import BuildImage, FoundSegment
 from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
@@ -115,6 +119,7 @@ class WalLog(LogWaits):
         self._seal_work = asyncio.Event()
         self._segments_made = 0
         self.side = SideSegments(self, self._segments, media)
+        self._damaged: dict[int, Sequence[ServerUuid]] = {}
         self._proposer = TimelineProposer(
             runtime,
             settings,
@@ -162,12 +167,9 @@ class WalLog(LogWaits):
             self.runtime, self.settings, self.tablet_id, wanted, self._intake
         )
         segments = await recovered_segments(self.runtime, fetched, self.next_id, codec)
-        return [
-            FoundSegment(rows, one.image, one.handle, tuple(one.holders), one.source.epoch)
-            for one, rows in zip(fetched, segments, strict=True)
-        ]
+        return [FoundSegment.of(one, rows) for one, rows in zip(fetched, segments, strict=True)]
 
-    async def adopt(self, segment: FoundSegment) -> None:
+    async def adopt(self, segment: FoundSegment, load: LoadImage | None = None) -> None:
         """Take over a loaded segment: one that is on backups as it is there; one of the timeline
         is sealed in its turn."""
         adopted = ReplicatedSegment(self, segment.segment_id, self._media)
@@ -176,10 +178,17 @@ class WalLog(LogWaits):
         if tail is not None:
             self._follow(_Live(adopted, tail.first_lsn, tail.size_bytes))
             return
-        assert segment.image is not None, "backups hold sealed segments of timelines only"
+        image = None if segment.image is None else segment.image.buffer
+        assert segment.is_remote or image, "backups hold sealed segments of timelines only"
         adopted.epoch = adopted.epoch_registered = segment.epoch
-        adopted.adopt(segment.image.buffer, list(segment.holders))
+        adopted.adopt(image, segment.holders, load)
         adopted.start()
+        if image is not None:
+            self._damaged[segment.segment_id] = segment.damaged
+
+    def arrived(self, segment_id: int, image: pa.Buffer, damaged: Sequence[ServerUuid]) -> None:
+        self._segments[segment_id].arrived(image)
+        replace_damaged(self, self._segments[segment_id], damaged)
 
     def _follow(self, live: _Live) -> None:
         self._live.append(live)
@@ -199,6 +208,9 @@ class WalLog(LogWaits):
 
     def hand_over(self) -> None:
         """From now on strays on backups are freed."""
+        for segment, damaged in self._damaged.items():
+            replace_damaged(self, self._segments[segment], damaged)
+        self._damaged.clear()
         census = ReplicaCensus(self, self._media)
         self.tasks.spawn(census.run(), f"{self.tablet_id[:8]}/census")
 

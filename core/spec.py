@@ -209,6 +209,12 @@ class SparkSpec(Section):
 
 class RecoverySpec(Section):
     engine: Literal["auto", "native", "spark"] = "auto"
+    metadata_first: bool = True
+    """Serve a recovered tablet once its summaries are there, and load its rows then."""
+    load_rate_bytes: Size = Field(
+        default=int(_DEFAULTS.load_bytes_per_s), alias="load_rate", ge=MIB
+    )
+    """Bytes a second that a tablet server loads so, at most."""
 
 
 class TimingsSpec(Section):
@@ -327,6 +333,8 @@ class ClusterSpec(Section):
             quarantine_keep_s=self.tservers.quarantine_keep_s,
             evict_after_s=self.safekeepers.evict_after_s,
             evict_copies=self.safekeepers.evict_copies,
+            metadata_first=self.recovery.metadata_first,
+            load_bytes_per_s=float(self.recovery.load_rate_bytes),
         )
 
     def document(self) -> dict[str, Any]:

@@ -46,6 +46,7 @@ SCENARIOS: dict[str, str] = {
     "entries": "tests/simulation/entries.py:SCENARIO",
     "durabilities": "tests/simulation/durabilities.py:SCENARIO",
     "indexes": "tests/simulation/indexes.py:SCENARIO",
+    "loading": "tests/simulation/loading.py:SCENARIO",
     "kv": "tests/simulation/register.py:SCENARIO",
     "counter": "tests/simulation/counter.py:SCENARIO",
     "members": "tests/simulation/members.py:SCENARIO",

@@ -256,6 +256,7 @@ async def run_tables(
     make_beside: Callable[[SimCluster, AsyncDatabase], Beside] | None = None,
     **settings: Any,
 ) -> None:
+    """``settings``: of the servers, that differ."""
     cluster = SimCluster(world, **{**cleaning_of(world), **settings})
     await cluster.start()
     history = History(world.loop.time)

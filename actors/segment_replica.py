@@ -1,0 +1,56 @@
+"""What a log knows of one replica of a segment, and what the segments of one log share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import pyarrow as pa
+
+from stelae.actors.membership import Membership
+from stelae.core.errors import StelaeError
+from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.runtime import Runtime
+from stelae.core.settings import Settings
+from stelae.core.tasks import Tasks
+
+LoadImage = Callable[[], Awaitable[pa.Buffer | None]]
+"""The image of a remote segment, when there is time for it; None: it has arrived meanwhile."""
+
+
+@dataclass(slots=True)
+class SegmentReplica:
+    """Where one replica is and what its backup has acknowledged."""
+
+    medium: str
+    backup: ServerUuid | None = None
+    length: int = 0
+    epoch: int = -1
+    closed: bool = False
+    sealed: bool = False
+    created: bool = False
+    troubled_since: float | None = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    posted: object | None = None
+    """Of an append whose answer is awaited without a task: what tells it from any other."""
+    failure: StelaeError | None = None
+    """How the last such append ended, if it failed; for the replica's task to see to."""
+
+
+class LogContext(Protocol):
+    """What the segments of one log share."""
+
+    runtime: Runtime
+    settings: Settings
+    members: Membership
+    tasks: Tasks
+    tablet_id: TabletId
+    term: int
+
+    def progressed(self) -> None:
+        """Some replica acknowledged something: see what follows for the log."""
+
+    def fail(self, error: StelaeError) -> None:
+        """The log was fenced: its tablet belongs to another server now."""
