@@ -18,8 +18,10 @@ from collections.abc import Mapping, Sequence
 from stelae.actors.backup_blobs import BackupBlobs
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_list import MasterList
+from stelae.actors.served_columns import ServedColumns
 from stelae.actors.served_rows import ServedRows
 from stelae.coordinator.reports import Report, Reporter, log_fingerprint
+from stelae.core.backup_views import MediumLoad, rounded_rate, whole_segments
 from stelae.core.errors import (
     CorruptData,
     InvalidArgument,
@@ -63,7 +65,7 @@ from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 from stelae.storage.fences import Fences
 from stelae.storage.frame_opening import open_frame_medium
-from stelae.storage.frames import TABLET_ID_BYTES_MAX, MediumSpec
+from stelae.storage.frames import TABLET_ID_BYTES_MAX, MediumSpec, frame_bytes_for
 from stelae.storage.holdings import REPLY_BYTES_MAX, Holdings, check_certificate, checksum
 from stelae.storage.image import IMAGE_TRAILER_BYTES, summary_range
 from stelae.storage.media import Medium, MemoryMedium
@@ -155,6 +157,7 @@ class Backup:
             FREE_REPLICAS: self._free_replicas,
             DROP_LOGS: self._drop_logs,
             **self._blobs.handlers(),
+            **ServedColumns(self._runtime, self._holdings).handlers(),
             **self._served.handlers(),
         }
 
@@ -201,6 +204,8 @@ class Backup:
         self._fences.observe(log, request.term)
         if held is None:
             self._holdings.enter(replica)
+        if plan.facts is not None and held is not None and held.wanted is not None:
+            held.may_be_short &= plan.facts.epoch == held.wanted.epoch  # or else it was copied anew
         if plan.facts is None:
             return replica.batch if request.certificate is not None else None
         return await medium.stage(replica, plan.facts)
@@ -264,6 +269,7 @@ class Backup:
             certificate.crc,
         )
         same = old is not None and (old.state, old.certificate) == (facts.state, certificate)
+        same = same and held is not None and not held.damaged
         if held is not None and same and held.medium == request.medium:
             batch = held.batch if old == facts else await medium.stage(held, facts)
             if batch is not None:
@@ -394,7 +400,13 @@ class Backup:
             removed=report.removed,
             digest=report.digest,
             servers_version=self._servers_version,
+            media=tuple([self._load_of(medium) for medium in self._media.values()]),
         )
+
+    def _load_of(self, medium: Medium) -> MediumLoad:
+        frame_bytes = frame_bytes_for(self._settings.segment_bytes)
+        free = whole_segments(medium.free_bytes, frame_bytes)
+        return MediumLoad(medium.name, free, rounded_rate(medium.bytes_per_s))
 
     async def _obey(self, reply: HeartbeatReply) -> None:
         """Drop what the leader says is deleted. Being ``fenced`` means nothing to a backup: its

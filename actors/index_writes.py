@@ -26,7 +26,7 @@ from stelae.actors.index_routes import IndexRoutes, Locate
 from stelae.client.retries import all_or_first_error
 from stelae.core.errors import Overloaded, StelaeError, TabletNotReady
 from stelae.core.ids import TableId, TabletId
-from stelae.core.index_messages import TabletStamp
+from stelae.core.index_messages import TabletStamp, epoch_of
 from stelae.core.indexes import IndexId
 from stelae.core.messages import WriteOp
 from stelae.core.runtime import Runtime
@@ -56,7 +56,6 @@ from stelae.storage.tablet import TabletMemory
 
 INSERT_SHARE = 0.9
 """Of a call's time, in which its entries must be in; the rest is for the row."""
-_EPOCH_TERM_BITS = 40
 
 
 class IndexedTablet(Protocol):
@@ -186,7 +185,7 @@ class IndexWrites:
         return self._sequence
 
     def _stamp(self) -> TabletStamp:
-        epoch = self._routes.change << _EPOCH_TERM_BITS | self._term
+        epoch = epoch_of(self._routes.change, self._term)
         first = next(iter(self._inserting), self._sequence + 1)
         return TabletStamp(self._routes.number, epoch, first)
 

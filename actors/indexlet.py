@@ -213,7 +213,8 @@ class Indexlet:
         known.first_incomplete = max(known.first_incomplete, stamp.first_incomplete)
         return known
 
-    def _check_range(self, lowest: bytes, highest: bytes) -> None:
+    def check_range(self, lowest: bytes, highest: bytes) -> None:
+        """Raises IndexletNotHere: not all entries between these are of its range."""
         low, high = self.record.low, self.record.high
         if not (in_range(lowest, low, high) and in_range(highest, low, high)):
             raise IndexletNotHere(self.indexlet_id, f"{self._server} with such a range")
@@ -231,7 +232,7 @@ class Indexlet:
             if len(body.entries) != len(body.sequences):
                 raise InvalidArgument("each entry has its sequence")
             writer = self._admit(body)
-            self._check_range(min(body.entries), max(body.entries))
+            self.check_range(min(body.entries), max(body.entries))
             self.entries.put(writer, body.sequences, body.entries, is_removal=False)
         await self._settled(body, call)
 
@@ -249,7 +250,7 @@ class Indexlet:
         else:
             run = await self._runtime.offload(sort)
             self._admit(call.body)
-        self._check_range(run.entry(0), run.entry(run.length - 1))
+        self.check_range(run.entry(0), run.entry(run.length - 1))
         self.entries.add(run)
 
     async def remove(self, call: Call[RemoveEntries]) -> None:
@@ -263,7 +264,7 @@ class Indexlet:
             raise InvalidArgument("each entry has its sequence")
         writer = self._admit(body)
         if body.entries:
-            self._check_range(min(body.entries), max(body.entries))
+            self.check_range(min(body.entries), max(body.entries))
             self.entries.put(writer, body.sequences, body.entries, is_removal=True)
         if body.is_lossy:
             self.known[body.tablet.number].doubt()

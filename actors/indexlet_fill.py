@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from stelae.actors.entry_streams import entries_in
 from stelae.actors.indexlet import Indexlet, Known
+from stelae.actors.indexlet_offers import IndexletOffers
 from stelae.client.locations import TableCache, look_up
 from stelae.client.masters import MastersClient
 from stelae.client.retries import on_tablet
@@ -38,12 +39,18 @@ class IndexletFill:
     """The filling of one indexlet, and comparing it with tablets afterwards."""
 
     def __init__(
-        self, runtime: Runtime, settings: Settings, masters: MastersClient, indexlet: Indexlet
+        self,
+        runtime: Runtime,
+        settings: Settings,
+        masters: MastersClient,
+        indexlet: Indexlet,
+        offers: IndexletOffers,
     ) -> None:
         self._runtime = runtime
         self._settings = settings
         self._masters = masters
         self._indexlet = indexlet
+        self._offers = offers
         self._cache: TableCache | None = None
         self._waiting: dict[int, str] = {}
 
@@ -58,7 +65,8 @@ class IndexletFill:
 
         async def one(number: int) -> None:
             async with turns:
-                await self._until_taken(cache, number)
+                await self._offers.or_ask(number, lambda: self._until_taken(cache, number))
+                self._waits(number, "")
 
         async with asyncio.TaskGroup() as group:
             for number in range(cache.tablet_count):
@@ -78,7 +86,6 @@ class IndexletFill:
                 self._runtime.metrics.count("index_fills_repeated")
                 self._waits(number, f"tablet {cache.tablet(number).tablet.tablet_id}: {error}")
             await self._runtime.clock.sleep(RETRY_S)
-        self._waits(number, "")
         self._indexlet.filled.add(number)
 
     def _waits(self, number: int, problem: str) -> None:

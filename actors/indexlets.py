@@ -12,6 +12,7 @@ from typing import Any
 from stelae.actors.indexlet import Indexlet
 from stelae.actors.indexlet_fill import IndexletFill
 from stelae.actors.indexlet_hand_over import HandOver, take_copy
+from stelae.actors.indexlet_offers import IndexletOffers
 from stelae.client.masters import MastersClient
 from stelae.core.errors import IndexletNotHere, IndexletNotReady, OutOfMemory, StaleTerm
 from stelae.core.index_messages import (
@@ -35,6 +36,7 @@ from stelae.core.index_messages import (
     RemoveEntries,
     ServeIndexlet,
 )
+from stelae.core.index_offers import OFFER_ENTRIES, OfferEntries
 from stelae.core.indexes import IndexletId
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply, prompt
 from stelae.core.runtime import Runtime
@@ -73,6 +75,7 @@ class Indexlets:
         self._out_of_memory = out_of_memory
         self._on_news = on_news
         self._indexlets: dict[IndexletId, Indexlet] = {}
+        self._offers: dict[IndexletId, IndexletOffers] = {}
         self._closed_terms: dict[IndexletId, int] = {}
 
     def handlers(self) -> Handlers:
@@ -85,6 +88,7 @@ class Indexlets:
             REMOVE_ENTRIES: self._on_remove,
             LOOKUP: self._on_lookup,
             COPY_ENTRIES: self._on_copy,
+            OFFER_ENTRIES: self._on_offer,
         }
 
     async def close(self) -> None:
@@ -138,7 +142,8 @@ class Indexlets:
             self._may_acknowledge,
         )
         self._indexlets[record.indexlet_id] = indexlet
-        fill = IndexletFill(self._runtime, self._settings, self._masters, indexlet)
+        offers = self._offers[record.indexlet_id] = IndexletOffers(self._runtime, indexlet)
+        fill = IndexletFill(self._runtime, self._settings, self._masters, indexlet, offers)
         short = record.indexlet_id[:8]
         indexlet.tasks.spawn(indexlet.merge_runs(), f"merge runs of {short}")
         indexlet.tasks.spawn(fill.compare(), f"compare {short}")
@@ -176,6 +181,7 @@ class Indexlets:
         indexlet.close()
         if self._indexlets.get(indexlet.indexlet_id) is indexlet:
             del self._indexlets[indexlet.indexlet_id]
+            del self._offers[indexlet.indexlet_id]
             self._note_closed(indexlet.indexlet_id, indexlet.term)
         await indexlet.tasks.close()
 
@@ -229,4 +235,12 @@ class Indexlets:
 
     async def _on_copy(self, call: Call[CopyEntries]) -> Reply[Empty]:
         await take_copy(self._runtime, self._held(call.body.indexlet_id), call)
+        return EMPTY
+
+    async def _on_offer(self, call: Call[OfferEntries]) -> Reply[Empty]:
+        refusal = self._out_of_memory()
+        if refusal is not None:
+            raise refusal
+        self._held(call.body.indexlet_id)
+        await self._offers[call.body.indexlet_id].take(call)
         return EMPTY

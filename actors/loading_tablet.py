@@ -6,6 +6,7 @@ fetched, and all is looked at again, as if the call had only come now.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 from stelae.actors.remote_rows import RemoteRows
@@ -27,8 +28,13 @@ class LoadingTablet(TabletReads):
     _log: TabletLog
 
     progress: TabletProgress
+    keeps_tombstones: bool
     may_serve: Callable[[TabletId], object]
     """The tablet that is served from here. Raises RetryLater: none is at this moment."""
+
+    @abstractmethod
+    def _roll(self) -> int:
+        """Begin another head."""
 
     @property
     def is_loading(self) -> bool:
@@ -91,3 +97,14 @@ class LoadingTablet(TabletReads):
             self._objects.pop(segment_id, None)
         else:
             self._objects[segment_id] = handle
+
+    def roll(self) -> bool:
+        """Begin another head, unless what waits for the one before has not begun to go out."""
+        if not self.may_clean() or self._log.waits_for_roll:
+            return False
+        self._roll()
+        return True
+
+    def keep_all(self, *, keeps: bool) -> None:
+        """Forget no tombstone while that is so."""
+        self.keeps_tombstones = keeps

@@ -20,12 +20,14 @@ from collections.abc import Mapping
 from stelae.actors.cas_store import RemoteConfigurations
 from stelae.actors.catalog_configurations import CatalogConfigurations
 from stelae.actors.coordinator import Coordinator
+from stelae.actors.copyset_keeper import CopysetKeeper
 from stelae.actors.freshness import Freshness
 from stelae.actors.hand_over import hand_over
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_clients import ClientRequests
 from stelae.actors.master_group import MasterGroup
 from stelae.actors.master_indexes import IndexRequests
+from stelae.actors.master_losses import LossRequests
 from stelae.actors.master_members import MasterMembers, MemberRequests
 from stelae.actors.master_operators import OperatorRequests
 from stelae.actors.master_ports import MasterPorts
@@ -106,6 +108,7 @@ class Master:
         self.coordinator: Coordinator | None = None
         """While this master leads; and so is ``timelines``."""
         self.timelines: TimelineKeeper | None = None
+        self._copysets: CopysetKeeper | None = None
         self.spark_engine: SparkEngine | None = None
         """Set by the host where Spark is to be had."""
         self._runtime = runtime
@@ -240,6 +243,15 @@ class Master:
             self.coordinator.start()
             self.timelines = self._make_keeper(self.coordinator.operations)
             self.timelines.start()
+            self._copysets = CopysetKeeper(
+                self._runtime,
+                self.settings,
+                self.tasks,
+                self.catalog,
+                self.liveness,
+                self.coordinator.operations,
+            )
+            self._copysets.start()
 
     def _make_keeper(self, operations: Operations) -> TimelineKeeper:
         runtime, catalog = self._runtime, self.catalog
@@ -275,6 +287,9 @@ class Master:
         return [s.server.address for s in self.liveness.live(ServerKind.CAS_STORE, now)]
 
     def _resign(self) -> None:
+        if self._copysets is not None:
+            self._copysets.stop()
+            self._copysets = None
         if self.timelines is not None:
             self.timelines.stop()
             self.timelines = None
@@ -295,6 +310,7 @@ class Master:
             **self.group.handlers(),
             **ClientRequests(self).handlers(),
             **IndexRequests(self).handlers(),
+            **LossRequests(self).handlers(),
             **MemberRequests(self).handlers(),
             **OperatorRequests(self).handlers(),
             **SafekeeperRequests(self).handlers(),

@@ -96,6 +96,11 @@ class ServerRequests:
                 lease_s = master.liveness.grant(run, now)
         roster = master.liveness.roster(now)
         is_same = roster.version == beat.servers_version
+        backups = None
+        if beat.server.kind is ServerKind.TSERVER:
+            backups = master.liveness.backup_loads.view(master.catalog.backups.copysets.groups)
+        if backups is not None and backups.version == beat.backups_version:
+            backups = None
         return HeartbeatReply(
             is_leader=True,
             term=term,
@@ -109,6 +114,7 @@ class ServerRequests:
             masters=master.group.members,
             safekeeper_id=master.catalog.timelines.id_of(beat.server.uuid),
             serve_indexlets=serve_indexlets,
+            backups=backups,
         )
 
     async def _on_raise_epoch(self, call: Call[RaiseEpoch]) -> Reply[Empty]:

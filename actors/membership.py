@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from stelae.actors.replica_upkeep import ReplicaUpkeep
+from stelae.core.backup_views import BackupsView, MediumLoad
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import HeartbeatReply
 from stelae.core.records import ServerInfo, ServerKind
@@ -20,12 +22,34 @@ class Membership:
         self._changed = asyncio.Event()
         self.version = 0
         """Of the list, as the masters number them; 0: there is none yet."""
+        self.backups_view = BackupsView(0)
+        self.upkeep = ReplicaUpkeep()
+        """Shared by all logs of this server."""
+        self._loads: dict[tuple[ServerUuid, str], MediumLoad] = {}
 
     def heed(self, reply: HeartbeatReply) -> None:
         """Take the list that comes with a leader's reply, unless it is the one already here."""
         if reply.servers_version == 0 or reply.servers_version != self.version:
             self.update(reply.servers)
             self.version = reply.servers_version
+        if reply.backups is not None:
+            self.see_backups(reply.backups)
+
+    def see_backups(self, view: BackupsView) -> None:
+        """Take what the masters know of backups; wakes whoever waits for one with room."""
+        self.backups_view = view
+        self._loads = {(each.uuid, m.medium): m for each in view.loads for m in each.media}
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def copysets(self) -> tuple[tuple[ServerUuid, ...], ...]:
+        """Groups in which the replicas of a segment best lie; empty: anywhere."""
+        return self.backups_view.copysets
+
+    def load_of(self, backup: ServerUuid, medium: str) -> MediumLoad | None:
+        """What it said last of that medium; None: nothing yet."""
+        return self._loads.get((backup, medium))
 
     def update(self, servers: Iterable[ServerInfo]) -> None:
         """Take a list; wakes whoever waits if anything differs."""

@@ -9,18 +9,18 @@ Source: seed RAMCloud master recovery, phase 1 (partitioned replay), design §9.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stelae.core.errors import InvalidArgument
+from stelae.core.errors import InvalidArgument, TabletNotReady
+from stelae.core.ids import TabletId
+from stelae.core.index_offers import COMPARE_LOG, CompareLog, CompareLogReply
+from stelae.core.messages import INSTALL_MERGE, InstallMerge
+from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.storage.gather import ROW_MASK, SLOT_SHIFT
 from stelae.storage.merge import Merged
-
-PATIENCE_S = 180.0
-"""A tablet that nobody brings a merge is merged where it is after this time: the leader gives up
-earlier, so it is for leaders that are lost with what they had under way."""
 
 
 class MergeOffer:
@@ -30,11 +30,18 @@ class MergeOffer:
         self._runtime = runtime
         self._offered: asyncio.Future[Merged | None] | None = None
         self._is_declined = False
+        self._loaded: tuple[int, ...] | None = None
+        self._is_loaded = asyncio.Event()
+        self._until = 0.0
+        self.patience_s = 0.0
+        """Of whoever waits, from `expect` on. A leader that gives up says so, but it may be lost
+        with what it had under way, and its successor has no reason to say anything."""
 
     def expect(self) -> None:
         """The leader has ordered a merge elsewhere; unless it has called that off already."""
         if not self._is_declined:
             self._offered = asyncio.get_running_loop().create_future()
+            self._until = self._runtime.clock.monotonic() + self.patience_s
 
     def decline(self) -> None:
         """Nobody will merge the summaries elsewhere: do not wait for it any longer."""
@@ -70,11 +77,13 @@ class MergeOffer:
         Replicas of a head may differ in rows that were never acknowledged: a merge of another
         replica than the one that was loaded here is of no use.
         """
+        self._loaded = tuple(row_counts)
+        self._is_loaded.set()
         if self._offered is None:
             return None
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                merged = await self._offered
+            async with asyncio.timeout(max(0.0, self._until - self._runtime.clock.monotonic())):
+                merged = await asyncio.shield(self._offered)
         except TimeoutError:
             self._runtime.metrics.count("merges_not_offered")
             return None
@@ -82,6 +91,39 @@ class MergeOffer:
             self._runtime.metrics.count("merges_of_other_replicas")
             return None
         return merged
+
+    async def is_of(self, row_counts: tuple[int, ...], timeout_s: float) -> bool:
+        """Whether the segments that were loaded here have so many rows; waits until they are.
+
+        Raises TimeoutError.
+        """
+        async with asyncio.timeout(timeout_s):
+            await self._is_loaded.wait()
+        return self._loaded == row_counts
+
+
+class MergesMadeElsewhere:
+    """What whoever merges says to a tserver, and asks it. ``offer_of`` finds a tablet's offer in
+    a term, or raises TabletNotHere."""
+
+    def __init__(self, offer_of: Callable[[TabletId, int], MergeOffer]) -> None:
+        self._offer_of = offer_of
+
+    def handlers(self) -> Handlers:
+        return {INSTALL_MERGE: self._on_install_merge, COMPARE_LOG: self._on_compare_log}
+
+    async def _on_install_merge(self, call: Call[InstallMerge]) -> Reply[Empty]:
+        offer = self._offer_of(call.body.tablet_id, call.body.term)
+        offer.offer(call.body.next_version, call.blobs)
+        return EMPTY
+
+    async def _on_compare_log(self, call: Call[CompareLog]) -> Reply[CompareLogReply]:
+        offer = self._offer_of(call.body.tablet_id, call.body.term)
+        try:
+            is_same = await offer.is_of(call.body.row_counts, call.timeout_s / 2)
+        except TimeoutError:
+            raise TabletNotReady(call.body.tablet_id, "loading its log") from None
+        return Reply(CompareLogReply(is_same))
 
 
 def fits(merged: Merged, row_counts: Sequence[int]) -> bool:

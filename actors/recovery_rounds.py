@@ -15,17 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from stelae.actors.recovery_attempts import Attempt, RecoveryAttempts
 from stelae.coordinator.catalog import Catalog
 from stelae.coordinator.decide import Recover
-from stelae.coordinator.liveness import Liveness
+from stelae.coordinator.liveness import Liveness, Run
 from stelae.coordinator.pacing import Pacing
 from stelae.coordinator.recoveries import Recoveries
 from stelae.coordinator.timeline_placement import source_of
 from stelae.core.durability import Wal, media_of
 from stelae.core.errors import SegmentsMissing, StelaeError
-from stelae.core.ids import TabletId
+from stelae.core.ids import TableId, TabletId
+from stelae.core.indexes import IndexletState
 from stelae.core.messages import (
     FENCE_LOGS,
     OPEN_TABLET,
@@ -34,13 +36,14 @@ from stelae.core.messages import (
     OpenTablet,
     RecoveryEngine,
 )
-from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.records import ServerInfo, ServerKind, TabletState
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.recovery.engine import (
     Choice,
     EngineChooser,
     EnginePolicy,
+    IndexletTarget,
     RecoveryJob,
     SparkEngine,
     SparkState,
@@ -59,7 +62,9 @@ MISSING_RETRY_S = 1.0
 """Pause before backups are asked again for missing segments."""
 
 SPARK_TRIES = 2
-SPARK_PATIENCE_S = 3.0
+OWNERS_LONGER_S = 2.0
+"""Owners wait for so much longer than the leader, which tells them when it gives up."""
+SPARK_PATIENCE_S = 5.0
 SPARK_SLACK = 3.0
 """Spark may take this many times as long as was expected, and `SPARK_PATIENCE_S` in any case; then
 the owners merge what they have loaded."""
@@ -189,7 +194,7 @@ class RecoveryRounds:
                 else:
                     sources = plan_recovery(tablet, len(media_of(table.durability)), found)
             except SegmentsMissing as error:
-                self._note(tablet.tablet_id, str(error))
+                self._note(tablet.tablet_id, f"{error}; see `stelae recover`")
                 waiting.append(order)
             else:
                 self._note(tablet.tablet_id, "")
@@ -252,10 +257,12 @@ class RecoveryRounds:
         They have loaded the summaries meanwhile, and take whichever merge comes first, in the same
         term: one that arrives late changes nothing.
         """
-        left = await self._open_all(attempt.jobs, RecoveryEngine.SPARK)
-        reason = ""
+        limit_s = patience_s(attempt.choice)
+        await self._open_all(attempt.jobs, RecoveryEngine.SPARK, limit_s + OWNERS_LONGER_S)
+        # Also those whose answer was not heard: the order may have been carried out all the same.
+        left, reason = list(attempt.jobs), ""
         try:
-            async with asyncio.timeout(patience_s(attempt.choice)):
+            async with asyncio.timeout(limit_s):
                 for tries_left in reversed(range(SPARK_TRIES)):
                     left, reason = await self._try_spark(spark, left)
                     if not left:
@@ -265,31 +272,47 @@ class RecoveryRounds:
                     if tries_left:
                         self._attempts.retried(attempt, len(left), reason)
         except TimeoutError:
-            reason = f"no end after {patience_s(attempt.choice):.1f} s"
+            left = [job for job in left if self._is_awaited(job)]
+            if not left:
+                return  # it goes on with indexlets
+            reason = f"no end after {limit_s:.1f} s"
             self._runtime.metrics.count("spark_recoveries_failed", error="TimeoutError")
         await self._go_on_natively(attempt, left, reason)
+
+    def _is_awaited(self, job: RecoveryJob) -> bool:
+        """Whether its tablet is not back, and this is its recovery still."""
+        tablet = self._catalog.tablets[job.tablet.tablet_id]
+        return tablet.term == job.tablet.term and tablet.state is TabletState.RECOVERING
 
     async def _try_spark(
         self, spark: SparkEngine, jobs: Sequence[RecoveryJob]
     ) -> tuple[list[RecoveryJob], str]:
         """The jobs that failed and still count, and why one of them did."""
-        if not jobs:
-            return [], ""
+        filling = self._filling()
         try:
-            problems = await spark(jobs)
+            problems = await spark(
+                [replace(job, indexlets=filling.get(job.table.table_id, ())) for job in jobs]
+            )
         except Exception as error:  # whatever Spark raised: the tablets come back without it
             if not isinstance(error, StelaeError):
                 logger.exception("a bug, or an error of Spark's that nobody foresaw")
             self._runtime.metrics.count("spark_recoveries_failed", error=type(error).__name__)
             problems = {job.tablet.tablet_id: str(error) for job in jobs}
-        current = self._catalog.tablets
-        failed = [
-            job
-            for job in jobs
-            if job.tablet.tablet_id in problems
-            and current[job.tablet.tablet_id].term == job.tablet.term
-        ]
+        failed = [j for j in jobs if j.tablet.tablet_id in problems and self._is_awaited(j)]
         return failed, problems[failed[0].tablet.tablet_id] if failed else ""
+
+    def _filling(self) -> dict[TableId, tuple[IndexletTarget, ...]]:
+        """The indexlets of each table that are being filled, where their owners live."""
+        now = self._runtime.clock.monotonic()
+        found: dict[TableId, tuple[IndexletTarget, ...]] = {}
+        for indexlet in self._catalog.indexes.found():
+            run = Run(indexlet.owner, indexlet.owner_incarnation)
+            seen = self._liveness.find(run)
+            is_filling = indexlet.state is IndexletState.FILLING
+            if is_filling and seen is not None and self._liveness.is_live(run, now):
+                target = IndexletTarget(indexlet, seen.server)
+                found[indexlet.table_id] = (*found.get(indexlet.table_id, ()), target)
+        return found
 
     async def _go_on_natively(
         self, attempt: Attempt, jobs: Sequence[RecoveryJob], reason: str
@@ -302,17 +325,18 @@ class RecoveryRounds:
         await self._open_all(jobs, RecoveryEngine.NATIVE)
 
     async def _open_all(
-        self, jobs: Sequence[RecoveryJob], engine: RecoveryEngine
-    ) -> list[RecoveryJob]:
-        """Tell all owners at once; returns the jobs whose owner has taken the order."""
-        taken = await asyncio.gather(*(self._open(job, engine) for job in jobs))
-        return [job for job, is_taken in zip(jobs, taken, strict=True) if is_taken]
+        self, jobs: Sequence[RecoveryJob], engine: RecoveryEngine, merge_patience_s: float = 0.0
+    ) -> None:
+        """Tell all owners at once."""
+        await asyncio.gather(*(self._open(job, engine, merge_patience_s) for job in jobs))
 
-    async def _open(self, job: RecoveryJob, engine: RecoveryEngine) -> bool:
+    async def _open(
+        self, job: RecoveryJob, engine: RecoveryEngine, merge_patience_s: float
+    ) -> None:
         tablet_id, owner = job.tablet.tablet_id, job.owner
         newest = self._catalog.tablets[tablet_id]
         timeline = source_of(self._catalog, self._liveness, newest)
-        order = OpenTablet(job.table, job.tablet, job.sources, engine, timeline)
+        order = OpenTablet(job.table, job.tablet, job.sources, engine, timeline, merge_patience_s)
         try:
             await self._runtime.peers.call(
                 owner.address,
@@ -324,12 +348,11 @@ class RecoveryRounds:
         except StelaeError as error:
             self._note(tablet_id, f"{owner.name} could not be told to open it: {error}")
             self._pause(tablet_id, RETRY_S)
-            return False
+            return
         self._note(tablet_id, "")
         self._pause(tablet_id, RESEND_S)
         self._recoveries.note(tablet_id, owner=owner.name)
         self._reached([job], "opened")
-        return True
 
     # ---- notes ------------------------------------------------------------------------------
 

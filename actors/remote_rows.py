@@ -24,7 +24,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from stelae.actors.membership import Membership
-from stelae.actors.segment_replica import LoadImage
+from stelae.actors.segment_replica import RemoteImage
 from stelae.actors.tablet_log import FoundSegment
 from stelae.actors.tablet_recovery import Intake, fetch_all
 from stelae.core.errors import CorruptData, DataLost, StelaeError, TabletNotHere, TabletNotReady
@@ -121,7 +121,7 @@ class RemoteRows:
         self._lacks_memory = False
         self._is_closed = False
 
-    def add(self, segment: RemoteSegment, found: FoundSegment) -> LoadImage:
+    def add(self, segment: RemoteSegment, found: FoundSegment) -> RemoteImage:
         """These rows are to be brought back. Returns what gives the image to whoever makes a
         replica of it."""
         self._remote[segment.remote] = _Remote(
@@ -129,7 +129,8 @@ class RemoteRows:
         )
         segment.remote.cut(self._settings.row_piece_bytes)
         self.total_bytes += segment.remote.size_bytes
-        return partial(self._image_of, segment.remote)
+        run = segment.remote
+        return RemoteImage(run.size_bytes, partial(self._image_of, run))
 
     # ---- how it goes ------------------------------------------------------------------------
 
@@ -412,15 +413,15 @@ class RemoteRows:
             remote.is_taken = False
 
     async def _image_of(self, run: RemoteRun) -> pa.Buffer | None:
-        """The image, for a replica to be made of it; in its turn. None: it has arrived."""
-        while (remote := self._remote.get(run)) is not None:
+        """The image, for a replica to be made of it; in its turn. None: it has arrived, or nobody
+        has it now."""
+        remote = self._remote.get(run)
+        if remote is None:
+            return None
+        if run.held is None:
             await self._load_in_turn(remote)
-            held = run.held
-            if run in self._remote and held is not None:
-                return held.image
-            if run in self._remote:
-                await self._runtime.clock.sleep(LONGEST_PAUSE_S)
-        return None
+        held = run.held
+        return held.image if run in self._remote and held is not None else None
 
     def close(self) -> None:
         """Nothing is fetched any more; whoever waits is told."""

@@ -21,13 +21,14 @@ from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
 
-from stelae.actors.segment_replica import LoadImage, LogContext, SegmentReplica
+from stelae.actors.replica_placement import place
+from stelae.actors.replica_views import ReplicaViews
+from stelae.actors.segment_replica import LogContext, RemoteImage, SegmentReplica, is_fenced
 from stelae.actors.segment_views import JOIN_BYTES, size_of, sliced
 from stelae.core.errors import (
     InvalidArgument,
     Rejected,
     RetryLater,
-    StaleTerm,
     StelaeError,
 )
 from stelae.core.ids import ServerUuid
@@ -37,9 +38,10 @@ from stelae.core.rpc import Blob, Empty, Reply
 
 PIECE_BYTES = 8 << 20
 RETRY_PAUSE_S = 0.05
+REMOTE_PAUSE_S = 1.0
 
 
-class ReplicatedSegment:
+class ReplicatedSegment(ReplicaViews):
     """A segment in one of three lives: open (grows), closed (rows, complete), sealed (columnar)."""
 
     def __init__(self, context: LogContext, segment_id: int, media: tuple[str, ...]) -> None:
@@ -61,7 +63,7 @@ class ReplicatedSegment:
         self._prologue = Certified(0, 0)
         self._certificate = Certified(0, 0)
         self._avoid: dict[ServerUuid, float] = {}
-        self._load: LoadImage | None = None
+        self.remote: RemoteImage | None = None
 
     # ---- what it holds ----------------------------------------------------------------------
 
@@ -92,36 +94,44 @@ class ReplicatedSegment:
     def let_image_go(self) -> None:
         """A replica that is lost from now on is not replaced: the segment gives way to another."""
         assert self.is_sealed, "replicas are made of the image"
-        self.image = None
+        self.image = self.remote = None
 
     def retire(self) -> None:
         """Keep replicas no more."""
+        for replica in self.replicas if not self.is_retired else ():
+            if replica.backup is not None:
+                self._context.members.upkeep.take(replica.backup)
         self.is_retired = True
         self.wake()
 
     def arrived(self, image: pa.Buffer) -> None:
         """The image of a segment that was taken over without it."""
-        self.image, self._load = image, None
+        self.image, self.remote = image, None
+        self.wake()
 
     def let_go(self) -> None:
         """Forget the content: the tablet was closed, and nothing is sent any more."""
-        self.image = self._load = None
+        self.image = self.remote = None
         self._content, self._ends = [], []
+        for replica in self.replicas:
+            self._put(replica, None)
 
     def adopt(
         self,
         image: pa.Buffer | None,
         holders: list[tuple[ServerUuid, str]],
-        load: LoadImage | None = None,
+        remote: RemoteImage | None = None,
     ) -> None:
         """Take over a sealed segment whose replicas lie on ``holders`` (backup, medium) already.
-        ``load`` gives the image if it is not here."""
-        self.image, self._load, self.is_columnar = image, load, True
+        ``remote`` gives the image if it is not here."""
+        self.image, self.remote, self.is_columnar = image, remote, True
         self.may_open = self.may_fill = self.may_close = self.was_closed = True
+        for replica in self.replicas:
+            replica.is_remade = True
         for uuid, medium in holders:
             for replica in self.replicas:
                 if replica.backup is None and replica.medium == medium:
-                    replica.backup = uuid
+                    self._put(replica, uuid)
                     replica.sealed = replica.closed = replica.created = True
                     break
 
@@ -146,16 +156,6 @@ class ReplicatedSegment:
         return self.was_closed
 
     @property
-    def is_sealed(self) -> bool:
-        return self.is_columnar and all(r.sealed for r in self.replicas)
-
-    @property
-    def lacks_image(self) -> bool:
-        """Whether there is nothing to make a replica of that it lacks."""
-        has_none = self.image is None and self._load is None
-        return self.is_columnar and has_none and not self.is_sealed
-
-    @property
     def committed_length(self) -> int:
         """Bytes that every replica has, under an epoch that counts."""
         if self.is_columnar:
@@ -169,32 +169,6 @@ class ReplicatedSegment:
     @property
     def epoch_is_everywhere(self) -> bool:
         return all(r.epoch == self.epoch or r.sealed for r in self.replicas) and self.is_opened
-
-    @property
-    def stands_without_strays(self) -> bool:
-        """Whether all that was acknowledged is on the present replicas, and recoveries know it.
-
-        Until then, what a replaced replica still holds may be the only copy of it.
-        """
-        return self._epoch_counts and all(
-            r.sealed or r.closed or r.epoch == self.epoch for r in self.replicas
-        )
-
-    @property
-    def missing_replicas(self) -> int:
-        """Replicas that are on no live backup, or not complete there."""
-        find = self._context.members.find
-        return sum(1 for r in self.replicas if r.backup is None or find(r.backup) is None)
-
-    @property
-    def holders(self) -> list[ServerUuid]:
-        """The backups whose replica has everything, under the present epoch."""
-        return [
-            r.backup
-            for r in self.replicas
-            if r.backup is not None
-            and (r.sealed or r.closed or (r.length == self.length and r.epoch == self.epoch))
-        ]
 
     # ---- driving the replicas ---------------------------------------------------------------
 
@@ -213,7 +187,7 @@ class ReplicatedSegment:
 
     def forget_dead(self) -> None:
         """After a change of membership: replace replicas whose backups are gone."""
-        for replica in self.replicas:
+        for replica in list(self.replicas):
             if replica.backup is None or self._context.members.find(replica.backup) is not None:
                 continue
             was_sealed = replica.sealed
@@ -223,7 +197,7 @@ class ReplicatedSegment:
 
     def lose(self, backup: ServerUuid) -> None:
         """A live backup says that it does not hold this segment (a medium that lost its data)."""
-        for replica in self.replicas:
+        for replica in list(self.replicas):
             if replica.backup == backup and replica.created:
                 was_sealed = replica.sealed
                 self._replace(replica)
@@ -240,16 +214,45 @@ class ReplicatedSegment:
         """Start anew elsewhere. An open replica left behind is made stale by a higher epoch."""
         if not self.is_columnar and not self.was_closed:
             self.epoch += 1
-        replica.backup, replica.troubled_since = None, None
+        if replica.replaces is not None:
+            self.replicas.remove(replica)  # it was to move; it stays where it is
+        self._put(replica, None)
+        replica.is_remade = replica.is_remade or replica.sealed
+        replica.troubled_since = None
         replica.length, replica.epoch = 0, -1
         replica.closed = replica.sealed = replica.created = False
         self.wake()
         self._context.progressed()
 
+    def _put(self, replica: SegmentReplica, backup: ServerUuid | None) -> None:
+        """Its place is there from now on, or nowhere."""
+        upkeep = self._context.members.upkeep
+        if self.is_retired:  # not counted any more
+            replica.backup = backup
+            return
+        if replica.backup is not None:
+            upkeep.take(replica.backup)
+        if backup is not None:
+            upkeep.put(backup)
+        replica.backup = backup
+
+    def move(self, source: ServerUuid, target: ServerUuid) -> bool:
+        """Make a replica there, and then let that one go; false: not now."""
+        found = [r for r in self.replicas if r.backup == source and r.sealed]
+        used = [r.backup for r in self.replicas]
+        if self.image is None or not self.is_sealed or not found or target in used:
+            return False
+        moved = SegmentReplica(found[0].medium, is_remade=True, replaces=found[0])
+        self._put(moved, target)
+        self.replicas.append(moved)
+        self._start(moved)
+        return True
+
     async def _keep(self, replica: SegmentReplica) -> None:
         try:
-            while not (replica.sealed or self.is_retired) and await self._advance(replica):
-                continue
+            while not (replica.sealed or self.is_retired) and replica in self.replicas:
+                if not await self._advance(replica):
+                    return
         finally:
             replica.posted = None  # an answer that comes yet changes nothing
 
@@ -264,8 +267,33 @@ class ReplicatedSegment:
         if step is None:
             await replica.wake.wait()
             return True
+        if not replica.is_remade:
+            return await self._take_step(replica)
+        # What moves comes after what is missing.
+        left = sum(r.sealed for r in self.replicas) + len(self.replicas) * bool(replica.replaces)
+        turn = context.members.upkeep.turn(
+            context.runtime.clock,
+            left=left,
+            size_bytes=self.image_bytes,
+            bytes_per_s=context.settings.rereplication_bytes_per_s,
+        )
+        async with turn:
+            goes_on = await self._take_step(replica)
+        if goes_on and replica in self.replicas and not replica.sealed:
+            if replica.backup is None:
+                await self._wait_membership()
+            elif self.remote is not None:  # nobody had it for now; others may have the turn
+                await context.runtime.clock.sleep(REMOTE_PAUSE_S)
+        return goes_on
+
+    async def _take_step(self, replica: SegmentReplica) -> bool:
+        """The next step, if there is one still."""
+        context, step = self._context, self._next_step(replica)
+        if step is None or replica not in self.replicas:
+            return True
         if replica.backup is None and not self._choose(replica):
-            await self._wait_membership()
+            if not replica.is_remade:
+                await self._wait_membership()
             return True
         target = context.members.find(replica.backup) if replica.backup else None
         if target is None:
@@ -282,7 +310,7 @@ class ReplicatedSegment:
         return True
 
     async def _failed(self, replica: SegmentReplica, error: StelaeError) -> bool:
-        if _is_fenced(error):
+        if is_fenced(error):
             self._context.fail(error)
             return False
         if isinstance(error, InvalidArgument) and replica.created:
@@ -294,7 +322,7 @@ class ReplicatedSegment:
 
     def _next_step(self, replica: SegmentReplica) -> Step | None:
         if self.is_columnar:
-            return self._seal if self.image is not None or self._load is not None else None
+            return self._seal if self.image is not None or self.remote is not None else None
         if not self.may_open or not self._content:
             return None
         behind = replica.length < self._allowed.length
@@ -375,7 +403,7 @@ class ReplicatedSegment:
             if not isinstance(outcome, StelaeError):
                 self._written(replica, target, request, end)
                 context.progressed()
-            elif replica.backup == target.uuid or _is_fenced(outcome):
+            elif replica.backup == target.uuid or is_fenced(outcome):
                 replica.failure = outcome
             if replica.failure is not None or self._next_step(replica) is not None:
                 replica.wake.set()
@@ -394,8 +422,8 @@ class ReplicatedSegment:
 
     async def _seal(self, replica: SegmentReplica, target: ServerInfo) -> None:
         context, image = self._context, self.image
-        if image is None and self._load is not None:
-            image = await self._load() or self.image
+        if image is None and self.remote is not None:
+            image = await self.remote.load() or self.image
         if image is None or replica.backup != target.uuid:
             return
         request = SealReplica(
@@ -409,28 +437,31 @@ class ReplicatedSegment:
             blobs=[image],
             destination=target.uuid,
         )
-        if replica.backup != target.uuid:
+        if replica.backup != target.uuid or replica not in self.replicas:
             return
         replica.created = replica.closed = replica.sealed = True
+        if replica.replaces is not None:
+            former, replica.replaces = replica.replaces, None
+            if former in self.replicas:
+                self.replicas.remove(former)
+                self._put(former, None)
 
     # ---- placement and trouble --------------------------------------------------------------
 
     def _choose(self, replica: SegmentReplica) -> bool:
-        """Pick a live backup for the replica: none twice for a segment, other nodes first."""
+        """Pick a live backup for the replica."""
         context = self._context
-        used = {r.backup for r in self.replicas if r.backup is not None}
-        nodes = {s.process.node for uuid in sorted(used) if (s := context.members.find(uuid))}
         now = context.runtime.clock.monotonic()
-        candidates = [
-            server
-            for server in context.members.backups(replica.medium)
-            if server.uuid not in used and self._avoid.get(server.uuid, 0.0) <= now
-        ]
-        if not candidates:
-            return False
-        apart = [server for server in candidates if server.process.node not in nodes]
-        replica.backup = context.runtime.rng.choice(apart or candidates).uuid
-        return True
+        chosen, replica.lacks_room = place(
+            context,
+            replica.medium,
+            {r.backup: None for r in self.replicas if r.backup is not None},
+            {uuid: None for uuid, until in self._avoid.items() if until > now},
+            replicas=len(self.replicas),
+        )
+        if chosen is not None:
+            self._put(replica, chosen)
+        return chosen is not None
 
     async def _wait_membership(self) -> None:
         """Wait for other backups to appear; look again anyway after a while."""
@@ -453,11 +484,6 @@ class ReplicatedSegment:
                 self.avoid(replica.backup)
             self._replace(replica)
         await context.runtime.clock.sleep(RETRY_PAUSE_S)
-
-
-def _is_fenced(error: StelaeError) -> bool:
-    """Whether another server owns the tablet by now."""
-    return isinstance(error, StaleTerm) and error.args[0].startswith("term")
 
 
 Step = Callable[[SegmentReplica, ServerInfo], Awaitable[None]]

@@ -31,15 +31,18 @@ import pyarrow as pa
 from stelae.actors.damaged_replicas import replace_damaged
 from stelae.actors.log_waits import LogWaits
 from stelae.actors.membership import Membership
+from stelae.actors.regrouping import Regrouping
 from stelae.actors.replica_census import ReplicaCensus
+from stelae.actors.replica_upkeep import ShortageWatch
 from stelae.actors.replicated_segment import ReplicatedSegment
-from stelae.actors.segment_replica import LoadImage
+from stelae.actors.segment_replica import RemoteImage
 from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet_log import BuildImage, FoundSegment
 from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
-from stelae.core.errors import StelaeError, TabletNotReady
+from stelae.core.errors import NoSpace, StelaeError, TabletNotReady
 from stelae.core.ids import ServerUuid, TabletId, segment_id
 from stelae.core.messages import Certified, SegmentSource
+from stelae.core.replica_shortage import Shortage
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
@@ -101,7 +104,7 @@ class SegmentLog(LogWaits):
         self._seal_work = asyncio.Event()
         self._segments_made = 0
         self.side = SideSegments(self, self._segments, media)
-        self._damaged: dict[int, Sequence[ServerUuid]] = {}
+        self._shortage = ShortageWatch()
 
     def start(self) -> None:
         """Begin to follow membership and to seal; the tasks end with the tablet."""
@@ -113,11 +116,10 @@ class SegmentLog(LogWaits):
     def hand_over(self) -> None:
         """The catalog says that this log is the tablet's: raised epochs may stand there too."""
         self._handed_over.set()
-        for segment, damaged in self._damaged.items():
-            replace_damaged(self, self._segments[segment], damaged)
-        self._damaged.clear()
         census = ReplicaCensus(self, self._media)
         self.tasks.spawn(census.run(), f"{self.tablet_id[:8]}/census")
+        regrouping = Regrouping(self, self._media)
+        self.tasks.spawn(regrouping.run(), f"{self.tablet_id[:8]}/copysets")
 
     @property
     def timeline_generation(self) -> int:
@@ -140,7 +142,7 @@ class SegmentLog(LogWaits):
         segments = await recovered_segments(self.runtime, fetched, self.next_id, codec)
         return [FoundSegment.of(one, rows) for one, rows in zip(fetched, segments, strict=True)]
 
-    async def adopt(self, segment: FoundSegment, load: LoadImage | None = None) -> None:
+    async def adopt(self, segment: FoundSegment, remote: RemoteImage | None = None) -> None:
         """Take over a loaded segment. What was in row form (the old head above all) is sealed on
         all replicas, as a new segment, before the log is opened: from the hand-over on, open
         replicas of earlier terms are ignored. Under a new id, because two recoveries may read
@@ -148,9 +150,7 @@ class SegmentLog(LogWaits):
         segment_id = segment.segment_id
         if segment.is_remote or segment.image is not None:
             image = None if segment.image is None else segment.image.buffer
-            self.adopt_image(segment_id, image, segment.holders, segment.epoch, load)
-            if image is not None:
-                self._damaged[segment_id] = segment.damaged
+            self.adopt_image(segment_id, image, segment.holders, segment.epoch, remote)
         else:
             self.adopt_image(segment_id, await self._build_image(segment_id), [], 0)
             self._rewritten.append(segment_id)
@@ -204,6 +204,11 @@ class SegmentLog(LogWaits):
         return sum(1 for each in self._segments.values() if each.missing_replicas)
 
     @property
+    def shortage(self) -> Shortage | None:
+        missing = sum(segment.missing_bytes for segment in self._segments.values())
+        return self._shortage.look(self.under_replicated, missing)
+
+    @property
     def holders(self) -> list[list[ServerUuid]]:
         heads = {segment.segment_id for segment in self._unsealed}
         sealed = [each.holders for i, each in self._segments.items() if i not in heads]
@@ -225,16 +230,16 @@ class SegmentLog(LogWaits):
         image: pa.Buffer | None,
         holders: list[tuple[ServerUuid, str]],
         epoch: int,
-        load: LoadImage | None = None,
+        remote: RemoteImage | None = None,
     ) -> ReplicatedSegment:
         """Take over a segment of the log from before a recovery, in its last epoch.
 
         It is in the digest of every head opened from now on. Missing replicas are made anew, of
-        what ``load`` gives if the image is not here.
+        what ``remote`` gives if the image is not here.
         """
         adopted = ReplicatedSegment(self, segment, self._media)
         adopted.epoch = adopted.epoch_registered = epoch
-        adopted.adopt(image, holders, load)
+        adopted.adopt(image, holders, remote)
         self._segments[segment] = adopted
         adopted.start()
         return adopted
@@ -326,9 +331,11 @@ class SegmentLog(LogWaits):
             before_closed = before_closed and segment.note_closed()
 
     def check(self) -> None:
-        """Raise what ended the log, if something did."""
+        """Raise what ended the log, if something did; or that no backup has room for its head."""
         if self._failure is not None:
             raise self._failure
+        if self._unsealed and self.head.lacks_room:
+            raise NoSpace("every live backup", "/".join(dict.fromkeys(self._media)))
 
     def let_go(self) -> None:
         """Forget all content. The log has failed, and none of its tasks runs any more."""

@@ -1,4 +1,4 @@
-"""What a log knows of one replica of a segment, and what the segments of one log share."""
+"""One replica of a segment as its log knows it, and what the segments of one log share."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from typing import Protocol
 import pyarrow as pa
 
 from stelae.actors.membership import Membership
-from stelae.core.errors import StelaeError
+from stelae.core.errors import StaleTerm, StelaeError
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 
-LoadImage = Callable[[], Awaitable[pa.Buffer | None]]
-"""The image of a remote segment, when there is time for it; None: it has arrived meanwhile."""
+
+@dataclass(frozen=True, slots=True)
+class RemoteImage:
+    """The image of a sealed segment whose rows are with backups yet."""
+
+    size_bytes: int
+    load: Callable[[], Awaitable[pa.Buffer | None]]
+    """Tries once to have it, when there is time for it; None: not now, or it has come to stay."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SegmentReplica:
     """Where one replica is and what its backup has acknowledged."""
 
@@ -37,6 +43,12 @@ class SegmentReplica:
     """Of an append whose answer is awaited without a task: what tells it from any other."""
     failure: StelaeError | None = None
     """How the last such append ended, if it failed; for the replica's task to see to."""
+    is_remade: bool = False
+    """In the background, of a sealed segment that had all its replicas before: in its turn."""
+    lacks_room: bool = False
+    """No live backup has room for it."""
+    replaces: SegmentReplica | None = None
+    """The one that is let go once this one is there: it moves."""
 
 
 class LogContext(Protocol):
@@ -54,3 +66,8 @@ class LogContext(Protocol):
 
     def fail(self, error: StelaeError) -> None:
         """The log was fenced: its tablet belongs to another server now."""
+
+
+def is_fenced(error: StelaeError) -> bool:
+    """Whether another server owns the tablet by now."""
+    return isinstance(error, StaleTerm) and error.args[0].startswith("term")

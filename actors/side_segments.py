@@ -24,7 +24,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from stelae.actors.replicated_segment import LogContext, ReplicatedSegment
+from stelae.actors.replicated_segment import ReplicatedSegment
+from stelae.actors.segment_replica import LogContext
 from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import FREE_REPLICAS, FreeReplicas

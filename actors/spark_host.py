@@ -404,7 +404,8 @@ class RaySparkEngine:
         }
         logger.info(
             "Spark merged %d tablets (%.0f MB of log, %d rows) in %.3f s, the job %.3f s; at most "
-            "fetch %.3f s, merge %.3f s, install %.3f s",
+            "fetch %.3f s, merge %.3f s, install %.3f s; %d entries for lost indexlets, at most "
+            "%.3f s",
             len(done.outcomes),
             size_bytes / 1e6,
             sum(outcome.row_count for outcome in done.outcomes),
@@ -413,6 +414,8 @@ class RaySparkEngine:
             times["fetch_s"],
             times["merge_s"],
             times["install_s"],
+            sum(outcome.indexes.entry_count for outcome in done.outcomes),
+            max((outcome.indexes.seconds for outcome in done.outcomes), default=0.0),
         )
 
     async def watch(self, is_leader: Any) -> None:

@@ -40,6 +40,7 @@ from stelae.core.errors import (
     VersionMismatch,
 )
 from stelae.core.ids import RequestId, ServerUuid
+from stelae.core.losses import VERSIONS_SKIPPED
 from stelae.core.messages import (
     RecoveryEngine,
     SegmentSource,
@@ -107,6 +108,8 @@ class Tablet(OwnedSuccession, LoadingTablet, OwnedIndexing):
         self._objects: dict[int, ObjectHandle] = {}
         self._first_head = 0
         self._load = LoadRate()
+        is_end_lost = record.kept is not None and record.kept.skips_versions
+        self._versions_skipped = VERSIONS_SKIPPED if is_end_lost else 0
         self.is_volatile = table.durability == Segments(())
         self.began = {}
         self.keeps_tombstones = False
@@ -126,6 +129,7 @@ class Tablet(OwnedSuccession, LoadingTablet, OwnedIndexing):
             with self._intake.opening():
                 await self._recover(sources, engine)
                 await self._wait_schema()
+            self._memory.next_version += self._versions_skipped
             self._log.start()
             # An alter may begin further heads meanwhile; they wait for the end of this one, which
             # may have to wait for the hand-over: until then the masters register no epoch of it.
@@ -202,6 +206,7 @@ class Tablet(OwnedSuccession, LoadingTablet, OwnedIndexing):
             remote_bytes=self._remote.left_bytes,
             remote_bytes_at_first=self._remote.total_bytes,
             loaded_s=self._remote.loaded_s,
+            shortage=self._log.shortage,
         )
 
     @property
@@ -304,6 +309,7 @@ class Tablet(OwnedSuccession, LoadingTablet, OwnedIndexing):
             schema=self._schema,
             results=memory.results.snapshot(),
             forgot_below=memory.forgot_below,
+            facts=memory.facts(),
         )
         self._certificates = CertificateBuilder()
         entry = Entry(
@@ -486,14 +492,3 @@ class Tablet(OwnedSuccession, LoadingTablet, OwnedIndexing):
     @property
     def table(self) -> TableRecord:
         return self._table
-
-    def roll(self) -> bool:
-        """Begin another head, unless what waits for the one before has not begun to go out."""
-        if not self.may_clean() or self._log.waits_for_roll:
-            return False
-        self._roll()
-        return True
-
-    def keep_all(self, *, keeps: bool) -> None:
-        """Forget no tombstone while that is so."""
-        self.keeps_tombstones = keeps

@@ -15,12 +15,13 @@ from typing import Protocol
 import pyarrow as pa
 
 from stelae.actors.membership import Membership
-from stelae.actors.segment_replica import LoadImage
+from stelae.actors.segment_replica import RemoteImage
 from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet_recovery import FetchedSegment
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages import Certified, SegmentSource
+from stelae.core.replica_shortage import Shortage
 from stelae.core.rpc import Blob
 from stelae.core.runtime import ObjectHandle
 from stelae.core.tasks import Tasks
@@ -64,8 +65,10 @@ class FoundSegment:
 
     @property
     def holders(self) -> list[tuple[ServerUuid, str]]:
-        """(backup, medium) of its replicas."""
-        return [(uuid, medium) for uuid, _, medium in self.replicas]
+        """(backup, medium) of its replicas. A damaged one is made anew at once if the image is
+        here; else it counts until the image has come (`stelae.actors.damaged_replicas`)."""
+        whole = [r for r in self.replicas if self.is_remote or r[0] not in self.damaged]
+        return [(uuid, medium) for uuid, _, medium in whole]
 
     @property
     def segment_id(self) -> int:
@@ -106,9 +109,9 @@ class TabletLog(Protocol):
     def is_on_backups(self) -> bool:
         """Whether all of the log is on backups, where others may read it too (Spark)."""
 
-    async def adopt(self, segment: FoundSegment, load: LoadImage | None = None) -> None:
+    async def adopt(self, segment: FoundSegment, remote: RemoteImage | None = None) -> None:
         """Take over a segment that the tablet has loaded; it is in every digest from now on.
-        ``load`` gives the image of one that is remote."""
+        ``remote`` gives the image of one that is remote."""
 
     def arrived(self, segment_id: int, image: pa.Buffer, damaged: Sequence[ServerUuid]) -> None:
         """The image of a remote segment is here to stay; these backups' replicas are damaged."""
@@ -181,6 +184,10 @@ class TabletLog(Protocol):
     @property
     def under_replicated(self) -> int:
         """Segments that lack replicas on live backups."""
+
+    @property
+    def shortage(self) -> Shortage | None:
+        """How far it is from having all replicas; None: it has."""
 
     @property
     def holders(self) -> list[list[ServerUuid]]:

@@ -168,16 +168,13 @@ async def _fetch_any(
         for uuid, address, _medium in replicas:
             try:
                 async with intake.turns:
-                    at = uuid, address
-                    found = None
-                    if settings.metadata_first and source.sealed:
-                        found = await _fetch_tail(runtime, settings, tablet_id, source, at)
-                    if found is None:
-                        found = await fetch_all(runtime, settings, tablet_id, source, at, intake)
+                    found = await _fetch(
+                        runtime, settings, tablet_id, source, (uuid, address), intake, damaged
+                    )
             except DataLost as error:
+                damaged[uuid] = None  # the next look has the backup see for itself
                 logger.warning("another replica is read: %s", error)
                 runtime.metrics.count("replicas_corrupt")
-                damaged[uuid] = None
             except StelaeError:
                 runtime.metrics.count("replica_reads_failed")
             else:
@@ -185,6 +182,31 @@ async def _fetch_any(
                 return found
         await runtime.clock.sleep(settings.heartbeat_s)
     return None
+
+
+async def _fetch(
+    runtime: Runtime,
+    settings: Settings,
+    tablet_id: TabletId,
+    source: SegmentSource,
+    at: tuple[ServerUuid, Address],
+    intake: Intake,
+    damaged: dict[ServerUuid, None],
+) -> FetchedSegment:
+    """What recovery needs of a replica. One that looks damaged is read whole: then its backup sees
+    for itself, and does not offer it any more."""
+    is_damaged = at[0] in damaged
+    if settings.metadata_first and source.sealed and not is_damaged:
+        try:
+            found = await _fetch_tail(runtime, settings, tablet_id, source, at)
+        except CorruptData as error:
+            logger.warning("all of the replica is read: %s", error)
+        else:
+            if found is not None:
+                return found
+    found = await fetch_all(runtime, settings, tablet_id, source, at, intake, verify=is_damaged)
+    damaged.pop(at[0], None)
+    return found
 
 
 async def _fetch_tail(
@@ -223,13 +245,15 @@ async def fetch_all(
     source: SegmentSource,
     at: tuple[ServerUuid, Address],
     intake: Intake,
+    *,
+    verify: bool = False,
 ) -> FetchedSegment:
     """A replica with its rows, checked; an image is in shared memory then."""
     uuid, address = at
     reply = await runtime.peers.call(
         address,
         READ_REPLICA,
-        ReadReplica(tablet_id, source.segment_id),
+        ReadReplica(tablet_id, source.segment_id, verify=verify),
         timeout_s=settings.call_timeout_s,
         destination=uuid,
         memory=intake.images.take,

@@ -26,6 +26,7 @@ from stelae.actors.lease import Lease
 from stelae.actors.load_rate import size_of, weight_of
 from stelae.actors.master_list import MasterList
 from stelae.actors.membership import Membership
+from stelae.actors.merge_offer import MergesMadeElsewhere
 from stelae.actors.quarantine import Quarantine
 from stelae.actors.replica import Replica
 from stelae.actors.replica_digests import ReplicaDigests
@@ -60,7 +61,6 @@ from stelae.core.messages import (
     GET,
     GET_MANY,
     HEARTBEAT,
-    INSTALL_MERGE,
     LEARN_TIMELINE,
     OPEN_TABLET,
     SCAN,
@@ -72,7 +72,6 @@ from stelae.core.messages import (
     GetMany,
     Heartbeat,
     HeartbeatReply,
-    InstallMerge,
     LearnTimeline,
     OpenTablet,
     RecoveryEngine,
@@ -94,10 +93,8 @@ from stelae.core.tasks import Tasks
 CLOSED_TERMS_MAX = 10_000
 """Of how many closed tablets the term is known, so that a late order to open one is refused.
 
-An order is late by its deadline, or by as long as a deposed leader takes to notice; a server does
-not close so many tablets meanwhile. Nor does the bound carry safety: a tablet that is opened anew
-in an old term serves nothing before the catalog names that very term, its backups are fenced by the
-recovery that raised the term, or drop the log of a deleted table, and the next heartbeat closes it.
+A server does not close so many while an order is late. Nor does safety need the bound: a tablet
+opened anew in an old term serves nothing, and the next heartbeat closes it.
 """
 
 
@@ -215,7 +212,6 @@ class TabletServer:
             SERVE_TABLET: self._on_serve,
             CLOSE_TABLET: self._on_close,
             ALTER_TABLET: self._on_alter,
-            INSTALL_MERGE: self._on_install_merge,
             LEARN_TIMELINE: self._on_learn_timeline,
             WRITE: self._on_write,
             WRITE_MANY: self._on_write_many,
@@ -226,6 +222,7 @@ class TabletServer:
             **self._orders.handlers(),
             **self._successions.handlers(),
             **self.indexlets.handlers(),
+            **MergesMadeElsewhere(lambda *of: self._opened(*of).merge_offer).handlers(),
             **self._fills.handlers(),
             **ReplicaDigests(self._runtime, self.replicas).handlers(),
             **self.replicas.raft_handlers(),
@@ -260,6 +257,7 @@ class TabletServer:
             digest=report.digest,
             servers_version=self.members.version,
             indexlets=self.indexlets.reports() if reporter.wants_report else (),
+            backups_version=self.members.backups_view.version,
         )
         return beat, report
 
@@ -345,6 +343,7 @@ class TabletServer:
         )
         tablet.cleaning.on_sealed = self.cleaner.sealed
         tablet.locate, tablet.may_serve = self._locate, self._serving
+        tablet.merge_offer.patience_s = call.body.merge_patience_s
         self._tablets[record.tablet_id] = tablet
         tablet.tasks.spawn(self._open(tablet, call.body), f"open {record.tablet_id[:8]}")
         return EMPTY
@@ -393,11 +392,6 @@ class TabletServer:
         if tablet is not None and tablet.term <= call.body.term:
             await self._close(call.body.tablet_id)
             self._report_soon()
-        return EMPTY
-
-    async def _on_install_merge(self, call: Call[InstallMerge]) -> Reply[Empty]:
-        tablet = self._opened(call.body.tablet_id, call.body.term)
-        tablet.merge_offer.offer(call.body.next_version, call.blobs)
         return EMPTY
 
     async def _on_learn_timeline(self, call: Call[LearnTimeline]) -> Reply[Empty]:

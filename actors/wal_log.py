@@ -28,9 +28,11 @@ import pyarrow as pa
 from stelae.actors.damaged_replicas import replace_damaged
 from stelae.actors.log_waits import LogWaits
 from stelae.actors.membership import Membership
+from stelae.actors.regrouping import Regrouping
 from stelae.actors.replica_census import ReplicaCensus
+from stelae.actors.replica_upkeep import ShortageWatch
 from stelae.actors.replicated_segment import ReplicatedSegment
-from stelae.actors.segment_replica import LoadImage
+from stelae.actors.segment_replica import RemoteImage
 from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet_log import BuildImage, FoundSegment
 from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
@@ -38,6 +40,7 @@ from stelae.actors.timeline_proposer import AcceptorMailbox, TimelineProposer
 from stelae.core.errors import Overloaded, SegmentsMissing, StelaeError
 from stelae.core.ids import ServerUuid, TabletId, segment_id, segment_name
 from stelae.core.messages import Certified, SegmentSource
+from stelae.core.replica_shortage import Shortage
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
 from stelae.core.settings import GATHER_BYTES, Settings
@@ -119,7 +122,7 @@ class WalLog(LogWaits):
         self._seal_work = asyncio.Event()
         self._segments_made = 0
         self.side = SideSegments(self, self._segments, media)
-        self._damaged: dict[int, Sequence[ServerUuid]] = {}
+        self._shortage = ShortageWatch()
         self._proposer = TimelineProposer(
             runtime,
             settings,
@@ -169,7 +172,7 @@ class WalLog(LogWaits):
         segments = await recovered_segments(self.runtime, fetched, self.next_id, codec)
         return [FoundSegment.of(one, rows) for one, rows in zip(fetched, segments, strict=True)]
 
-    async def adopt(self, segment: FoundSegment, load: LoadImage | None = None) -> None:
+    async def adopt(self, segment: FoundSegment, remote: RemoteImage | None = None) -> None:
         """Take over a loaded segment: one that is on backups as it is there; one of the timeline
         is sealed in its turn."""
         adopted = ReplicatedSegment(self, segment.segment_id, self._media)
@@ -181,10 +184,8 @@ class WalLog(LogWaits):
         image = None if segment.image is None else segment.image.buffer
         assert segment.is_remote or image, "backups hold sealed segments of timelines only"
         adopted.epoch = adopted.epoch_registered = segment.epoch
-        adopted.adopt(image, segment.holders, load)
+        adopted.adopt(image, segment.holders, remote)
         adopted.start()
-        if image is not None:
-            self._damaged[segment.segment_id] = segment.damaged
 
     def arrived(self, segment_id: int, image: pa.Buffer, damaged: Sequence[ServerUuid]) -> None:
         self._segments[segment_id].arrived(image)
@@ -208,11 +209,10 @@ class WalLog(LogWaits):
 
     def hand_over(self) -> None:
         """From now on strays on backups are freed."""
-        for segment, damaged in self._damaged.items():
-            replace_damaged(self, self._segments[segment], damaged)
-        self._damaged.clear()
         census = ReplicaCensus(self, self._media)
         self.tasks.spawn(census.run(), f"{self.tablet_id[:8]}/census")
+        regrouping = Regrouping(self, self._media)
+        self.tasks.spawn(regrouping.run(), f"{self.tablet_id[:8]}/copysets")
 
     @property
     def timeline_generation(self) -> int:
@@ -255,6 +255,11 @@ class WalLog(LogWaits):
     def under_replicated(self) -> int:
         sealed = [segment for segment in self._segments.values() if segment.is_columnar]
         return sum(1 for segment in sealed if segment.missing_replicas)
+
+    @property
+    def shortage(self) -> Shortage | None:
+        missing = sum(segment.missing_bytes for segment in self._segments.values())
+        return self._shortage.look(self.under_replicated, missing)
 
     @property
     def holders(self) -> list[list[ServerUuid]]:

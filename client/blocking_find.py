@@ -7,6 +7,7 @@ has moved, or does not answer) is left to the way over the loop, which looks eve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -102,12 +103,8 @@ def _read(
         return None
     replies: list[GetReply] = []
     for number, keys in parts.items():
-        reply, _, _ = blocking.attempt(
-            number,
-            GET,
-            lambda where, keys=keys: get_request(query, keys, where),  # type: ignore[misc]
-            timeout_s,
-        )
+        request = partial(get_request, query, keys)
+        reply, _, _ = blocking.attempt(number, GET, request, timeout_s)
         if reply is None:
             return None
         replies.append(reply)

@@ -15,6 +15,7 @@ from stelae.client.check import CheckReport, check_cluster
 from stelae.client.given import check_durability, check_name, indexed_columns, staleness
 from stelae.client.index_calls import Progress
 from stelae.client.locations import LOOKUP_TIMEOUT_S, TableCache, look_up
+from stelae.client.losses import LossCalls
 from stelae.client.masters import MastersClient
 from stelae.client.operators import OperatorCalls
 from stelae.client.safekeepers import SafekeeperCalls
@@ -70,7 +71,7 @@ DEFAULT_DURABILITY = segments("disk", "disk")
 POLL_S = 0.02
 
 
-class AsyncDatabase(OperatorCalls, SafekeeperCalls):
+class AsyncDatabase(OperatorCalls, SafekeeperCalls, LossCalls):
     """One client of a cluster, over any `Runtime`. Safe to use from many tasks of one loop."""
 
     def __init__(

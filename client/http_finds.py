@@ -57,7 +57,8 @@ class HttpFinds(HttpTableCalls):
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> pa.Table:
         """See `AsyncTable.find`. Without a limit, in several requests where there are many rows."""
-        wanted, parts, after = checked_limit(limit), [], None
+        wanted, after = checked_limit(limit), None
+        parts: list[pa.Table] = []
         while wanted is None or wanted > 0 or not parts:
             page = await self.find_page(
                 column,

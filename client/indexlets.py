@@ -118,7 +118,8 @@ async def look_up(
         RetryLater, OutcomeUnknown: the deadline passed; the text says what was waited for.
     """
     clock = runtime.clock
-    pause_s, last, is_fresh = FIRST_PAUSE_S, None, False
+    pause_s, is_fresh = FIRST_PAUSE_S, False
+    last: StelaeError | None = None
     while True:
         at = cache.covering(index_id, low, high, is_reverse=is_reverse)
         left_s = deadline - clock.monotonic()

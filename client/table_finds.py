@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -29,6 +29,9 @@ from stelae.core.index_messages import LOOKUP_ENTRIES_MAX
 from stelae.core.index_views import describe_index
 from stelae.core.indexes import END, is_empty, just_after
 from stelae.core.runtime import Runtime
+
+if TYPE_CHECKING:
+    from stelae.client.table import AsyncTable
 
 PAGE_ROWS = 1000
 SPARE = 8
@@ -50,7 +53,11 @@ class TableFinds:
     runtime: Runtime
     session: Session
     cache: TableCache
-    known: KnownTable
+
+    if TYPE_CHECKING:
+
+        @property
+        def known(self) -> KnownTable: ...
 
     # ---- finding ----------------------------------------------------------------------------
 
@@ -193,7 +200,8 @@ class TableFinds:
                 )
                 if after is not None:
                     query = query.from_token(after)
-                work = Finding(self, query, limit, deadline, waits=if_filling == "wait")
+                table = cast("AsyncTable", self)
+                work = Finding(table, query, limit, deadline, waits=if_filling == "wait")
                 return await work.run()
             except (IndexNotFound, ColumnNotFound, SchemaChanged):
                 if is_last:
@@ -251,7 +259,13 @@ class Finding:
     """One `find`, or one page of one, under way."""
 
     def __init__(
-        self, table: Any, query: FindQuery, limit: int | None, deadline: float, *, waits: bool
+        self,
+        table: AsyncTable,
+        query: FindQuery,
+        limit: int | None,
+        deadline: float,
+        *,
+        waits: bool,
     ) -> None:
         self._table = table
         self._query = query
@@ -263,16 +277,17 @@ class Finding:
 
     @property
     def _left_s(self) -> float:
-        return float(self._deadline - self._table.runtime.clock.monotonic())
+        return self._deadline - self._table.runtime.clock.monotonic()
 
     async def run(self) -> tuple[pa.Table, str | None]:
         query = self._query
         left: tuple[bytes, bytes] | None = None if query.is_empty else (query.low, query.high)
         while left is not None and (self._limit is None or self._count < self._limit):
+            low, high = left
             try:
-                left = await self._piece(*left)
+                left = await self._piece(low, high)
             except Filling:
-                await self._scan(*left)
+                await self._scan(low, high)
                 left = None
         return self._answer(is_whole=left is None)
 

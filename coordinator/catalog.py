@@ -24,6 +24,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from stelae.coordinator.backup_catalog import BackupCatalog, BackupState
 from stelae.coordinator.graveyard import Grave, Graveyard, Records
 from stelae.coordinator.index_catalog import IndexCatalog
 from stelae.coordinator.timeline_catalog import TimelineCatalog, TimelineState
@@ -31,7 +32,9 @@ from stelae.core.configurations import MigrationOrder, StoredRecord
 from stelae.core.errors import Overloaded, StaleRequest, TooLarge, decode_error
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.indexes import IndexletRecord
+from stelae.core.losses import LossRecord
 from stelae.core.records import (
+    Copysets,
     Rebalancing,
     SafekeeperRecord,
     ServerMark,
@@ -49,10 +52,10 @@ MAX_CLIENTS = 1000
 """DDL results are kept for so many clients, those that spoke last."""
 MAX_RESULTS = 100
 """DDL results kept for one client that never says which answers it has; then `Overloaded`."""
-SNAPSHOT_VERSION = 7
-READABLE_VERSIONS = (2, 3, 4, 5, 6, 7)
+SNAPSHOT_VERSION = 8
+READABLE_VERSIONS = (2, 3, 4, 5, 6, 7, 8)
 """2 has deleted tables among the others; 4 knows timelines, 5 all they were, and successors; 6 has
-orders of migrations; 7 has indexlets."""
+orders of migrations; 7 has indexlets, 8 accepted losses and copysets."""
 
 NO_WORD = Rebalancing(generation=0)
 """Operators have never said anything about it."""
@@ -79,6 +82,9 @@ class CatalogBatch(msgspec.Struct, frozen=True, array_like=True):
     decided: tuple[MigrationOrder, ...] = ()
     """Orders of which nothing is left to be done."""
     indexlets: tuple[IndexletRecord, ...] = ()
+    losses: tuple[LossRecord, ...] = ()
+    """Accepted by operators."""
+    copysets: Copysets | None = None
 
     def encode(self) -> bytes:
         """The log entry's body. Raises `TooLarge` for what could not be replicated."""
@@ -124,6 +130,7 @@ class _Snapshot(msgspec.Struct, array_like=True):
     rebalancing: Rebalancing | None = None
     timelines: TimelineState | None = None
     indexlets: list[IndexletRecord] = []
+    backups: BackupState | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -147,6 +154,8 @@ class Catalog:
         self.timelines = TimelineCatalog()
         """Safekeepers, and the configurations of timelines."""
         self.indexes = IndexCatalog()
+        self.backups = BackupCatalog()
+        """Losses that were accepted, and groups of backups."""
         self.altered: dict[TableId, None] = {}
         """Live tables whose tablets may have to be told of a newer schema or name."""
         self._names: dict[str, TableId] = {}
@@ -213,6 +222,7 @@ class Catalog:
         if spread is not None and spread.generation != self.rebalancing.generation + 1:
             return "what is wanted of rebalancing has changed meanwhile"
         refusal = self.timelines.refusal(batch.safekeepers, batch.timelines)
+        refusal = refusal or self.backups.refusal(batch.losses, batch.copysets)
         return refusal or self.indexes.refusal(batch.indexlets, self.tables, batch.tables)
 
     def _commit(self, batch: CatalogBatch) -> None:
@@ -224,6 +234,7 @@ class Catalog:
         self.timelines.commit(batch.safekeepers, batch.timelines)
         self.timelines.order(batch.orders, batch.decided)
         self.indexes.commit(batch.indexlets, batch.tables)
+        self.backups.commit(batch.losses, batch.copysets)
         for tablet in batch.tablets:
             self._put_tablet(tablet)
         for table in batch.tables:
@@ -327,6 +338,7 @@ class Catalog:
             self.rebalancing,
             self.timelines.state(),
             self.indexes.state(),
+            self.backups.state(),
         )
         return _ENCODER.encode(state)
 
@@ -343,6 +355,7 @@ class Catalog:
         self.rebalancing = state.rebalancing or NO_WORD
         self.timelines = TimelineCatalog(state.timelines)
         self.indexes = IndexCatalog(state.indexlets)
+        self.backups = BackupCatalog(state.backups)
         self._names = {}
         self.altered = {}
         for table in state.tables:

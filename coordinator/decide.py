@@ -354,6 +354,7 @@ class _Round:
                     state=TabletState.RUNNING,
                     valid_segment=mark[0],
                     valid_epoch=mark[1],
+                    kept=None,
                     generation=tablet.generation + 1,
                 )
             )

@@ -11,11 +11,14 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
-from stelae.core.ids import ServerUuid
+from stelae.core.ids import ServerUuid, TableId
 from stelae.core.indexes import IndexId, IndexletId, IndexletRecord, IndexletState, covers
 from stelae.core.records import TableRecord, TableState
+
+K = TypeVar("K", bound=Hashable)
 
 
 class IndexCatalog:
@@ -39,7 +42,7 @@ class IndexCatalog:
     def refusal(
         self,
         records: Sequence[IndexletRecord],
-        table_of: Mapping[str, TableRecord],
+        table_of: Mapping[TableId, TableRecord],
         batch_tables: Sequence[TableRecord],
     ) -> str:
         """Why these do not follow from what is there; empty if they do."""
@@ -100,17 +103,9 @@ class IndexCatalog:
         record = self.indexlets.pop(indexlet_id, None)
         if record is None:
             return
-        owner = (record.owner, record.owner_incarnation)
-        for groups, key in (
-            (self._of_index, record.index_id),
-            (self._successors, record.succeeds),
-            (self._of_owner, owner),
-        ):
-            group = groups.get(key)  # type: ignore[attr-defined]
-            if group is not None:
-                group.pop(indexlet_id, None)
-                if not group:
-                    del groups[key]  # type: ignore[attr-defined]
+        _take_from(self._of_index, record.index_id, indexlet_id)
+        _take_from(self._successors, record.succeeds, indexlet_id)
+        _take_from(self._of_owner, (record.owner, record.owner_incarnation), indexlet_id)
 
     # ---- readers ----------------------------------------------------------------------------
 
@@ -138,6 +133,13 @@ class IndexCatalog:
     def owners(self) -> list[tuple[ServerUuid, int]]:
         """The runs of servers that have some."""
         return list(self._of_owner)
+
+
+def _take_from(groups: dict[K, dict[IndexletId, None]], key: K, indexlet_id: IndexletId) -> None:
+    group = groups.get(key, {})
+    group.pop(indexlet_id, None)
+    if not group:
+        groups.pop(key, None)
 
 
 def _cover_all(records: Iterable[IndexletRecord]) -> bool:

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from stelae.coordinator.backup_loads import BackupLoads
 from stelae.coordinator.reports import Picture
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.index_messages import IndexletReport
@@ -136,6 +137,7 @@ class Liveness:
         self._slept_s = 0.0
         self._roster: Roster | None = None
         self._reporters = Reporters((), {})
+        self.backup_loads = BackupLoads()
         self._is_leader = False
         self.lead_since = -NEVER
         """When this master last became leader."""
@@ -195,6 +197,8 @@ class Liveness:
         if is_first or heartbeat.server != seen.server or not self.is_live(run, now):
             self._roster = None
         seen.heartbeat, seen.heard_at, seen.slept_before = heartbeat, now, self._slept_s
+        if heartbeat.server.kind is ServerKind.BACKUP:
+            self.backup_loads.note(run.uuid, heartbeat.media)
         if heartbeat.server.kind is not ServerKind.TSERVER:
             seen.announced_dead = False  # it speaks; and nothing was taken from it
         if run.incarnation < self._newest[run.uuid]:

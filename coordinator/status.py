@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from stelae.coordinator.index_status import views_of
 from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
 from stelae.coordinator.recoveries import Recoveries, loaded_share
 from stelae.core.durability import Replicas
-from stelae.core.ids import TabletId
+from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.index_views import describe_index
 from stelae.core.messages import TabletReport
 from stelae.core.records import (
@@ -77,6 +77,11 @@ def status_document(inputs: StatusInputs) -> bytes:
         "recoveries": inputs.recoveries.describe(partial(_report_by_id, inputs)),
         "migrations": [msgspec.to_builtins(each) for each in inputs.migrations],
         "copies": list(copies(inputs.catalog, inputs.liveness, inputs.now)),
+        "losses_accepted": len(inputs.catalog.backups.losses),
+        "shortages": [
+            shown for tablet in inputs.catalog.live_tablets() for shown in _shortage(inputs, tablet)
+        ],
+        "copysets": [_names_of(inputs, group) for group in inputs.catalog.backups.copysets.groups],
     }
     return msgspec.json.encode(document)
 
@@ -219,6 +224,29 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
         if not inputs.is_leader:
             found["under_replicated"] = None
     return found
+
+
+def _shortage(inputs: StatusInputs, tablet: TabletRecord) -> Iterator[dict[str, Any]]:
+    """A tablet whose segments lack replicas, and how far they are made anew."""
+    report = _report_of(inputs, tablet) if inputs.is_leader and not tablet.is_group else None
+    if report is None or report.term != tablet.term or report.shortage is None:
+        return
+    said = report.shortage
+    yield {
+        "tablet": tablet.tablet_id,
+        "table": inputs.catalog.tables[tablet.table_id].name,
+        "number": tablet.number,
+        "segments": said.segments,
+        "segments_of": said.segments_at_most,
+        "bytes": said.size_bytes,
+        "bytes_of": said.bytes_at_most,
+    }
+
+
+def _names_of(inputs: StatusInputs, group: Sequence[ServerUuid]) -> list[str]:
+    """Of servers, as far as they are known."""
+    seen = [inputs.liveness.newest(uuid) for uuid in group]
+    return [u if s is None else s.server.name for u, s in zip(group, seen, strict=True)]
 
 
 def _succession(report: TabletReport | None) -> dict[str, Any] | None:

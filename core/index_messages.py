@@ -55,6 +55,14 @@ NOT_IN_PLACE = -1
 """``tablet_change`` of a tablet that is to succeed another one, or that is gone."""
 
 
+_EPOCH_TERM_BITS = 40
+
+
+def epoch_of(change: int, term: int) -> int:
+    """The epoch of a tablet: its change, then its term."""
+    return change << _EPOCH_TERM_BITS | term
+
+
 # ---- clients and tablets to masters ---------------------------------------------------------
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import enum
 
-from stelae.core import catalog_messages, row_messages
+from stelae.core import backup_messages, catalog_messages, row_messages
+from stelae.core.backup_views import BackupsView, MediumLoad
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.index_messages import IndexletReport
 from stelae.core.indexes import IndexletId
 from stelae.core.records import MasterMember, ServerInfo, TableRecord, TabletRecord
+from stelae.core.replica_shortage import Shortage
 from stelae.core.replication import Configuration
 from stelae.core.rpc import Body, Empty, Method
 from stelae.core.succession import SuccessionReport
@@ -167,6 +169,8 @@ class TabletReport(Body, frozen=True):
     remote_bytes_at_first: int = 0
     loaded_s: float = 0.0
     """From the hand-over until all rows were there; 0: they are not yet, or always were."""
+    shortage: Shortage | None = None
+    """While segments lack replicas."""
 
 
 FULL = 0
@@ -205,6 +209,10 @@ class Heartbeat(Body, frozen=True):
     """Of the list of live servers that the sender has; 0: none."""
     indexlets: tuple[IndexletReport, ...] = ()
     """Of a tserver: all that it has, in every report; they are few."""
+    media: tuple[MediumLoad, ...] = ()
+    """Of a backup."""
+    backups_version: int = 0
+    """Of a tserver: of what it was told of backups."""
 
 
 class HeartbeatReply(Body, frozen=True):
@@ -234,6 +242,8 @@ class HeartbeatReply(Body, frozen=True):
     """Of a safekeeper: its id in the catalog (see `stelae.core.safekeeper_calls`)."""
     serve_indexlets: tuple[tuple[IndexletId, int], ...] = ()
     """(indexlet, term) pairs reported COMPLETE that this server owns and may serve."""
+    backups: BackupsView | None = None
+    """To a tserver, if it has another one."""
 
 
 class RaiseEpoch(Body, frozen=True):
@@ -299,6 +309,8 @@ class OpenTablet(Body, frozen=True):
     engine: RecoveryEngine = RecoveryEngine.NATIVE
     timeline: TimelineSource | None = None
     """Of a table with ``wal(n, …)``: its log's tail, without which it cannot be opened."""
+    merge_patience_s: float = 0.0
+    """How long to wait for a merge that is made elsewhere; then the tserver makes it."""
 
 
 class ServeTablet(Body, frozen=True):
@@ -360,140 +372,28 @@ WriteOp = row_messages.WriteOp
 WriteReply = row_messages.WriteReply
 
 
-# ---- tservers, masters and recovery jobs to backups -----------------------------------------
+# ---- to backups (in `stelae.core.backup_messages`) --------------------------------------------
 
-
-class Certified(Body, frozen=True):
-    """What of a replica exists: its first ``length`` bytes, whose entry headers have this CRC."""
-
-    length: int
-    crc: int
-
-
-class ReplicaState(enum.StrEnum):
-    OPEN = "open"
-    CLOSED = "closed"
-    """Complete, in the row form it was appended in."""
-    SEALED = "sealed"
-    """Complete, in columnar form (`stelae.storage.image`)."""
-
-
-class WriteReplica(Body, frozen=True):
-    """Write to a replica of a segment in row form, and answer once its medium has it durably.
-
-    The blob(s) are the bytes from ``offset``. Creates the replica when ``offset`` is 0 and there
-    is none (``create``); then the bytes hold the segment's prologue. Repeated or overlapping writes
-    of the same content change nothing; a gap is refused (`InvalidArgument`). ``certificate`` is the
-    commit point: nothing beyond the last one exists. A replica that is being copied gets none until
-    the last piece (``certificate`` None), and does not exist before. A higher ``epoch`` than the
-    replica's raises it; a lower one is refused. A closed replica accepts a repeated close only.
-    """
-
-    tablet_id: TabletId
-    term: int
-    segment_id: int
-    epoch: int
-    medium: str
-    offset: int
-    certificate: Certified | None
-    create: bool = False
-    close: bool = False
-
-
-class SealReplica(Body, frozen=True):
-    """Replace a replica by its columnar form, or bring one where none was, in one atomic step.
-
-    The blob is the whole image.
-    """
-
-    tablet_id: TabletId
-    term: int
-    segment_id: int
-    epoch: int
-    medium: str
-
-
-class ReplicaInfo(Body, frozen=True):
-    segment_id: int
-    term: int
-    epoch: int
-    state: ReplicaState
-    medium: str
-    length: int
-    """Bytes of the image, or of the certified rows."""
-    crc: int
-    digest: tuple[int, ...] = ()
-    """Of an OPEN replica: the segment ids in its prologue's digest."""
-
-
-class LogInventory(Body, frozen=True):
-    tablet_id: TabletId
-    fence: int
-    """Writes of a lower term are refused."""
-    replicas: tuple[ReplicaInfo, ...]
-
-
-class FenceLogs(Body, frozen=True):
-    """Durably refuse every term below the one given, then say what is held of each log."""
-
-    logs: tuple[tuple[TabletId, int], ...]
-
-
-class Inventory(Body, frozen=True):
-    """Say what is held of these logs, or of all."""
-
-    logs: tuple[TabletId, ...] = ()
-
-
-class InventoryReply(Body, frozen=True):
-    logs: tuple[LogInventory, ...]
-
-
-class ReadReplica(Body, frozen=True):
-    """Read bytes of a replica: the image, or the rows up to the certificate. The blob is they."""
-
-    tablet_id: TabletId
-    segment_id: int
-    offset: int = 0
-    length: int = 0
-    """0: to the end."""
-
-
-class ReadReplicaReply(Body, frozen=True):
-    info: ReplicaInfo
-
-
-class ReadSummaries(Body, frozen=True):
-    """Serve the summaries of segments. Blobs: one per segment, the summary part of a SEALED image;
-    for row forms, which have none, the rows up to the certificate."""
-
-    tablet_id: TabletId
-    segments: tuple[int, ...]
-
-
-class ReadSummariesReply(Body, frozen=True):
-    infos: tuple[ReplicaInfo, ...]
-
-
-class FreeReplicas(Body, frozen=True):
-    """Free replicas of segments; unknown ones are fine. Refused below the fence."""
-
-    tablet_id: TabletId
-    term: int
-    segments: tuple[int, ...]
-
-
-class DropLogs(Body, frozen=True):
-    """Free everything held of these tablets, which the catalog says are deleted."""
-
-    logs: tuple[TabletId, ...]
-
-
-WRITE_REPLICA = Method("backup.write_replica", WriteReplica, Empty)
-SEAL_REPLICA = Method("backup.seal_replica", SealReplica, Empty)
-FENCE_LOGS = Method("backup.fence_logs", FenceLogs, InventoryReply)
-INVENTORY = Method("backup.inventory", Inventory, InventoryReply)
-READ_REPLICA = Method("backup.read_replica", ReadReplica, ReadReplicaReply)
-READ_SUMMARIES = Method("backup.read_summaries", ReadSummaries, ReadSummariesReply)
-FREE_REPLICAS = Method("backup.free_replicas", FreeReplicas, Empty)
-DROP_LOGS = Method("backup.drop_logs", DropLogs, Empty)
+DROP_LOGS = backup_messages.DROP_LOGS
+FENCE_LOGS = backup_messages.FENCE_LOGS
+FREE_REPLICAS = backup_messages.FREE_REPLICAS
+INVENTORY = backup_messages.INVENTORY
+READ_REPLICA = backup_messages.READ_REPLICA
+READ_SUMMARIES = backup_messages.READ_SUMMARIES
+SEAL_REPLICA = backup_messages.SEAL_REPLICA
+WRITE_REPLICA = backup_messages.WRITE_REPLICA
+Certified = backup_messages.Certified
+ReplicaState = backup_messages.ReplicaState
+WriteReplica = backup_messages.WriteReplica
+SealReplica = backup_messages.SealReplica
+ReplicaInfo = backup_messages.ReplicaInfo
+LogInventory = backup_messages.LogInventory
+FenceLogs = backup_messages.FenceLogs
+Inventory = backup_messages.Inventory
+InventoryReply = backup_messages.InventoryReply
+ReadReplica = backup_messages.ReadReplica
+ReadReplicaReply = backup_messages.ReadReplicaReply
+ReadSummaries = backup_messages.ReadSummaries
+ReadSummariesReply = backup_messages.ReadSummariesReply
+FreeReplicas = backup_messages.FreeReplicas
+DropLogs = backup_messages.DropLogs

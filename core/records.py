@@ -8,6 +8,7 @@ import msgspec
 
 from stelae.core.durability import Durability
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
+from stelae.core.losses import KeptLog
 from stelae.core.partition import Partitioning
 from stelae.core.replication import Configuration
 from stelae.core.runtime import ProcessIdentity
@@ -130,6 +131,13 @@ class ServerMark(msgspec.Struct, frozen=True):
     generation: int = 1
 
 
+class Copysets(msgspec.Struct, frozen=True):
+    """Groups of backups, in which the replicas of a segment lie together."""
+
+    groups: tuple[tuple[ServerUuid, ...], ...] = ()
+    generation: int = 1
+
+
 class Rebalancing(msgspec.Struct, frozen=True):
     """What operators want of the spreading of replicas and leaders over servers."""
 
@@ -196,6 +204,8 @@ class TabletRecord(msgspec.Struct, frozen=True):
     """Of its table's durability: the one that it was made for."""
     succeeds: TabletId = TabletId("")
     """The tablet in whose place it is to be; until then nobody finds it."""
+    kept: KeptLog | None = None
+    """While it is recovered without what an operator has given up: what of its log there is."""
 
     @property
     def is_group(self) -> bool:

@@ -149,6 +149,12 @@ class File(Protocol):
 class Disk(Protocol):
     """The server's own data directory. Paths are relative, with ``/``; folders appear as needed."""
 
+    @property
+    def boot(self) -> str:
+        """Another one once the machine has started anew: as long as it is the same, nothing that
+        was written is lost, synced or not, whatever processes have ended meanwhile."""
+        ...
+
     async def open(self, path: str) -> File:
         """Open for reading and writing; made (durably named) if absent."""
         ...

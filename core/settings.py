@@ -34,6 +34,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Deadline of one control call between servers."""
     append_timeout_s: float = 2.0
     """Deadline of one append to a backup, after which the replica is replaced."""
+    rereplication_bytes_per_s: int = 256 * MIB
+    """At which a tserver sends what makes lost replicas of sealed segments anew; 0: no bound."""
+    copyset_size: int = 0
+    """Backups in a group, in which a segment's replicas lie together; 0: no groups."""
     coordinator_period_s: float = 0.1
     """Between looks of the leader at what should be and what is; events wake it sooner."""
     creation_timeout_s: float = 30.0

@@ -129,6 +129,13 @@ class TserversSpec(Section):
 
 class BackupsSpec(Section):
     count: int = Field(default=3, ge=0, le=1000)
+    copysets: int = Field(default=0, ge=0, le=100)
+    """Backups in a group, in which all replicas of a segment lie; 0: they lie anywhere. With groups
+    the loss of several machines at once seldom loses anything, and more if it does."""
+    rereplication_bytes_per_s: Size = Field(
+        default=_DEFAULTS.rereplication_bytes_per_s, alias="rereplication", ge=0
+    )
+    """Bytes a second that each tablet server sends, at most, to make lost replicas anew; 0: any."""
 
 
 class SafekeepersSpec(Section):
@@ -284,6 +291,9 @@ class ClusterSpec(Section):
         if keepers.evict_after_s and keepers.evict_copies > self.backups.count:
             text = f"must not be above the number of backups ({self.backups.count})"
             problems.append((("safekeepers", "evict_copies"), text))
+        if self.backups.copysets > self.backups.count:
+            text = f"must not be above the number of backups ({self.backups.count})"
+            problems.append((("backups", "copysets"), text))
         if self.ray.num_cpus is not None and self.ray.address != "local":
             text = f"is for a Ray that Stelae starts; that at {self.ray.address!r} has its own"
             problems.append((("ray", "num_cpus"), text))
@@ -333,6 +343,8 @@ class ClusterSpec(Section):
             quarantine_keep_s=self.tservers.quarantine_keep_s,
             evict_after_s=self.safekeepers.evict_after_s,
             evict_copies=self.safekeepers.evict_copies,
+            copyset_size=self.backups.copysets,
+            rereplication_bytes_per_s=self.backups.rereplication_bytes_per_s,
             metadata_first=self.recovery.metadata_first,
             load_bytes_per_s=float(self.recovery.load_rate_bytes),
         )

@@ -79,6 +79,7 @@ LAYOUT_WORDS: dict[str, tuple[str, Reader]] = {
     "live": ("live_share", _share),
     "medium": ("medium", Medium),
     "copysets": ("scatter", _scatter),
+    "rereplication": ("rereplication_bytes_per_s", _rate),
     "lost": ("lost", Lost),
     "mode": ("mode", Mode),
 }

@@ -34,9 +34,10 @@ class Mode(enum.StrEnum):
     """What has to be back before a tablet serves."""
 
     WHOLE = "whole"
-    """All rows, as Stelae does it."""
+    """All rows."""
     METADATA_FIRST = "metadata-first"
-    """Keys and versions; rows are loaded after that (seed 003, phases 1 and 2)."""
+    """Keys and versions; rows are loaded after that (seed 003, phases 1 and 2), as Stelae does it
+    unless it is told otherwise."""
 
 
 class Lost(enum.StrEnum):
@@ -87,6 +88,8 @@ class Layout:
     summary_row_bytes: float = SUMMARY_ROW_BYTES
     summaries_of_all_replicas: bool = False
     """Every replica's keys are fetched, not one's of each segment (as the seed has it)."""
+    rereplication_bytes_per_s: float = 0.0
+    """That each tablet server sends, at most, to make lost replicas anew; 0: no bound."""
     live_share: float = 0.75
     """Of the log: the rest has been overwritten or deleted, and not been cleaned away yet."""
 

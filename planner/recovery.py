@@ -284,14 +284,19 @@ def lost_replica_bytes(layout: Layout) -> float:
 
 def again_replicated_s(hardware: Hardware, layout: Layout) -> float:
     """Until what a lost machine's backups held has k replicas again:
-    max(bytes / link, bytes / disk write rate) of each of the machines that are left. Owners send
-    from memory; segments are adopted, not rewritten, so recovered rows add nothing."""
+    max(bytes / link, bytes / disk write rate) of each of the machines that are left, and never
+    faster than the tablet servers may send. Owners send from memory; segments are adopted, not
+    rewritten, so recovered rows add nothing.
+    """
     left = layout.machines - 1
     if not left or not layout.replicas:
         return 0.0
     share = lost_replica_bytes(layout) / left
     write_s = 0.0 if layout.medium is Medium.RAM else share / hardware.disk_write_bytes_per_s
-    return max(share / hardware.network_bytes_per_s, write_s)
+    bound_s = 0.0
+    if rate := layout.rereplication_bytes_per_s:
+        bound_s = lost_replica_bytes(layout) / (rate * max(1, layout.servers - layout.servers_lost))
+    return max(share / hardware.network_bytes_per_s, write_s, bound_s)
 
 
 def replicating(hardware: Hardware, layout: Layout) -> Phase:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.indexes import IndexletRecord
 from stelae.core.messages import RecoveryEngine, SegmentSource
 from stelae.core.records import ServerInfo, TableRecord, TabletRecord
 
@@ -43,6 +44,14 @@ machine, must not turn an engine off for good."""
 
 
 @dataclass(frozen=True, slots=True)
+class IndexletTarget:
+    """An indexlet that is being filled, and who holds it."""
+
+    indexlet: IndexletRecord
+    owner: ServerInfo
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveryJob:
     """One tablet to recover: what its log consists of, and who takes it over."""
 
@@ -52,6 +61,8 @@ class RecoveryJob:
     owner: ServerInfo
     row_count: int = 0
     """Rows that its former owner has told of; 0: nobody knows."""
+    indexlets: tuple[IndexletTarget, ...] = ()
+    """Lost ones of its table, which are to have this tablet's entries from the same job."""
 
     @property
     def size_bytes(self) -> int:

@@ -32,6 +32,13 @@ different open replicas of an old head, of which only the later one was put into
 avoid it by making such segments under an id of their own term; besides, only replicas that agree
 with the one of the highest term are named here.
 
+An open replica on a medium that does not sync appends may have lost its end with its machine, and
+says so (``may_be_short``). It is taken only if all replicas of its head are at hand and say the
+same: then no other has more, and what is lost is what that medium does not promise.
+
+Where an operator has accepted that something is lost (`stelae.recovery.losses`), the plan is what
+the tablet's record says is kept, and nothing else.
+
 Of a ``wal`` tablet the end of the log is a timeline on safekeepers, and backups hold nothing but
 sealed segments: `plan_sealed`.
 
@@ -45,6 +52,7 @@ from typing import NamedTuple
 
 from stelae.core.errors import SegmentsMissing
 from stelae.core.ids import segment_name
+from stelae.core.losses import KeptLog, KeptSegment
 from stelae.core.messages import LogInventory, ReplicaInfo, ReplicaState, SegmentSource
 from stelae.core.records import ServerInfo, TabletRecord
 
@@ -52,7 +60,7 @@ MAX_NAMED = 8
 """Missing segments named one by one in an error; more are counted."""
 
 
-class _Held(NamedTuple):
+class Held(NamedTuple):
     """A replica and the backup that holds it."""
 
     backup: ServerInfo
@@ -73,14 +81,14 @@ def plan_recovery(
     """
     if media_count == 0:
         return ()
-    by_segment = _by_segment(inventories)
-    final = {s: held for s, held in by_segment.items() if any(_is_final(h) for h in held)}
-    heads = [s for s in by_segment if s not in final and _valid_open(tablet, by_segment[s])]
-    if not heads:
+    by_segment = segments_of(inventories)
+    final = {s: held for s, held in by_segment.items() if is_final(held)}
+    if tablet.kept is not None:
+        return _plan_kept(tablet, tablet.kept, by_segment)
+    replicas = find_head(tablet, media_count, by_segment)
+    if not replicas:
         raise SegmentsMissing(tablet.tablet_id, "the open segment that ends its log")
-    head = min(heads)
-    replicas = _head_replicas(_valid_open(tablet, by_segment[head]))
-    digest = replicas[0].replica.digest
+    head, digest = replicas[0].replica.segment_id, replicas[0].replica.digest
     missing = [s for s in digest if s != head and s not in final]
     if missing:
         raise SegmentsMissing(tablet.tablet_id, _names(missing))
@@ -89,31 +97,81 @@ def plan_recovery(
     return tuple(sources)
 
 
+def find_head(
+    tablet: TabletRecord, media_count: int, by_segment: Mapping[int, Sequence[Held]]
+) -> list[Held]:
+    """The replicas of the open segment that ends the log, the best first; empty: there is none."""
+    heads = [
+        segment
+        for segment, held in by_segment.items()
+        if not is_final(held) and _valid_open(tablet, held)
+    ]
+    if not heads:
+        return []
+    replicas = _head_replicas(_valid_open(tablet, by_segment[min(heads)]))
+    whole = [held for held in replicas if not held.replica.may_be_short]
+    return whole or (replicas if len(replicas) >= media_count else [])
+
+
+def _plan_kept(
+    tablet: TabletRecord, kept: KeptLog, by_segment: Mapping[int, Sequence[Held]]
+) -> tuple[SegmentSource, ...]:
+    """What is left of an incomplete log, as it was when its loss was accepted."""
+    sources: list[SegmentSource] = []
+    missing: list[int] = []
+    for each in kept.segments:
+        replicas = kept_replicas(each, by_segment.get(each.segment_id, ()))
+        if not replicas:
+            missing.append(each.segment_id)
+        elif each.epoch < 0:
+            sources.append(_final_source(each.segment_id, replicas))
+        else:
+            sources.append(_source(replicas, sealed=False, is_head=True))
+    if missing:
+        raise SegmentsMissing(tablet.tablet_id, _names(missing))
+    return tuple(sources)
+
+
+def kept_replicas(kept: KeptSegment, held: Sequence[Held]) -> list[Held]:
+    """Those that a kept segment may be read from, the best first."""
+    if kept.epoch < 0:
+        return [h for h in held if h.replica.state is not ReplicaState.OPEN]
+    same = [
+        h for h in held if h.replica.state is ReplicaState.OPEN and h.replica.epoch == kept.epoch
+    ]
+    return sorted(same, key=lambda h: -h.replica.length)
+
+
 def plan_sealed(inventories: Mapping[ServerInfo, LogInventory]) -> tuple[SegmentSource, ...]:
     """Where each segment of a ``wal`` tablet that is on backups can be read, in order of ids.
 
     Which of them make up the log, and whether all are there, says the digest in the timeline, which
     its proposer reads: it raises `SegmentsMissing`. The rest it has freed.
     """
-    by_segment = _by_segment(inventories)
+    by_segment = segments_of(inventories)
     final = {s: [h for h in held if _is_final(h)] for s, held in by_segment.items()}
     return tuple(_final_source(s, final[s]) for s in sorted(final) if final[s])
 
 
-def _by_segment(inventories: Mapping[ServerInfo, LogInventory]) -> dict[int, list[_Held]]:
+def segments_of(inventories: Mapping[ServerInfo, LogInventory]) -> dict[int, list[Held]]:
     """All replicas of each segment, in order of the backups' UUIDs."""
-    found: dict[int, list[_Held]] = {}
+    found: dict[int, list[Held]] = {}
     for backup in sorted(inventories, key=lambda server: server.uuid):
         for replica in inventories[backup].replicas:
-            found.setdefault(replica.segment_id, []).append(_Held(backup, replica))
+            found.setdefault(replica.segment_id, []).append(Held(backup, replica))
     return found
 
 
-def _is_final(held: _Held) -> bool:
+def is_final(held: Sequence[Held]) -> bool:
+    """Whether a segment's content is: some replica of it is closed."""
+    return any(_is_final(each) for each in held)
+
+
+def _is_final(held: Held) -> bool:
     return held.replica.state is not ReplicaState.OPEN
 
 
-def _valid_open(tablet: TabletRecord, held: Sequence[_Held]) -> list[_Held]:
+def _valid_open(tablet: TabletRecord, held: Sequence[Held]) -> list[Held]:
     """The open replicas that hold everything acknowledged, as far as the catalog can tell."""
     mark = (tablet.valid_segment, tablet.valid_epoch)
     return [
@@ -123,14 +181,14 @@ def _valid_open(tablet: TabletRecord, held: Sequence[_Held]) -> list[_Held]:
     ]
 
 
-def _head_replicas(held: Sequence[_Held]) -> list[_Held]:
+def _head_replicas(held: Sequence[Held]) -> list[Held]:
     """Those of the highest term and epoch, the longest first."""
     newest = max((h.replica.term, h.replica.epoch) for h in held)
     kept = [h for h in held if (h.replica.term, h.replica.epoch) == newest]
     return sorted(kept, key=lambda h: -h.replica.length)
 
 
-def _final_source(segment_id: int, held: Sequence[_Held]) -> SegmentSource:
+def _final_source(segment_id: int, held: Sequence[Held]) -> SegmentSource:
     """A closed segment: sealed (columnar) replicas if there are any, else those in row form."""
     final = [h for h in held if _is_final(h)]
     latest = max(h.replica.term for h in final)
@@ -150,7 +208,7 @@ def _final_source(segment_id: int, held: Sequence[_Held]) -> SegmentSource:
     return _source(same, sealed=newest.state is ReplicaState.SEALED, is_head=False)
 
 
-def _source(held: Sequence[_Held], *, sealed: bool, is_head: bool) -> SegmentSource:
+def _source(held: Sequence[Held], *, sealed: bool, is_head: bool) -> SegmentSource:
     first = held[0].replica
     return SegmentSource(
         segment_id=first.segment_id,

@@ -3,6 +3,7 @@
 One task for each executor core, each with a group of tablets. A task fetches the summaries from the
 backups itself, runs the same kernels as the native engine, and hands each result to the tserver
 that takes the tablet over, which meanwhile loads the rows (`INSTALL_MERGE`, fenced by the term).
+Then it gives lost indexlets what the tablet has for them (`stelae.recovery.spark_indexes`).
 Only counts, times and errors go through Spark: rows through its JVM cost four times as much.
 
 What a task does may be done twice: a second result changes nothing, and one of an earlier term is
@@ -15,41 +16,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from stelae.core.errors import SegmentsMissing, StelaeError
-from stelae.core.ids import TabletId, segment_name
-from stelae.core.messages import (
-    INSTALL_MERGE,
-    READ_SUMMARIES,
-    Certified,
-    InstallMerge,
-    ReadSummaries,
-    ReplicaInfo,
-    ReplicaState,
-    SegmentSource,
-)
-from stelae.core.rpc import Blob
+from stelae.core.errors import StelaeError
+from stelae.core.ids import TabletId
+from stelae.core.messages import INSTALL_MERGE, InstallMerge
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.recovery.engine import RecoveryJob
+from stelae.recovery.spark_indexes import IndexOutcome, offer_indexes, promise_indexes
 from stelae.recovery.spark_link import ClusterLink, connected
-from stelae.storage.entry import read_entries
-from stelae.storage.image import read_tail
-from stelae.storage.keys import KeyCodec
-from stelae.storage.merge import Merged, Summary, merge
-from stelae.storage.recovered import RecoveredSegment
+from stelae.recovery.spark_log import fetch_log
+from stelae.storage.merge import Merged, merge
 
 CONCURRENT_TABLETS = 4
 """Of one task: some wait for backups while others merge."""
-CONCURRENT_FETCHES = 8
-ROUNDS = 3
-"""How often all replicas of a segment are asked before the tablet is given up."""
-
 logger = logging.getLogger(__name__)
 encode_jobs = msgspec.msgpack.Encoder().encode
 _decode_jobs = msgspec.msgpack.Decoder(tuple[RecoveryJob, ...]).decode
@@ -67,6 +52,7 @@ class TabletOutcome:
     merge_s: float = 0.0
     install_s: float = 0.0
     problem: str = ""
+    indexes: IndexOutcome = field(default_factory=IndexOutcome)
 
 
 # ---- the driver's side ----------------------------------------------------------------------
@@ -138,96 +124,32 @@ async def merge_tablets(
 
 
 async def _merge_tablet(runtime: Runtime, settings: Settings, job: RecoveryJob) -> TabletOutcome:
+    promising = asyncio.ensure_future(promise_indexes(runtime, settings, job))
+    try:
+        return await _merge_promised(runtime, settings, job)
+    finally:
+        promising.cancel()  # as a rule it has ended long ago; nobody waits for it
+
+
+async def _merge_promised(runtime: Runtime, settings: Settings, job: RecoveryJob) -> TabletOutcome:
     began = time.perf_counter()
-    summaries, size_bytes = await fetch_summaries(runtime, settings, job)
+    segments = await fetch_log(runtime, settings, job)
     fetched = time.perf_counter()
-    merged = await runtime.offload(merge, summaries)
+    merged = await runtime.offload(merge, [segment.summary for segment in segments])
     done = time.perf_counter()
     await install(runtime, settings, job, merged)
+    installed = time.perf_counter()
+    indexes = await offer_indexes(runtime, settings, job, segments, merged)
     return TabletOutcome(
         job.tablet.tablet_id,
-        row_count=sum(len(summary) for summary in summaries),
+        row_count=sum(len(segment.summary) for segment in segments),
         winner_count=len(merged.hashes),
-        summary_bytes=size_bytes,
+        summary_bytes=sum(segment.size_bytes for segment in segments),
         fetch_s=fetched - began,
         merge_s=done - fetched,
-        install_s=time.perf_counter() - done,
+        install_s=installed - done,
+        indexes=indexes,
     )
-
-
-async def fetch_summaries(
-    runtime: Runtime, settings: Settings, job: RecoveryJob
-) -> tuple[list[Summary], int]:
-    """The summaries of a log in the order of its sources, and how many bytes were fetched.
-
-    Raises:
-        SegmentsMissing: none of a segment's replicas could be read; the message names them all.
-    """
-    codec = KeyCodec(job.table.schema)
-    turns = asyncio.Semaphore(CONCURRENT_FETCHES)
-
-    async def fetch(source: SegmentSource) -> tuple[Summary, int] | None:
-        async with turns:
-            return await _fetch_any(runtime, settings, job, source, codec)
-
-    fetched = await asyncio.gather(*(fetch(source) for source in job.sources))
-    missing = [s.segment_id for s, f in zip(job.sources, fetched, strict=True) if f is None]
-    if missing:
-        names = ", ".join(segment_name(segment) for segment in missing)
-        raise SegmentsMissing(job.tablet.tablet_id, f"a readable replica of segments {names}")
-    found = [one for one in fetched if one is not None]
-    return [summary for summary, _ in found], sum(size for _, size in found)
-
-
-async def _fetch_any(
-    runtime: Runtime,
-    settings: Settings,
-    job: RecoveryJob,
-    source: SegmentSource,
-    codec: KeyCodec,
-) -> tuple[Summary, int] | None:
-    """Ask each replica, a random one first so that backups share the load; the next if one fails.
-
-    Of the head, replicas may differ in what no client was told of; there the order of the plan is
-    kept, the longest first (`Tablet` compares row counts with those of the rows it has loaded).
-    """
-    replicas = list(source.replicas)
-    if not source.is_head:
-        runtime.rng.shuffle(replicas)
-    request = ReadSummaries(job.tablet.tablet_id, (source.segment_id,))
-    for _ in range(ROUNDS):
-        for uuid, address, _medium in replicas:
-            try:
-                reply = await runtime.peers.call(
-                    address,
-                    READ_SUMMARIES,
-                    request,
-                    timeout_s=settings.call_timeout_s,
-                    destination=uuid,
-                )
-                info, blob = reply.body.infos[0], reply.blobs[0]
-                where = f"segment {segment_name(source.segment_id)} from {address}"
-                read = await runtime.offload(read_summary, info, blob, codec, where)
-                return read, memoryview(blob).nbytes
-            except StelaeError as error:
-                logger.info("another replica is read: %s", error)
-                runtime.metrics.count("summary_reads_failed")
-        await runtime.clock.sleep(settings.heartbeat_s)
-    return None
-
-
-def read_summary(info: ReplicaInfo, data: Blob, codec: KeyCodec, where: str) -> Summary:
-    """Check and read what a backup serves of a segment: an image's tail, or certified rows, which
-    say themselves what schema they have.
-
-    Raises:
-        CorruptData: a checksum does not match.
-    """
-    if info.state is ReplicaState.SEALED:
-        return read_tail(data, where).summary
-    certificate = Certified(info.length, info.crc)
-    entries = read_entries(data, certificate, where)
-    return RecoveredSegment.from_entries(entries, codec, where).summary
 
 
 async def install(runtime: Runtime, settings: Settings, job: RecoveryJob, merged: Merged) -> None:

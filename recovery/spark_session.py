@@ -38,7 +38,7 @@ POLL_S = 0.1
 JVM_END_S = 2.0
 WARM_ROUNDS = 4
 """Warm-up jobs at most until each core has a Python worker."""
-WARM_JOBS = 8
+WARM_JOBS = 16
 """Empty recovery jobs after that."""
 DAEMON_MODULE = "stelae.recovery.spark_daemon"
 CLOSURE_BYTES = 256 << 20

@@ -14,6 +14,10 @@ from stelae.runtime.real import RealRuntime, end_process_on_broken_invariant
 class NoDisk:
     """The disk of a process that has none: to use it is a bug."""
 
+    @property
+    def boot(self) -> str:
+        raise AssertionError("a client has no disk")
+
     async def open(self, path: str) -> File:
         raise AssertionError(f"a client has no disk for {path}")
 

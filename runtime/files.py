@@ -21,6 +21,7 @@ from typing import TypeVar
 from stelae.core.errors import AlreadyRunning
 from stelae.core.rpc import Blob
 from stelae.runtime.frames import byte_view
+from stelae.runtime.processes import boot_id
 from stelae.runtime.sync_pace import SyncPace
 
 T = TypeVar("T")
@@ -166,6 +167,10 @@ class LocalDisk:
     @property
     def root(self) -> Path:
         return self._root
+
+    @property
+    def boot(self) -> str:
+        return boot_id()
 
     async def open(self, path: str) -> LocalFile:
         full = self._full(path)

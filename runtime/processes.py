@@ -25,9 +25,14 @@ _LEAST_PRIORITY = 19
 T = TypeVar("T")
 
 
+def boot_id() -> str:
+    """Of the machine, since it was started last."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def node_name() -> str:
     """A name equal for two processes only if each can see the other's pid."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot = boot_id()
     namespace = os.readlink("/proc/self/ns/pid").removeprefix("pid:[").removesuffix("]")
     return f"{socket.gethostname()}/{boot}/{namespace}"
 

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import HTMLResponse, Response
 
 from stelae.core.errors import StelaeError
-from stelae.serve import control, finds, rows, scans, tables
+from stelae.serve import control, finds, losses, rows, scans, tables
 from stelae.serve.control_models import (
     MigrateRequest,
     MigrateSafekeeperRequest,
@@ -27,6 +27,7 @@ from stelae.serve.control_models import (
 from stelae.serve.gateway import DatabaseSource, Gateway, InvalidBody, gateway_of
 from stelae.serve.guard import Guard, Limits
 from stelae.serve.index_models import CreateIndexRequest, FindRequest
+from stelae.serve.losses import AcceptLossRequest
 from stelae.serve.models import (
     AlterTableRequest,
     Cluster,
@@ -78,6 +79,7 @@ _BODIES = (
     SafekeeperStatusRequest,
     MigrateSafekeeperRequest,
     MigrateRequest,
+    AcceptLossRequest,
 )
 
 
@@ -117,6 +119,7 @@ def make_app(
     app.include_router(scans.router)
     app.include_router(finds.router)
     app.include_router(control.router)
+    app.include_router(losses.router)
     _add_error_handlers(app)
     app.add_middleware(Guard, verifier=tokens, limits=limits)
     return app

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from stelae.actors.backup import Backup
@@ -44,7 +45,7 @@ class SimCluster:
     """Starts a cluster's servers in ``world``, as many of each as its options say.
 
     ``changes`` are settings that differ from those of other simulated clusters. With ``cas_store``
-    the configurations of timelines are kept by a server of their own.
+    the configurations of timelines are kept by a server of their own. ``media``: of all backups.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class SimCluster:
         cas_store: bool = False,
         migrations: RunnerSettings | None = None,
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+        media: Mapping[str, MediumSpec] = MEDIA,
         **changes: Any,
     ) -> None:
         self.world = world
         self._memory_limit_bytes = memory_limit_bytes
+        self._media = media
         self.cas_store = "cas-store" if cas_store else None
         self._migrations = migrations
         limits = world.options.limits
@@ -150,7 +153,7 @@ class SimCluster:
                 cluster=CLUSTER,
                 masters=list(self.addresses.values()),
                 settings=self.settings,
-                media=MEDIA,
+                media=self._media,
             )
 
         return make

@@ -108,6 +108,7 @@ class SimDisk:
         self.on_sync: Callable[[float], None] | None = None
         """Called once, when a sync begins, with its latency in seconds: to crash in its midst."""
         self.syncs_in_flight = 0
+        self.boots = 0  # of its machine, as far as that loses what is not synced
 
     # ---- for the world and tests --------------------------------------------------------------
 
@@ -115,6 +116,7 @@ class SimDisk:
         """Lose power, or only the process: decide the fate of everything not yet durable."""
         keep_all = self._rng.random() < self._options.keep_unsynced_rate
         drop_all = self._rng.random() < 0.3
+        self.boots += not keep_all
         for names in self._unnamed:
             if keep_all or (not drop_all and self._rng.random() < 0.5):
                 _name(self._named, names)
@@ -130,8 +132,7 @@ class SimDisk:
             content.synced = 0
             content.allocated = len(content.live)
         self._files = dict(self._named)
-        self.on_sync = None
-        self.fail_next_sync = False
+        self.on_sync, self.fail_next_sync = None, False
         self.syncs_in_flight = 0
 
     def lose(self) -> None:
@@ -156,8 +157,7 @@ class SimDisk:
     def cut(self, path: str, size_bytes: int) -> None:
         """Lose the durable end of a file, as a file system does that was repaired."""
         content = self._files[path]
-        for held in (content.live, content.durable):
-            del held[size_bytes:]
+        del content.live[size_bytes:], content.durable[size_bytes:]
 
     def make_unreadable(self, path: str) -> None:
         """Let every later reading of a file fail with EIO, as that of a bad sector does."""
@@ -377,6 +377,7 @@ class SimDiskView:
         self._disk = disk
         self._process = process
         self._options = options
+        self.boot = f"boot {disk.boots}"
 
     async def _settle_names(self) -> None:
         """Wait until the names changed so far are durable, as after a sync of the folder."""

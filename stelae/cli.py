@@ -30,6 +30,7 @@ from stelae.cli_output import (
 )
 from stelae.cli_plan import plan
 from stelae.cli_quarantine import quarantine_app
+from stelae.cli_recover import recover
 from stelae.cli_servers import rebalance_app, server_app
 from stelae.cli_tables import table_app
 from stelae.cli_timelines import timeline_app
@@ -56,6 +57,7 @@ for group in (table_app, tablet_app, server_app, timeline_app, master_app, rebal
     app.add_typer(group)
 app.command("check")(check)
 app.command("plan")(plan)
+app.command("recover")(recover)
 
 
 class Engine(enum.StrEnum):

@@ -144,6 +144,7 @@ def show_status(document: dict[str, Any], problems: list[str]) -> None:
             "recoveries", ["of", "state", "engine", "tablets", "took", "all rows"], recoveries
         )
     show_copies(document["copies"])
+    show_shortages(document["shortages"])
     out = make_console()
     for problem in problems:
         out.print(problem, style="red", markup=False)
@@ -167,6 +168,22 @@ def show_index_lines(indexes: list[dict[str, Any]]) -> None:
     if rows:
         columns = ["table", "index of", "state", "entries", "on", "waits for"]
         print_table("indexes", columns, rows)
+
+
+def show_shortages(shortages: list[dict[str, Any]]) -> None:
+    """Segment replicas that are being made anew, if there are any."""
+    rows = [
+        [
+            each["table"],
+            each["number"],
+            f"{each['segments_of'] - each['segments']} of {each['segments_of']}",
+            f"{megabytes(each['bytes_of'] - each['bytes'])} of {megabytes(each['bytes_of'])}",
+        ]
+        for each in shortages
+    ]
+    if rows:
+        columns = ["table", "tablet", "segments made whole", "sent"]
+        print_table("lost segment replicas, made anew", columns, rows)
 
 
 def show_copies(copies: list[dict[str, Any]]) -> None:

@@ -101,7 +101,7 @@ def plan(
 
     Names for --set and --what-if: k, servers, backups, machines, memory, data,
     row, segment, tablets (of a server), takers, live (share of the log), medium
-    (disk, cached, ram), copysets (random, or the size of a group), lost (server,
+    (disk, cached, ram), copysets (random, or the size of a group), rereplication, lost (server,
     machine), mode (whole, metadata-first); cores, threads, fetches, network,
     disk-read, disk-write, seek, detection; server-mttf, disk-mttf, replace,
     power-failures (a year), power-share (of machines that stay away).

@@ -1,4 +1,5 @@
-"""What operators use of a `Database`: its tablet servers, moves of replicas, and the check.
+"""What operators use of a `Database`: its tablet servers, moves of replicas, what is
+lost, and the check.
 Safekeepers are in `stelae.safekeepers`.
 
 Blocking, as all of `stelae.api`; ``database.aio`` has the same calls as coroutines. None of it goes
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from stelae.client.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.losses import LOOK_TIMEOUT_S
 from stelae.client.operators import (
     CALL_TIMEOUT_S,
     COPY_HOLD_S,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from stelae.api import Database
     from stelae.client.check import CheckReport
     from stelae.client.quarantine import QuarantineReport
+    from stelae.core.losses import LossRecord, LossReport
     from stelae.core.records import TabletRecord
     from stelae.core.server_messages import RebalancingState, ServerProgress
 
@@ -193,6 +196,35 @@ class Operations(SafekeeperOperations):
                 server=server, tablet=tablet, older_than=older_than, timeout=timeout
             )
         )
+
+    def losses(self, *, timeout: float = LOOK_TIMEOUT_S) -> LossReport:
+        """What tablets wait for that no live backup holds (``waiting``), and what was ever accepted
+        as lost (``accepted``). All live backups are asked; those that are not there, and may hold
+        what is missing, are in ``silent_backups``."""
+        self._require_inside()
+        return self._loop.run(self._database.losses(timeout=timeout))
+
+    def accept_loss(
+        self,
+        report: LossReport,
+        *,
+        by: str,
+        tablets: Sequence[str] = (),
+        timeout: float = LOOK_TIMEOUT_S,
+    ) -> tuple[LossRecord, ...]:
+        """Give up for good what ``report`` (of `losses`) says is missing.
+
+        Of these ``tablets``, or of all. They are recovered at once from what is left; what comes
+        back later is not used any more. It cannot be taken back, and stays on record for ever,
+        with ``by``: who said so.
+
+        Raises:
+            InvalidArgument: nothing is lost, or not exactly what the report says.
+            RetryLater: a live backup did not answer.
+        """
+        self._require_inside()
+        work = self._database.accept_loss(report, by=by, tablets=tablets, timeout=timeout)
+        return self._loop.run(work)
 
     def check(
         self,

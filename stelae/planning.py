@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stelae.core.errors import InvalidArgument
 from stelae.planner.changes import HARDWARE_WORDS, LAYOUT_WORDS, changed, changes_of, failures_with
 from stelae.planner.hardware import BY_NAME, SERVER, VM, Hardware
-from stelae.planner.layout import Layout, Medium
+from stelae.planner.layout import Layout, Medium, Mode, Scatter
 from stelae.planner.measured import Measured, read_measured
 from stelae.planner.plan import Plan, make_plan
 from stelae.planner.resources import CLEANING_SHARE, memory_of
@@ -66,7 +66,8 @@ def layout_of(spec: ClusterSpec) -> Layout:
 
     A Ray that Stelae starts is one machine; of another one, each tablet server is taken to have a
     machine of its own. Tables name their durability when they are made: here it is two replicas
-    on disk, or as many as there are backups.
+    on disk, or as many as there are backups. Copysets are those of the file, where there are
+    machines enough for a group.
     """
     machines = 1 if spec.ray.address == "local" else spec.tservers.count
     medium = spec.media.get(DEFAULT_MEDIUM)
@@ -79,8 +80,13 @@ def layout_of(spec: ClusterSpec) -> Layout:
         data_bytes=0.0,
         replicas=min(DEFAULT_REPLICAS, spec.backups.count),
         medium=Medium.RAM if in_memory else Medium.DISK,
+        mode=Mode.METADATA_FIRST if spec.recovery.metadata_first else Mode.WHOLE,
         segment_bytes=spec.segment_size_bytes,
+        rereplication_bytes_per_s=float(spec.backups.rereplication_bytes_per_s),
     )
+    size = spec.backups.copysets
+    if layout.replicas <= size <= layout.backup_machines:
+        layout = layout.with_changes(scatter=Scatter(size))
     return layout.with_changes(data_bytes=half_full(layout))
 
 

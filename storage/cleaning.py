@@ -122,7 +122,9 @@ def _dead_ones(candidates: Sequence[Candidate], needs: Needs) -> tuple[Candidate
     for each in candidates:
         is_dead = not each.live_rows and each.is_free
         is_prefix = is_prefix and is_dead
-        if is_dead and (is_prefix or not each.tombstones) and len(found) < NEIGHBOURS_MAX:
+        is_alike = not found or each.schema_version == found[0].schema_version
+        fits = is_alike and len(found) < NEIGHBOURS_MAX
+        if is_dead and (is_prefix or not each.tombstones) and fits:
             found.append(each)
         elif found:
             break

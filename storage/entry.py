@@ -24,6 +24,7 @@ from crc32c import crc32c
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import RequestId
+from stelae.core.losses import SegmentFacts
 from stelae.core.messages import Certified
 from stelae.core.rpc import Blob
 from stelae.core.schema import TableSchema
@@ -83,6 +84,8 @@ class Prologue(msgspec.Struct, frozen=True):
     """All results that clients may still ask for, as of the segment's opening."""
     forgot_below: int = 0
     """The log has forgotten tombstones with versions below."""
+    facts: tuple[SegmentFacts, ...] = ()
+    """Of the other segments of the digest, as far as they are known: to be told if one is lost."""
 
 
 class Entry(msgspec.Struct, frozen=True):

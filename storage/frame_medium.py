@@ -17,6 +17,8 @@ import asyncio
 import errno
 from collections.abc import Sequence
 
+import msgspec
+
 from stelae.core.errors import CorruptData, NoSpace, Overloaded
 from stelae.core.messages import ReplicaState
 from stelae.core.rpc import Blob
@@ -33,7 +35,7 @@ from stelae.storage.frames import (
     runs_of,
     superblock_offset,
 )
-from stelae.storage.media import PIECE_BYTES
+from stelae.storage.media import PIECE_BYTES, MeasuredRate
 from stelae.storage.replicas import NEVER, Batch, Facts, Replica, blob_size, skip_bytes
 
 AHEAD_BYTES = 512 << 10
@@ -80,6 +82,9 @@ class FrameMedium:
         self._work = asyncio.Event()
         self._growing = asyncio.Lock()
         self._buffers = BufferPool(KEPT_BYTES)
+        self._rate = MeasuredRate()
+        self._unsynced_records: dict[int, int] = {}
+        """With sync ``on_seal``: by frame, the side of a record that is not durable yet."""
 
     # ---- space ------------------------------------------------------------------------------
 
@@ -98,10 +103,22 @@ class FrameMedium:
             room = min(room, max(0, self._spec.size_bytes - self.layout.file_bytes))
         return (len(self.allocator) + len(self._freed)) * self.layout.frame_bytes + room
 
+    @property
+    def bytes_per_s(self) -> float:
+        return self._rate.bytes_per_s
+
     def adopt(self, replicas: Sequence[Replica], free: Sequence[int]) -> None:
         """Take over what the opening of the file found."""
         self._used_frames = sum(len(replica.frames) for replica in replicas)
         self.allocator.release(free)
+
+    async def note_boot(self, boot: str) -> None:
+        """The file is used in this boot of the machine from now on."""
+        old = self._superblock
+        self._superblock = msgspec.structs.replace(old, generation=old.generation + 1, boot=boot)
+        offset = superblock_offset(self._superblock.generation)
+        self._file.write_at(offset, encode_superblock(self._superblock))
+        await self._file.sync()
 
     async def grow(self, needed: int = 1) -> None:
         """See to ``needed`` free frames: those being freed, else a further extent of the file.
@@ -132,6 +149,7 @@ class FrameMedium:
                 old.medium,
                 old.frame_bytes,
                 layout.extents,
+                old.boot,
             )
             offset = superblock_offset(self._superblock.generation)
             self._file.write_at(offset, encode_superblock(self._superblock))
@@ -220,7 +238,9 @@ class FrameMedium:
         that no start has to check it. So is what is closed where appends are not synced: its
         older record vouches for nothing.
         """
-        lazy = self._lazy and facts.state is ReplicaState.OPEN
+        # What begins a replica is durable on any medium: a head that is gone without a trace would
+        # leave a log of which nobody knows the segments.
+        lazy = self._lazy and facts.state is ReplicaState.OPEN and replica.wanted is not None
         first = facts.state is ReplicaState.SEALED or (self._lazy and not lazy)
         if first and facts.length > replica.synced:
             await self.settle()
@@ -258,7 +278,7 @@ class FrameMedium:
         """
         batch, self._batch = self._batch, Batch()
         for replica, facts in batch.changes.items():
-            self._write_record(replica, facts)
+            self._write_record(replica, facts, synced=batch.needs_sync)
         if batch.needs_sync:
             await self._sync()
         for replica, facts in batch.changes.items():
@@ -268,7 +288,7 @@ class FrameMedium:
                 replica.batch = None
         batch.finish()
 
-    def _write_record(self, replica: Replica, facts: Facts | None) -> None:
+    def _write_record(self, replica: Replica, facts: Facts | None, *, synced: bool) -> None:
         if not replica.frames:
             return  # freed before anything was written
         frame = replica.frames[0]
@@ -281,7 +301,11 @@ class FrameMedium:
             settled = facts.length <= replica.synced
             record = make_record(replica, facts, self.sequence, settled=settled)
         side = self.next_side.get(frame, 0)
-        self.next_side[frame] = 1 - side
+        if synced or not self._lazy:
+            self.next_side[frame] = 1 - side
+            self._unsynced_records.pop(frame, None)
+        else:  # the other side has the last one that is durable, and keeps it
+            self._unsynced_records[frame] = side
         self._file.write_at(self.layout.record_offset(frame, side), encode_record(record))
 
     async def _sync(self) -> None:
@@ -290,13 +314,19 @@ class FrameMedium:
             replica.unsynced_from = NEVER
         self._touched = {}
         freed, self._freed = self._freed, []
+        records, self._unsynced_records = self._unsynced_records, {}
         covered_bytes = self._unsynced_bytes
         started = self._runtime.clock.monotonic()
         await self._file.sync()
         metrics = self._runtime.metrics
-        metrics.observe("backup_sync_s", self._runtime.clock.monotonic() - started)
+        took_s = self._runtime.clock.monotonic() - started
+        self._rate.note(covered_bytes, took_s)
+        metrics.observe("backup_sync_s", took_s)
         metrics.count("backup_syncs")
         self._unsynced_bytes -= covered_bytes
+        for frame, side in records.items():
+            if frame not in self._unsynced_records and self.next_side.get(frame, 0) == side:
+                self.next_side[frame] = 1 - side
         for replica, written in targets:
             replica.synced = max(replica.synced, min(written, replica.unsynced_from))
         self.allocator.release(freed)
@@ -311,7 +341,9 @@ class FrameMedium:
             got = len(data)
         else:
             read = self._runtime.offload(_read_pieces, self._file, pieces, self._buffers, length)
+            started = self._runtime.clock.monotonic()
             data, got = await read
+            self._rate.note(got, self._runtime.clock.monotonic() - started)
         if got < length:
             raise CorruptData(replica.where, offset + got, "the frame file ends here")
         return data
@@ -334,6 +366,7 @@ def make_record(replica: Replica, facts: Facts, sequence: int, *, settled: bool)
         facts.crc,
         settled,
         runs_of(replica.frames),
+        replica.may_be_short,
     )
 
 

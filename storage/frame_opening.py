@@ -69,7 +69,9 @@ async def open_frame_medium(
     superblock = newest_superblock(file.read_at(0, SUPERBLOCKS_BYTES))
     where = f"frame file of medium {spec.name!r} of {server_name}"
     if superblock is None:
-        superblock = Superblock(1, server, cluster, spec.name, frame_bytes_for(segment_bytes), ())
+        superblock = Superblock(
+            1, server, cluster, spec.name, frame_bytes_for(segment_bytes), (), disk.boot
+        )
         _check_no_records_from(file, FrameLayout(superblock.frame_bytes, ()), where)
         file.write_at(superblock_offset(1), encode_superblock(superblock))
         await file.sync()
@@ -86,8 +88,14 @@ async def open_frame_medium(
         unsynced_bytes_max=unsynced_bytes_max,
     )
     _check_no_records_from(file, medium.layout, where)
-    opening = _Opening(runtime, file, medium, where, trusts_older=spec.sync == "always")
-    return medium, await opening.run()
+    synced, same_boot = spec.sync == "always", superblock.boot == disk.boot
+    opening = _Opening(
+        runtime, file, medium, where, trusts_older=synced, may_be_short=not (synced or same_boot)
+    )
+    replicas = await opening.run()
+    if not same_boot:  # only now: what may be short is marked
+        await medium.note_boot(disk.boot)
+    return medium, replicas
 
 
 def _check_no_records_from(file: File, layout: FrameLayout, where: str) -> None:
@@ -105,7 +113,14 @@ class _Opening:
     """One pass over the records of a file."""
 
     def __init__(
-        self, runtime: Runtime, file: File, medium: FrameMedium, where: str, *, trusts_older: bool
+        self,
+        runtime: Runtime,
+        file: File,
+        medium: FrameMedium,
+        where: str,
+        *,
+        trusts_older: bool,
+        may_be_short: bool,
     ) -> None:
         self._runtime = runtime
         self._file = file
@@ -114,6 +129,8 @@ class _Opening:
         self._where = where
         self._trusts_older = trusts_older
         """Appends are synced one by one, so the older of two records is durable with its data."""
+        self._may_be_short = may_be_short
+        """Appends are not synced, and the machine has lost some since, perhaps."""
         self._claims: dict[tuple[str, int], list[FrameRecord]] = {}
         self._repairs: list[FrameRecord] = []
 
@@ -158,6 +175,10 @@ class _Opening:
                 repaired = msgspec.structs.replace(held, settled=True)
             self._repairs.append(repaired)
             self._runtime.metrics.count("backup_torn_appends")
+        if held is not None and self._may_be_short and held.state is ReplicaState.OPEN:
+            held = msgspec.structs.replace(held, may_be_short=True)
+            self._repairs = [each for each in self._repairs if each.frame != frame]
+            self._repairs.append(msgspec.structs.replace(held, settled=True))
         if held is not None:
             self._claims.setdefault(held.key, []).append(held)
 
@@ -214,6 +235,7 @@ class _Opening:
         )
         replica.written = replica.synced = record.length
         replica.frames = frames_of(record.runs)
+        replica.may_be_short = record.may_be_short
         return replica
 
     async def _repair(self) -> None:

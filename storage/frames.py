@@ -59,7 +59,8 @@ class MediumSpec(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None
     """Relative to the server's data directory."""
     sync: Literal["always", "on_seal"] = "always"
-    """``on_seal``: an append survives the death of the process, but not of the machine."""
+    """``on_seal``: an append survives the death of the process, but not of the machine. What begins
+    a segment and what ends it is synced in either case."""
     size_bytes: int | None = None
     """How large the frame file may grow (None: until the disk is full), or how much memory the
     replicas may take. Those in memory are lost when the process ends."""
@@ -84,6 +85,8 @@ class Superblock(msgspec.Struct, frozen=True, array_like=True):
     frame_bytes: int
     extents: tuple[int, ...]
     """Frames in each extent, in the order of the file."""
+    boot: str = ""
+    """Of the machine, when a server used the file last."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -155,6 +158,8 @@ class FrameRecord(msgspec.Struct, frozen=True, array_like=True):
     """The data was durable before this record was written; otherwise both were synced at once."""
     runs: tuple[int, ...] = ()
     """The chain: first frame and count of each run of adjacent frames, in order."""
+    may_be_short: bool = False
+    """Its machine has lost what was not synced, and it is open: see `ReplicaInfo`."""
 
     @property
     def key(self) -> tuple[TabletId, int]:

@@ -21,7 +21,15 @@ from stelae.core.runtime import Runtime
 from stelae.storage.entry import HEADER_BYTES, entry_length
 from stelae.storage.image import IMAGE_TRAILER_BYTES, summary_range
 from stelae.storage.media import PIECE_BYTES, Medium
-from stelae.storage.replicas import Facts, Replica, blob_size, certify, joined, read_digest
+from stelae.storage.replicas import (
+    Facts,
+    LogContents,
+    Replica,
+    blob_size,
+    certify,
+    joined,
+    read_contents,
+)
 
 REPLY_BYTES_MAX = 96 << 20
 READ_ATTEMPTS = 3
@@ -95,28 +103,27 @@ class Holdings:
     # ---- what is said of it -----------------------------------------------------------------
 
     async def describe(self, log: TabletId) -> tuple[ReplicaInfo, ...]:
-        """The replicas of a log that durably exist, by segment. An open one whose prologue cannot
-        be read is lost, and left out."""
+        """The replicas of a log that durably exist, by segment. One that was found to be damaged is
+        lost, and left out; so is an open one whose prologue cannot be read."""
         infos: list[ReplicaInfo] = []
         for segment_id in self.segments(log):
             replica = self.find(log, segment_id)
-            if replica is None or replica.facts is None:
+            if replica is None or replica.facts is None or replica.damaged:
                 continue
             facts = replica.facts
-            digest: tuple[int, ...] = ()
             if facts.state is ReplicaState.OPEN:
                 try:
-                    digest = await self._digest(replica, facts)
+                    await self._read_contents(replica, facts)
                 except CorruptData:
                     self._runtime.metrics.count("backup_damaged_replicas")
                     continue
                 if replica.freed:
                     continue
-            infos.append(_info(replica, facts, digest))
+            infos.append(_info(replica, facts))
         return tuple(infos)
 
-    async def _digest(self, replica: Replica, facts: Facts) -> tuple[int, ...]:
-        if replica.digest is None:
+    async def _read_contents(self, replica: Replica, facts: Facts) -> None:
+        if replica.contents is None:
             medium = self._media[replica.medium]
             if facts.length < HEADER_BYTES:
                 raise CorruptData(replica.where, 0, "no prologue")
@@ -124,8 +131,7 @@ class Holdings:
             if length > facts.length:
                 raise CorruptData(replica.where, 0, "the prologue is longer than the replica")
             head = await medium.read(replica, 0, length)
-            replica.digest = read_digest(bytes(head), replica.where)
-        return replica.digest
+            replica.contents = read_contents(bytes(head), replica.where)
 
     # ---- reading ----------------------------------------------------------------------------
 
@@ -156,11 +162,23 @@ class Holdings:
             data = await self._media[replica.medium].read(replica, offset, length)
             if replica.freed:
                 continue
-            whole = facts.state is ReplicaState.SEALED and length == facts.length
-            if whole and await checksum(self._runtime, data) != facts.crc:
-                raise CorruptData(replica.where, 0, "bad checksum of the image")
-            return _info(replica, facts, replica.digest or ()), data
+            if length == facts.length:
+                await self._check_whole(replica, facts, data, verify=request.verify)
+            return _info(replica, facts), data
         raise _busy(request.tablet_id, request.segment_id)
+
+    async def _check_whole(
+        self, replica: Replica, facts: Facts, data: Blob, *, verify: bool
+    ) -> None:
+        """Of rows only if whoever read them before found damage. Raises `CorruptData`."""
+        if facts.state is ReplicaState.SEALED:
+            is_right = await checksum(self._runtime, data) == facts.crc
+        else:
+            is_right = not verify or await self._runtime.offload(_is_certified, facts, data)
+        if not is_right and not replica.freed:
+            replica.damaged = True
+            self._runtime.metrics.count("backup_damaged_replicas")
+            raise CorruptData(replica.where, 0, f"bad checksum of what is {facts.state.value}")
 
     async def read_summary(self, log: TabletId, segment_id: int) -> tuple[ReplicaInfo, Blob]:
         """The tail of an image; of rows, all of them."""
@@ -176,7 +194,7 @@ class Holdings:
                 offset, length = summary_range(trailer, facts.length, replica.where)
             data = await medium.read(replica, offset, length)
             if not replica.freed:
-                return _info(replica, facts, replica.digest or ()), data
+                return _info(replica, facts), data
         raise _busy(log, segment_id)
 
 
@@ -207,6 +225,9 @@ async def check_certificate(
         raise InvalidArgument(f"{where}: the certificate says {new}, the entries {found}")
 
 
+_UNKNOWN = LogContents((), ())
+
+
 def _busy(log: TabletId, segment_id: int) -> TabletNotReady:
     return TabletNotReady(log, f"having segment {segment_name(segment_id)} replaced")
 
@@ -217,7 +238,16 @@ def _rank(replica: Replica) -> tuple[Any, ...]:
     return facts.state is ReplicaState.SEALED, facts.term, facts.epoch, facts.length
 
 
-def _info(replica: Replica, facts: Facts, digest: tuple[int, ...]) -> ReplicaInfo:
+def _is_certified(facts: Facts, data: Blob) -> bool:
+    try:
+        return certify(Certified(0, 0), data, "a replica") == facts.certificate
+    except CorruptData:
+        return False
+
+
+def _info(replica: Replica, facts: Facts) -> ReplicaInfo:
+    is_open = facts.state is ReplicaState.OPEN
+    contents = replica.contents if is_open and replica.contents is not None else _UNKNOWN
     return ReplicaInfo(
         replica.segment_id,
         facts.term,
@@ -226,5 +256,7 @@ def _info(replica: Replica, facts: Facts, digest: tuple[int, ...]) -> ReplicaInf
         replica.medium,
         facts.length,
         facts.crc,
-        digest,
+        contents.digest,
+        contents.facts,
+        replica.may_be_short,
     )

@@ -19,6 +19,8 @@ from stelae.storage.frames import (
 from stelae.storage.replicas import Batch, Facts, Replica, blob_size, skip_bytes
 
 PIECE_BYTES = 1 << 20
+MEASURED_BYTES = 256 << 10
+REMEMBERED = 0.9
 
 
 class Medium(Protocol):
@@ -32,6 +34,11 @@ class Medium(Protocol):
 
     @property
     def free_bytes(self) -> int: ...
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What it was seen to do of late; 0: nothing was measured."""
+        ...
 
     async def run(self) -> None:
         """Make changes durable, for as long as the server runs."""
@@ -68,6 +75,24 @@ class Medium(Protocol):
     def close(self) -> None: ...
 
 
+class MeasuredRate:
+    """Bytes a second of what a medium read and wrote of late; the older, the less it counts."""
+
+    def __init__(self) -> None:
+        self._bytes = 0.0
+        self._seconds = 0.0
+
+    def note(self, size_bytes: int, seconds: float) -> None:
+        """So much took so long. What is small says something of delays, and nothing of the rate."""
+        if size_bytes >= MEASURED_BYTES and seconds > 0:
+            self._bytes = self._bytes * REMEMBERED + size_bytes
+            self._seconds = self._seconds * REMEMBERED + seconds
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self._bytes / self._seconds if self._seconds else 0.0
+
+
 class MemoryMedium:
     """Replicas in memory: at once as durable as they will be, and gone when the process ends."""
 
@@ -75,6 +100,7 @@ class MemoryMedium:
         assert spec.size_bytes is not None
         self.name = spec.name
         self.used_bytes = 0
+        self.bytes_per_s = 0.0
         self._limit_bytes = spec.size_bytes
         self._server = server
 

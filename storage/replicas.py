@@ -17,6 +17,7 @@ import msgspec
 
 from stelae.core.errors import CorruptData, InvalidArgument, StaleTerm
 from stelae.core.ids import TabletId, segment_name
+from stelae.core.losses import SegmentFacts
 from stelae.core.messages import Certified, ReplicaState, WriteReplica
 from stelae.core.rpc import Blob
 from stelae.storage.entry import (
@@ -69,10 +70,12 @@ class Replica:
     __slots__ = (
         "batch",
         "content",
-        "digest",
+        "contents",
+        "damaged",
         "facts",
         "frames",
         "freed",
+        "may_be_short",
         "medium",
         "ready",
         "segment_id",
@@ -103,8 +106,13 @@ class Replica:
         self.frames: tuple[int, ...] = ()
         self.content = bytearray()
         """Of a medium in memory: the bytes."""
-        self.digest: tuple[int, ...] | None = None
+        self.contents: LogContents | None = None
+        """Of an open one: what its prologue says, once it was asked for."""
         self.freed = False
+        self.damaged = False
+        """What it holds is not what was certified: nobody is told that it is here."""
+        self.may_be_short = False
+        """See `ReplicaInfo`."""
 
     @property
     def where(self) -> str:
@@ -124,11 +132,19 @@ def certify(base: Certified, data: Blob, where: str) -> Certified:
     return certify_entries(base, data, where)
 
 
-def read_digest(head: bytes, where: str) -> tuple[int, ...]:
-    """The digest in the prologue that ``head`` (the first entry) is. Raises `CorruptData`."""
+class LogContents(NamedTuple):
+    """What a head says of its log."""
+
+    digest: tuple[int, ...]
+    facts: tuple[SegmentFacts, ...]
+
+
+def read_contents(head: bytes, where: str) -> LogContents:
+    """What is said in the prologue that ``head`` (the first entry) is. Raises `CorruptData`."""
     for entry in read_entries(head, None, where):
         if entry.kind is EntryKind.PROLOGUE:
-            return decode_prologue(entry.payload, where).digest
+            prologue = decode_prologue(entry.payload, where)
+            return LogContents(prologue.digest, prologue.facts)
     raise CorruptData(where, 0, "the segment does not begin with a prologue")
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from stelae.core.losses import SegmentFacts
 from stelae.core.schema import TableSchema
 from stelae.storage.key_filter import KeyFilter
 from stelae.storage.keys import KeyCodec
@@ -116,6 +117,14 @@ class TabletSegments:
         """Rows in the head, tombstones and dead ones included."""
         head = self._store.head
         return 0 if head is None else head.row_count
+
+    def facts(self) -> tuple[SegmentFacts, ...]:
+        """What the next head says of the segments before it."""
+        return tuple(
+            SegmentFacts(s.segment_id, s.row_count, s.bytes, s.next_version)
+            for s in self._store.segments
+            if s is not None and s.closed
+        )
 
     def statistics(self) -> list[SegmentStats]:
         """One for each segment in memory, in the order of the log."""

@@ -83,7 +83,11 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     database = stelae.launch(spec)
     try:
         table = database.create_table(
-            "flights", SCHEMA, key="id", partition=stelae.hash_partition("id", 6)
+            "flights",
+            SCHEMA,
+            key="id",
+            partition=stelae.hash_partition("id", 6),
+            indexes=["name"],
         )
         table.load(generated(ROWS))
         table.delete(list(range(0, 2000, 3)))
@@ -131,6 +135,22 @@ def test_a_recovery_by_spark_brings_every_row_and_version_back(db: Any) -> None:
     assert (recovery["engine"], recovery["state"]) == ("spark", "done")
     assert all(not tablet["problem"] for tablet in recovery["tablets"])
     print("recovery by Spark:", recovery["phases_s"])
+
+
+def indexlet_owner(db: Any) -> dict[str, Any]:
+    """The tserver that holds the index."""
+    return next(dict(s) for s in db.status()["servers"] if s.get("indexlets"))
+
+
+def test_an_indexlet_that_is_lost_with_tablets_is_filled_by_the_same_job(db: Any) -> None:
+    """Look-ups find what they found before."""
+    wanted = db["flights"].find("name", between=("name 1000", "name 1010"))
+    assert wanted.num_rows > 2
+    owner = indexlet_owner(db)
+    os.kill(owner["pid"], signal.SIGKILL)
+    assert db["flights"].find("name", between=("name 1000", "name 1010")).equals(wanted)
+    assert owner["tablets"], "it had no tablet: nothing was merged"
+    assert finished(db)["engine"] == "spark"
 
 
 def test_the_native_engine_brings_back_the_same(db: Any) -> None:

@@ -54,6 +54,23 @@ def _stale_head_replica() -> Any:
     )
 
 
+def _short_head_replica() -> Any:
+    """Take an open replica that may have lost its end for whole; the shortest first."""
+
+    def shortest(held: Sequence[Any]) -> list[Any]:
+        return sorted(held, key=lambda h: (not h.replica.may_be_short, h.replica.length))
+
+    def find(tablet: Any, media: int, by_segment: Any) -> list[Any]:
+        heads = [
+            segment
+            for segment, held in by_segment.items()
+            if not plan.is_final(held) and plan._valid_open(tablet, held)
+        ]
+        return shortest(plan._valid_open(tablet, by_segment[min(heads)])) if heads else []
+
+    return patch.object(plan, "find_head", find)
+
+
 def _free_before_digest() -> Any:
     """Free what a recovery has replaced before a head whose digest tells so is durable."""
     recover = Tablet._recover
@@ -184,6 +201,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "acknowledge_early": _acknowledge_early,
     "stale_head_replica": _stale_head_replica,
     "free_before_digest": _free_before_digest,
+    "short_head_replica": _short_head_replica,
     "free_needed_strays": _free_needed_strays,
     "digest_forgets_rewritten": _digest_forgets_rewritten,
     "forget_safe_version": _forget_safe_version,

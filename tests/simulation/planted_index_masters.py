@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
+from stelae.client import find_few
 from stelae.client.find_query import FindQuery
 from stelae.coordinator.index_decisions import IndexRound
 from tests.simulation import planted_indexes
@@ -43,12 +44,26 @@ def _lease_is_not_waited_for() -> Any:
 
 def _not_compared() -> Any:
     """Hand out what entries name, whatever value the rows have by now."""
-    ordered = FindQuery.ordered
+    ordered, rows_found = FindQuery.ordered, find_few.rows_found
 
     def trusting(self: FindQuery, rows: Any, entries: Any = None) -> Any:
         return ordered(self, rows, None if entries is None else self.entries_of(rows))
 
-    return patch.object(FindQuery, "ordered", trusting)
+    def trusting_few(query: FindQuery, entries: Any, parts: Any, replies: Any) -> Any:
+        names = query.read_columns or tuple(query.known.schema.arrow.names)
+        at = names.index(query.codec.column)
+        own = [
+            query.codec.encode_one(row[0][at], key)
+            for part, reply in zip(parts.values(), replies, strict=True)
+            for key, row in zip(part, reply.rows, strict=True)
+            if row is not None
+        ]
+        return rows_found(query, own, parts, replies)
+
+    return _both(
+        patch.object(FindQuery, "ordered", trusting),
+        patch.object(find_few, "rows_found", trusting_few),
+    )
 
 
 def _both(*patches: Any) -> Any:

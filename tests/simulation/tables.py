@@ -216,10 +216,10 @@ class Client:
             self._history.unknown(operation)
 
 
-def may_lose(cluster: SimCluster, name: str) -> bool:
+def may_lose(cluster: SimCluster, name: str, replicas: int = REPLICAS) -> bool:
     """Whether segments(disk, disk) covers the loss of this backup's disk right now."""
     world = cluster.world
-    if not cluster.is_whole(TABLETS, REPLICAS):
+    if not cluster.is_whole(TABLETS, replicas):
         return False
     return all(world.server(other) is not None for other in cluster.backups if other != name)
 
@@ -254,10 +254,14 @@ async def run_tables(
     longest_gap_s: float,
     make_client: type[Client] = Client,
     make_beside: Callable[[SimCluster, AsyncDatabase], Beside] | None = None,
+    media: tuple[str, ...] = ("disk", "disk"),
+    cluster: SimCluster | None = None,
+    fillable: Sequence[str] = (),
     **settings: Any,
 ) -> None:
     """``settings``: of the servers, that differ."""
-    cluster = SimCluster(world, **{**cleaning_of(world), **settings})
+    cluster = cluster or SimCluster(world, **{**cleaning_of(world), **settings})
+    replicas = len(media)
     await cluster.start()
     history = History(world.loop.time)
     admin = cluster.database("admin")
@@ -266,7 +270,7 @@ async def run_tables(
         SCHEMA,
         key="id",
         partition=hash_partition("id", TABLETS),
-        durability=segments("disk", "disk"),
+        durability=segments(*media),
         timeout=60.0,
     )
     clients = [
@@ -276,8 +280,8 @@ async def run_tables(
     readers = world.rng("readers")
     for client in clients[1:]:
         client.only_reads = readers.random() < READER_RATE
-    world.may_lose_disk = lambda name: may_lose(cluster, name)
-    nemesis = Nemesis.begin(world, FAULTS_S, losable=("backup",))
+    world.may_lose_disk = lambda name: may_lose(cluster, name, replicas)
+    nemesis = Nemesis.begin(world, FAULTS_S, losable=("backup",), fillable=fillable)
     until_s = world.loop.time() + FAULTS_S
     tasks = [world.spawn(client.name, client.run(until_s)) for client in clients]
     if strikes:
@@ -293,14 +297,14 @@ async def run_tables(
     beside = None if make_beside is None else make_beside(cluster, admin)
     if beside is not None:
         tasks.append(world.spawn("admin", beside.run(until_s)))
-    watch = LogWatch(cluster, admin, REPLICAS)
+    watch = LogWatch(cluster, admin, replicas)
     tasks.append(world.spawn("admin", watch.run(until_s)))
     await world.wait_until(lambda: all(t.done() for t in tasks), 600.0, "the clients to end")
     for task in tasks:
         task.result()
     await nemesis.finish()
     await world.wait_until(
-        lambda: cluster.is_whole(TABLETS, REPLICAS), HEAL_TIMEOUT_S, "full strength"
+        lambda: cluster.is_whole(TABLETS, replicas), HEAL_TIMEOUT_S, "full strength"
     )
     await _read_all(world, cluster, history, make_client)
     require_rows(history)

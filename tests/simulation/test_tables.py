@@ -18,6 +18,8 @@ SEEDS = 220
 STRUCK_SEEDS = 80
 COUNTER_SEEDS = 20
 BUG_SEEDS = 120
+OF_MEDIA = ("short_head_replica",)
+"""Found by the scenario ``media``."""
 
 
 def test_no_acknowledged_write_is_lost_doubled_or_out_of_order() -> None:
@@ -53,7 +55,7 @@ def test_many_seeds_of_strikes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", sorted(BUGS))
+@pytest.mark.parametrize("bug", sorted(bug for bug in BUGS if bug not in OF_MEDIA))
 def test_a_planted_bug_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""
     scenario = load_scenario("strikes")

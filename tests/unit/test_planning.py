@@ -10,7 +10,7 @@ import stelae
 from stelae.core.errors import InvalidArgument
 from stelae.core.spec_file import load_spec
 from stelae.planner.hardware import SEED, SERVER, VM
-from stelae.planner.layout import Medium
+from stelae.planner.layout import Medium, Scatter
 from stelae.planning import layout_of, measured_from, resolve
 
 FILE = """apiVersion: stelae/v1
@@ -87,3 +87,18 @@ def test_files_without_results_are_refused(tmp_path: Path, content: str, word: s
     assert "results.json" in str(caught.value)
     with pytest.raises(InvalidArgument, match="cannot be read"):
         measured_from(tmp_path / "none.json", VM)
+
+
+def test_copysets_and_the_rate_of_re_replication_are_those_of_the_file(tmp_path: Path) -> None:
+    """Where a group fits; the bound makes a lost backup's replicas take longer to be whole."""
+    backups = "backups: {count: 4, copysets: 2, rereplication: 10MiB}"
+    path = tmp_path / "cluster.yaml"
+    path.write_text(FILE.replace("backups: {count: 4}", backups))
+    shape = layout_of(load_spec(path))
+    assert shape.scatter == Scatter(2)
+    grouped, bounded = stelae.plan(path), stelae.plan(path, rereplication="1MB/s")
+    scattered = stelae.plan(path, copysets="random")
+    assert grouped.risk.at_each_power_failure.value < scattered.risk.at_each_power_failure.value
+    assert bounded.risk.replica_window_s > 5 * grouped.risk.replica_window_s
+    on_one = load_spec({"backups": {"count": 4, "copysets": 2}})
+    assert layout_of(on_one).scatter == Scatter(), "one machine has no groups"

@@ -124,6 +124,11 @@ def test_a_single_error_is_one_line() -> None:
             "safekeepers: {evict_after: 1h, evict_copies: 4}",
             "safekeepers.evict_copies: must not be above the number of backups (3)",
         ),
+        (
+            "backups: {copysets: 4}",
+            "backups.copysets: must not be above the number of backups (3)",
+        ),
+        ("backups: {rereplication: fast}", "backups.rereplication: must be a size such as"),
         ("masters: {count: 3}\nmasters: {count: 5}", "masters: is given twice, on lines 3 and 4"),
         ("backups: &b {count: 3}\nmasters: *b", "masters: is an alias"),
         ("? [a, b]\n: 3", "whose name is no text"),

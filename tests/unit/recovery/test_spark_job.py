@@ -37,13 +37,14 @@ from stelae.core.settings import Settings
 from stelae.recovery.engine import RecoveryJob, SparkEngine, SparkState
 from stelae.recovery.plan import plan_recovery
 from stelae.recovery.spark_job import (
+    TabletOutcome,
     encode_jobs,
-    fetch_summaries,
     install,
     merge_group,
     merge_tablets,
 )
 from stelae.recovery.spark_link import ClusterLink
+from stelae.recovery.spark_log import LogSegment, fetch_log
 from stelae.storage.keys import KeyCodec
 from stelae.storage.merge import Merged, Summary, merge
 from stelae.storage.recovered import RecoveredSegment
@@ -113,6 +114,11 @@ async def native_summaries(cluster: LocalCluster, job: RecoveryJob) -> list[Summ
     ]
 
 
+def summaries_of(segments: Sequence[LogSegment]) -> list[Summary]:
+    """What is merged of them."""
+    return [segment.summary for segment in segments]
+
+
 def assert_same(one: Merged, other: Merged) -> None:
     """Two merges are the same, element for element."""
     np.testing.assert_array_equal(one.hashes, other.hashes)
@@ -132,7 +138,8 @@ async def test_both_engines_make_the_same_merge_of_the_same_log(tmp_path: Path, 
         assert any(len(job.sources) > 2 for job in jobs)
         assert any(not source.sealed for job in jobs for source in job.sources)
         for job in jobs:
-            summaries, size_bytes = await fetch_summaries(runtime, SETTINGS, job)
+            segments = await fetch_log(runtime, SETTINGS, job)
+            summaries, size_bytes = summaries_of(segments), sum(s.size_bytes for s in segments)
             native = await native_summaries(cluster, job)
             assert [len(s) for s in summaries] == [len(s) for s in native]
             assert 0 < size_bytes < job.size_bytes
@@ -167,9 +174,10 @@ async def test_a_replica_that_is_gone_is_answered_for_by_the_next(tmp_path: Path
     async with loaded(tmp_path) as cluster:
         runtime = cluster.client_runtime("task")
         job = (await jobs_of(cluster, "names"))[0]
-        whole, _ = await fetch_summaries(runtime, SETTINGS, job)
+        whole = summaries_of(await fetch_log(runtime, SETTINGS, job))
         partly = replace(job, sources=tuple(moved_away(source, 1) for source in job.sources))
-        assert_same(merge((await fetch_summaries(runtime, SETTINGS, partly))[0]), merge(whole))
+        found = summaries_of(await fetch_log(runtime, SETTINGS, partly))
+        assert_same(merge(found), merge(whole))
 
 
 async def test_a_segment_that_nobody_has_is_named_and_fails_its_tablet_alone(
@@ -181,7 +189,7 @@ async def test_a_segment_that_nobody_has_is_named_and_fails_its_tablet_alone(
         jobs = await jobs_of(cluster, "numbers")
         lost = replace(jobs[0], sources=tuple(moved_away(s, 2) for s in jobs[0].sources))
         with pytest.raises(SegmentsMissing, match="readable replica"):
-            await fetch_summaries(runtime, SETTINGS, lost)
+            await fetch_log(runtime, SETTINGS, lost)
         outcomes = await merge_tablets(runtime, SETTINGS, [lost, *jobs[1:]])
         assert "readable replica" in outcomes[0].problem
         assert [outcome.problem for outcome in outcomes[1:]] == [""] * (len(jobs) - 1)
@@ -206,11 +214,13 @@ class TaskEngine:
     def __init__(self, cluster: LocalCluster) -> None:
         self.link = ClusterLink(CLUSTER, cluster.master_addresses, SECRET, SETTINGS)
         self.calls = 0
+        self.outcomes: list[TabletOutcome] = []
         self.state = SparkState(cores=2, start_s=0.0)
 
     async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
         self.calls += 1
         outcomes = await asyncio.to_thread(merge_group, self.link, encode_jobs(jobs))
+        self.outcomes += outcomes
         return {one.tablet_id: one.problem for one in outcomes if one.problem}
 
 
@@ -237,7 +247,7 @@ class OtherReplicaEngine(TaskEngine):
         self.calls += 1
         runtime = self.runtime
         for job in jobs:
-            *before, last = (await fetch_summaries(runtime, SETTINGS, job))[0]
+            *before, last = summaries_of(await fetch_log(runtime, SETTINGS, job))
             keys = None if last.keys is None else last.keys[:-1]
             shorter = Summary(last.hashes[:-1], last.versions[:-1], last.kinds[:-1], keys)
             await install(runtime, SETTINGS, job, merge([*before, shorter]))
@@ -318,7 +328,7 @@ class StepEngine(TaskEngine):
         if fails and self.step == "nothing":
             self._fail()
         for job in jobs:
-            summaries, _ = await fetch_summaries(self.runtime, SETTINGS, job)
+            summaries = summaries_of(await fetch_log(self.runtime, SETTINGS, job))
             if fails and self.step == "fetched":
                 self._fail()
             merges[job.tablet.tablet_id] = merge(summaries)
@@ -412,3 +422,31 @@ async def test_spark_that_never_answers_is_waited_for_a_while_only(
         spark, native = recovery["engines"]
         assert (spark["outcome"], spark["problem"]) == ("failed", "no end after 0.2 s")
         assert (native["engine"], native["outcome"]) == ("native", "done")
+
+
+class LostLeaderEngine(TaskEngine):
+    """Spark takes the order, and the leader that gave it is gone: nobody says anything any more."""
+
+    async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nobody waits for this")
+
+
+async def test_owners_whom_nobody_tells_anything_merge_when_their_patience_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader may be lost with what it had under way, and the next one does not order it again."""
+    rounds = "stelae.actors.recovery_rounds"
+    monkeypatch.setattr(f"{rounds}.SPARK_PATIENCE_S", 0.2)
+    monkeypatch.setattr(f"{rounds}.SPARK_SLACK", 0.0)
+    monkeypatch.setattr(f"{rounds}.OWNERS_LONGER_S", 0.2)
+    monkeypatch.setattr(f"{rounds}.RecoveryRounds._go_on_natively", _say_nothing)
+    async with loaded(tmp_path, engine="spark", tservers=2) as cluster:
+        recovery = await recover_with(cluster, LostLeaderEngine(cluster))
+        assert recovery["state"] == "done"
+        counted = [tserver._runtime.metrics for tserver in cluster.tservers]
+        assert sum(m.counts.get(("merges_not_offered", ()), 0) for m in counted) > 0  # type: ignore[attr-defined]
+
+
+async def _say_nothing(*what: Any) -> None:
+    return None

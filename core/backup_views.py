@@ -1,0 +1,45 @@
+"""What backups say of their media, and what the leader passes on to those who place replicas."""
+
+from __future__ import annotations
+
+from stelae.core.ids import ServerUuid
+from stelae.core.rpc import Body
+
+
+class MediumLoad(Body, frozen=True):
+    """One medium of a backup, in steps so coarse that a steady one says nothing new."""
+
+    medium: str
+    free_segments: int
+    """So many fit in yet, rounded down to a power of two."""
+    bytes_per_s: int = 0
+    """What it was seen to do when it was read and written; 0: it was not yet."""
+
+
+class BackupLoad(Body, frozen=True):
+    uuid: ServerUuid
+    media: tuple[MediumLoad, ...]
+
+
+class BackupsView(Body, frozen=True):
+    """A hint for placement. ``version`` is made from the content; 0: there is none."""
+
+    version: int
+    loads: tuple[BackupLoad, ...] = ()
+    copysets: tuple[tuple[ServerUuid, ...], ...] = ()
+    """Groups of backups; where there are any, the replicas of a segment best lie in one of them."""
+
+
+def whole_segments(free_bytes: int, frame_bytes: int) -> int:
+    """``free_bytes`` as a load says it."""
+    count = max(0, free_bytes) // frame_bytes
+    return 1 << (count.bit_length() - 1) if count else 0
+
+
+def rounded_rate(bytes_per_s: float) -> int:
+    """A rate as a load says it: a power of two, or halfway between two of them."""
+    whole = int(bytes_per_s)
+    if whole < 2:
+        return 0
+    power = 1 << (whole.bit_length() - 1)
+    return power + power // 2 if whole >= power + power // 2 else power

@@ -1,0 +1,199 @@
+"""Where segment replicas are put: a table of cases, and how evenly load is spread."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from stelae.core.ids import ServerUuid
+from stelae.storage.placement import (
+    USUAL_BYTES_PER_S,
+    Candidate,
+    Misplaced,
+    choose_backup,
+    expected_s,
+    misplaced,
+    usual_rate,
+)
+
+SEGMENT = 8 << 20
+
+
+def backup(name: str, node: str = "", **facts: object) -> Candidate:
+    return Candidate(ServerUuid(name), node or f"node of {name}", **facts)  # type: ignore[arg-type]
+
+
+def group(names: str) -> tuple[ServerUuid, ...]:
+    return tuple(ServerUuid(name) for name in names)
+
+
+def chosen(
+    candidates: Sequence[Candidate],
+    used: str = "",
+    nodes: Sequence[str] = (),
+    replicas: int = 2,
+    groups: Sequence[str] = (),
+) -> set[str]:
+    """All that are ever chosen, whatever chance says."""
+    found = {
+        choose_backup(
+            candidates,
+            group(used),
+            nodes,
+            replicas=replicas,
+            size_bytes=SEGMENT,
+            groups=[group(each) for each in groups],
+            rng=random.Random(seed),
+        )
+        for seed in range(60)
+    }
+    return {str(each) for each in found}
+
+
+PLAIN = [backup(name) for name in "abc"]
+CASES: dict[str, tuple[set[str], set[str]]] = {
+    "any of those that are there": (chosen(PLAIN), {"a", "b", "c"}),
+    "nobody": (chosen([]), {"None"}),
+    "not a full one": (chosen([backup("a"), backup("b", has_room=False)]), {"a"}),
+    "all are full": (chosen([backup("a", has_room=False)]), {"None"}),
+    "another machine": (
+        chosen([backup("b", "one"), backup("c", "two")], "a", ["one"]),
+        {"c"},
+    ),
+    "the same machine, if there is no other": (chosen([backup("b", "one")], "a", ["one"]), {"b"}),
+    "the one with fewer of mine": (chosen([backup("a", mine=3), backup("b", mine=1)]), {"b"}),
+    "the one that is faster": (
+        chosen([backup("a", bytes_per_s=1e8), backup("b", bytes_per_s=2e8)]),
+        {"b"},
+    ),
+    "fewer on a slow one can take longer": (
+        chosen([backup("a", mine=1, bytes_per_s=1e7), backup("b", mine=9, bytes_per_s=1e8)]),
+        {"b"},
+    ),
+    "one that was not measured counts as the others do": (
+        chosen([backup("a", mine=1, bytes_per_s=1e8), backup("b", mine=0)]),
+        {"b"},
+    ),
+    "the first of a segment: in some group": (
+        chosen([backup(n) for n in "abcde"], groups=["ab", "cd"]),
+        {"a", "b", "c", "d"},
+    ),
+    "the next: in the group of the first": (
+        chosen([backup(n) for n in "bcde"], "a", groups=["ab", "cd"]),
+        {"b"},
+    ),
+    "a group that lacks a member: anywhere": (
+        chosen([backup(n) for n in "cde"], "a", groups=["ab", "cd"]),
+        {"c", "d", "e"},
+    ),
+    "more replicas than a group has members: anywhere": (
+        chosen([backup(n) for n in "abcd"], replicas=3, groups=["ab", "cd"]),
+        {"a", "b", "c", "d"},
+    ),
+    "fewer backups than a group: anywhere": (chosen(PLAIN, groups=[]), {"a", "b", "c"}),
+    "a group whose member is full is passed over": (
+        chosen(
+            [backup("a"), backup("b", has_room=False), backup("c"), backup("d")],
+            groups=["ab", "cd"],
+        ),
+        {"c", "d"},
+    ),
+    "replicas of two groups: anywhere": (
+        chosen([backup(n) for n in "bde"], "ac", replicas=3, groups=["ab", "cd"]),
+        {"b", "d", "e"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_choice_of_a_backup(case: str) -> None:
+    """Each rule by itself."""
+    found, expected = CASES[case]
+    assert found == expected
+
+
+def test_five_draws_spread_segments_nearly_evenly() -> None:
+    """Best of five: no backup of a hundred has half as many again as the mean; of one, some do."""
+    mine: Counter[str] = Counter()
+    rng = random.Random(7)
+    names = [f"{number:03d}" for number in range(100)]
+    for _ in range(5000):
+        candidates = [backup(name, mine=mine[name]) for name in names]
+        found = choose_backup(
+            candidates, (), (), replicas=1, size_bytes=SEGMENT, groups=(), rng=rng
+        )
+        mine[str(found)] += 1
+    assert max(mine.values()) < 1.2 * 50
+    assert min(mine.values()) > 0.8 * 50
+    alone = Counter(rng.choice(names) for _ in range(5000))
+    assert max(alone.values()) > 1.2 * 50
+
+
+def test_a_backup_that_reads_at_a_third_of_the_rate_gets_a_third() -> None:
+    """Shares follow what was measured."""
+    mine: Counter[str] = Counter()
+    rng = random.Random(8)
+    for _ in range(3000):
+        candidates = [backup(n, mine=mine[n], bytes_per_s=1e8 if n == "a" else 3e8) for n in "abcd"]
+        found = choose_backup(
+            candidates, (), (), replicas=1, size_bytes=SEGMENT, groups=(), rng=rng
+        )
+        mine[str(found)] += 1
+    assert mine["a"] == pytest.approx(300, rel=0.1)
+
+
+def test_what_is_expected_of_a_backup() -> None:
+    """(mine + 1) × size ÷ rate; the median of the others where nothing was measured."""
+    known = [backup("a", bytes_per_s=1e8), backup("b", bytes_per_s=3e8), backup("c")]
+    assert usual_rate(known) == 2e8
+    assert usual_rate([backup("a")]) == USUAL_BYTES_PER_S
+    assert expected_s(backup("c", mine=3), 1000, 2e8) == 4 * 1000 / 2e8
+
+
+MOVES: dict[str, tuple[str, str, Sequence[str], Misplaced | None]] = {
+    "all in one group": ("ab", "abcd", ["ab", "cd"], None),
+    "one outside": ("ac", "abcd", ["ab", "cd"], Misplaced(ServerUuid("c"), ServerUuid("b"))),
+    "no groups": ("ac", "abcd", [], None),
+    "no group has enough of them": ("ac", "acd", ["ab"], None),
+    "both outside, one after the other": (
+        "ef",
+        "abef",
+        ["ab"],
+        Misplaced(ServerUuid("e"), ServerUuid("a")),
+    ),
+    "the group that has most of them": (
+        "abe",
+        "abcdef",
+        ["abc", "def"],
+        Misplaced(ServerUuid("e"), ServerUuid("c")),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MOVES)
+def test_what_is_moved_into_a_group(case: str) -> None:
+    """The next step, or none."""
+    holders, live, groups, expected = MOVES[case]
+    found = misplaced(
+        group(holders), [backup(name) for name in live], [group(each) for each in groups], SEGMENT
+    )
+    assert found == expected
+
+
+def test_moves_end_with_every_segment_in_one_group() -> None:
+    """From any places, in as many steps as replicas are outside."""
+    groups = [group("abc"), group("def"), group("ghi")]
+    candidates = [backup(name) for name in "abcdefghi"]
+    rng = random.Random(3)
+    for _ in range(200):
+        holders = [ServerUuid(name) for name in rng.sample("abcdefghi", 3)]
+        for _ in range(4):
+            move = misplaced(holders, candidates, groups, SEGMENT)
+            if move is None:
+                break
+            assert move.target not in holders
+            holders[holders.index(move.source)] = move.target
+        assert any(set(holders) == set(each) for each in groups)
