@@ -212,6 +212,8 @@ class ReplicatedSegment(ReplicaViews):
 
     def _replace(self, replica: SegmentReplica) -> None:
         """Start anew elsewhere. An open replica left behind is made stale by a higher epoch."""
+        if replica not in self.replicas:
+            return  # it was to move, and was given up while a call was under way
         if not self.is_columnar and not self.was_closed:
             self.epoch += 1
         if replica.replaces is not None:

@@ -289,6 +289,35 @@ def test_a_damaged_replica_is_passed_over_and_replaced() -> None:
     story.run(tell())
 
 
+def test_a_lost_replica_of_rows_that_stay_elsewhere_is_made_anew() -> None:
+    """There is no memory for the rows: what a dead backup held is fetched for it, and let go of."""
+    story = Story(6, 0.0, segments("disk", "disk"))
+
+    async def tell() -> None:
+        table = await story.begin()
+        for name in story.cluster.tservers:
+            story.world.server(name).cleaner.limit_bytes = 30_000
+        await story.lose_owner()
+        await asyncio.sleep(3.0)
+        remote = story.remote()
+        assert len(remote) >= 2
+        lost = story.holders(remote[0])[0]
+        story.world.crash(lost, restart=False)
+        _, tablet = story.tablet()
+        await story.world.wait_until(lambda: tablet.report().shortage, 60.0, "it is missed")
+        shortage = tablet.report().shortage
+        assert shortage is not None
+        assert shortage.size_bytes > 0
+        await story.world.wait_until(
+            lambda: tablet.report().shortage is None, 60.0, "all replicas are there again"
+        )
+        assert story.cluster.is_whole(1, 2)
+        assert remote[0] in story.remote()
+        await story.check_all(table)
+
+    story.run(tell())
+
+
 def test_without_memory_rows_stay_elsewhere_and_are_read_all_the_same() -> None:
     """Rows that do not fit are fetched on demand; once there is room they are loaded."""
     story = Story(5, 0.0, segments("disk", "disk"))
