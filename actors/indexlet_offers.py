@@ -14,7 +14,7 @@ from typing import Any
 from stelae.actors.entry_streams import entries_in
 from stelae.actors.indexlet import Indexlet
 from stelae.core.errors import InvalidArgument
-from stelae.core.index_messages import IndexletProgress
+from stelae.core.index_messages import IndexletProgress, TabletStamp
 from stelae.core.index_offers import EPOCH_BEGINS, OfferEntries
 from stelae.core.rpc import Call
 from stelae.core.runtime import Runtime
@@ -35,6 +35,8 @@ class IndexletOffers:
         self._promised: dict[int, float] = {}
         self._pieces: dict[tuple[int, int], dict[int, None]] = {}
         """Of a tablet's number and epoch: the pieces that are here."""
+        self._doubts: dict[tuple[int, int], int] = {}
+        """Of a tablet's number and epoch: how many there were when an offer made it known."""
         self._news = asyncio.Event()
 
     # ---- jobs ---------------------------------------------------------------------------------
@@ -49,7 +51,7 @@ class IndexletOffers:
         if not self._has_use_for(number):
             return
         self._promised[number] = self._runtime.clock.monotonic() + PROMISE_S
-        indexlet.hear(body.tablet)
+        self._hear(body.tablet)
         if not body.piece_count:
             return
         if not (0 <= body.piece < body.piece_count <= PIECES_MAX):
@@ -58,12 +60,23 @@ class IndexletOffers:
         pieces = self._pieces.setdefault((number, epoch), {})
         pieces[body.piece] = None
         if len(pieces) == body.piece_count and self._has_use_for(number):
-            indexlet.entries.set_floor(number, Floor(epoch, EPOCH_BEGINS))
             known = indexlet.hear(body.tablet)
-            known.is_compared = True
+            indexlet.entries.set_floor(number, Floor(epoch, EPOCH_BEGINS))
+            if self._doubts.get((number, epoch)) == known.doubts:
+                known.is_compared = True
             indexlet.filled.add(number)
             self._runtime.metrics.count("index_fills_offered")
             self._news.set()
+
+    def _hear(self, stamp: TabletStamp) -> None:
+        """An offer tells what there was when the epoch began: it settles that there is a new one,
+        and no other doubt. So those are counted from the epoch's first message on, if that is an
+        offer's. Raises StaleTerm."""
+        before = self._indexlet.known.get(stamp.number)
+        is_new = before is None or before.epoch < stamp.epoch
+        known = self._indexlet.hear(stamp)
+        if is_new:
+            self._doubts[stamp.number, stamp.epoch] = known.doubts
 
     async def _put(self, call: Call[OfferEntries]) -> None:
         """Put a piece in: late or twice, it is older than all that was heard of this epoch."""

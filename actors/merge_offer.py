@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from stelae.core.errors import InvalidArgument, TabletNotReady
 from stelae.core.ids import TabletId
 from stelae.core.index_offers import COMPARE_LOG, CompareLog, CompareLogReply
-from stelae.core.messages import INSTALL_MERGE, InstallMerge
+from stelae.core.messages import INSTALL_MERGE, InstallMerge, TabletProgress
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.storage.gather import ROW_MASK, SLOT_SHIFT
@@ -102,27 +103,37 @@ class MergeOffer:
         return self._loaded == row_counts
 
 
-class MergesMadeElsewhere:
-    """What whoever merges says to a tserver, and asks it. ``offer_of`` finds a tablet's offer in
-    a term, or raises TabletNotHere."""
+class Merging(Protocol):
+    """A tablet that comes back."""
 
-    def __init__(self, offer_of: Callable[[TabletId, int], MergeOffer]) -> None:
-        self._offer_of = offer_of
+    merge_offer: MergeOffer
+    progress: TabletProgress
+
+
+class MergesMadeElsewhere:
+    """What whoever merges says to a tserver, and asks it. ``opened`` finds a tablet in a term, or
+    raises TabletNotHere."""
+
+    def __init__(self, opened: Callable[[TabletId, int], Merging]) -> None:
+        self._opened = opened
 
     def handlers(self) -> Handlers:
         return {INSTALL_MERGE: self._on_install_merge, COMPARE_LOG: self._on_compare_log}
 
     async def _on_install_merge(self, call: Call[InstallMerge]) -> Reply[Empty]:
-        offer = self._offer_of(call.body.tablet_id, call.body.term)
+        offer = self._opened(call.body.tablet_id, call.body.term).merge_offer
         offer.offer(call.body.next_version, call.blobs)
         return EMPTY
 
     async def _on_compare_log(self, call: Call[CompareLog]) -> Reply[CompareLogReply]:
-        offer = self._offer_of(call.body.tablet_id, call.body.term)
+        tablet = self._opened(call.body.tablet_id, call.body.term)
         try:
-            is_same = await offer.is_of(call.body.row_counts, call.timeout_s / 2)
+            is_same = await tablet.merge_offer.is_of(call.body.row_counts, call.timeout_s / 2)
         except TimeoutError:
             raise TabletNotReady(call.body.tablet_id, "loading its log") from None
+        # Before it is handed over, another replica of the former head may still be the log's end.
+        if tablet.progress is not TabletProgress.SERVING:
+            raise TabletNotReady(call.body.tablet_id, "waiting to be handed over")
         return Reply(CompareLogReply(is_same))
 
 

@@ -274,7 +274,8 @@ def load_server(kind: ServerKind) -> ModuleType:
         return importlib.import_module(f"stelae.actors.{kind.value}")
     if not any(isinstance(finder, WithoutPandas) for finder in sys.meta_path):
         sys.meta_path.insert(0, WithoutPandas())
-    importlib.import_module("stelae.storage.kernels").warm()
+    for kernels in ("stelae.storage.kernels", "stelae.storage.index_kernels"):
+        importlib.import_module(kernels)  # loads them, or compiles them once on a machine
     return importlib.import_module("stelae.actors.tserver")
 
 

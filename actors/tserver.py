@@ -222,7 +222,7 @@ class TabletServer:
             **self._orders.handlers(),
             **self._successions.handlers(),
             **self.indexlets.handlers(),
-            **MergesMadeElsewhere(lambda *of: self._opened(*of).merge_offer).handlers(),
+            **MergesMadeElsewhere(self._opened).handlers(),
             **self._fills.handlers(),
             **ReplicaDigests(self._runtime, self.replicas).handlers(),
             **self.replicas.raft_handlers(),

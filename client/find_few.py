@@ -73,6 +73,8 @@ async def rows_of_few(
 
 
 def _schema(query: FindQuery, names: Sequence[str]) -> pa.Schema:
+    if not query.columns and not query.with_versions:
+        return query.known.schema.arrow
     fields = [query.known.schema.arrow.field(name) for name in names]
     if query.with_versions:
         fields.append(pa.field(VERSION_COLUMN, pa.uint64(), False))

@@ -45,7 +45,8 @@ class CompareLog(Body, frozen=True):
 
     Replicas of a log's head may differ in rows that nobody was told of; one is the beginning of
     the other, so that the number of rows tells them apart. Answered once the tablet has loaded
-    its log, or TabletNotReady.
+    its log and serves, as until then its recovery may begin anew, from another one. Raises
+    TabletNotReady.
     """
 
     tablet_id: TabletId

@@ -41,7 +41,8 @@ from stelae.storage.log_entries import LogEntries
 from stelae.storage.merge import Merged
 
 COMPARE_S = 30.0
-"""How long the tablet may take to load its log."""
+"""How long the tablet may take to load its log, and to be handed over."""
+COMPARE_PAUSE_S = 0.05
 
 _ENTRIES = pa.schema([pa.field("entry", pa.binary())])
 logger = logging.getLogger(__name__)
@@ -191,6 +192,7 @@ async def _compare(
         except TabletNotReady:
             if runtime.clock.monotonic() > deadline:
                 raise
+            await runtime.clock.sleep(COMPARE_PAUSE_S)
             continue
         if not reply.body.is_same:
             raise TabletNotReady(tablet.tablet_id, "brought back from another replica of its head")

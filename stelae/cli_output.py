@@ -127,7 +127,7 @@ def show_status(document: dict[str, Any], problems: list[str]) -> None:
     columns = ["server", "state", "address", "pid", "tablets", "memory", "disk free"]
     print_table(f"cluster {document['cluster']}", columns, servers)
     show_tables(document)
-    show_index_lines(document["indexes"])
+    show_index_lines(document_indexes(document))
     recoveries = [
         [
             each["server"],
@@ -144,7 +144,7 @@ def show_status(document: dict[str, Any], problems: list[str]) -> None:
             "recoveries", ["of", "state", "engine", "tablets", "took", "all rows"], recoveries
         )
     show_copies(document["copies"])
-    show_shortages(document["shortages"])
+    show_shortages(document.get("shortages", []))
     out = make_console()
     for problem in problems:
         out.print(problem, style="red", markup=False)
@@ -294,7 +294,7 @@ def describe(table: Any, document: dict[str, Any]) -> dict[str, Any]:
         "partition": msgspec.to_builtins(record.partitioning),
         "durability": str(record.durability),
         "becoming": "" if record.becoming is None else str(record.becoming),
-        "indexes": [each for each in document["indexes"] if each["table"] == table.name],
+        "indexes": [each for each in document_indexes(document) if each["table"] == table.name],
         "rows": sum(each["rows"] for each in tablets),
         "tablets": sorted(tablets, key=lambda each: each["number"]),
     }

@@ -62,10 +62,6 @@ _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 
 
-def warm() -> None:
-    """Load (or, the first time on a machine, compile) every kernel: importing has done it."""
-
-
 # ---- hashes and keys --------------------------------------------------------------------------
 
 

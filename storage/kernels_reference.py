@@ -15,10 +15,6 @@ _MASK = (1 << 64) - 1
 _ROW = 0xFFFFFFFF
 
 
-def warm() -> None:
-    """There is nothing to compile."""
-
-
 def mix_values(values: U64, seed: np.uint64, out: U64) -> None:
     for i, value in enumerate(values.tolist()):
         x = (value + int(seed)) & _MASK

@@ -88,30 +88,36 @@ def servers_of(db: Database, table: str) -> tuple[str, str]:
     return index["indexlets"][0]["server"], tablet["leader"]
 
 
+@pytest.fixture(scope="module")
+def db(launch_small: Callable[..., Database]) -> Database:
+    """One cluster for both durabilities."""
+    return launch_small("indexed", tservers={"count": 4})
+
+
 @pytest.mark.parametrize("durability", [segments("disk", "disk"), replicas(3)], ids=str)
 def test_every_look_up_is_right_when_servers_of_index_and_tablet_are_killed(
-    launch_small: Callable[..., Database], durability: Any, capsys: pytest.CaptureFixture[str]
+    db: Database, durability: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under load: each row is found by its newest value at once, before, while and after the
     indexlet's server, a tablet's server and both are killed; the check finds nothing then."""
-    db = launch_small(f"index-{type(durability).__name__.lower()}", tservers={"count": 4})
+    name = type(durability).__name__.lower()
     table = db.create_table(
-        "flights", SCHEMA, key="id", partition=hash_partition("id", 3), durability=durability
+        name, SCHEMA, key="id", partition=hash_partition("id", 3), durability=durability
     )
     loaded = {"id": range(LOADED), "dest": [f"D{n % 100}" for n in range(LOADED)]}
     table.load(pa.table({**loaded, "n": [0] * LOADED}))
     workers = [Worker(table, number) for number in range(2)]
-    db.create_index("flights", "dest")
+    db.create_index(name, "dest")
     for worker in workers:
         worker.start()
     for both in (False, False, True):
         time.sleep(3.0)
-        holder, leader = servers_of(db, "flights")
+        holder, leader = servers_of(db, name)
         kill(db, holder if not both else leader)
         if both:
             kill(db, holder)
         time.sleep(3.0)
-        _, leader = servers_of(db, "flights")
+        _, leader = servers_of(db, name)
         kill(db, leader)
         assert db.check(wait=WELL_WITHIN_S, timeout=WELL_WITHIN_S).is_well
     for worker in workers:

@@ -223,12 +223,20 @@ def driver_of(db: Any) -> psutil.Process:
     return next(p for p in spark_processes() if "stelae.actors.spark_process" in p.cmdline())
 
 
+def is_zombie(process: psutil.Process) -> bool:
+    return bool(process.status() == psutil.STATUS_ZOMBIE)
+
+
 def executors() -> list[psutil.Process]:
     """JVMs with Python workers of ours, the oldest first: those of the cluster's own session."""
     found = []
     for process in spark_processes():
-        children = process.children() if process.name() == "java" else []
-        if any("stelae.recovery.spark_daemon" in child.cmdline() for child in children):
+        try:
+            children = process.children() if process.name() == "java" else []
+            lines = [child.cmdline() for child in children if not is_zombie(child)]
+        except psutil.NoSuchProcess:
+            continue  # it ended while it was looked at
+        if any("stelae.recovery.spark_daemon" in line for line in lines):
             found.append(process)
     return sorted(found, key=lambda process: process.create_time())
 

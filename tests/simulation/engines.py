@@ -131,8 +131,8 @@ class SparkCluster(SimCluster):
 
     def _has_table(self) -> bool:
         leader = self.leader()
-        tablets = [] if leader is None else self.world.server(leader).catalog.tablets.values()
-        return any(tablet.state is TabletState.RUNNING for tablet in tablets)
+        tablets = [] if leader is None else list(self.world.server(leader).catalog.tablets.values())
+        return bool(tablets) and all(t.state is TabletState.RUNNING for t in tablets)
 
     def executors(self) -> list[tuple[str, Runtime]]:
         """By name; they are reached like clients."""

@@ -46,7 +46,7 @@ from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
 from tests.simulation import durabilities, tables
 from tests.simulation.index_judge import IndexJudge, group_of
-from tests.simulation.planted_index_masters import planted
+from tests.simulation.planted_finds import planted
 
 SCHEMA = pa.schema(
     [
@@ -216,7 +216,7 @@ class Operator:
 
 
 async def run(world: World, bug: str = "") -> None:
-    """One seed; ``bug`` is one of `tests.simulation.planted_indexes`."""
+    """One seed; ``bug`` is one of `tests.simulation.planted_finds`."""
     with planted(bug):
         tally = await run_indexes(world, HEAL_TIMEOUT_S if not bug else BUG_TIMEOUT_S)
     world.note("world", str(tally))

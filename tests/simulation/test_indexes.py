@@ -6,7 +6,7 @@ import pytest
 
 from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
-from tests.simulation.planted_index_masters import BUGS
+from tests.simulation.planted_finds import BUGS
 
 SCENARIO = load_scenario("indexes")
 SEEDS = 400
