@@ -19,6 +19,7 @@ from stelae.actors.backup_blobs import BackupBlobs
 from stelae.actors.identity import listen_as, take_identity
 from stelae.actors.master_list import MasterList
 from stelae.actors.served_columns import ServedColumns
+from stelae.actors.served_rows import ServedRows
 from stelae.coordinator.reports import Report, Reporter, log_fingerprint
 from stelae.core.backup_views import MediumLoad, rounded_rate, whole_segments
 from stelae.core.errors import (
@@ -107,6 +108,7 @@ class Backup:
         self._fences = Fences(runtime.disk)
         self._holdings = Holdings(runtime, self._media, name)
         self._blobs = BackupBlobs(runtime, name)
+        self._served = ServedRows(runtime, self._holdings)
         self._servers_version = 0  # of a list that it has no use for, and need not be sent again
 
     async def start(self) -> None:
@@ -134,6 +136,7 @@ class Backup:
                 self._fences.observe(replica.tablet_id, self._holdings.enter_found(replica).term)
         for name, opened in self._media.items():
             self.tasks.spawn(opened.run(), f"{self._name}/{name}")
+        self.tasks.spawn(self._served.expire(), f"{self._name}/served rows")
         self.info = await listen_as(runtime, instance, self._handlers(), tuple(self._specs))
         await self._masters.begin(self._heartbeat)
 
@@ -155,6 +158,7 @@ class Backup:
             DROP_LOGS: self._drop_logs,
             **self._blobs.handlers(),
             **ServedColumns(self._runtime, self._holdings).handlers(),
+            **self._served.handlers(),
         }
 
     # ---- writing ----------------------------------------------------------------------------

@@ -35,6 +35,11 @@ HEAD_SHARE = 1 / 64
 in sealed segments."""
 
 
+ROOM_SHARE = 0.95
+"""Of the memory, up to which rows of recovered tablets are loaded that nobody has asked for: the
+rest is for writes."""
+
+
 class CleanedTablet(Protocol):
     """A tablet with an owner, as the cleaner sees it."""
 
@@ -114,6 +119,14 @@ class Cleaner:
             self.live_bytes += sum([tablet.live_bytes for tablet in tablets])
         refusal = self.refusal()
         self._replicas.tell_memory(None if refusal is None else refusal.args[1:])
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so many bytes of rows fit that were recovered, and are elsewhere yet."""
+        return self.used_bytes + size_bytes <= ROOM_SHARE * self.limit_bytes
+
+    def count(self, size_bytes: int) -> None:
+        """So many bytes more are here now."""
+        self.used_bytes += size_bytes
 
     @property
     def cap_bytes(self) -> int:

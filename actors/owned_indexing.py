@@ -31,6 +31,9 @@ class OwnedIndexing(IndexedTablet):
     @abstractmethod
     def _check_open(self) -> None: ...
 
+    def _check_loaded(self) -> None:
+        """Raises TabletNotReady: rows that index entries are made from are elsewhere yet."""
+
     @abstractmethod
     def _check_room(self) -> None: ...
 
@@ -58,6 +61,7 @@ class OwnedIndexing(IndexedTablet):
         """A write looks at the indexes in the turn in which it is carried out."""
         del timeout_s
         self.may_serve(self.tablet_id)
+        self._check_loaded()
 
     async def _write_indexed(self, call: Call[Write], rows: Any) -> WriteReply:
         """As `Tablet.write`, once the entries of its rows are in."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from stelae.actors.remote_rows import RemoteRows
 from stelae.actors.tablet_transfer import TabletTransfer, checked_import
 from stelae.core.errors import TabletNotReady
 from stelae.core.ids import TabletId
@@ -37,6 +38,7 @@ class OwnedSuccession(ABC):
     _succession: Succession = NO_SUCCESSION
     _runtime: Runtime
     _memory: TabletMemory
+    _remote: RemoteRows
 
     @abstractmethod
     async def _committed(self, index: int, timeout_s: float) -> None: ...
@@ -79,7 +81,10 @@ class OwnedSuccession(ABC):
     async def changes_since(
         self, version: int, limit_bytes: int, began_at: int | None, timeout_s: float
     ) -> Changes | None:
-        """As `TabletMemory.changes_since`, of what counts."""
+        """As `TabletMemory.changes_since`, of what counts. Raises TabletNotReady: rows are still
+        being loaded since it was recovered."""
+        if self._remote.is_loading:
+            raise TabletNotReady(self.tablet_id, "still loading rows, since it was recovered")
         changes = self._memory.changes_since(version, limit_bytes, began_at)
         await self._committed(self._memory.last_index, timeout_s)
         return changes

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import pyarrow as pa
 
-from stelae.actors.segment_replica import LogContext, SegmentReplica
+from stelae.actors.segment_replica import LogContext, RemoteImage, SegmentReplica
 from stelae.core.ids import ServerUuid
 
 
@@ -15,7 +15,10 @@ class ReplicaViews(ABC):
 
     replicas: list[SegmentReplica]
     epoch: int
+    is_columnar: bool
     image: pa.Buffer | None
+    remote: RemoteImage | None
+    """The image that is not here yet, since it was taken over."""
     _context: LogContext
 
     @property
@@ -26,6 +29,22 @@ class ReplicaViews(ABC):
     @property
     @abstractmethod
     def _epoch_counts(self) -> bool: ...
+
+    @property
+    def is_sealed(self) -> bool:
+        return self.is_columnar and all(r.sealed for r in self.replicas)
+
+    @property
+    def lacks_image(self) -> bool:
+        """Whether there is nothing to make a replica of that it lacks."""
+        return self.is_columnar and not self.image_bytes and not self.is_sealed
+
+    @property
+    def image_bytes(self) -> int:
+        """Of what replicas are made of, here or not; 0: there is none."""
+        if self.image is not None:
+            return int(self.image.size)
+        return 0 if self.remote is None else self.remote.size_bytes
 
     @property
     def stands_without_strays(self) -> bool:
@@ -49,7 +68,7 @@ class ReplicaViews(ABC):
     @property
     def missing_bytes(self) -> int:
         """To be sent for them, of what is sealed."""
-        return 0 if self.image is None else self.image.size * self.missing_replicas
+        return self.image_bytes * self.missing_replicas
 
     @property
     def lacks_room(self) -> bool:

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from stelae.actors.replica_placement import place
 from stelae.actors.replica_views import ReplicaViews
-from stelae.actors.segment_replica import LogContext, SegmentReplica, is_fenced
+from stelae.actors.segment_replica import LogContext, RemoteImage, SegmentReplica, is_fenced
 from stelae.actors.segment_views import JOIN_BYTES, size_of, sliced
 from stelae.core.errors import (
     InvalidArgument,
@@ -38,6 +38,7 @@ from stelae.core.rpc import Blob, Empty, Reply
 
 PIECE_BYTES = 8 << 20
 RETRY_PAUSE_S = 0.05
+REMOTE_PAUSE_S = 1.0
 
 
 class ReplicatedSegment(ReplicaViews):
@@ -62,6 +63,7 @@ class ReplicatedSegment(ReplicaViews):
         self._prologue = Certified(0, 0)
         self._certificate = Certified(0, 0)
         self._avoid: dict[ServerUuid, float] = {}
+        self.remote: RemoteImage | None = None
 
     # ---- what it holds ----------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ class ReplicatedSegment(ReplicaViews):
     def let_image_go(self) -> None:
         """A replica that is lost from now on is not replaced: the segment gives way to another."""
         assert self.is_sealed, "replicas are made of the image"
-        self.image = None
+        self.image = self.remote = None
 
     def retire(self) -> None:
         """Keep replicas no more."""
@@ -102,16 +104,27 @@ class ReplicatedSegment(ReplicaViews):
         self.is_retired = True
         self.wake()
 
+    def arrived(self, image: pa.Buffer) -> None:
+        """The image of a segment that was taken over without it."""
+        self.image, self.remote = image, None
+        self.wake()
+
     def let_go(self) -> None:
         """Forget the content: the tablet was closed, and nothing is sent any more."""
-        self.image = None
+        self.image = self.remote = None
         self._content, self._ends = [], []
         for replica in self.replicas:
             self._put(replica, None)
 
-    def adopt(self, image: pa.Buffer, holders: list[tuple[ServerUuid, str]]) -> None:
-        """Take over a sealed segment whose replicas lie on ``holders`` (backup, medium) already."""
-        self.image, self.is_columnar = image, True
+    def adopt(
+        self,
+        image: pa.Buffer | None,
+        holders: list[tuple[ServerUuid, str]],
+        remote: RemoteImage | None = None,
+    ) -> None:
+        """Take over a sealed segment whose replicas lie on ``holders`` (backup, medium) already.
+        ``remote`` gives the image if it is not here."""
+        self.image, self.remote, self.is_columnar = image, remote, True
         self.may_open = self.may_fill = self.may_close = self.was_closed = True
         for replica in self.replicas:
             replica.is_remade = True
@@ -141,15 +154,6 @@ class ReplicatedSegment(ReplicaViews):
         ):
             self.was_closed = True
         return self.was_closed
-
-    @property
-    def is_sealed(self) -> bool:
-        return self.is_columnar and all(r.sealed for r in self.replicas)
-
-    @property
-    def lacks_image(self) -> bool:
-        """Whether there is nothing to make a replica of that it lacks."""
-        return self.is_columnar and self.image is None and not self.is_sealed
 
     @property
     def committed_length(self) -> int:
@@ -208,6 +212,8 @@ class ReplicatedSegment(ReplicaViews):
 
     def _replace(self, replica: SegmentReplica) -> None:
         """Start anew elsewhere. An open replica left behind is made stale by a higher epoch."""
+        if replica not in self.replicas:
+            return  # it was to move, and was given up while a call was under way
         if not self.is_columnar and not self.was_closed:
             self.epoch += 1
         if replica.replaces is not None:
@@ -270,13 +276,16 @@ class ReplicatedSegment(ReplicaViews):
         turn = context.members.upkeep.turn(
             context.runtime.clock,
             left=left,
-            size_bytes=0 if self.image is None else self.image.size,
+            size_bytes=self.image_bytes,
             bytes_per_s=context.settings.rereplication_bytes_per_s,
         )
         async with turn:
             goes_on = await self._take_step(replica)
-        if goes_on and replica.backup is None and replica in self.replicas:
-            await self._wait_membership()
+        if goes_on and replica in self.replicas and not replica.sealed:
+            if replica.backup is None:
+                await self._wait_membership()
+            elif self.remote is not None:  # nobody had it for now; others may have the turn
+                await context.runtime.clock.sleep(REMOTE_PAUSE_S)
         return goes_on
 
     async def _take_step(self, replica: SegmentReplica) -> bool:
@@ -315,7 +324,7 @@ class ReplicatedSegment(ReplicaViews):
 
     def _next_step(self, replica: SegmentReplica) -> Step | None:
         if self.is_columnar:
-            return self._seal if self.image is not None else None
+            return self._seal if self.image is not None or self.remote is not None else None
         if not self.may_open or not self._content:
             return None
         behind = replica.length < self._allowed.length
@@ -415,7 +424,10 @@ class ReplicatedSegment(ReplicaViews):
 
     async def _seal(self, replica: SegmentReplica, target: ServerInfo) -> None:
         context, image = self._context, self.image
-        assert image is not None
+        if image is None and self.remote is not None:
+            image = await self.remote.load() or self.image
+        if image is None or replica.backup != target.uuid:
+            return
         request = SealReplica(
             context.tablet_id, context.term, self.segment_id, self.epoch, replica.medium
         )

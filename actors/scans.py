@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from stelae.actors.tablet_reads import TabletReads
-from stelae.core.errors import InvalidArgument, Overloaded
+from stelae.core.errors import InvalidArgument, Overloaded, TabletNotReady
 from stelae.core.ids import TabletId, make_uuid
 from stelae.core.messages import Scan, ScanReply
 from stelae.core.rpc import Reply
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
+from stelae.storage.remote import Piece, RowsAbsent
 
 MAX_OPEN_SCANS = 256
 
@@ -31,6 +32,8 @@ class _OpenScan:
     schema: pa.Schema
     next_piece: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    held: list[Piece] = field(default_factory=list)
+    """Rows that were fetched for it, and are read next."""
 
 
 class ScanSessions:
@@ -65,14 +68,33 @@ class ScanSessions:
             if request.piece != scan.next_piece:
                 raise InvalidArgument("a piece of the scan was lost; begin it anew")
             scan.next_piece += 1
-            piece, rows, is_last = await self._runtime.offload(
-                _next_piece, scan.batches, scan.schema, self._settings.scan_batch_bytes
-            )
+            try:
+                piece, rows, is_last = await self._read(tablet, scan, timeout_s)
+            except TabletNotReady:
+                scan.next_piece -= 1  # nothing was read
+                raise
         scan.used = self._runtime.clock.monotonic()
         if is_last:
             self._scans.pop(cursor, None)
             cursor = ""
         return Reply(ScanReply(cursor, rows), [piece])
+
+    async def _read(
+        self, tablet: TabletReads, scan: _OpenScan, timeout_s: float
+    ) -> tuple[pa.Buffer, int, bool]:
+        """The next piece; rows that are not here are fetched, a segment at a time."""
+        clock, limit_bytes = self._runtime.clock, self._settings.scan_batch_bytes
+        deadline = clock.monotonic() + timeout_s
+        held: list[Piece] = []
+        while True:
+            try:
+                return await self._runtime.offload(
+                    _next_piece, scan.batches, scan.schema, limit_bytes
+                )
+            except RowsAbsent as absent:
+                held = await tablet.bring(absent, deadline - clock.monotonic())
+            finally:
+                scan.held = held
 
     def drop(self, tablet_id: TabletId) -> None:
         """End all scans of a tablet."""
@@ -91,13 +113,21 @@ class ScanSessions:
 def _next_piece(
     batches: Iterator[pa.RecordBatch], schema: pa.Schema, limit_bytes: int
 ) -> tuple[pa.Buffer, int, bool]:
-    """Encode the next batches as one Arrow IPC stream: (stream, rows, whether that was all)."""
+    """Encode the next batches as one Arrow IPC stream: (stream, rows, whether that was all).
+
+    Raises RowsAbsent: there is nothing to be read before these are here.
+    """
     sink = pa.BufferOutputStream()
     rows = size = 0
     is_last = False
     with pa.ipc.new_stream(sink, schema) as writer:
         while size < limit_bytes:
-            batch = next(batches, None)
+            try:
+                batch = next(batches, None)
+            except RowsAbsent:
+                if rows:
+                    break  # the next piece begins with them
+                raise
             if batch is None:
                 is_last = True
                 break

@@ -28,12 +28,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from stelae.actors.damaged_replicas import replace_damaged
 from stelae.actors.log_waits import LogWaits
 from stelae.actors.membership import Membership
 from stelae.actors.regrouping import Regrouping
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.replica_upkeep import ShortageWatch
 from stelae.actors.replicated_segment import ReplicatedSegment
+from stelae.actors.segment_replica import RemoteImage
 from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet_log import BuildImage, FoundSegment
 from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
@@ -138,22 +140,24 @@ class SegmentLog(LogWaits):
             self.runtime, self.settings, self.tablet_id, sources, self._intake
         )
         segments = await recovered_segments(self.runtime, fetched, self.next_id, codec)
-        return [
-            FoundSegment(rows, one.image, one.handle, tuple(one.holders), one.source.epoch)
-            for one, rows in zip(fetched, segments, strict=True)
-        ]
+        return [FoundSegment.of(one, rows) for one, rows in zip(fetched, segments, strict=True)]
 
-    async def adopt(self, segment: FoundSegment) -> None:
+    async def adopt(self, segment: FoundSegment, remote: RemoteImage | None = None) -> None:
         """Take over a loaded segment. What was in row form (the old head above all) is sealed on
         all replicas, as a new segment, before the log is opened: from the hand-over on, open
         replicas of earlier terms are ignored. Under a new id, because two recoveries may read
         different ends of one old head."""
         segment_id = segment.segment_id
-        if segment.image is not None:
-            self.adopt_image(segment_id, segment.image.buffer, list(segment.holders), segment.epoch)
+        if segment.is_remote or segment.image is not None:
+            image = None if segment.image is None else segment.image.buffer
+            self.adopt_image(segment_id, image, segment.holders, segment.epoch, remote)
         else:
             self.adopt_image(segment_id, await self._build_image(segment_id), [], 0)
             self._rewritten.append(segment_id)
+
+    def arrived(self, segment_id: int, image: pa.Buffer, damaged: Sequence[ServerUuid]) -> None:
+        self._segments[segment_id].arrived(image)
+        replace_damaged(self, self._segments[segment_id], damaged)
 
     async def wait_opened(self, head: int) -> None:
         """The head's prologue is on all replicas, and so is all of what was rewritten."""
@@ -221,15 +225,21 @@ class SegmentLog(LogWaits):
         return segment_id(self.term, self._segments_made)
 
     def adopt_image(
-        self, segment: int, image: pa.Buffer, holders: list[tuple[ServerUuid, str]], epoch: int
+        self,
+        segment: int,
+        image: pa.Buffer | None,
+        holders: list[tuple[ServerUuid, str]],
+        epoch: int,
+        remote: RemoteImage | None = None,
     ) -> ReplicatedSegment:
         """Take over a segment of the log from before a recovery, in its last epoch.
 
-        It is in the digest of every head opened from now on. Missing replicas are made anew.
+        It is in the digest of every head opened from now on. Missing replicas are made anew, of
+        what ``remote`` gives if the image is not here.
         """
         adopted = ReplicatedSegment(self, segment, self._media)
         adopted.epoch = adopted.epoch_registered = epoch
-        adopted.adopt(image, holders)
+        adopted.adopt(image, holders, remote)
         self._segments[segment] = adopted
         adopted.start()
         return adopted

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import pyarrow as pa
 
 from stelae.actors.membership import Membership
 from stelae.core.errors import StaleTerm, StelaeError
@@ -12,6 +15,15 @@ from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteImage:
+    """The image of a sealed segment whose rows are with backups yet."""
+
+    size_bytes: int
+    load: Callable[[], Awaitable[pa.Buffer | None]]
+    """Tries once to have it, when there is time for it; None: not now, or it has come to stay."""
 
 
 @dataclass(slots=True, eq=False)

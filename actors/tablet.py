@@ -18,14 +18,15 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.actors.load_rate import LoadRate
+from stelae.actors.loading_tablet import LoadingTablet
 from stelae.actors.merge_offer import MergeOffer
 from stelae.actors.owned_indexing import OwnedIndexing
 from stelae.actors.owned_succession import OwnedSuccession
+from stelae.actors.remote_rows import RemoteRows
 from stelae.actors.small_writes import one_by_one
 from stelae.actors.tablet_cleaning import TabletCleaning
 from stelae.actors.tablet_input import payload_of, read_rows
-from stelae.actors.tablet_log import MakeLog, TabletLog
-from stelae.actors.tablet_reads import TabletReads
+from stelae.actors.tablet_log import MakeLog
 from stelae.actors.tablet_recovery import Intake
 from stelae.actors.tablet_transfer import report_of
 from stelae.core.durability import Segments
@@ -69,11 +70,12 @@ from stelae.storage.entry import (
 from stelae.storage.image import Image
 from stelae.storage.merge import merge
 from stelae.storage.outcomes import answer, done, refused
+from stelae.storage.remote import RowsAbsent
 from stelae.storage.tablet import TabletMemory
 from stelae.storage.tablet_schemas import TabletSchemas
 
 
-class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
+class Tablet(OwnedSuccession, LoadingTablet, OwnedIndexing):
     """A tablet in one term, from its opening to its end at this server."""
 
     def __init__(
@@ -113,6 +115,8 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
         self.keeps_tombstones = False
         self._log = make_log(self.tasks, self._seal, self._on_fenced)
         self.cleaning = TabletCleaning(runtime, settings, self)
+        world = (runtime, settings, self._log.members, intake, self.tasks)
+        self._remote = RemoteRows(*world, record.tablet_id, self)
 
     # ---- life -------------------------------------------------------------------------------
 
@@ -145,6 +149,8 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
             self.progress = TabletProgress.SERVING
             self._log.hand_over()
             self.begin_indexing()
+            if self._remote.is_loading:
+                self.tasks.spawn(self._remote.run(), f"{self.tablet_id[:8]}/loading")
 
     def learn(self, timeline: TimelineSource) -> None:
         """The masters know that its log is on these safekeepers now."""
@@ -154,6 +160,7 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
         """Stop all work on the tablet; waiting calls end as they do when a server dies."""
         self._log.fail(TabletNotHere(self.tablet_id, "this server any more"))
         self._close_indexes()
+        self._remote.close()
         await self.tasks.close()
         # Tablet and log refer to each other: left to the collector, rows would stay for long.
         self._memory = TabletMemory(self._schema, self._table.name)
@@ -164,12 +171,13 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
         if self.progress is not TabletProgress.FAILED:
             self.progress = TabletProgress.FAILED
             self._problem = str(error)
+            self._remote.close()
             self._log.fail(error)
 
     @property
     def memory_bytes(self) -> int:
         """Of rows and index, and of log entries that backups may yet be sent."""
-        return self._memory.memory_bytes + self._log.content_bytes
+        return self._memory.memory_bytes + self._log.content_bytes + self._remote.held_bytes
 
     def holders(self) -> list[list[ServerUuid]]:
         """Of each segment the backups that hold all of it, the newest one last."""
@@ -180,7 +188,7 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
             self.tablet_id,
             self.term,
             self.progress,
-            self._problem or self._log.waits_for,
+            self._problem or self._log.waits_for or self._remote.waits_for,
             self._memory.row_count,
             self.memory_bytes,
             self._log.segment_count,
@@ -195,6 +203,9 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
             timeline_generation=self._log.timeline_generation,
             succession=report_of(self.succession, self.transfer),
             cleaning=self.cleaning.report() if self.may_clean() else None,
+            remote_bytes=self._remote.left_bytes,
+            remote_bytes_at_first=self._remote.total_bytes,
+            loaded_s=self._remote.loaded_s,
             shortage=self._log.shortage,
         )
 
@@ -268,7 +279,11 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
         index = await runtime.offload(merged.index)
         self._memory.adopt(segments, merged, now, index)
         self._log.committed_index = self._memory.last_index
+        remote = {segment.slot: segment for segment in self._memory.remote}
         for slot, each in enumerate(found):
+            if slot in remote:
+                await self._log.adopt(each, self._remote.add(remote[slot], each))
+                continue
             if each.handle is not None:
                 self._objects[each.segment_id] = each.handle
             else:
@@ -334,26 +349,45 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
         ``rows`` are what `read_rows` made of the call; ``refusal`` is what new writes are refused
         with just now: a repeated one gets its first answer all the same.
         """
+        if self._schema.indexes and self._known(call.body.request) is None and refusal is None:
+            self._check_loaded()
+            self._check_open()
+            self._check_room()
+            return await self._write_indexed(call, rows)
+        clock = self._runtime.clock
+        deadline, held = clock.monotonic() + call.timeout_s, list[object]()
+        while True:
+            left_s = deadline - clock.monotonic()
+            try:
+                index, outcome = self._try_write(call, rows, refusal)
+                break
+            except RowsAbsent as absent:
+                held[:] = await self.bring(absent, left_s)
+        await self._committed(index, left_s)
+        return answer(outcome)
+
+    def _try_write(
+        self, call: Call[Write], rows: Any, refusal: StelaeError | None
+    ) -> tuple[int, bytes]:
+        """What the call comes to, and the entry that has to count before it is told; in one turn.
+
+        Raises RowsAbsent: nothing was done; all of it is to be looked at again with these rows.
+        """
         request = call.body
         known = self._known(request.request)
         if known is not None:
-            await self._committed(known.index, call.timeout_s)
-            return answer(known.result.outcome)
+            return known.index, known.result.outcome
         if refusal is not None:
             raise refusal
         self._check_open()
         self._check_room()
-        if self._schema.indexes:
-            return await self._write_indexed(call, rows)
         index = self._memory.last_index + 1
         columns: Sequence[str] = request.columns
         if request.schema_version != self._schema.version:
             view = self._schemas.view(request.schema_version)
             if view is not None:
                 rows, columns = view.write(request.op, rows, columns)
-        outcome = self._execute(request, rows, columns, index, call.blobs)
-        await self._committed(index, call.timeout_s)
-        return answer(outcome)
+        return index, self._execute(request, rows, columns, index, call.blobs)
 
     def _check_room(self) -> None:
         self._log.check()
@@ -416,6 +450,7 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
     ) -> tuple[bytes, ...]:
         """Carry out calls of one row each; all in one entry of the log, if none is in doubt."""
         if self._schema.indexes and refusal is None:
+            self._check_loaded()
             outcomes = await self._write_many_indexed(call)
             return await one_by_one(self, call, refusal) if outcomes is None else outcomes
         outcomes = self._write_together(call.body) if refusal is None else None
@@ -436,7 +471,7 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
         try:
             self._log.check()
             executed = memory.execute(many.op, many.rows, None, index, many.columns)
-        except StelaeError:
+        except (StelaeError, RowsAbsent):
             return None
         first, count = executed.first_version, executed.row_count
         outcomes = tuple([done(first + i, 1) for i in range(count)])
@@ -454,46 +489,6 @@ class Tablet(OwnedSuccession, TabletReads, OwnedIndexing):
 
     # ---- what cleaning asks for ---------------------------------------------------------------
 
-    def may_clean(self) -> bool:
-        """Whether it is served, and all of its rows are in memory: until then, what looks dead may
-        be what is yet to be fetched."""
-        return self.progress is TabletProgress.SERVING
-
-    @property
-    def memory(self) -> TabletMemory:
-        return self._memory
-
-    @property
-    def log(self) -> TabletLog:
-        return self._log
-
     @property
     def table(self) -> TableRecord:
         return self._table
-
-    @property
-    def live_bytes(self) -> int:
-        """Of its memory: what cleaning cannot free."""
-        return self._memory.live_bytes
-
-    @property
-    def head_memory_bytes(self) -> int:
-        return self._memory.head_memory_bytes
-
-    def keep_object(self, segment_id: int, handle: ObjectHandle | None) -> None:
-        """Of a segment's rows in shared memory; None: they are not there any more."""
-        if handle is None:
-            self._objects.pop(segment_id, None)
-        else:
-            self._objects[segment_id] = handle
-
-    def roll(self) -> bool:
-        """Begin another head, unless what waits for the one before has not begun to go out."""
-        if not self.may_clean() or self._log.waits_for_roll:
-            return False
-        self._roll()
-        return True
-
-    def keep_all(self, *, keeps: bool) -> None:
-        """Forget no tombstone while that is so."""
-        self.keeps_tombstones = keeps

@@ -14,9 +14,12 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from stelae.actors.membership import Membership
+from stelae.actors.segment_replica import RemoteImage
 from stelae.actors.side_segments import SideSegments
+from stelae.actors.tablet_recovery import FetchedSegment
 from stelae.core.errors import StelaeError
-from stelae.core.ids import ServerUuid
+from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages import Certified, SegmentSource
 from stelae.core.replica_shortage import Shortage
 from stelae.core.rpc import Blob
@@ -41,9 +44,31 @@ class FoundSegment:
     """In columnar form already; else the tablet seals it once the log asks for that."""
     handle: ObjectHandle | None = None
     """Of the image, in shared memory."""
-    holders: tuple[tuple[ServerUuid, str], ...] = ()
-    """(backup, medium) of its replicas, where they may be kept as they are."""
+    replicas: tuple[tuple[ServerUuid, Address, str], ...] = ()
+    """(backup, its address, medium), where they may be kept as they are."""
     epoch: int = 0
+    damaged: tuple[ServerUuid, ...] = ()
+    """Backups whose replica was found to be damaged."""
+
+    @staticmethod
+    def of(fetched: FetchedSegment, rows: RecoveredSegment) -> FoundSegment:
+        """What was fetched from backups, with its rows (or summary) in the form of the merge."""
+        source = fetched.source
+        return FoundSegment(
+            rows, fetched.image, fetched.handle, source.replicas, source.epoch, fetched.damaged
+        )
+
+    @property
+    def is_remote(self) -> bool:
+        """Only its summary is here: its image comes later."""
+        return self.rows.batch is None
+
+    @property
+    def holders(self) -> list[tuple[ServerUuid, str]]:
+        """(backup, medium) of its replicas. A damaged one is made anew at once if the image is
+        here; else it counts until the image has come (`stelae.actors.damaged_replicas`)."""
+        whole = [r for r in self.replicas if self.is_remote or r[0] not in self.damaged]
+        return [(uuid, medium) for uuid, _, medium in whole]
 
     @property
     def segment_id(self) -> int:
@@ -62,6 +87,8 @@ class MakeLog(Protocol):
 class TabletLog(Protocol):
     """One tablet's log in one term. All methods run on the event loop; none blocks."""
 
+    members: Membership
+    """The servers of the cluster, as far as is known."""
     committed_index: int
     """All entries up to here count; set by the tablet to the end of what it has brought back."""
     pending_bytes: int
@@ -82,8 +109,12 @@ class TabletLog(Protocol):
     def is_on_backups(self) -> bool:
         """Whether all of the log is on backups, where others may read it too (Spark)."""
 
-    async def adopt(self, segment: FoundSegment) -> None:
-        """Take over a segment that the tablet has loaded; it is in every digest from now on."""
+    async def adopt(self, segment: FoundSegment, remote: RemoteImage | None = None) -> None:
+        """Take over a segment that the tablet has loaded; it is in every digest from now on.
+        ``remote`` gives the image of one that is remote."""
+
+    def arrived(self, segment_id: int, image: pa.Buffer, damaged: Sequence[ServerUuid]) -> None:
+        """The image of a remote segment is here to stay; these backups' replicas are damaged."""
 
     def start(self) -> None:
         """Begin the work in the background; it ends with the tablet."""

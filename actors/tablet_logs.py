@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from stelae.actors.membership import Membership
 from stelae.actors.segment_log import RaiseEpoch, SegmentLog
 from stelae.actors.tablet_log import BuildImage, MakeLog, TabletLog
@@ -99,6 +101,8 @@ def log_of(
     """The log of a tablet to be opened. Raises InvalidArgument: a timeline is needed, and not
     named; or this durability is not the tablet's."""
     table, record = order.table, order.tablet
+    if table.schema.indexes:  # each write needs the row that was there before
+        settings = msgspec.structs.replace(settings, metadata_first=False)
     world = (runtime, settings, members)
     has_timeline = isinstance(table.durability, Wal)
     if record.is_group or isinstance(table.durability, Replicas):

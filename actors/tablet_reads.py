@@ -7,8 +7,9 @@ crash could take back (RAMCloud RAM-840).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -21,12 +22,14 @@ from stelae.core.runtime import Runtime
 from stelae.core.schema import VERSION_COLUMN
 from stelae.core.succession import Succession, SuccessionStage
 from stelae.core.values import rows_to_batch
-from stelae.storage.gather import read_schema
+from stelae.storage.gather import Located, read_schema
+from stelae.storage.remote import Piece, RowsAbsent, Wanted
 from stelae.storage.tablet import TabletMemory
 from stelae.storage.tablet_schemas import TabletSchemas
 from stelae.storage.versions import SchemaView
 
 _PLACE_BYTES = 4
+T = TypeVar("T")
 
 
 class TabletReads(ABC):
@@ -48,18 +51,56 @@ class TabletReads(ABC):
     async def _committed(self, index: int, timeout_s: float) -> None:
         """Wait until log entry ``index`` counts. Raises OutcomeUnknown: nobody knows here."""
 
+    async def bring(self, absent: RowsAbsent, timeout_s: float) -> list[Piece]:
+        """Fetch rows that are not here; they are for as long as what is returned is held."""
+        raise AssertionError("all rows of this tablet are here") from absent
+
+    async def _fetched(
+        self, absent: RowsAbsent, read: Callable[[], T], timeout_s: float
+    ) -> tuple[T, float]:
+        """What ``read`` returns once nothing is absent any more, and the time left. It is all done
+        again after a wait, so that what it returns is of one state."""
+        clock = self._runtime.clock
+        deadline = clock.monotonic() + timeout_s
+        while True:
+            held = await self.bring(absent, deadline - clock.monotonic())
+            try:
+                return read(), deadline - clock.monotonic()
+            except RowsAbsent as error:
+                absent = error
+            finally:
+                held.clear()
+
     async def get(self, call: Call[Get]) -> Reply[GetReply]:
         """Read rows by key; for tables that are not plain, as `get_many` does."""
-        request, memory = call.body, self._memory
-        view, columns = self._columns(request.schema_version, request.columns)
+        request, left_s = call.body, call.timeout_s
+        view, _ = self._columns(request.schema_version, request.columns)
         if not (self._memory.schema if view is None else view.asked).is_plain:
             batch = rows_to_batch(request.keys, self._memory.schema.key_schema)
-            return Reply(GetReply(()), await self._find(batch, columns, view, call.timeout_s))
-        places = [self._memory.schema.arrow.get_field_index(name) for name in columns]
+            asked = request.schema_version, request.columns
+            return Reply(GetReply(()), await self._find(batch, *asked, left_s))
+        try:
+            rows, newest = self._get(request)
+        except RowsAbsent as absent:
+            found, left_s = await self._fetched(absent, partial(self._get, request), left_s)
+            rows, newest = found
+        await self._committed(newest, left_s)
+        return Reply(GetReply(tuple(rows)))
+
+    def _get(self, request: Get) -> tuple[list[tuple[tuple[Any, ...], int] | None], int]:
+        """The rows, and the entry that has to count before they are told. Raises RowsAbsent."""
+        memory = self._memory
+        _, columns = self._columns(request.schema_version, request.columns)
+        places = [memory.schema.arrow.get_field_index(name) for name in columns]
         rows: list[tuple[tuple[Any, ...], int] | None] = []
+        wanted: list[Wanted] = []
         newest = 0
         for key in memory.check_keys(request.keys):
-            found = memory.get(key)
+            try:
+                found = memory.get(key)
+            except RowsAbsent as absent:
+                wanted += absent.wanted
+                continue
             if found is None:
                 newest = max(newest, memory.last_delete_index)
                 rows.append(None)
@@ -67,17 +108,19 @@ class TabletReads(ABC):
             newest = max(newest, found.index)
             row = tuple([found.row[place] for place in places]) if places else found.row
             rows.append((row, found.version))
-        await self._committed(newest, call.timeout_s)
-        return Reply(GetReply(tuple(rows)))
+        if wanted:
+            raise RowsAbsent(wanted)
+        return rows, newest
 
     async def get_many(self, call: Call[GetMany]) -> Reply[GetManyReply]:
         """Read many rows by key: rows found with versions, and which keys they belong to."""
-        view, columns = self._columns(call.body.schema_version, call.body.columns)
+        self._check_readable()
         if not call.blobs:
             raise InvalidArgument("get_many needs its keys as an Arrow stream")
         schema, name = self._memory.schema, self._schemas.table.name
         keys = decode_rows(call.blobs[0], schema, name, schema.key)
-        encoded, places = await self._find(keys, columns, view, call.timeout_s)
+        asked = call.body.schema_version, call.body.columns
+        encoded, places = await self._find(keys, *asked, call.timeout_s)
         return Reply(GetManyReply(places.nbytes // _PLACE_BYTES), [encoded, places])
 
     def _check_readable(self) -> None:
@@ -100,15 +143,16 @@ class TabletReads(ABC):
         return None, columns
 
     async def _find(
-        self,
-        keys: pa.RecordBatch,
-        columns: Sequence[str],
-        view: SchemaView | None,
-        timeout_s: float,
+        self, keys: pa.RecordBatch, version: int, asked: tuple[str, ...], timeout_s: float
     ) -> tuple[pa.Buffer, memoryview]:
-        """The rows found, as an Arrow IPC stream, and which keys they are of, as int32."""
-        located = self._memory.locate(keys)
-        columns = columns or tuple(self._memory.schema.arrow.names)
+        """The rows found, as an Arrow IPC stream, and which keys they are of, as int32.
+        ``asked``: columns, as a caller with that version of the schema calls them."""
+        locate = partial(self._locate, keys, version, asked)
+        try:
+            located, columns, view = locate()
+        except RowsAbsent as absent:
+            found, timeout_s = await self._fetched(absent, locate, timeout_s)
+            located, columns, view = found
         row_bytes = self._memory.memory_bytes // max(1, self._memory.row_count)
         if keys.num_rows * row_bytes <= 4 * SMALL_BATCH_BYTES:
             encoded = encode_found(located, columns, view)
@@ -117,10 +161,20 @@ class TabletReads(ABC):
         await self._committed(located.index, timeout_s)
         return encoded, memoryview(located.found.data)
 
+    def _locate(
+        self, keys: pa.RecordBatch, version: int, asked: tuple[str, ...]
+    ) -> tuple[Located, tuple[str, ...], SchemaView | None]:
+        """Where the rows are, all of them here. Raises RowsAbsent."""
+        view, columns = self._columns(version, asked)
+        located = self._memory.locate(keys)
+        located.check_here()
+        return located, columns or tuple(self._memory.schema.arrow.names), view
+
     async def scan(
         self, request: Scan, timeout_s: float
     ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """The rows at this point of the log that match, as batches to be read off the loop."""
+        """The rows at this point of the log that match, as batches to be read off the loop; where
+        rows are not here, that raises RowsAbsent, and goes on once they were brought."""
         view, columns = self._columns(request.schema_version, request.columns)
         where = request.where if view is None else view.where(request.where)
         snapshot = self._memory.scan_snapshot()
@@ -136,4 +190,5 @@ class TabletReads(ABC):
             return schema, batches
         shown = view.shown(names)
         fields = [field.with_name(name) for field, name in zip(schema, shown, strict=True)]
-        return pa.schema(fields), (batch.rename_columns(shown) for batch in batches)
+        # A generator would not go on after RowsAbsent.
+        return pa.schema(fields), map(lambda batch: batch.rename_columns(shown), batches)

@@ -1,10 +1,11 @@
 """Bringing a tablet's log back from the backups, at the tserver that takes it over.
 
-All segments of all tablets that a server takes over are asked for at once, and fetched in that
-order, a bounded number at a time: the first tablets are merged while the next are read. Each comes
-from any of its replicas: one that is gone or damaged is answered for by the next. What comes back
-is checked before it is believed. The merge itself is `stelae.storage.merge`, run here (native) or
-by Spark.
+Of sealed segments only summaries are fetched at first (`Settings.metadata_first`); their rows come
+while the tablet is served (`stelae.actors.remote_rows`). All segments of all tablets that a server
+takes over are asked for at once, and fetched in that order, a bounded number at a time: the first
+tablets are merged while the next are read. Each comes from any of its replicas: one that is gone or
+damaged is answered for by the next. What comes back is checked before it is believed. The merge
+itself is `stelae.storage.merge`, run here (native) or by Spark.
 
 Source: seed RAMCloud master recovery, phase 1; design §9.
 """
@@ -21,22 +22,25 @@ from dataclasses import dataclass, field
 import msgspec
 
 from stelae.core.errors import CorruptData, DataLost, SegmentsMissing, StelaeError
-from stelae.core.ids import ServerUuid, TabletId, segment_name
+from stelae.core.ids import Address, ServerUuid, TabletId, segment_name
 from stelae.core.messages import (
     READ_REPLICA,
+    READ_SUMMARIES,
     Certified,
     ReadReplica,
+    ReadSummaries,
     ReplicaInfo,
     ReplicaState,
     SegmentSource,
 )
-from stelae.core.runtime import ObjectHandle, Runtime
+from stelae.core.runtime import Clock, ObjectHandle, Runtime
 from stelae.core.settings import Settings
 from stelae.storage.buffers import BufferPool
 from stelae.storage.entry import Entry, read_entries
-from stelae.storage.image import Image
+from stelae.storage.image import Image, Tail, read_tail
 from stelae.storage.keys import KeyCodec
 from stelae.storage.recovered import RecoveredSegment
+from stelae.storage.remote import comes_in_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +52,28 @@ MERGE_BYTES_KEPT = 256 << 20
 """Memory of fetches and of merges that waits for the next one, until all tablets are back."""
 
 
+OPENING_PATIENCE_S = 1.0
+"""For so long a segment that nobody has asked for waits for tablets that are not served yet."""
+LOADS_AT_ONCE = 3
+"""Segments of which a server loads the rows in the background at the same time."""
+
+
 class Intake:
     """What the recoveries of all tablets that come back to one server share."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        has_room: Callable[[int], bool] = lambda _: True,
+        count: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """``has_room``: for so many bytes of rows more; ``count``: they are here now."""
+        self.has_room = has_room
+        self.count = count
+        self.loads = asyncio.Semaphore(LOADS_AT_ONCE)
+        """At loading rows that nobody has asked for yet."""
+        self._next_load_at = 0.0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.turns = asyncio.Semaphore(CONCURRENT_FETCHES)
         """At fetching a segment."""
         self.images = BufferPool(IMAGE_BYTES_KEPT)
@@ -64,34 +86,48 @@ class Intake:
     def opening(self) -> Iterator[None]:
         """While a tablet comes back."""
         self._opening += 1
+        self._idle.clear()
         try:
             yield
         finally:
             self._opening -= 1
             if not self._opening:
+                self._idle.set()
                 self.images.clear()
                 self.tables.clear()
+
+    async def pace(self, clock: Clock, size_bytes: int, bytes_per_s: float) -> None:
+        """Wait until so much may be loaded in the background: tablets that are not served yet come
+        first (if they are not held up by others), and the rate is bounded (0: it is not)."""
+        try:
+            async with asyncio.timeout(OPENING_PATIENCE_S):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+        if bytes_per_s <= 0.0:
+            return
+        now = clock.monotonic()
+        begin = max(now, self._next_load_at)
+        self._next_load_at = begin + size_bytes / bytes_per_s
+        if begin > now:
+            await clock.sleep(begin - now)
 
 
 @dataclass(slots=True)
 class FetchedSegment:
-    """A segment as it came from a backup: an image, or the entries of its rows."""
+    """A segment as it came from a backup: an image, its tail, or the entries of its rows."""
 
     source: SegmentSource
     where: str
+    tail: Tail | None = None
+    """Of an image of which the rest comes later."""
+    damaged: tuple[ServerUuid, ...] = ()
+    """Backups whose replica was found to be damaged."""
     image: Image | None = None
     """Over a buffer in shared memory."""
     handle: ObjectHandle | None = None
     """Of that buffer."""
     entries: list[Entry] = field(default_factory=list)
-    damaged: dict[ServerUuid, None] = field(default_factory=dict)
-    """Backups whose replica is damaged."""
-
-    @property
-    def holders(self) -> list[tuple[ServerUuid, str]]:
-        """(backup, medium) of its replicas, where they may be kept as they are."""
-        whole = (each for each in self.source.replicas if each[0] not in self.damaged)
-        return [(uuid, medium) for uuid, _, medium in whole]
 
 
 async def fetch_segments(
@@ -132,29 +168,99 @@ async def _fetch_any(
         for uuid, address, _medium in replicas:
             try:
                 async with intake.turns:
-                    reply = await runtime.peers.call(
-                        address,
-                        READ_REPLICA,
-                        ReadReplica(tablet_id, source.segment_id, verify=uuid in damaged),
-                        timeout_s=settings.call_timeout_s,
-                        destination=uuid,
-                        memory=intake.images.take,
+                    found = await _fetch(
+                        runtime, settings, tablet_id, source, (uuid, address), intake, damaged
                     )
-                    found = await runtime.offload(
-                        _check, source, reply.body.info, reply.blobs[0], str(address)
-                    )
-                    del reply  # its memory is for the next one
-                    damaged.pop(uuid, None)
-                    found.damaged = damaged
-                    return await _shared(runtime, found)
             except DataLost as error:
                 damaged[uuid] = None  # the next look has the backup see for itself
                 logger.warning("another replica is read: %s", error)
                 runtime.metrics.count("replicas_corrupt")
             except StelaeError:
                 runtime.metrics.count("replica_reads_failed")
+            else:
+                found.damaged = tuple(damaged)
+                return found
         await runtime.clock.sleep(settings.heartbeat_s)
     return None
+
+
+async def _fetch(
+    runtime: Runtime,
+    settings: Settings,
+    tablet_id: TabletId,
+    source: SegmentSource,
+    at: tuple[ServerUuid, Address],
+    intake: Intake,
+    damaged: dict[ServerUuid, None],
+) -> FetchedSegment:
+    """What recovery needs of a replica. One that looks damaged is read whole: then its backup sees
+    for itself, and does not offer it any more."""
+    is_damaged = at[0] in damaged
+    if settings.metadata_first and source.sealed and not is_damaged:
+        try:
+            found = await _fetch_tail(runtime, settings, tablet_id, source, at)
+        except CorruptData as error:
+            logger.warning("all of the replica is read: %s", error)
+        else:
+            if found is not None:
+                return found
+    found = await fetch_all(runtime, settings, tablet_id, source, at, intake, verify=is_damaged)
+    damaged.pop(at[0], None)
+    return found
+
+
+async def _fetch_tail(
+    runtime: Runtime,
+    settings: Settings,
+    tablet_id: TabletId,
+    source: SegmentSource,
+    at: tuple[ServerUuid, Address],
+) -> FetchedSegment | None:
+    """What recovery merges of a sealed segment. None: it is to be read whole."""
+    uuid, address = at
+    reply = await runtime.peers.call(
+        address,
+        READ_SUMMARIES,
+        ReadSummaries(tablet_id, (source.segment_id,)),
+        timeout_s=settings.call_timeout_s,
+        destination=uuid,
+    )
+    info, blob = reply.body.infos[0], reply.blobs[0]
+    where = f"segment {segment_name(source.segment_id)} from {address}"
+    if info.segment_id != source.segment_id or info.state is not ReplicaState.SEALED:
+        return None
+    if info.length != source.length:
+        raise CorruptData(where, 0, "another replica than the one that was planned for")
+    tail = await runtime.offload(read_tail, blob, where)
+    columns = tail.meta.stored_columns(where)
+    if columns is None or not comes_in_pieces(columns):
+        return None
+    return FetchedSegment(source, where, tail)
+
+
+async def fetch_all(
+    runtime: Runtime,
+    settings: Settings,
+    tablet_id: TabletId,
+    source: SegmentSource,
+    at: tuple[ServerUuid, Address],
+    intake: Intake,
+    *,
+    verify: bool = False,
+) -> FetchedSegment:
+    """A replica with its rows, checked; an image is in shared memory then."""
+    uuid, address = at
+    reply = await runtime.peers.call(
+        address,
+        READ_REPLICA,
+        ReadReplica(tablet_id, source.segment_id, verify=verify),
+        timeout_s=settings.call_timeout_s,
+        destination=uuid,
+        memory=intake.images.take,
+    )
+    found = await runtime.offload(_check, source, reply.body.info, reply.blobs[0], str(address))
+    del reply  # its memory is for the next one
+    return await _shared(runtime, found)
 
 
 async def _shared(runtime: Runtime, found: FetchedSegment) -> FetchedSegment:
@@ -187,6 +293,11 @@ async def recovered_segments(
     """The fetched segments in the form of the merge; one in row form gets the next new id."""
     segments: list[RecoveredSegment] = []
     for one in fetched:
+        if one.tail is not None:
+            columns = one.tail.meta.stored_columns(one.where)
+            assert columns is not None, "a tail that says no columns is not used"
+            segments.append(RecoveredSegment.from_tail(one.tail, one.source.length, columns))
+            continue
         if one.image is not None:
             segments.append(RecoveredSegment.from_image(one.image))
             continue

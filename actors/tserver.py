@@ -132,7 +132,6 @@ class TabletServer:
         """Of tablets that were closed here: a late order to open one again is refused."""
         self._scans = ScanSessions(runtime, settings)
         self._report_now: dict[Address, asyncio.Event] = {}
-        self._intake = Intake()
         self._mailbox = AcceptorMailbox(name)
         self.replicas = TabletReplicas(
             runtime,
@@ -151,6 +150,7 @@ class TabletServer:
             self.replicas,
             lambda: self.indexlets.memory_bytes,
         )
+        self._intake = Intake(self.cleaner.has_room, self.cleaner.count)
         self._locate = self.replicas.locate = asking(self._masters)
         self._fills = TabletFills(runtime, settings, self._serving)
         self._news = ServerNews(runtime, settings, self.tasks, self._masters, lambda: self.info)

@@ -23,12 +23,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+
+from stelae.actors.damaged_replicas import replace_damaged
 from stelae.actors.log_waits import LogWaits
 from stelae.actors.membership import Membership
 from stelae.actors.regrouping import Regrouping
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.replica_upkeep import ShortageWatch
 from stelae.actors.replicated_segment import ReplicatedSegment
+from stelae.actors.segment_replica import RemoteImage
 from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet_log import BuildImage, FoundSegment
 from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
@@ -166,12 +170,9 @@ class WalLog(LogWaits):
             self.runtime, self.settings, self.tablet_id, wanted, self._intake
         )
         segments = await recovered_segments(self.runtime, fetched, self.next_id, codec)
-        return [
-            FoundSegment(rows, one.image, one.handle, tuple(one.holders), one.source.epoch)
-            for one, rows in zip(fetched, segments, strict=True)
-        ]
+        return [FoundSegment.of(one, rows) for one, rows in zip(fetched, segments, strict=True)]
 
-    async def adopt(self, segment: FoundSegment) -> None:
+    async def adopt(self, segment: FoundSegment, remote: RemoteImage | None = None) -> None:
         """Take over a loaded segment: one that is on backups as it is there; one of the timeline
         is sealed in its turn."""
         adopted = ReplicatedSegment(self, segment.segment_id, self._media)
@@ -180,10 +181,15 @@ class WalLog(LogWaits):
         if tail is not None:
             self._follow(_Live(adopted, tail.first_lsn, tail.size_bytes))
             return
-        assert segment.image is not None, "backups hold sealed segments of timelines only"
+        image = None if segment.image is None else segment.image.buffer
+        assert segment.is_remote or image, "backups hold sealed segments of timelines only"
         adopted.epoch = adopted.epoch_registered = segment.epoch
-        adopted.adopt(segment.image.buffer, list(segment.holders))
+        adopted.adopt(image, segment.holders, remote)
         adopted.start()
+
+    def arrived(self, segment_id: int, image: pa.Buffer, damaged: Sequence[ServerUuid]) -> None:
+        self._segments[segment_id].arrived(image)
+        replace_damaged(self, self._segments[segment_id], damaged)
 
     def _follow(self, live: _Live) -> None:
         self._live.append(live)

@@ -21,6 +21,17 @@ Status = dict[str, Any]
 @contextmanager
 def cluster(name: str, **sections: Any) -> Iterator[Any]:
     """A launched database without HTTP and Spark unless ``sections`` say so."""
+    with cluster_spec(name, **sections) as spec:
+        database = stelae.launch(spec)
+        try:
+            yield database
+        finally:
+            database.close()
+
+
+@contextmanager
+def cluster_spec(name: str, **sections: Any) -> Iterator[dict[str, Any]]:
+    """What to launch, as often as wanted, in a folder that goes with it."""
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     folder = Path(tempfile.mkdtemp(prefix=f"stelae-bench-{name}-", dir="/var/tmp"))
@@ -34,11 +45,7 @@ def cluster(name: str, **sections: Any) -> Iterator[Any]:
         **sections,
     }
     try:
-        database = stelae.launch(spec)
-        try:
-            yield database
-        finally:
-            database.close()
+        yield spec
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

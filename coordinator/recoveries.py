@@ -9,7 +9,7 @@ the moment of detection.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,25 @@ class TabletRecovery:
     report: TabletReport | None = None
     problem: str = ""
 
+    @property
+    def loaded(self) -> float:
+        """Share of its rows that are in memory, as far as was reported."""
+        return 0.0 if self.report is None else loaded_share(self.report)
+
+    @property
+    def loaded_at(self) -> float:
+        """When all of them were; infinite: they are not yet."""
+        if self.report is None or self.report.remote_bytes or "running" not in self.reached:
+            return math.inf
+        return self.reached["running"] + self.report.loaded_s
+
+
+def loaded_share(report: TabletReport) -> float:
+    """Share of a recovered tablet's sealed rows that are in memory, by their bytes."""
+    if not report.remote_bytes:
+        return 1.0
+    return 1.0 - report.remote_bytes / max(report.remote_bytes, report.remote_bytes_at_first)
+
 
 @dataclass(slots=True)
 class Recovery:
@@ -104,6 +123,8 @@ class Recovery:
 
     def describe(self) -> dict[str, Any]:
         """Its part of the status document."""
+        loaded_at = max((t.loaded_at for t in self.tablets.values()), default=math.inf)
+        shares = [tablet.loaded for tablet in self.tablets.values()]
         return {
             "id": self.number,
             "server": self.server,
@@ -116,6 +137,8 @@ class Recovery:
             "phases_s": {name: round(time_s, 6) for name, time_s in self.phases().items()},
             "tablets_total": len(self.tablets),
             "tablets_running": sum("running" in t.reached for t in self.tablets.values()),
+            "loaded": round(sum(shares) / max(1, len(shares)), 3),
+            "loaded_s": None if loaded_at == math.inf else round(loaded_at - self.detected, 6),
             "tablets": [self._tablet(t_id, t) for t_id, t in self.tablets.items()],
         }
 
@@ -129,6 +152,7 @@ class Recovery:
             "phases_s": {p: round(t - self.detected, 6) for p, t in tablet.reached.items()},
             "replay_s": dict(report.phases) if report is not None else {},
             "rows": report.row_count if report is not None else 0,
+            "loaded": round(tablet.loaded, 3),
             "problem": tablet.problem,
         }
 
@@ -139,6 +163,8 @@ class Recoveries:
     def __init__(self) -> None:
         self._all: list[Recovery] = []
         self._of_tablet: dict[TabletId, Recovery] = {}
+        self._loading: dict[TabletId, TabletRecovery] = {}
+        """Tablets that are served while their rows are still on their way."""
         self._started = 0
 
     def begin(
@@ -163,6 +189,7 @@ class Recoveries:
     ) -> None:
         """A tablet belongs to this recovery from now on."""
         recovery.tablets[tablet_id] = TabletRecovery(table, rows_before)
+        self._loading.pop(tablet_id, None)
         self._of_tablet[tablet_id] = recovery
 
     def of(self, tablet_id: TabletId) -> Recovery | None:
@@ -191,6 +218,7 @@ class Recoveries:
                     before.setdefault("opened", now)
                     tablet.reached = {**before, phase: now}
                 tablet.problem = ""
+                self._loading[tablet_id] = tablet
                 del self._of_tablet[tablet_id]
 
     def note(
@@ -225,10 +253,27 @@ class Recoveries:
     def drop(self, tablet_ids: Iterable[TabletId]) -> None:
         """These tablets are deleted: nothing of them is awaited any more."""
         for tablet_id in tablet_ids:
+            self._loading.pop(tablet_id, None)
             recovery = self._of_tablet.pop(tablet_id, None)
             if recovery is not None:
                 del recovery.tablets[tablet_id]
 
-    def describe(self) -> list[dict[str, Any]]:
-        """All of them, for the status document, newest first."""
+    def _look(self, report_of: Callable[[TabletId], TabletReport | None]) -> None:
+        """See how far those are whose rows are still on their way."""
+        for tablet_id, tablet in list(self._loading.items()):
+            report, known = report_of(tablet_id), tablet.report
+            if report is None:
+                continue
+            is_same = known is None or report.term == known.term
+            if is_same:
+                tablet.report = report
+            if not is_same or not report.remote_bytes:
+                del self._loading[tablet_id]
+
+    def describe(
+        self, report_of: Callable[[TabletId], TabletReport | None] = lambda _: None
+    ) -> list[dict[str, Any]]:
+        """All of them, for the status document, newest first. ``report_of``: what the tablet's
+        owner says now."""
+        self._look(report_of)
         return [recovery.describe() for recovery in reversed(self._all) if recovery.tablets]

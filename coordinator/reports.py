@@ -30,7 +30,7 @@ from stelae.core.messages import FULL, NO_REPORT, Heartbeat, HeartbeatReply, Tab
 V = TypeVar("V")
 _GROWTH = (
     "row_count", "memory_bytes", "segment_count", "under_replicated", "phases", "group",
-    "load_per_s", "cleaning",
+    "load_per_s", "cleaning", "remote_bytes", "remote_bytes_at_first", "loaded_s",
 )  # fmt: skip
 _essence = attrgetter(*(n for n in TabletReport.__struct_fields__ if n not in _GROWTH))
 MAX_VANISHED = 10_000

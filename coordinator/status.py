@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from stelae.coordinator.cleaning_status import describe_cleaning
 from stelae.coordinator.group_status import copies, describe_group, leader_report
 from stelae.coordinator.index_status import views_of
 from stelae.coordinator.liveness import Liveness, Run, Seen, run_of
-from stelae.coordinator.recoveries import Recoveries
+from stelae.coordinator.recoveries import Recoveries, loaded_share
 from stelae.core.durability import Replicas
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.index_views import describe_index
@@ -73,7 +74,7 @@ def status_document(inputs: StatusInputs) -> bytes:
             for table in inputs.catalog.live_tables()
             for view in views_of(inputs.catalog, inputs.liveness, inputs.now, table)
         ],
-        "recoveries": inputs.recoveries.describe(),
+        "recoveries": inputs.recoveries.describe(partial(_report_by_id, inputs)),
         "migrations": [msgspec.to_builtins(each) for each in inputs.migrations],
         "copies": list(copies(inputs.catalog, inputs.liveness, inputs.now)),
         "losses_accepted": len(inputs.catalog.backups.losses),
@@ -182,6 +183,13 @@ def _report_of(inputs: StatusInputs, tablet: TabletRecord) -> TabletReport | Non
     return None if seen is None else seen.reports.get(tablet.tablet_id)
 
 
+def _report_by_id(inputs: StatusInputs, tablet_id: TabletId) -> TabletReport | None:
+    """The same; of a tablet that runs in the term of its record."""
+    tablet = inputs.catalog.tablets.get(tablet_id)
+    report = None if tablet is None else _report_of(inputs, tablet)
+    return report if report is not None and tablet and report.term == tablet.term else None
+
+
 def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
     table = inputs.catalog.tables[tablet.table_id]
     seen = inputs.liveness.find(Run(tablet.owner, tablet.owner_incarnation))
@@ -199,6 +207,7 @@ def _tablet(inputs: StatusInputs, tablet: TabletRecord) -> dict[str, Any]:
         "succession": _succession(report),
         "progress": report.progress.value if report is not None else "",
         "rows": _reported(inputs, tablet, "row_count"),
+        "loaded": 1.0 if report is None else round(loaded_share(report), 3),
         "memory_bytes": _reported(inputs, tablet, "memory_bytes"),
         "segments": _reported(inputs, tablet, "segment_count"),
         "under_replicated": _reported(inputs, tablet, "under_replicated"),

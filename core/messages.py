@@ -164,6 +164,11 @@ class TabletReport(Body, frozen=True):
     succession: SuccessionReport | None = None
     """Of a tablet that makes way for another one."""
     cleaning: CleaningReport | None = None
+    remote_bytes: int = 0
+    """Of sealed segments whose rows are not in memory yet, since it was recovered."""
+    remote_bytes_at_first: int = 0
+    loaded_s: float = 0.0
+    """From the hand-over until all rows were there; 0: they are not yet, or always were."""
     shortage: Shortage | None = None
     """While segments lack replicas."""
 

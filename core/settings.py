@@ -98,6 +98,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Between looks at logs of which none had to be cleaned."""
     clean_roll_after_s: float = 5.0
     """What was cleaned is freed once a later head is open: after so long one is opened for that."""
+    metadata_first: bool = True
+    """Whether a recovered tablet is served once it has the summaries of its sealed segments, whose
+    rows come then. Otherwise it waits for all rows."""
+    load_bytes_per_s: float = 512.0 * MIB
+    """How fast a server loads such rows in the background, at most; 0: as fast as it goes."""
+    row_piece_bytes: int = 16 << 10
+    """Of rows that are fetched together, because one of them is needed before they were loaded."""
     client_expiry_s: float = 3600.0
     """Results of a client that has been silent for so long are forgotten."""
 

@@ -216,6 +216,12 @@ class SparkSpec(Section):
 
 class RecoverySpec(Section):
     engine: Literal["auto", "native", "spark"] = "auto"
+    metadata_first: bool = True
+    """Serve a recovered tablet once its summaries are there, and load its rows then."""
+    load_rate_bytes: Size = Field(
+        default=int(_DEFAULTS.load_bytes_per_s), alias="load_rate", ge=MIB
+    )
+    """Bytes a second that a tablet server loads so, at most."""
 
 
 class TimingsSpec(Section):
@@ -339,6 +345,8 @@ class ClusterSpec(Section):
             evict_copies=self.safekeepers.evict_copies,
             copyset_size=self.backups.copysets,
             rereplication_bytes_per_s=self.backups.rereplication_bytes_per_s,
+            metadata_first=self.recovery.metadata_first,
+            load_bytes_per_s=float(self.recovery.load_rate_bytes),
         )
 
     def document(self) -> dict[str, Any]:

@@ -34,9 +34,10 @@ class Mode(enum.StrEnum):
     """What has to be back before a tablet serves."""
 
     WHOLE = "whole"
-    """All rows, as Stelae does it."""
+    """All rows."""
     METADATA_FIRST = "metadata-first"
-    """Keys and versions; rows are loaded after that (seed 003, phases 1 and 2)."""
+    """Keys and versions; rows are loaded after that (seed 003, phases 1 and 2), as Stelae does it
+    unless it is told otherwise."""
 
 
 class Lost(enum.StrEnum):

@@ -23,10 +23,22 @@ from stelae.storage.frames import MediumSpec
 CLUSTER = "simulated"
 MEMORY_LIMIT_BYTES = 64 << 20
 WAL_FILE_BYTES = 4096
+LOADING_S = (0.0, 4.0, 12.0, 30.0)
+"""How long the rows of a whole run would take to follow a recovery; mostly other faults come in
+between. 0: as fast as it goes."""
+ROW_BYTES = 250
+"""About what a row takes in the log, beside its value."""
 MEDIA = {
     "disk": MediumSpec(name="disk", path="disk"),
     "ram": MediumSpec(name="ram", size_bytes=16 << 20),
 }
+
+
+def _load_rate(world: World) -> float:
+    work = world.options.workload
+    loading_s = world.rng("loading").choice(LOADING_S)
+    size_bytes = work.clients * work.operations * (work.value_bytes + ROW_BYTES)
+    return size_bytes / loading_s if loading_s else 0.0
 
 
 class SimCluster:
@@ -59,6 +71,9 @@ class SimCluster:
             "append_timeout_s": 0.5,
             "call_timeout_s": 2.0,
             "scan_batch_bytes": 2048,
+            "row_piece_bytes": 500,
+            "metadata_first": world.rng("metadata first").random() < 0.9,
+            "load_bytes_per_s": _load_rate(world),
         }
         self.settings = Settings(**{**common, **changes})
         servers = world.options.servers

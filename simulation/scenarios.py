@@ -47,6 +47,7 @@ SCENARIOS: dict[str, str] = {
     "durabilities": "tests/simulation/durabilities.py:SCENARIO",
     "engines": "tests/simulation/engines.py:SCENARIO",
     "indexes": "tests/simulation/indexes.py:SCENARIO",
+    "loading": "tests/simulation/loading.py:SCENARIO",
     "kv": "tests/simulation/register.py:SCENARIO",
     "counter": "tests/simulation/counter.py:SCENARIO",
     "members": "tests/simulation/members.py:SCENARIO",

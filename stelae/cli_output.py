@@ -82,6 +82,9 @@ def problems_of(status: dict[str, Any]) -> list[str]:
         if tablet["state"] != "running":
             why = f": {tablet['problem']}" if tablet["problem"] else ""
             found.append(f"{name} is {tablet['state']}{why}")
+        elif tablet.get("loaded", 1.0) < 1.0 and tablet["problem"]:
+            share = f"{100 * tablet['loaded']:.0f} %"
+            found.append(f"{name} is loading, {share}, {tablet['problem']}")
         elif tablet["under_replicated"] and "replicas" in tablet:
             found.append(f"{name} lacks {tablet['under_replicated']} of its replicas")
         elif tablet["under_replicated"]:
@@ -96,6 +99,14 @@ def problems_of(status: dict[str, Any]) -> list[str]:
 def document_indexes(status: dict[str, Any]) -> list[dict[str, Any]]:
     """The indexes in a status document."""
     return list(status.get("indexes", ()))
+
+
+def _recovery_state(recovery: dict[str, Any]) -> str:
+    """Running, loading (tablets serve, and rows follow), or done."""
+    loaded = recovery.get("loaded", 1.0)
+    if recovery["state"] == "done" and loaded < 1.0:
+        return f"loading {100 * loaded:.0f} %"
+    return str(recovery["state"])
 
 
 def show_status(document: dict[str, Any], problems: list[str]) -> None:
@@ -120,15 +131,18 @@ def show_status(document: dict[str, Any], problems: list[str]) -> None:
     recoveries = [
         [
             each["server"],
-            each["state"],
+            _recovery_state(each),
             each["engine"],
             f"{each['tablets_running']} of {each['tablets_total']}",
             f"{each['phases_s']['running']:.2f} s" if "running" in each["phases_s"] else "",
+            "" if each.get("loaded_s") is None else f"{each['loaded_s']:.2f} s",
         ]
         for each in document["recoveries"]
     ]
     if recoveries:
-        print_table("recoveries", ["of", "state", "engine", "tablets", "took"], recoveries)
+        print_table(
+            "recoveries", ["of", "state", "engine", "tablets", "took", "all rows"], recoveries
+        )
     show_copies(document["copies"])
     show_shortages(document.get("shortages", []))
     out = make_console()

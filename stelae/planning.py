@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stelae.core.errors import InvalidArgument
 from stelae.planner.changes import HARDWARE_WORDS, LAYOUT_WORDS, changed, changes_of, failures_with
 from stelae.planner.hardware import BY_NAME, SERVER, VM, Hardware
-from stelae.planner.layout import Layout, Medium, Scatter
+from stelae.planner.layout import Layout, Medium, Mode, Scatter
 from stelae.planner.measured import Measured, read_measured
 from stelae.planner.plan import Plan, make_plan
 from stelae.planner.resources import CLEANING_SHARE, memory_of
@@ -80,6 +80,7 @@ def layout_of(spec: ClusterSpec) -> Layout:
         data_bytes=0.0,
         replicas=min(DEFAULT_REPLICAS, spec.backups.count),
         medium=Medium.RAM if in_memory else Medium.DISK,
+        mode=Mode.METADATA_FIRST if spec.recovery.metadata_first else Mode.WHOLE,
         segment_bytes=spec.segment_size_bytes,
         rereplication_bytes_per_s=float(spec.backups.rereplication_bytes_per_s),
     )

@@ -6,6 +6,7 @@ changes (sealed batches, the rows of runs up to a count, masks that are copied b
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from stelae.core.errors import InvalidArgument
 from stelae.core.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
 from stelae.storage.filters import Filter, Where
+from stelae.storage.remote import RowsAbsent, Wanted, remote_of
 from stelae.storage.segment import Run, Segment
 
 ROW_MASK = (1 << 32) - 1
@@ -45,6 +47,13 @@ class Located:
     """(run, row numbers in it, their places among ``found``; None: all of them, in order)."""
     index: int
     """The log index that must be committed before the answer may be given; 0: none."""
+
+    def check_here(self) -> None:
+        """Raise RowsAbsent if some of the rows are not here; else they are, whatever happens."""
+        found = ((remote_of(run), rows) for run, rows, _ in self.pieces)
+        wanted = [Wanted(run, run.absent(rows)) for run, rows in found if run is not None]
+        if wanted:
+            raise RowsAbsent(wanted)
 
     def gather(self, columns: Sequence[str] = ()) -> pa.RecordBatch:
         """The rows found, in the order of the keys: ``columns`` (empty: all) and ``_version``.
@@ -147,6 +156,7 @@ class Snapshot:
         """Live rows that ``where`` keeps, at most ``limit`` (0: all), in batches as they lie.
 
         Buffers of segments without dead rows are handed out uncopied. ``columns`` empty: all.
+        Where rows are not here the iterator raises RowsAbsent, and goes on once they are held.
 
         Raises (at the call):
             ColumnNotFound: in ``columns`` or ``where``.
@@ -159,24 +169,46 @@ class Snapshot:
         if with_versions:
             names.append(VERSION_COLUMN)
         kept = Filter(where, self._schema, self._table)
-        return self._read(names, kept, limit)
+        count = min(limit or self.row_count, self.row_count)
+        return _Reader(self._parts, read_schema(self._schema, names), kept, count)
 
-    def _read(self, names: list[str], where: Filter, limit: int) -> Iterator[pa.RecordBatch]:
-        schema = read_schema(self._schema, names)
-        left = min(limit or self.row_count, self.row_count)
-        for part in self._parts:
-            for start, batch in part.run.batches(part.row_count):
-                mask = _mask(part.live, start, batch, where)
-                rows = batch.select(names)
-                if mask is not None:
-                    rows = rows.filter(mask)
-                if not rows.num_rows:
-                    continue
-                rows = rows.slice(0, left)
-                left -= rows.num_rows
-                yield _as(rows, schema)
-                if not left:
-                    return
+
+class _Reader(Iterator[pa.RecordBatch]):
+    """Part after part. If the next part's rows are not here it raises `RowsAbsent`, and goes on
+    from there when it is asked again, which a generator would not."""
+
+    def __init__(
+        self, parts: Sequence[_Part], schema: pa.Schema, where: Filter, count: int
+    ) -> None:
+        self._parts = deque(parts)
+        self._schema = schema
+        self._where = where
+        self._left = count
+        self._of_part: Iterator[pa.RecordBatch] = iter(())
+
+    def __next__(self) -> pa.RecordBatch:
+        while self._left:
+            rows = next(self._of_part, None)
+            if rows is not None:
+                rows = rows.slice(0, self._left)
+                self._left -= rows.num_rows
+                return _as(rows, self._schema)
+            if not self._parts:
+                break
+            remote = remote_of(self._parts[0].run)
+            if remote is not None:
+                raise RowsAbsent([Wanted(remote, None)])
+            self._of_part = self._batches(self._parts.popleft())
+        raise StopIteration
+
+    def _batches(self, part: _Part) -> Iterator[pa.RecordBatch]:
+        for start, batch in part.run.batches(part.row_count):
+            mask = _mask(part.live, start, batch, self._where)
+            rows = batch.select(self._schema.names)
+            if mask is not None:
+                rows = rows.filter(mask)
+            if rows.num_rows:
+                yield rows
 
 
 def _mask(

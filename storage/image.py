@@ -54,6 +54,17 @@ class ImageMeta(msgspec.Struct, frozen=True):
     """Above every version in it, and no lower than its prologue's safe version."""
     schema_version: int
     """The one that its rows were written with."""
+    columns: bytes = b""
+    """Its stored columns, as an Arrow schema; images of before have none, and are read whole."""
+
+    def stored_columns(self, where: str) -> pa.Schema | None:
+        """What ``columns`` says. Raises CorruptData."""
+        if not self.columns:
+            return None
+        try:
+            return pa.ipc.read_schema(pa.py_buffer(self.columns))
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptData(where, 0, f"the image's columns are unreadable: {error}") from error
 
 
 class Tail(NamedTuple):
@@ -61,6 +72,8 @@ class Tail(NamedTuple):
 
     summary: Summary
     meta: ImageMeta
+    trailer: bytes
+    """The image's end, with the checksums of all of it: the same bytes, the same image."""
 
 
 class _Trailer(NamedTuple):
@@ -105,6 +118,7 @@ def build_image(batch: pa.RecordBatch, meta: ImageMeta, codec: KeyCodec) -> pa.B
         columns.append(summary.keys)
     schema = _SUMMARY if summary.keys is None else _SUMMARY_WITH_KEYS
     parts = (batch, pa.RecordBatch.from_arrays(columns, schema=schema))
+    meta = msgspec.structs.replace(meta, columns=batch.schema.serialize().to_pybytes())
     body = msgspec.msgpack.encode(meta)
     rows_length, summary_length = (_padded(_stream_length(part)) for part in parts)
     meta_start = rows_length + summary_length
@@ -200,7 +214,8 @@ def read_tail(tail: Blob, where: str) -> Tail:
     hashes, versions, kinds = (
         batch.column(name).to_numpy(zero_copy_only=True) for name in ("hash", "version", "op")
     )
-    return Tail(Summary(hashes=hashes, versions=versions, kinds=kinds, keys=keys), meta)
+    summary = Summary(hashes=hashes, versions=versions, kinds=kinds, keys=keys)
+    return Tail(summary, meta, bytes(view[-IMAGE_TRAILER_BYTES:]))
 
 
 def _read_stream(data: pa.Buffer, where: str) -> pa.RecordBatch:
@@ -248,6 +263,11 @@ class Image:
     @property
     def meta(self) -> ImageMeta:
         return self._tail.meta
+
+    @property
+    def trailer(self) -> bytes:
+        """As `Tail.trailer`."""
+        return self._tail.trailer
 
     def summary(self) -> Summary:
         """Hash, version and kind of each row, and its encoded key if keys are not exact."""

@@ -25,7 +25,7 @@ from stelae.storage.entry import (
     decode_prologue,
     decode_rows,
 )
-from stelae.storage.image import Image, ImageMeta, summarize
+from stelae.storage.image import Image, ImageMeta, Tail, summarize
 from stelae.storage.keys import KeyCodec
 from stelae.storage.layout import Layout, Row, versions_from
 from stelae.storage.merge import Summary
@@ -37,14 +37,32 @@ class RecoveredSegment:
     """One segment of a log that is being recovered."""
 
     meta: ImageMeta
-    batch: pa.RecordBatch
-    """All rows in log order, columns of `TableSchema.stored` as the segment was begun with."""
+    batch: pa.RecordBatch | None
+    """All rows in log order, columns of `TableSchema.stored` as the segment was begun with. None:
+    only the summary is here."""
     summary: Summary
     size_bytes: int
     prologue: Prologue | None = None
     """None for a sealed segment: its image has no need of one."""
     results: tuple[Result, ...] = ()
     """Those of its prologue, then those of its entries."""
+    trailer: bytes = b""
+    """Of a segment without its rows: the end of the image that they are in."""
+    columns: pa.Schema | None = None
+    """Of such a segment: the columns that it has."""
+
+    @property
+    def stored(self) -> pa.Schema:
+        """Its columns, as it says itself."""
+        assert self.columns is not None or self.batch is not None, "a segment has columns"
+        return self.columns if self.batch is None else self.batch.schema
+
+    @staticmethod
+    def from_tail(tail: Tail, size_bytes: int, columns: pa.Schema) -> RecoveredSegment:
+        """A sealed segment whose rows come later; its image has ``size_bytes``."""
+        return RecoveredSegment(
+            tail.meta, None, tail.summary, size_bytes, trailer=tail.trailer, columns=columns
+        )
 
     @staticmethod
     def from_image(image: Image) -> RecoveredSegment:

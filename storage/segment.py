@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,9 @@ from stelae.storage.key_filter import KeyFilter
 from stelae.storage.layout import Layout, Row, versions_from
 from stelae.storage.projection import ProjectedRun, Projection
 
+if TYPE_CHECKING:
+    from stelae.storage.remote import RemoteRun
+
 _OBJECT_BYTES = 48
 """About what one Python value of a row costs in the head."""
 
@@ -37,7 +40,7 @@ class Recovered(Protocol):
     @property
     def meta(self) -> ImageMeta: ...
     @property
-    def batch(self) -> pa.RecordBatch: ...
+    def batch(self) -> pa.RecordBatch | None: ...
     @property
     def size_bytes(self) -> int: ...
 
@@ -191,9 +194,9 @@ class SealedRun:
         yield 0, self.batch.slice(0, row_count)
 
 
-OwnRun: TypeAlias = RowRun | BatchRun | SealedRun
+OwnRun: TypeAlias = "RowRun | BatchRun | SealedRun | RemoteRun"
 """A run in its segment's own columns."""
-Run: TypeAlias = OwnRun | ProjectedRun
+Run: TypeAlias = "OwnRun | ProjectedRun"
 
 
 class Segment:
@@ -306,15 +309,16 @@ class Segment:
 
     def load(self, recovered: Recovered, live: NDArray[np.bool_]) -> None:
         """Take over a recovered segment's rows, of which ``live`` are so; all are committed."""
-        meta = recovered.meta
-        self.row_count = recovered.batch.num_rows
+        meta, batch = recovered.meta, recovered.batch
+        assert batch is not None, "a segment whose rows are elsewhere is remote"
+        self.row_count = batch.num_rows
         self.first_index = meta.first_index
         self.last_index = meta.last_index
         self.live_count = int(np.count_nonzero(live))
-        self.tombstone_count = int(np.count_nonzero(recovered.batch.column(OP_COLUMN).to_numpy()))
+        self.tombstone_count = int(np.count_nonzero(batch.column(OP_COLUMN).to_numpy()))
         if self.live_count < self.row_count:  # else a mask is of no use: see below
             self._live = bytearray(live.view(np.uint8))
-        self.become_columnar(recovered.batch, recovered.size_bytes, sealed=True)
+        self.become_columnar(batch, recovered.size_bytes, sealed=True)
 
     def take_over(self, batch: pa.RecordBatch, size_bytes: int, log_bytes: int) -> None:
         """Hold the rows that are to be moved here, none of which is live yet; all are committed.

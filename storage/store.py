@@ -123,6 +123,11 @@ class RowStore:
         self._free_slots = []
         self.head = None
 
+    def replace(self, old: Segment, new: Segment) -> None:
+        """Have ``new``, with the same rows, in the place of ``old``."""
+        self.segments[old.slot] = new
+        self.order[self.order.index(old)] = new
+
     def segment(self, slot: int) -> Segment:
         """The segment in a slot; a dropped one is a broken invariant of the caller."""
         segment = self.segments[slot]

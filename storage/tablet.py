@@ -33,6 +33,7 @@ from stelae.storage.keys import KeyCodec
 from stelae.storage.layout import Layout, Row
 from stelae.storage.merge import Merged, merge
 from stelae.storage.recovered import RecoveredSegment
+from stelae.storage.remote import Piece, RemoteSegment
 from stelae.storage.segment import Segment
 from stelae.storage.shapes import Shape
 from stelae.storage.store import RowStore
@@ -157,6 +158,18 @@ class TabletMemory(TabletSegments):
         assert segment.closed, "the head is not sealed"
         assert image.meta.segment_id == segment.segment_id, "the image is of another segment"
         segment.become_columnar(image.batch, image.buffer.size, sealed=True)
+        self._count_closed()
+
+    @property
+    def remote(self) -> list[RemoteSegment]:
+        """Segments whose rows are not here yet: what needs them raises `RowsAbsent`, changing
+        nothing. Until there are none, nothing is to be cleaned or to change hands."""
+        return [s for s in self._store.segments if isinstance(s, RemoteSegment)]
+
+    def arrive(self, remote: RemoteSegment, whole: Piece) -> None:
+        """Its rows are here to stay."""
+        assert self._store.segments[remote.slot] is remote, "a segment arrives once"
+        self._store.replace(remote, remote.arrived(whole))
         self._count_closed()
 
     # ---- to and from another tablet ----
@@ -346,8 +359,12 @@ class TabletMemory(TabletSegments):
         for slot, (recovered, live) in enumerate(zip(segments, merged.live, strict=True)):
             meta = recovered.meta
             layout = _layout(store, recovered)
-            segment = Segment(layout, slot, meta.segment_id, meta.next_version, meta.schema_version)
-            segment.load(recovered, live)
+            if recovered.batch is None:
+                segment: Segment = RemoteSegment(layout, slot, recovered, live)
+            else:
+                version = meta.schema_version
+                segment = Segment(layout, slot, meta.segment_id, meta.next_version, version)
+                segment.load(recovered, live)
             segment.show(store.projection(layout))
             adopted.append(segment)
             self.results.restore(recovered.results, now_s)
@@ -364,7 +381,7 @@ class TabletMemory(TabletSegments):
 
 def _layout(store: RowStore, recovered: RecoveredSegment) -> Layout:
     try:
-        return store.layout_of(recovered.batch.schema)
+        return store.layout_of(recovered.stored)
     except ValueError as error:
         where = f"segment {recovered.meta.segment_id}"
         raise CorruptData(where, 0, f"not a segment of this table: {error}") from error

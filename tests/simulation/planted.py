@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 
 from stelae.actors.lease import Lease
+from stelae.actors.master_servers import ServerRequests
 from stelae.actors.replica_census import ReplicaCensus
 from stelae.actors.replicated_segment import ReplicatedSegment
 from stelae.actors.segment_log import SegmentLog
 from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet import Tablet
+from stelae.coordinator.catalog import CatalogBatch
+from stelae.coordinator.liveness import Run
 from stelae.recovery import plan
 from stelae.storage import survivors
 from stelae.storage.merge import Merged
@@ -148,6 +152,32 @@ def _tombstone_dropped_early() -> Any:
     return patch.object(survivors, "_needed", none)
 
 
+def _recovery_committed_twice() -> Any:
+    """Commit a hand-over once more when its owner has raised an epoch since: its first head is the
+    oldest that counts again, in its first epoch."""
+    raise_epoch = ServerRequests._on_raise_epoch
+
+    async def again(self: ServerRequests, call: Any) -> Any:
+        reply = await raise_epoch(self, call)
+        master, tablet_id = self._master, call.body.tablet_id
+        coordinator = await master.barrier(call.timeout_s)
+
+        def hand_over() -> CatalogBatch | None:
+            tablet = master.catalog.tablets[tablet_id]
+            owner = master.liveness.find(Run(tablet.owner, tablet.owner_incarnation))
+            report = None if owner is None else owner.reports.get(tablet_id)
+            if report is None or report.term != tablet.term:
+                return None
+            mark, generation = report.head_segment, tablet.generation + 1
+            changed = {"valid_segment": mark, "valid_epoch": 0, "generation": generation}
+            return CatalogBatch(tablets=(msgspec.structs.replace(tablet, **changed),))
+
+        await coordinator.operations.change(hand_over, tablets=[tablet_id])
+        return reply
+
+    return patch.object(ServerRequests, "_on_raise_epoch", again)
+
+
 def _both(*patches: Any) -> Any:
     stack = contextlib.ExitStack()
 
@@ -175,6 +205,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "free_needed_strays": _free_needed_strays,
     "digest_forgets_rewritten": _digest_forgets_rewritten,
     "forget_safe_version": _forget_safe_version,
+    "recovery_committed_twice": _recovery_committed_twice,
     "wrong_head": _wrong_head,
     "zombie_answers": _zombie_answers,
 }

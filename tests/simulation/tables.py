@@ -259,6 +259,7 @@ async def run_tables(
     fillable: Sequence[str] = (),
     **settings: Any,
 ) -> None:
+    """``settings``: of the servers, that differ."""
     cluster = cluster or SimCluster(world, **{**cleaning_of(world), **settings})
     replicas = len(media)
     await cluster.start()

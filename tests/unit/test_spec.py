@@ -51,6 +51,13 @@ def test_sizes_and_durations_become_bytes_and_seconds() -> None:
     )
 
 
+def test_recovery_says_whether_rows_follow_and_how_fast() -> None:
+    """Both reach the servers' settings."""
+    spec = parse_spec(HEADER + "recovery: {metadata_first: false, load_rate: 64MiB}\n")
+    assert spec.settings() == Settings(metadata_first=False, load_bytes_per_s=float(64 << 20))
+    assert "load_rate" in refusal("recovery: {load_rate: 3}\n")
+
+
 def test_each_error_names_its_line_and_field_and_all_come_at_once() -> None:
     """One look at the message is enough to mend the whole file."""
     text = refusal(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stelae.coordinator.recoveries import PHASES, Recoveries
 from stelae.core.ids import TabletId
+from stelae.core.messages import TabletProgress, TabletReport
 
 ONE, OTHER = TabletId("1" * 32), TabletId("2" * 32)
 
@@ -67,3 +68,38 @@ def test_a_tablet_that_runs_was_opened_even_if_that_is_heard_later() -> None:
     assert list(found) == list(PHASES)
     assert found["opened"] == 5.0
     assert found["running"] == 7.0
+
+
+def report(remote_bytes: int, *, loaded_s: float = 0.0, term: int = 3) -> TabletReport:
+    return TabletReport(
+        ONE,
+        term,
+        TabletProgress.SERVING,
+        remote_bytes=remote_bytes,
+        remote_bytes_at_first=400,
+        loaded_s=loaded_s,
+    )
+
+
+def test_a_recovery_says_how_many_of_its_rows_are_in_memory_and_when_all_were() -> None:
+    """By what owners say of the tablets in the term that it has brought about, and in no other."""
+    recoveries = Recoveries()
+    page = recoveries.begin("t1", "killed", now=10.0, wall=0.0, silent_s=0.0)
+    recoveries.add(page, ONE, "table")
+    recoveries.note(ONE, report=report(400))
+    recoveries.reached([ONE], "running", 11.0)
+    (shown,) = recoveries.describe()
+    assert (shown["state"], shown["loaded"], shown["loaded_s"]) == ("done", 0.0, None)
+    (shown,) = recoveries.describe(lambda _: report(100))
+    assert (shown["loaded"], shown["loaded_s"]) == (0.75, None)
+    (shown,) = recoveries.describe(lambda _: report(0, loaded_s=9.0, term=4))
+    assert (shown["loaded"], shown["loaded_s"]) == (0.75, None)
+    recoveries = Recoveries()
+    page = recoveries.begin("t1", "killed", now=10.0, wall=0.0, silent_s=0.0)
+    recoveries.add(page, ONE, "table")
+    recoveries.note(ONE, report=report(400))
+    recoveries.reached([ONE], "running", 11.0)
+    (shown,) = recoveries.describe(lambda _: report(0, loaded_s=2.5))
+    assert (shown["loaded"], shown["loaded_s"]) == (1.0, 3.5)
+    (shown,) = recoveries.describe(lambda _: None)
+    assert shown["loaded_s"] == 3.5

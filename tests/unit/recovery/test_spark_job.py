@@ -105,9 +105,10 @@ async def native_summaries(cluster: LocalCluster, job: RecoveryJob) -> list[Summ
     runtime = cluster.client_runtime(f"native-{job.tablet.number}")
     codec = KeyCodec(job.table.schema)
     fetched = await fetch_segments(runtime, SETTINGS, job.tablet.tablet_id, job.sources, Intake())
+    assert any(one.tail is not None for one in fetched), "sealed segments come as tails"
     return [
-        RecoveredSegment.from_image(one.image).summary
-        if one.image is not None
+        one.tail.summary
+        if one.tail is not None
         else RecoveredSegment.from_entries(one.entries, codec, "here").summary
         for one in fetched
     ]
@@ -150,9 +151,8 @@ async def test_an_image_that_comes_back_is_held_in_shared_memory(tmp_path: Path)
     async with loaded(tmp_path) as cluster:
         runtime = cluster.client_runtime("owner")
         job = (await jobs_of(cluster, "names"))[0]
-        fetched = await fetch_segments(
-            runtime, SETTINGS, job.tablet.tablet_id, job.sources, Intake()
-        )
+        whole = msgspec.structs.replace(SETTINGS, metadata_first=False)
+        fetched = await fetch_segments(runtime, whole, job.tablet.tablet_id, job.sources, Intake())
         images = [one for one in fetched if one.image is not None]
         assert images
         for one in images:

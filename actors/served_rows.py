@@ -1,0 +1,120 @@
+"""Rows of sealed replicas that a backup serves while tablets are being brought back.
+
+An image is read whole, and checked, when the first piece of it is asked for; it then stays in
+memory for a while, as its neighbours will be asked for as well. Bounded: the images that were not
+asked for the longest are let go of.
+
+Source: seed RAMCloud master recovery, phase 2 (objects on demand); design §9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from dataclasses import dataclass
+
+from crc32c import crc32c
+
+from stelae.core.errors import InvalidArgument, TooLarge
+from stelae.core.ids import TabletId, segment_name
+from stelae.core.messages import ReadReplica, ReplicaState
+from stelae.core.remote_messages import READ_ROWS, ReadRows, ReadRowsReply
+from stelae.core.rpc import Call, Handlers, Reply, prompt
+from stelae.core.runtime import Runtime
+from stelae.storage.holdings import REPLY_BYTES_MAX, Holdings
+from stelae.storage.image import Image
+from stelae.storage.remote import cut_piece
+from stelae.storage.replicas import Replica
+
+KEPT_BYTES = 64 << 20
+KEPT_S = 20.0
+"""Images that nobody asks for are let go of after as long as that."""
+PIECES_MAX = 4096
+
+
+@dataclass(slots=True)
+class _Opened:
+    """An image that was checked, and the replica that it was read from."""
+
+    replica: Replica
+    image: Image
+    used: float
+
+
+class ServedRows:
+    """See the module."""
+
+    def __init__(self, runtime: Runtime, holdings: Holdings) -> None:
+        self._runtime = runtime
+        self._holdings = holdings
+        self._opened: dict[tuple[TabletId, int], _Opened] = {}
+        """The one that was used last comes last."""
+        self._locks: weakref.WeakValueDictionary[tuple[TabletId, int], asyncio.Lock]
+        self._locks = weakref.WeakValueDictionary()
+
+    def handlers(self) -> Handlers:
+        return {READ_ROWS: self._read_rows}
+
+    @prompt
+    async def _read_rows(self, call: Call[ReadRows]) -> Reply[ReadRowsReply]:
+        request = call.body
+        image = self._find(request) or await self._open(request)
+        count = image.meta.row_count
+        last = max(request.pieces, default=0)
+        if request.piece_rows < 1 or min(request.pieces, default=0) < 0:
+            raise InvalidArgument(f"pieces {request.pieces} of {request.piece_rows} rows")
+        if len(request.pieces) > PIECES_MAX or last * request.piece_rows >= max(1, count):
+            raise InvalidArgument(f"{len(request.pieces)} pieces up to {last}, of {count} rows")
+        pieces = [cut_piece(image.batch, number, request.piece_rows) for number in request.pieces]
+        size_bytes = sum(piece.size for piece in pieces)
+        if size_bytes > REPLY_BYTES_MAX:
+            raise TooLarge("rows asked for at once", size_bytes, REPLY_BYTES_MAX)
+        crcs = tuple([crc32c(piece) for piece in pieces])
+        return Reply(ReadRowsReply(image.trailer, crcs), pieces)
+
+    def _find(self, request: ReadRows) -> Image | None:
+        """The image, if it is open and still what this backup holds."""
+        key = request.tablet_id, request.segment_id
+        opened = self._opened.get(key)
+        if opened is None:
+            return None
+        del self._opened[key]
+        if opened.replica.freed or self._holdings.find(*key) is not opened.replica:
+            return None
+        opened.used = self._runtime.clock.monotonic()
+        self._opened[key] = opened
+        return opened.image
+
+    async def _open(self, request: ReadRows) -> Image:
+        """Read and check an image; whoever else wants it meanwhile waits for that."""
+        key = request.tablet_id, request.segment_id
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        async with lock:
+            found = self._find(request)
+            if found is not None:
+                return found
+            replica = self._holdings.find(*key)
+            info, data = await self._holdings.read(ReadReplica(*key))
+            name = f"segment {segment_name(request.segment_id)} of tablet {request.tablet_id}"
+            if info.state is not ReplicaState.SEALED:
+                raise InvalidArgument(f"{name} is not sealed here")
+            image = await self._runtime.offload(Image.open, data, name, check_rows=False)
+            if replica is not None and self._holdings.find(*key) is replica:
+                self._opened[key] = _Opened(replica, image, self._runtime.clock.monotonic())
+                self._let_go()
+            return image
+
+    async def expire(self) -> None:
+        """Let go of what nobody asks for any more; for ever."""
+        while True:
+            await self._runtime.clock.sleep(KEPT_S / 2)
+            limit = self._runtime.clock.monotonic() - KEPT_S
+            kept = {key: opened for key, opened in self._opened.items() if opened.used >= limit}
+            self._opened = kept
+
+    def _let_go(self) -> None:
+        kept = sum(opened.image.buffer.size for opened in self._opened.values())
+        while kept > KEPT_BYTES and len(self._opened) > 1:
+            kept -= self._opened.pop(next(iter(self._opened))).image.buffer.size
