@@ -100,7 +100,7 @@ class RecoveryRounds:
         self._recoveries = recoveries
         self._pacing = pacing
         self._problems = problems
-        chooser = EngineChooser(policy, metadata_first=False)
+        chooser = EngineChooser(policy, metadata_first=settings.metadata_first)
         self._attempts = RecoveryAttempts(recoveries, runtime.metrics, chooser)
         self._spark_engine = spark_engine
         self._without_spark: dict[TabletId, int] = {}
