@@ -114,29 +114,33 @@ def new_entries(
 def new_entries_of_batch(
     codecs: TableCodecs, op: WriteOp, batch: pa.RecordBatch
 ) -> tuple[Many, bool]:
-    """The entries that a batch's rows need, sorted; and whether all its keys differ for sure. May
-    run off the loop. Columns that are left out get their defaults."""
+    """The entries that a batch's rows need, sorted; and whether all its keys differ for sure: rows
+    of one key may have the same entry in one index, and others in another. May run off the loop.
+    Columns that are left out get their defaults."""
     if op is WriteOp.DELETE:
         return {}, True
     schema = codecs.schema
     found: Many = {}
-    distinct = False
+    is_distinct = True
     for index_id, codec in codecs.touched(op, batch.schema.names).items():
         rows = batch.select([n for n in codec.columns if n in batch.schema.names])
         if codec.column not in batch.schema.names:
             default = schema.default_arrays([codec.column], batch.num_rows)[0]
             rows = rows.append_column(codec.column, default)
         run = sorted_entries(codec.encode_batch(rows))
+        is_distinct = is_distinct and _has_distinct_keys(codec, run, batch.num_rows)
         found[index_id] = run
-        distinct = _has_distinct_keys(codec, run)
-    return found, distinct or not found
+    return found, is_distinct
 
 
-def _has_distinct_keys(codec: EntryCodec, run: Run) -> bool:
+def _has_distinct_keys(codec: EntryCodec, run: Run, row_count: int) -> bool:
+    """Whether the rows that a run was made of all have keys of their own, for sure."""
+    if run.length < row_count:
+        return False  # equal entries became one
     keys = codec.keys_of(run.entries())
     if keys.num_columns > 1:
         return False
-    return bool(pc.count_distinct(keys.column(0)).as_py() == run.length)
+    return bool(pc.count_distinct(keys.column(0)).as_py() == row_count)
 
 
 def sorted_entries(entries: pa.BinaryArray) -> Run:

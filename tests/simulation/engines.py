@@ -23,7 +23,7 @@ from stelae.actors.master import Master
 from stelae.actors.merge_offer import MergeOffer
 from stelae.client.database import AsyncDatabase
 from stelae.core.durability import segments
-from stelae.core.errors import OutcomeUnknown, StelaeError
+from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.records import TabletState
 from stelae.core.runtime import Runtime
@@ -40,7 +40,6 @@ from tests.simulation import entries, tables
 CORES = 2
 PIECE_BYTES = 64
 """Of offers: so small that a task may end between two pieces."""
-JUDGED_MAX = 5
 STRIKES_S = (0.8, 3.0)
 FATES = ("whole", "whole", "dies", "dies", "twice", "late", "loses some", "silent")
 
@@ -222,17 +221,6 @@ async def run(world: World, bug: str = "") -> None:
         await tables.run_tables(world, ("kill",), longest_gap_s=3.0, cluster=cluster)
 
 
-judge_find = entries._judge_find
-
-
-async def _judge_patiently(*what: Any) -> None:
-    """Messages get lost in healed clusters, too."""
-    for _ in range(JUDGED_MAX):
-        with contextlib.suppress(OutcomeUnknown):
-            return await judge_find(*what)
-    raise AssertionError("no scan or look-up is answered")
-
-
 async def run_offers(world: World, bug: str = "") -> None:
     """One seed of ``offers``; ``bug`` is one of `BUGS`."""
     with (
@@ -241,7 +229,6 @@ async def run_offers(world: World, bug: str = "") -> None:
         patch.object(entries, "DURABILITIES", (segments("disk", "disk"),)),
         patch.object(entries, "SimCluster", SparkCluster),
         patch.object(SparkCluster, "strikes_s", STRIKES_S),
-        patch.object(entries, "_judge_find", _judge_patiently),
     ):
         await entries.run(world)
 

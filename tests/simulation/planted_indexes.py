@@ -7,12 +7,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest.mock import patch
 
+from stelae.actors import index_writes
 from stelae.actors.index_removals import Removal
 from stelae.actors.index_writes import IndexWrites
 from stelae.actors.indexlet_hand_over import HandOver
 from stelae.storage.entry_runs import REMOVED
 from stelae.storage.indexlet import IndexletEntries
-from stelae.storage.row_entries import FewSeen, entries_of_few, seen_before
+from stelae.storage.row_entries import (
+    FewSeen,
+    entries_of_few,
+    new_entries_of_batch,
+    seen_before,
+)
 
 
 def _removed_before_the_row() -> Any:
@@ -68,6 +74,15 @@ def _pending_is_removed() -> Any:
     return patch.object(IndexWrites, "_is_pending", lambda self, index_id, entry: False)
 
 
+def _repeated_keys_are_missed() -> Any:
+    """Each batch is taken to have each key once: then its rows need all that it has put in."""
+
+    def hasty(*what: Any) -> Any:
+        return new_entries_of_batch(*what)[0], True
+
+    return patch.object(index_writes, "new_entries_of_batch", hasty)
+
+
 def _nothing_is_forwarded() -> Any:
     """What an indexlet takes in while it is copied does not come to its successors."""
 
@@ -82,6 +97,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "removed_without_stamp": _removed_without_stamp,
     "fill_without_pending": _fill_without_pending,
     "pending_is_removed": _pending_is_removed,
+    "repeated_keys_are_missed": _repeated_keys_are_missed,
     "nothing_is_forwarded": _nothing_is_forwarded,
 }
 
