@@ -54,6 +54,7 @@ async def test_indexes_on_the_command_line(
             "t", SCHEMA, key="id", durability=segments("disk")
         )
         await table.insert([{"id": n, "dest": "LAX"} for n in range(10)])
+        monkeypatch.delenv("COLUMNS", raising=False)
         for module in (cli_check, cli_servers, cli_tables, cli_indexes):
             monkeypatch.setattr(module, "open_cluster", lambda _: database_of(cluster))
         await asyncio.to_thread(story, capsys)
