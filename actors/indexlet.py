@@ -330,12 +330,13 @@ class Indexlet:
         return tuple(found)
 
     def learn_tablets(self, tablets: Sequence[KnownTablet]) -> None:
-        """What the one that this is to succeed knows of tablets."""
+        """What the one that this is to succeed knew of tablets when it began to hand over. A doubt
+        that it has forwarded since is newer."""
         for tablet in tablets:
             known = self.known.setdefault(tablet.number, Known(is_compared=False))
             if tablet.epoch >= known.epoch:
                 first = known.first_incomplete if tablet.epoch == known.epoch else 0
                 known.epoch = tablet.epoch
                 known.first_incomplete = max(first, tablet.first_incomplete)
-                known.is_compared = tablet.is_compared
+                known.is_compared = tablet.is_compared and not known.doubts
             self.entries.set_floor(tablet.number, Floor(tablet.floor_epoch, tablet.floor_sequence))
