@@ -15,14 +15,14 @@ BUG_SEEDS = 30
 
 def test_a_server_that_dies_in_the_middle_of_cleaning_loses_nothing() -> None:
     """A few seeds: rows, versions and deletes stay; backups end with the logs and nothing else."""
-    outcomes = run_seeds(load_scenario("cleaning"), FAST_SEEDS, budget_s=45.0)
+    outcomes = run_seeds(load_scenario("cleaning"), FAST_SEEDS, budget_s=60.0)
     assert len(outcomes) >= 3
 
 
 @pytest.mark.slow
 def test_many_seeds_of_cleaning() -> None:
     """The same, with others for each commit."""
-    outcomes = run_seeds(load_scenario("cleaning"), SEEDS, budget_s=300.0)
+    outcomes = run_seeds(load_scenario("cleaning"), SEEDS, budget_s=600.0)
     assert len(outcomes) >= SEEDS * 3 // 4
 
 

@@ -36,7 +36,7 @@ def test_strategies_and_faults_of_media_lose_nothing() -> None:
 @pytest.mark.slow
 def test_many_seeds_of_strategies_and_faults_of_media() -> None:
     """The same, with others for each commit."""
-    outcomes = run_seeds(load_scenario("media"), SEEDS, budget_s=180.0)
+    outcomes = run_seeds(load_scenario("media"), SEEDS, budget_s=300.0)
     assert len(outcomes) >= SEEDS // 4
 
 
