@@ -8,7 +8,7 @@ from stelae.core.errors import StelaeError
 from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
 
-FAST_SEEDS = 12
+FAST_SEEDS = 6
 SEEDS = 40
 BUG_SEEDS = 30
 

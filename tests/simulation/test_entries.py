@@ -8,7 +8,7 @@ from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
 from tests.simulation.planted_indexes import BUGS
 
-FAST_SEEDS = 12
+FAST_SEEDS = 6
 SEEDS = 60
 BUG_SEEDS = 20
 
