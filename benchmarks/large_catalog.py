@@ -63,6 +63,7 @@ class SaidTablet:
     is_written: bool
     rows: int = 1000
     memory_bytes: int = 1 << 20
+    live_bytes: int = 1 << 20
     term: int = 1
     progress: TabletProgress = TabletProgress.SERVING
 
@@ -78,6 +79,9 @@ class SaidTablet:
 
     def serve(self) -> None:
         """It does."""
+
+    def may_clean(self) -> bool:
+        return False
 
     async def close(self) -> None:
         """Nothing is open."""
