@@ -9,7 +9,7 @@ from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
 
 FAST_SEEDS = 6
-SEEDS = 40
+SEEDS = 24
 BUG_SEEDS = 30
 
 

@@ -10,7 +10,7 @@ from tests.simulation.planted_finds import BUGS
 
 SCENARIO = load_scenario("indexes")
 SEEDS = 400
-BUDGET_S = 150.0
+BUDGET_S = 120.0
 BUG_SEEDS = 60
 
 

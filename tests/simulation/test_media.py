@@ -22,7 +22,7 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.media import MEDIA
 from tests.simulation.wal_cluster import SCHEMA, read_all, text, write
 
-FAST_SEEDS, SEEDS = 6, 100
+FAST_SEEDS, SEEDS = 6, 50
 BUG_SEEDS = 150
 CALL_S = 20.0
 
