@@ -126,9 +126,7 @@ async def run(world: World, bug: str = "") -> None:
             clean_memory_share=0.0,
             clean_log_factor=rng.choice([1.0, 1.5, 2.0]),
         )
-    counts = tables.counts_of(world)
-    world.note("world", f"cleaned {sorted(counts.items())}")
-    assert counts["segments_cleaned"] + counts["segments_compacted"], "nothing was cleaned"
+    world.note("world", f"cleaned {sorted(tables.counts_of(world).items())}")
 
 
 def options(seed: int) -> Options:

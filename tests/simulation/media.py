@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stelae.client.database import AsyncDatabase
@@ -27,7 +27,7 @@ from stelae.simulation.world import World
 from stelae.storage.frames import BLOCK_BYTES, MediumSpec
 from tests.simulation import tables
 from tests.simulation.planted import planted
-from tests.simulation.strikes import KINDS
+from tests.simulation.strikes import KINDS, LOSING_A_DISK
 
 MEDIA = {
     "disk": MediumSpec(name="disk", path="disk"),
@@ -252,6 +252,9 @@ async def run(world: World, bug: str = "") -> None:
     )
     if sum(medium in SYNCED for medium in media) < 2 and world.schedule is None:
         world.options = world.options.but(lost_disk_every_s=0.0)
+    strikes: Sequence[str] = KINDS
+    if sum(medium in SYNCED for medium in media) < 2:
+        strikes = [kind for kind in KINDS if kind not in LOSING_A_DISK]
     faults: list[MediaFaults] = []
 
     def beside(cluster: SimCluster, database: AsyncDatabase) -> MediaFaults:
@@ -265,7 +268,7 @@ async def run(world: World, bug: str = "") -> None:
     with planted(bug):
         await tables.run_tables(
             world,
-            rng.sample(KINDS, rng.randrange(0, 3)),
+            rng.sample(strikes, rng.randrange(0, 3)),
             longest_gap_s=4.0,
             make_beside=beside,
             media=media,

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from stelae.simulation.cluster import SimCluster
 
 KINDS = ("kill", "stall", "cut", "mute", "bounce")
+LOSING_A_DISK = ("kill", "stall")
+"""And the other replica's power: no promise covers it, unless both were on synced media."""
 
 
 class Strikes:

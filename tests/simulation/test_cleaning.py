@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from stelae.core.errors import StelaeError
-from stelae.simulation.runner import find_bug, run_seed, run_seeds
+from stelae.simulation.runner import derive_seeds, find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
+from stelae.simulation.world import World
+from tests.simulation.tables import counts_of
 
 FAST_SEEDS = 6
+COUNTED_SEEDS = 4
 SEEDS = 24
 BUG_SEEDS = 30
 
@@ -17,6 +22,17 @@ def test_a_server_that_dies_in_the_middle_of_cleaning_loses_nothing() -> None:
     """A few seeds: rows, versions and deletes stay; backups end with the logs and nothing else."""
     outcomes = run_seeds(load_scenario("cleaning"), FAST_SEEDS, budget_s=60.0)
     assert len(outcomes) >= 3
+
+
+def test_in_these_worlds_logs_are_cleaned() -> None:
+    """In memory and on backups. One world by itself may have too much trouble for it."""
+    scenario, counts = load_scenario("cleaning"), Counter[str]()
+    for seed in derive_seeds("cleaned", COUNTED_SEEDS):
+        world = World(seed, scenario.options(seed))
+        world.run(scenario.run(world, ""), limit_s=scenario.limit_s)
+        counts += counts_of(world)
+    assert counts["segments_cleaned"] >= COUNTED_SEEDS, counts
+    assert counts["segments_compacted"] >= COUNTED_SEEDS, counts
 
 
 @pytest.mark.slow
