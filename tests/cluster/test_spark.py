@@ -308,10 +308,7 @@ def test_a_session_that_hangs_holds_tablets_up_for_a_while_only(db: Any) -> None
     kill_a_tserver(db)
     assert rows_of(db).equals(before)
     spark, native = finished(db)["engines"]
-    assert (spark["outcome"], spark["problem"][:6], native["outcome"]) == (
-        "failed",
-        "no end",
-        "done",
-    )
+    assert (spark["outcome"], native["outcome"]) == ("failed", "done")
+    assert "no end after" in spark["problem"]
     psutil.wait_procs([driver], timeout=60)
     assert not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE
