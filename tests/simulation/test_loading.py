@@ -31,7 +31,7 @@ SCHEMA = pa.schema(
 NEVER_S = 1e-3
 """Bytes a second: of each server the first segment is loaded, and then no other."""
 FAST_SEEDS = 8
-SEEDS = 30
+SEEDS = 80
 BUG_SEEDS = 80
 
 
@@ -404,7 +404,7 @@ def test_crashes_fall_into_the_loading_of_rows_and_lose_nothing(
 @pytest.mark.slow
 def test_many_seeds_of_loading() -> None:
     """The same, with others for each commit."""
-    outcomes = run_seeds(load_scenario("loading"), SEEDS, budget_s=300.0)
+    outcomes = run_seeds(load_scenario("loading"), SEEDS, budget_s=480.0)
     assert len(outcomes) >= SEEDS // 2
 
 
