@@ -392,7 +392,9 @@ def test_crashes_fall_into_the_loading_of_rows_and_lose_nothing(
 
     monkeypatch.setattr(World, "crash", counted)
     scenario = load_scenario("loading")
-    for seed in derive_seeds("loading", FAST_SEEDS):
+    for run, seed in enumerate(derive_seeds("loading", SEEDS)):
+        if run >= FAST_SEEDS and min(died_loading, fetched, loaded) >= 3:
+            break  # what one world has of each is chance: as many worlds as show them all
         world = World(seed, scenario.options(seed))
         world.run(scenario.run(world, ""), limit_s=scenario.limit_s)
         counts = [metrics.counts for metrics in world.metrics.values()]
