@@ -1,25 +1,62 @@
 """The ``loading`` scenario: tablet servers die again and again, and rows follow slowly.
 
 Many keys, most of them written once, so that what is read lies in segments that are not here; their
-owners die, with backups and without, while the rows are on their way. The rules are those of
-``tables``.
+owners die, with backups and without, while the rows are on their way. Updates leave a column out,
+which they need of a row that may not be here. The rules are those of ``tables``.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
+import pyarrow as pa
+
+from stelae.client.table import AsyncTable
+from stelae.core.errors import StelaeError
 from stelae.simulation.options import Limits, Options
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
 from tests.simulation.planted_loading import planted
-from tests.simulation.tables import run_tables, struck_options
+from tests.simulation.tables import SCHEMA, Client, run_tables, struck_options
 
 LOADING_S = 25.0
 """So long the rows of a whole run would take to follow a recovery."""
 ROW_BYTES = 250
 KINDS = ("kill", "stall", "cut", "bounce")
+UPDATE_SHARE = 0.4
+"""Of writes of one row."""
+
+
+class UpdatingClient(Client):
+    """Whose rows have a column that follows from their key, and that updates do not name."""
+
+    schema = SCHEMA.append(pa.field("note", pa.string()))
+
+    def row(self, table: AsyncTable, key: int, value: str) -> dict[str, Any]:
+        return {"id": key, "value": value, "note": _note(key)}
+
+    def value(self, table: AsyncTable, row: dict[str, Any]) -> str:
+        assert row["note"] == _note(row["id"]), f"an update has changed the rest of {row}"
+        return super().value(table, row)
+
+    async def _write(self, table: AsyncTable) -> None:
+        if self._rng.random() >= UPDATE_SHARE:
+            return await super()._write(table)
+        key, value = self._key(), self._value()
+        operation = self._history.begin(self.name, "write", str(key), value)
+        try:
+            versions = await table.update({"id": key, "value": value}, timeout=self._timeout_s)
+        except StelaeError as error:
+            self._failed(operation, error)
+        else:
+            self._seen[key] = int(versions[0])
+            self._history.ok(operation, version=int(versions[0]))
+
+
+def _note(key: int) -> str:
+    return f"note of {key}"
 
 
 async def run(world: World, bug: str = "") -> None:
@@ -31,6 +68,7 @@ async def run(world: World, bug: str = "") -> None:
             world,
             rng.sample(KINDS, 2),
             longest_gap_s=3.0,
+            make_client=UpdatingClient,
             metadata_first=True,
             load_bytes_per_s=size_bytes / LOADING_S,
         )

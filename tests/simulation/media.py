@@ -271,6 +271,7 @@ async def run(world: World, bug: str = "") -> None:
         copyset_size=size if 2 * size <= world.options.servers.backups else 0,
         rereplication_bytes_per_s=rng.choice([0, 20_000]),
         replica_dead_after_s=rng.choice([2.5, 6.0]),
+        **tables.cleaning_of(world),
     )
     if sum(medium in SYNCED for medium in media) < 2 and world.schedule is None:
         world.options = world.options.but(lost_disk_every_s=0.0)

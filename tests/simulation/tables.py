@@ -56,6 +56,8 @@ class Client:
 
     faults_s = FAULTS_S
     """For so long the operations are to last."""
+    schema = SCHEMA
+    """Of the table that it works on."""
 
     def __init__(
         self, name: str, world: World, database: AsyncDatabase, history: History, rng: random.Random
@@ -267,7 +269,7 @@ async def run_tables(
     admin = cluster.database("admin")
     await admin.create_table(
         TABLE,
-        SCHEMA,
+        make_client.schema,
         key="id",
         partition=hash_partition("id", TABLETS),
         durability=segments(*media),
