@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from stelae.core.errors import InvalidArgument
 from stelae.planner.hardware import Hardware, hardware_from
-from stelae.planner.layout import MIB, Layout, Medium
+from stelae.planner.layout import MIB, Layout, Medium, Mode
 from stelae.planner.recovery import planning, recovery_times
 from stelae.planner.resources import bytes_per_row, resources_of
 
@@ -159,7 +159,8 @@ def _fit_recovery(figures: Figures, base: Hardware) -> Fitted:
 
 
 def recovery_layout(size_bytes: float, tablets: int, survivors: int) -> Layout:
-    """Of the benchmark: one machine, whose page cache still has all; nothing overwritten."""
+    """Of the benchmark: one machine, whose page cache still has all; nothing overwritten; served as
+    soon as the keys are there."""
     return Layout(
         servers=survivors + 1,
         backups=3,
@@ -170,6 +171,7 @@ def recovery_layout(size_bytes: float, tablets: int, survivors: int) -> Layout:
         medium=Medium.CACHED,
         tablets_per_server=tablets,
         live_share=1.0,
+        mode=Mode.METADATA_FIRST,
     )
 
 
