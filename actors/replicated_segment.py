@@ -123,11 +123,12 @@ class ReplicatedSegment(ReplicaViews):
         remote: RemoteImage | None = None,
     ) -> None:
         """Take over a sealed segment whose replicas lie on ``holders`` (backup, medium) already.
-        ``remote`` gives the image if it is not here."""
+        ``remote`` gives the image if it is not here. Without holders it is sealed for the first
+        time, in no turn: somebody waits for it."""
         self.image, self.remote, self.is_columnar = image, remote, True
         self.may_open = self.may_fill = self.may_close = self.was_closed = True
         for replica in self.replicas:
-            replica.is_remade = True
+            replica.is_remade = bool(holders)
         for uuid, medium in holders:
             for replica in self.replicas:
                 if replica.backup is None and replica.medium == medium:

@@ -100,6 +100,8 @@ class SideSegments:
         """Put a survivor on backups."""
         segment = ReplicatedSegment(self.log, segment_id, self.media)
         segment.adopt(image, [])
+        for replica in segment.replicas:
+            replica.is_remade = True  # in the background, at the rate of all that is made anew
         self._side[segment_id] = segment
         segment.start()
 

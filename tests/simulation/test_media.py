@@ -10,7 +10,7 @@ import pytest
 
 from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
-from stelae.core.durability import Durability, segments
+from stelae.core.durability import Durability, segments, wal
 from stelae.core.errors import NoSpace, OutcomeUnknown, OutOfMemory, RetryLater, StelaeError
 from stelae.core.ids import ServerUuid
 from stelae.core.partition import hash_partition
@@ -99,6 +99,10 @@ class Here:
         (held,) = self.world.server(self.owner()).holders().values()
         return [sorted(self.name_of(uuid) for uuid in uuids) for uuids in held]
 
+    def is_sealed(self, count: int) -> bool:
+        """Whether so many segments of the table are sealed, on two backups each."""
+        return sum(len(names) == 2 for names in self.holders()) >= count
+
     async def until_whole(self, replicas: int = 2) -> None:
         await self.until(lambda: self.cluster.is_whole(1, replicas), "full strength")
 
@@ -108,9 +112,14 @@ class Here:
 
 
 def tell(
-    story: Callable[[Here], Awaitable[None]], backups: int = 4, seed: int = 1, **options: Any
+    story: Callable[[Here], Awaitable[None]],
+    backups: int = 4,
+    seed: int = 1,
+    safekeepers: int = 0,
+    **options: Any,
 ) -> None:
-    world = World(seed, Options(servers=Servers(tservers=2, backups=backups)))
+    servers = Servers(tservers=2, backups=backups, safekeepers=safekeepers)
+    world = World(seed, Options(servers=servers))
     here = Here(world, **options)
 
     async def run() -> None:
@@ -347,6 +356,27 @@ def test_several_lost_backups_are_made_up_for_heads_first_at_a_bounded_rate() ->
         assert not (await here.database.status())["shortages"]
 
     tell(story, backups=5, rereplication_bytes_per_s=8000)
+
+
+@pytest.mark.parametrize("durability", [segments("disk", "disk"), wal(3, ("disk", "disk"))])
+def test_what_is_sealed_for_the_first_time_does_not_wait_for_what_is_made_anew(
+    durability: Durability,
+) -> None:
+    """However slowly lost replicas are to be replaced, a recovery seals the former head at once,
+    and a log on safekeepers is sealed as it grows."""
+
+    async def story(here: Here) -> None:
+        table = await here.create(durability)
+        await write(table, 0, 60)
+        await here.until(lambda: here.is_sealed(5), "segments on both disks", 5.0)
+        for number in range(2):
+            here.world.crash(here.owner())
+            began = here.world.loop.time()
+            await table.upsert({"id": number, "text": text(number)}, timeout=60.0)
+            assert here.world.loop.time() - began < 5.0
+        await read_all(table, 60)
+
+    tell(story, rereplication_bytes_per_s=50, safekeepers=3)
 
 
 @pytest.mark.parametrize("absent", [0, 1])
