@@ -1,7 +1,8 @@
 """The ``loading`` scenario: tablet servers die again and again, and rows follow slowly.
 
 Many keys, most of them written once, so that what is read lies in segments that are not here; their
-owners die, with backups and without, while the rows are on their way. Updates leave a column out,
+owners die, with backups and without, while the rows are on their way; in some runs all servers
+lose their power at the same moment, and start on their disks. Updates leave a column out,
 which they need of a row that may not be here. The rules are those of ``tables``.
 """
 
@@ -13,8 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
 from stelae.core.errors import StelaeError
+from stelae.simulation.cluster import SimCluster
+from stelae.simulation.history import History
 from stelae.simulation.options import Limits, Options
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
@@ -25,6 +29,7 @@ LOADING_S = 25.0
 """So long the rows of a whole run would take to follow a recovery."""
 ROW_BYTES = 250
 KINDS = ("kill", "stall", "cut", "bounce")
+BLACKOUT_GAPS_S = (0.0, 0.0, 8.0, 16.0)
 UPDATE_SHARE = 0.4
 """Of writes of one row."""
 
@@ -55,6 +60,28 @@ class UpdatingClient(Client):
             self._history.ok(operation, version=int(versions[0]))
 
 
+class Blackouts:
+    """Losses of power of everything; a `tests.simulation.tables.Beside`."""
+
+    def __init__(self, cluster: SimCluster, database: AsyncDatabase) -> None:
+        self._cluster = cluster
+        self._sleep = database.runtime.clock.sleep
+        self._rng = cluster.world.rng("blackouts")
+        self._gap_s = self._rng.choice(BLACKOUT_GAPS_S)
+
+    async def run(self, until_s: float) -> None:
+        """In some runs none at all."""
+        cluster, world = self._cluster, self._cluster.world
+        while self._gap_s and world.loop.time() < until_s:
+            await self._sleep(self._rng.uniform(0.2, 1.0) * self._gap_s)
+            world.note("nemesis", "all servers lose their power")
+            for name in [*cluster.masters, *cluster.tservers, *cluster.backups]:
+                world.crash(name)
+
+    async def judge(self, history: History) -> None:
+        """The rules of rows say it all."""
+
+
 def _note(key: int) -> str:
     return f"note of {key}"
 
@@ -69,6 +96,7 @@ async def run(world: World, bug: str = "") -> None:
             rng.sample(KINDS, 2),
             longest_gap_s=3.0,
             make_client=UpdatingClient,
+            make_beside=Blackouts,
             metadata_first=True,
             load_bytes_per_s=size_bytes / LOADING_S,
         )
