@@ -1,5 +1,5 @@
 """Recoveries of servers with nothing, with little, and of several at once. Stories on whole
-clusters, after RAMCloud's tests (research, scenarios 5, 6, 16 and 21)."""
+clusters, after RAMCloud's tests (research, scenarios 5, 6, 11, 16 and 21)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 
 from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
+from stelae.coordinator.recoveries import PHASES
 from stelae.core.durability import Durability, segments, wal
 from stelae.core.errors import RetryLater
 from stelae.core.messages import TabletProgress
 from stelae.core.partition import hash_partition
+from stelae.core.records import TabletState
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.options import Limits, Options, Servers
 from stelae.simulation.world import World
@@ -131,6 +133,50 @@ def test_tablets_of_all_servers_come_back_to_those_that_are_left_or_join(
         assert {row["id"]: row["text"] for row in rows} == {n: text(n) for n in range(60)}
 
     tell(story)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_leader_that_dies_at_any_step_leaves_a_recovery_that_goes_on(phase: str) -> None:
+    """What was handed over is not recovered again; what the other attempt began is given up."""
+
+    async def story(here: Here) -> None:
+        table = await here.create(8, LOGS[0])
+        await here.until_served(8)
+        rows = [{"id": n, "text": text(n)} for n in range(120)]
+        await table.upsert(rows, timeout=CALL_S)
+        victim = here.owners()[0]
+        lost = here.owners().count(victim)
+        here.world.crash(victim, restart=False)
+        leader = await _reached(here, phase)
+        catalog = here.world.server(leader).catalog
+        handed_over = {
+            tablet.tablet_id: tablet.term
+            for tablet in catalog.live_tablets()
+            if tablet.state is TabletState.RUNNING
+        }
+        here.world.crash(leader, restart=False)
+        await here.until_served(8)
+        assert victim not in here.owners()
+        await here.world.wait_until(lambda: here.cluster.leader() is not None, 30.0, "a leader")
+        found = here.world.server(here.cluster.leader()).catalog.live_tablets()
+        terms = {tablet.tablet_id: tablet.term for tablet in found}
+        assert {t: terms[t] for t in handed_over} == handed_over, "recovered again"
+        assert len(handed_over) >= (8 - lost if phase != "running" else 9 - lost)
+        assert (await table.scan(timeout=CALL_S)).num_rows == 120
+        await table.upsert({"id": 200, "text": text(200)}, timeout=CALL_S)
+
+    tell(story)
+
+
+async def _reached(here: Here, phase: str) -> str:
+    """The leader whose recovery has brought a tablet to that phase, in the very moment."""
+    while True:
+        leader = here.cluster.leader()
+        coordinator = None if leader is None else here.world.server(leader).coordinator
+        for recovery in coordinator.recoveries._all if coordinator is not None else ():
+            if leader and any(phase in each.reached for each in recovery.tablets.values()):
+                return leader
+        await asyncio.sleep(0.0005)
 
 
 @pytest.mark.parametrize("durability", LOGS, ids=str)
