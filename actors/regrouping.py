@@ -74,8 +74,8 @@ class Regrouping:
             return False
         while len(segment.replicas) > len(self._media) and not segment.is_retired:
             await log.runtime.clock.sleep(STEP_S)
-        if segment.is_retired or move.source in segment.holders:
-            return False  # it was cleaned meanwhile, or the target is gone
+        if segment.is_retired or any(each.backup == move.source for each in segment.replicas):
+            return False  # it was cleaned meanwhile, or the target is gone, or it is to be there
         await self._free(segment, move.source)
         return True
 
