@@ -20,6 +20,7 @@ from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet_recovery import FetchedSegment
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid
+from stelae.core.losses import SegmentFacts
 from stelae.core.messages import Certified, SegmentSource
 from stelae.core.replica_shortage import Shortage
 from stelae.core.rpc import Blob
@@ -104,6 +105,10 @@ class TabletLog(Protocol):
     @property
     def waits_for(self) -> str:
         """What `read` or `wait_opened` cannot do without, and does not get; empty: nothing."""
+
+    @property
+    def lacks(self) -> tuple[SegmentFacts, ...]:
+        """Segments without which `read` cannot go on, and which no live backup holds."""
 
     @property
     def is_on_backups(self) -> bool:
