@@ -311,8 +311,8 @@ class Backup:
         """Of each log, also of those of which there is nothing: the answer is complete."""
         inventories: list[LogInventory] = []
         for log in logs:
-            replicas = await self._holdings.describe(log)
-            inventories.append(LogInventory(log, self._fences.term(log), replicas))
+            replicas, damaged = await self._holdings.describe(log)
+            inventories.append(LogInventory(log, self._fences.term(log), replicas, damaged))
         return tuple(inventories)
 
     # ---- reading ----------------------------------------------------------------------------

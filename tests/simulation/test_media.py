@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import patch
 
+import msgspec
 import pytest
 
+from stelae.actors.replica_census import ReplicaCensus
 from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
 from stelae.core.durability import Durability, segments
@@ -16,6 +19,7 @@ from stelae.core.ids import ServerUuid
 from stelae.core.partition import hash_partition
 from stelae.simulation import World
 from stelae.simulation.cluster import SimCluster
+from stelae.simulation.node import SimulationFailure
 from stelae.simulation.options import Options, Servers
 from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
@@ -216,33 +220,65 @@ def test_a_full_disk_is_avoided_and_writes_wait_only_if_none_is_left() -> None:
     tell(story)
 
 
+async def decay(here: Here) -> list[Any]:
+    """Frames of the first backup decay; each time an owner dies, replicas are read at random. The
+    replicas that were found to be damaged, by then replaced."""
+    table = await here.create(segments("disk", "disk"))
+    await write(table, 0, 40)
+    await here.until_whole()
+    name = here.cluster.backups[0]
+    server = here.world.server(name)
+    decayed = []
+    for log in server._holdings.logs:
+        for segment in server._holdings.segments(log):
+            replica = server._holdings.find(log, segment)
+            if replica.facts.state.value != "sealed":
+                continue
+            ((offset, _),) = server._media["disk"].layout.pieces(replica.frames, 100, 1)
+            here.world.nodes[name].disk.corrupt("disk/frames", offset)
+            decayed.append(replica)
+    assert decayed
+    for _ in range(8):
+        here.world.crash(here.owner())
+        await asyncio.sleep(1.0)
+        await here.until_whole()
+        await read_all(table, 40)
+    assert here.count("backup_damaged_replicas") >= 1
+    found = [replica for replica in decayed if replica.damaged]
+    assert found
+    return found
+
+
 def test_a_damaged_replica_is_passed_over_and_replaced() -> None:
-    """A frame decays; the owner dies: the other replica is read, and a good one takes its place."""
+    """A frame decays; the owner dies: the other replica is read, and a good one takes its place.
+    The bad one's frames are free again while its backup runs."""
 
     async def story(here: Here) -> None:
-        table = await here.create(segments("disk", "disk"))
-        await write(table, 0, 40)
-        await here.until_whole()
-        damaged: list[tuple[str, int]] = []
-        for name in here.cluster.backups[:1]:
-            server = here.world.server(name)
-            for log in server._holdings.logs:
-                for segment in server._holdings.segments(log):
-                    replica = server._holdings.find(log, segment)
-                    if replica.facts.state.value != "sealed":
-                        continue
-                    ((offset, _),) = server._media["disk"].layout.pieces(replica.frames, 100, 1)
-                    here.world.nodes[name].disk.corrupt("disk/frames", offset)
-                    damaged.append((name, segment))
-        assert damaged
-        for _ in range(8):  # each time replicas are read at random
-            here.world.crash(here.owner())
-            await asyncio.sleep(1.0)
-            await here.until_whole()
-            await read_all(table, 40)
-        assert here.count("backup_damaged_replicas") >= 1
+        damaged = await decay(here)
+        await here.world.wait_until(
+            lambda: all(replica.freed for replica in damaged), 150.0, "frames are free again"
+        )
 
-    tell(story)
+    tell(story, 6, 7, metadata_first=False)
+
+
+def test_this_would_see_frames_that_stay_taken() -> None:
+    """A census that does not ask for damaged replicas leaves them until their backup restarts."""
+
+    async def story(here: Here) -> None:
+        damaged = await decay(here)
+        await asyncio.sleep(150.0)
+        assert all(replica.freed for replica in damaged), "frames are taken"
+
+    tell(story, 6, 7, metadata_first=False)
+    compare = ReplicaCensus._compare
+
+    async def blind(self: Any, backup: Any, held: Any, believed: Any) -> bool:
+        return await compare(self, backup, msgspec.structs.replace(held, damaged=()), believed)
+
+    planted = patch.object(ReplicaCensus, "_compare", blind)
+    with planted, pytest.raises(SimulationFailure, match="frames are taken"):
+        tell(story, 6, 7, metadata_first=False)
 
 
 def test_a_loss_of_power_of_all_flash_is_not_served_as_if_nothing_were_lost() -> None:
