@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.actors.indexlet import Indexlet
+from stelae.actors.indexlet import Indexlet, Known
 from stelae.core.durability import segments
 from stelae.core.ids import ServerUuid, TableId
 from stelae.core.index_messages import KnownTablet, RemoveEntries, TabletStamp
@@ -65,6 +67,20 @@ async def test_a_doubt_that_was_forwarded_is_newer_than_what_was_known_before(ep
         indexlet.learn_tablets([COMPARED])
         assert not indexlet.known[0].is_compared
         assert indexlet.known[0].epoch == epoch
+
+
+async def test_this_would_see_a_doubt_that_is_forgotten() -> None:
+    """With doubts that are not counted, what was known before would hold again."""
+
+    def uncounted(known: Known) -> None:
+        known.is_compared = False
+
+    indexlet = successor()
+    with patch.object(Known, "doubt", uncounted):
+        await forward(indexlet, COMPARED.epoch, is_lossy=True)
+    assert not indexlet.known[0].is_compared
+    indexlet.learn_tablets([COMPARED])
+    assert indexlet.known[0].is_compared
 
 
 async def test_without_a_doubt_what_was_known_before_holds() -> None:
