@@ -196,6 +196,10 @@ class SegmentLog(LogWaits):
         return self.side.all()
 
     @property
+    def short_medium(self) -> str:
+        return self.members.short_medium(self._media)
+
+    @property
     def segment_count(self) -> int:
         return len(self._segments)
 

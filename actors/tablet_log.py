@@ -177,6 +177,11 @@ class TabletLog(Protocol):
     def may_clean(self, segment: int) -> bool:
         """Whether a segment's replicas are complete, and are all that there is of it."""
 
+    @property
+    def short_medium(self) -> str:
+        """A medium on which backups have their reserves left, and no more: rows have to wait for
+        the cleaner; empty: there is none."""
+
     # ---- what it takes, and its end ----
 
     @property

@@ -242,6 +242,10 @@ class WalLog(LogWaits):
         return self.side.all()
 
     @property
+    def short_medium(self) -> str:
+        return self.members.short_medium(self._media)
+
+    @property
     def segment_count(self) -> int:
         return len(self._segments)
 

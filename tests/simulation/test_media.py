@@ -23,6 +23,7 @@ from stelae.simulation.node import SimulationFailure
 from stelae.simulation.options import Options, Servers
 from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
+from stelae.storage.frames import MediumSpec
 from tests.simulation.media import MEDIA
 from tests.simulation.wal_cluster import SCHEMA, read_all, text, write
 
@@ -439,3 +440,74 @@ def test_memory_that_is_full_after_a_recovery_stops_writes_alone() -> None:
         assert (await table.scan(timeout=CALL_S)).num_rows == 0
 
     tell(story)
+
+
+SEGMENT_BYTES, FRAMES = 16384, 30
+SMALL = {
+    "disk": MediumSpec(
+        name="disk", path="disk", size_bytes=FRAMES * (SEGMENT_BYTES * 5 // 4 + 8192)
+    )
+}
+"""Room for less than so many frames, and their records."""
+RESERVE_SHARE = 0.4
+"""Of so few frames; rows come in faster here than backups say how many are left."""
+
+
+def large(number: int) -> dict[str, Any]:
+    """A row, of which ten fill a segment."""
+    return {"id": number, "text": text(number) + "y" * 1400}
+
+
+async def fill_up(here: Here, table: AsyncTable) -> int:
+    """Write rows, none of which dies, until no backup takes any; how many."""
+    for number in range(1000):
+        try:
+            await table.upsert(large(number), timeout=5.0)
+        except (NoSpace, OutcomeUnknown):
+            return number
+    raise AssertionError("disks without end")
+
+
+async def write_once_there_is_room(table: AsyncTable, key: int) -> None:
+    async with asyncio.timeout(120.0):
+        while True:
+            try:
+                await table.upsert(large(key), timeout=5.0)
+            except NoSpace:
+                await asyncio.sleep(0.5)
+            else:
+                return
+
+
+async def empty_a_full_cluster(here: Here) -> None:
+    table = await here.create(segments("disk", "disk"))
+    count = await fill_up(here, table)
+    assert count > 100, "there was room"
+    assert await table.get(3, timeout=CALL_S) is not None
+    kept = [key for key in range(count) if key % 4 == 0]
+    for key in range(count):
+        if key % 4:
+            await table.delete(key, timeout=CALL_S)
+    for key in range(count, count + 40):
+        await write_once_there_is_room(table, key)
+        kept.append(key)
+    here.world.crash(here.owner())
+    await asyncio.sleep(1.0)
+    await here.until_whole()
+    found = (await table.scan(timeout=CALL_S)).to_pylist()
+    assert {row["id"]: row for row in found} == {key: large(key) for key in kept}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_cluster_with_full_disks_can_be_emptied_and_filled_again(seed: int) -> None:
+    """Rows are refused while there is room yet for deletes, survivors and heads: what dies is
+    cleaned away, though the log is not long for its rows, and rows are taken again."""
+    with patch("stelae.core.backup_views.RESERVE_SHARE", RESERVE_SHARE):
+        tell(empty_a_full_cluster, seed=seed, media=SMALL, segment_bytes=SEGMENT_BYTES)
+
+
+def test_this_would_see_disks_without_a_reserve() -> None:
+    """The last frame is given to a row: nothing can be deleted, or moved to where it takes less."""
+    spent = patch("stelae.core.backup_views.RESERVE_SHARE", 0.0)
+    with spent, pytest.raises(SimulationFailure):
+        tell(empty_a_full_cluster, media=SMALL, segment_bytes=SEGMENT_BYTES)
