@@ -21,7 +21,7 @@ from stelae.actors.master_list import MasterList
 from stelae.actors.served_columns import ServedColumns
 from stelae.actors.served_rows import ServedRows
 from stelae.coordinator.reports import Report, Reporter, log_fingerprint
-from stelae.core.backup_views import MediumLoad, rounded_rate, whole_segments
+from stelae.core.backup_views import MediumLoad, is_low, rounded_rate, whole_segments
 from stelae.core.errors import (
     CorruptData,
     InvalidArgument,
@@ -311,8 +311,8 @@ class Backup:
         """Of each log, also of those of which there is nothing: the answer is complete."""
         inventories: list[LogInventory] = []
         for log in logs:
-            replicas = await self._holdings.describe(log)
-            inventories.append(LogInventory(log, self._fences.term(log), replicas))
+            replicas, damaged = await self._holdings.describe(log)
+            inventories.append(LogInventory(log, self._fences.term(log), replicas, damaged))
         return tuple(inventories)
 
     # ---- reading ----------------------------------------------------------------------------
@@ -406,7 +406,8 @@ class Backup:
     def _load_of(self, medium: Medium) -> MediumLoad:
         frame_bytes = frame_bytes_for(self._settings.segment_bytes)
         free = whole_segments(medium.free_bytes, frame_bytes)
-        return MediumLoad(medium.name, free, rounded_rate(medium.bytes_per_s))
+        low = is_low(medium.used_bytes, medium.free_bytes, frame_bytes)
+        return MediumLoad(medium.name, free, rounded_rate(medium.bytes_per_s), low)
 
     async def _obey(self, reply: HeartbeatReply) -> None:
         """Drop what the leader says is deleted. Being ``fenced`` means nothing to a backup: its

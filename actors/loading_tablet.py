@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from stelae.actors.remote_rows import RemoteRows
 from stelae.actors.tablet_log import TabletLog
 from stelae.actors.tablet_reads import TabletReads
-from stelae.core.errors import TabletNotHere, TabletNotReady
+from stelae.core.errors import NoSpace, TabletNotHere, TabletNotReady
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages import TabletProgress
 from stelae.core.runtime import ObjectHandle
 from stelae.storage.remote import Piece, RemoteSegment, RowsAbsent
 from stelae.storage.tablet import TabletMemory
+
+WHAT_HELPS = "rows wait for the cleaner, deletes do not; delete some or add backups"
 
 
 class LoadingTablet(TabletReads):
@@ -76,6 +78,11 @@ class LoadingTablet(TabletReads):
         if handle is not None:
             self._objects[segment.segment_id] = handle
         self._log.arrived(segment.segment_id, whole.image, damaged)
+
+    def no_room(self) -> NoSpace | None:
+        """Why no more rows are taken: what is left of backups' disks is for the cleaner."""
+        medium = self._log.short_medium
+        return NoSpace("too many backups", medium, WHAT_HELPS) if medium else None
 
     # ---- what cleaning asks for ---------------------------------------------------------------
 

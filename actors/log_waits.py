@@ -39,7 +39,7 @@ class LogWaits:
         """
         if index <= self.committed_index:
             return
-        self._check_alive()
+        self.check_alive()
         loop = asyncio.get_running_loop()
         if self._deadlines is None:
             self._deadlines = Deadlines(loop, self._expire)
@@ -63,7 +63,7 @@ class LogWaits:
     async def wait_until(self, holds: Callable[[], bool]) -> None:
         """Wait until the log has got so far that ``holds()``. Raises what ended it."""
         while not holds():
-            self._check_alive()
+            self.check_alive()
             observer = asyncio.get_running_loop().create_future()
             self._observers.append(observer)
             await observer
@@ -88,7 +88,7 @@ class LogWaits:
         """Whether something has ended the log: nothing is begun any more."""
         return self._failure is not None
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
         """Raise what ended the log, if something did."""
         if self._failure is not None:
             raise self._failure

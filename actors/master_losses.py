@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from stelae.actors.master_operators import carry_out
-from stelae.coordinator.liveness import run_of
+from stelae.coordinator.liveness import Run, run_of
 from stelae.coordinator.losses import (
     Incomplete,
     accepted_by,
@@ -29,11 +29,12 @@ from stelae.core.losses import (
     AcceptLoss,
     GetLosses,
     LossReport,
+    SegmentFacts,
 )
 from stelae.core.messages import FENCE_LOGS, FenceLogs, LogInventory
 from stelae.core.records import ServerInfo, ServerKind, TabletRecord
 from stelae.core.rpc import Call, Handlers, Reply
-from stelae.recovery.losses import assess
+from stelae.recovery.losses import assess, assess_sealed
 
 if TYPE_CHECKING:
     from stelae.actors.master import Master
@@ -112,8 +113,17 @@ class LossRequests:
     def _assess(
         self, tablet: TabletRecord, held: dict[ServerInfo, LogInventory]
     ) -> Incomplete | None:
-        found = assess(tablet, media_count(self._master.catalog, tablet), held)
+        if tablet.timeline is not None:
+            found = assess_sealed(self._lacks(tablet), held)
+        else:
+            found = assess(tablet, media_count(self._master.catalog, tablet), held)
         return None if found is None else Incomplete(tablet, found)
+
+    def _lacks(self, tablet: TabletRecord) -> tuple[SegmentFacts, ...]:
+        """What its owner, which reads its timeline, has not found."""
+        seen = self._master.liveness.find(Run(tablet.owner, tablet.owner_incarnation))
+        report = None if seen is None else seen.reports.get(tablet.tablet_id)
+        return () if report is None or report.term != tablet.term else report.lacks
 
     async def _ask(
         self, backup: ServerInfo, request: FenceLogs

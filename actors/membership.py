@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from stelae.actors.replica_upkeep import ReplicaUpkeep
 from stelae.core.backup_views import BackupsView, MediumLoad
@@ -26,6 +26,8 @@ class Membership:
         self.upkeep = ReplicaUpkeep()
         """Shared by all logs of this server."""
         self._loads: dict[tuple[ServerUuid, str], MediumLoad] = {}
+        self._short: dict[tuple[str, ...], str] = {}
+        """What `short_medium` has found, until anything differs: each write asks."""
 
     def heed(self, reply: HeartbeatReply) -> None:
         """Take the list that comes with a leader's reply, unless it is the one already here."""
@@ -39,8 +41,7 @@ class Membership:
         """Take what the masters know of backups; wakes whoever waits for one with room."""
         self.backups_view = view
         self._loads = {(each.uuid, m.medium): m for each in view.loads for m in each.media}
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._differs()
 
     @property
     def copysets(self) -> tuple[tuple[ServerUuid, ...], ...]:
@@ -61,8 +62,12 @@ class Membership:
                 for server in by_uuid.values()
                 if server.kind is ServerKind.SAFEKEEPER and server.safekeeper_id is not None
             }
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self._differs()
+
+    def _differs(self) -> None:
+        self._short.clear()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def find(self, uuid: ServerUuid) -> ServerInfo | None:
         return self._by_uuid.get(uuid)
@@ -75,6 +80,23 @@ class Membership:
             if server.kind is ServerKind.BACKUP and medium in server.media
         ]
         return sorted(found, key=lambda server: server.uuid)
+
+    def short_medium(self, media: tuple[str, ...]) -> str:
+        """A medium of which too few live backups have more than their reserve, for one more segment
+        with replicas on ``media``; empty: none. Where too few live at all it is another matter."""
+        found = self._short.get(media)
+        if found is None:
+            found = self._short[media] = next(filter(self._is_short(media), media), "")
+        return found
+
+    def _is_short(self, media: tuple[str, ...]) -> Callable[[str], bool]:
+        def is_short(medium: str) -> bool:
+            live = self.backups(medium)
+            loads = [self.load_of(backup.uuid, medium) for backup in live]
+            roomy = sum(not load or not (load.is_low or not load.free_segments) for load in loads)
+            return roomy < media.count(medium) <= len(live)
+
+        return is_short
 
     def all_backups(self) -> list[ServerInfo]:
         """Live backups, in order of their UUIDs."""

@@ -79,7 +79,9 @@ class RecoveryAttempts:
         self._drop(now)
         use = EngineUse(choice.engine.value, len(jobs), size_bytes, choice.expected_by_engine())
         self._recoveries.note_engine(left, use)
-        started = Attempt(choice, spark, tuple(jobs), now, left, use, not takes_over)
+        # Where a timeline is read its owner may wait: for safekeepers, or for what it lacks.
+        teaches = not takes_over and all(job.tablet.timeline is None for job in jobs)
+        started = Attempt(choice, spark, tuple(jobs), now, left, use, teaches)
         self._open = [*self._open, started][-ATTEMPTS_KEPT:]
         return started
 

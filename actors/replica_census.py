@@ -1,8 +1,9 @@
 """Comparing what a log believes of its replicas with what each backup says that it holds.
 
 Needed when a backup comes back: on its disk lie replicas that were replaced meanwhile (strays, to
-be freed), and from its memory others are gone (lost, to be replaced). Level-triggered: a backup is
-asked once for each of its incarnations, and all are asked again now and then.
+be freed), and from its memory others are gone (lost, to be replaced). So is one that it has found
+to be damaged, whose frames are to be freed besides. Level-triggered: a backup is asked once for
+each of its incarnations, and all are asked again now and then.
 
 A stray is freed only once the replicas that took its place hold all that was acknowledged, under an
 epoch that recoveries know: while replacements are under way it may be the only whole copy left.
@@ -124,15 +125,19 @@ class ReplicaCensus:
         """Replace what is lost, free what is over; False if some of that has to wait."""
         log, is_done = self._log, True
         states = {replica.segment_id: replica.state for replica in held.replicas}
+        damaged = set(held.damaged)
         strays = []
         for segment in log.segments:
             mine = [r for r in segment.replicas if r.backup == backup.uuid]
             state = states.pop(segment.segment_id, None)
+            is_damaged = segment.segment_id in damaged
+            damaged.discard(segment.segment_id)
             for replica in mine:
                 was_there = (segment.segment_id, replica.sealed) in believed
                 if was_there and replica.created and _is_less(state, replica.sealed):
                     segment.lose(backup.uuid)
-            if mine or state is None:
+            if mine or (state is None and not is_damaged):
+                is_done &= not is_damaged  # where it is made anew will be seen
                 continue
             if not segment.stands_without_strays:
                 is_done = False
@@ -140,7 +145,7 @@ class ReplicaCensus:
                 # Longer than the call below may be on its way: it must not free a later replica.
                 segment.avoid(backup.uuid, 2 * log.settings.call_timeout_s)
                 strays.append(segment.segment_id)
-        strays += sorted(states)
+        strays += sorted({*states, *damaged})
         if strays:
             log.runtime.metrics.count("stray_replicas_freed", len(strays))
             await log.runtime.peers.call(

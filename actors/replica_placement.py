@@ -37,6 +37,7 @@ def candidates_for(
                 members.upkeep.placed.get(server.uuid, 0),
                 0.0 if load is None else float(load.bytes_per_s),
                 load is None or load.free_segments > 0,
+                load is not None and load.is_low,
             )
         )
     return found

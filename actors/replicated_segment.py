@@ -64,6 +64,8 @@ class ReplicatedSegment(ReplicaViews):
         self._certificate = Certified(0, 0)
         self._avoid: dict[ServerUuid, float] = {}
         self.remote: RemoteImage | None = None
+        self.is_survivor = False
+        """Not of the log yet: its parents are there."""
 
     # ---- what it holds ----------------------------------------------------------------------
 
@@ -274,6 +276,8 @@ class ReplicatedSegment(ReplicaViews):
             return await self._take_step(replica)
         # What moves comes after what is missing.
         left = sum(r.sealed for r in self.replicas) + len(self.replicas) * bool(replica.replaces)
+        if self.is_survivor:  # as if it lacked one: what has lost more comes first
+            left = max(left, len(self.replicas) - 1)
         turn = context.members.upkeep.turn(
             context.runtime.clock,
             left=left,

@@ -262,7 +262,7 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads, ReplicatedIndexing):
         if self._has_started:
             self.replica.core.memory_over = over
 
-    def out_of_memory(self) -> OutOfMemory | None:
+    def no_room(self) -> OutOfMemory | None:
         """What this leader refuses rows with as long as a follower has no memory for them: it has
         to take all that is committed, so it cannot refuse anything by itself."""
         leader = self.replica.core.leader if self._has_started else None

@@ -41,6 +41,7 @@ from stelae.actors.tablet_log import BuildImage, FoundSegment
 from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
 from stelae.core.errors import NoSpace, StelaeError, TabletNotReady
 from stelae.core.ids import ServerUuid, TabletId, segment_id
+from stelae.core.losses import SegmentFacts
 from stelae.core.messages import Certified, SegmentSource
 from stelae.core.replica_shortage import Shortage
 from stelae.core.rpc import Blob
@@ -166,6 +167,10 @@ class SegmentLog(LogWaits):
         await self.wait_until(lambda: self.are_sealed(self._rewritten))
 
     @property
+    def lacks(self) -> tuple[SegmentFacts, ...]:
+        return ()  # it is not opened without a plan that has all of it
+
+    @property
     def waits_for(self) -> str:
         """Missing backups show in ``under_replicated``."""
         return ""
@@ -189,6 +194,10 @@ class SegmentLog(LogWaits):
     def segments(self) -> list[ReplicatedSegment]:
         """All of which replicas are kept, also what no digest names yet, or for long."""
         return self.side.all()
+
+    @property
+    def short_medium(self) -> str:
+        return self.members.short_medium(self._media)
 
     @property
     def segment_count(self) -> int:

@@ -83,6 +83,11 @@ class SideSegments:
         return segment is not None and segment.lacks_image
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether parents that are worth a head are on backups yet."""
+        return any(each.is_worth_a_head for each in self._retired)
+
+    @property
     def waits_since_s(self) -> float | None:
         """Since when parents that are worth it wait for a head whose digest is without them; None:
         none do."""
@@ -100,6 +105,7 @@ class SideSegments:
         """Put a survivor on backups."""
         segment = ReplicatedSegment(self.log, segment_id, self.media)
         segment.adopt(image, [])
+        segment.is_survivor = True
         for replica in segment.replicas:
             replica.is_remade = True  # in the background, at the rate of all that is made anew
         self._side[segment_id] = segment
@@ -129,7 +135,8 @@ class SideSegments:
         """
         retired = [self.segments.pop(parent) for parent in parents]
         if survivor:
-            self.segments[survivor] = self._side.pop(survivor)
+            admitted = self.segments[survivor] = self._side.pop(survivor)
+            admitted.is_survivor = False
         now_s = self.log.runtime.clock.monotonic()
         self._retired.append(_Retired(retired, now_s, is_worth_a_head))
         self.log.progressed()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from stelae.actors.replicated_tablet import ReplicatedTablet
 from stelae.actors.tablet import Tablet
 from stelae.actors.tablet_transfer import TabletTransfer, report_of
-from stelae.core.errors import OutOfMemory, TabletNotHere
+from stelae.core.errors import NoSpace, OutOfMemory, TabletNotHere
 from stelae.core.ids import TabletId
 from stelae.core.rpc import Call, Handlers, Reply
 from stelae.core.runtime import Runtime
@@ -33,14 +33,14 @@ class Successions:
         runtime: Runtime,
         settings: Settings,
         serving: Callable[[TabletId], Served],
-        out_of_memory: Callable[[Served], OutOfMemory | None],
+        no_room: Callable[[Served], OutOfMemory | NoSpace | None],
         on_closed: Callable[[Served], None],
     ) -> None:
         """``on_closed``: a source has made way, or found that it cannot."""
         self._runtime = runtime
         self._settings = settings
         self._serving = serving
-        self._out_of_memory = out_of_memory
+        self._no_room = no_room
         self._on_closed = on_closed
 
     def handlers(self) -> Handlers:
@@ -84,7 +84,7 @@ class Successions:
 
     async def _on_import(self, call: Call[ImportChanges]) -> Reply[ImportReply]:
         tablet = self._serving(call.body.tablet_id)
-        refusal = self._out_of_memory(tablet) if call.blobs else None
+        refusal = self._no_room(tablet) if call.blobs else None
         if refusal is not None:
             raise refusal
         return Reply(ImportReply(await tablet.import_changes(call)))

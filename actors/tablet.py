@@ -207,6 +207,7 @@ class Tablet(OwnedSuccession, LoadingTablet, OwnedIndexing):
             remote_bytes_at_first=self._remote.total_bytes,
             loaded_s=self._remote.loaded_s,
             shortage=self._log.shortage,
+            lacks=self._log.lacks,
         )
 
     @property

@@ -12,6 +12,7 @@ tablet's rows are still being fetched (`may_clean`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -35,6 +36,8 @@ IDLE_FACTOR = 3
 """While there is no hurry, a move rests for so many times as long as it works."""
 PATIENCE_CALLS = 4
 """A survivor gets so many times a call's time to reach its backups."""
+HURRY_S = 0.5
+"""Before a head is opened so that disks get back what was replaced, while there is no more."""
 FRUITLESS_S = 5.0
 """Before a log is looked at again of which a pass would have freed nothing, or failed."""
 
@@ -192,13 +195,17 @@ class TabletCleaning:
         tablet = self._tablet
         if not tablet.may_clean() or self._runtime.clock.monotonic() < self.rests_until_s:
             return False
-        self._roll_if_due()
+        disks_are_low = bool(tablet.log.short_medium)
+        self._roll_if_due(in_hurry=disks_are_low)
+        if disks_are_low and tablet.log.side.is_waiting:
+            return False  # of the reserve one survivor at a time, and the head that frees for it
         needs = Needs(
             self._settings.segment_bytes,
             self._settings.clean_log_factor,
             bool(media_of(tablet.table.durability)),
             tablet.keeps_tombstones,
             memory_is_low,
+            disks_are_low,
         )
         chosen = best_to_clean(self.candidates(), needs)
         if not chosen:
@@ -213,10 +220,11 @@ class TabletCleaning:
             self.rests_until_s = self._runtime.clock.monotonic() + FRUITLESS_S
         return is_done
 
-    def _roll_if_due(self) -> None:
-        """What was replaced is freed once a later head is open, which may be long in coming."""
+    def _roll_if_due(self, *, in_hurry: bool) -> None:
+        """What was replaced is freed once a later head is open, which may be long in coming, and
+        does not come by itself while nothing is written for want of disks."""
         since_s = self._tablet.log.side.waits_since_s
-        patience_s = self._settings.clean_roll_after_s
+        patience_s = min(self._settings.clean_roll_after_s, HURRY_S if in_hurry else math.inf)
         if since_s is not None and self._runtime.clock.monotonic() - since_s >= patience_s:
             self._tablet.roll()
 

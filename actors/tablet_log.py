@@ -20,6 +20,7 @@ from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet_recovery import FetchedSegment
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid
+from stelae.core.losses import SegmentFacts
 from stelae.core.messages import Certified, SegmentSource
 from stelae.core.replica_shortage import Shortage
 from stelae.core.rpc import Blob
@@ -106,6 +107,10 @@ class TabletLog(Protocol):
         """What `read` or `wait_opened` cannot do without, and does not get; empty: nothing."""
 
     @property
+    def lacks(self) -> tuple[SegmentFacts, ...]:
+        """Segments without which `read` cannot go on, and which no live backup holds."""
+
+    @property
     def is_on_backups(self) -> bool:
         """Whether all of the log is on backups, where others may read it too (Spark)."""
 
@@ -171,6 +176,11 @@ class TabletLog(Protocol):
 
     def may_clean(self, segment: int) -> bool:
         """Whether a segment's replicas are complete, and are all that there is of it."""
+
+    @property
+    def short_medium(self) -> str:
+        """A medium on which backups have their reserves left, and no more: rows have to wait for
+        the cleaner; empty: there is none."""
 
     # ---- what it takes, and its end ----
 

@@ -83,6 +83,7 @@ def wal_log_of(
             build_image=build_image,
             on_failed=on_failed,
             intake=intake,
+            given_up=record.kept.given_up if record.kept is not None else (),
         )
 
     return make

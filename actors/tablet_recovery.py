@@ -85,16 +85,31 @@ class Intake:
     @contextmanager
     def opening(self) -> Iterator[None]:
         """While a tablet comes back."""
-        self._opening += 1
-        self._idle.clear()
+        self._begin()
         try:
             yield
         finally:
-            self._opening -= 1
-            if not self._opening:
-                self._idle.set()
-                self.images.clear()
-                self.tables.clear()
+            self._end()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While one that comes back waits for somebody else, perhaps for long: it holds up none."""
+        self._end()
+        try:
+            yield
+        finally:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._opening += 1
+        self._idle.clear()
+
+    def _end(self) -> None:
+        self._opening -= 1
+        if not self._opening:
+            self._idle.set()
+            self.images.clear()
+            self.tables.clear()
 
     async def pace(self, clock: Clock, size_bytes: int, bytes_per_s: float) -> None:
         """Wait until so much may be loaded in the background: tablets that are not served yet come

@@ -49,6 +49,7 @@ from stelae.client.masters import MastersClient
 from stelae.coordinator.reports import Report, Reporter, tablet_fingerprint
 from stelae.core.alter_messages import ALTER_TABLET, AlterTablet
 from stelae.core.errors import (
+    NoSpace,
     OutOfMemory,
     StaleTerm,
     StelaeError,
@@ -156,7 +157,7 @@ class TabletServer:
         self._news = ServerNews(runtime, settings, self.tasks, self._masters, lambda: self.info)
         self._orders = ReplicaOrders(self.replicas)
         self._successions = Successions(
-            runtime, settings, self._serving, self._out_of_memory, self._news.tell_soon
+            runtime, settings, self._serving, self._no_room, self._news.tell_soon
         )
         self.indexlets = Indexlets(
             runtime,
@@ -448,23 +449,24 @@ class TabletServer:
         tablet.calls += len(outcomes)
         return Reply(WriteManyReply(outcomes))
 
-    def _out_of_memory(self, tablet: Tablet | ReplicatedTablet) -> OutOfMemory | None:
-        """Why no more rows are taken: there is no memory for them here, or at a follower."""
+    def _no_room(self, tablet: Tablet | ReplicatedTablet) -> OutOfMemory | NoSpace | None:
+        """Why no more rows are taken: there is no memory for them here, or at a follower, or no
+        disk but what the cleaner needs."""
         refusal = self.cleaner.refusal()
-        if refusal is None and isinstance(tablet, ReplicatedTablet):
-            return tablet.out_of_memory()
+        if refusal is None:
+            return tablet.no_room()
         return refusal
 
     async def _room(
         self, tablet: Tablet | ReplicatedTablet, op: WriteOp, timeout_s: float
-    ) -> tuple[Tablet | ReplicatedTablet, OutOfMemory | None]:
+    ) -> tuple[Tablet | ReplicatedTablet, OutOfMemory | NoSpace | None]:
         """The tablet, and why it takes no rows; memory is cleaned first if that may help."""
-        refusal = None if op is WriteOp.DELETE else self._out_of_memory(tablet)
-        if refusal is None or not self.cleaner.may_help:
+        refusal = None if op is WriteOp.DELETE else self._no_room(tablet)
+        if not isinstance(refusal, OutOfMemory) or not self.cleaner.may_help:
             return tablet, refusal
         await self.cleaner.wait_room(timeout_s / 2)
         tablet = self._serving(tablet.tablet_id)
-        return tablet, self._out_of_memory(tablet)
+        return tablet, self._no_room(tablet)
 
     @prompt
     async def _on_get(self, call: Call[Get]) -> Reply[Any]:

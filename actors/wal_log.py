@@ -35,10 +35,12 @@ from stelae.actors.replicated_segment import ReplicatedSegment
 from stelae.actors.segment_replica import RemoteImage
 from stelae.actors.side_segments import SideSegments
 from stelae.actors.tablet_log import BuildImage, FoundSegment
-from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
+from stelae.actors.tablet_recovery import Intake, recovered_segments
 from stelae.actors.timeline_proposer import AcceptorMailbox, TimelineProposer
-from stelae.core.errors import Overloaded, SegmentsMissing, StelaeError
+from stelae.actors.trimmed_segments import TrimmedSegments
+from stelae.core.errors import Overloaded, StelaeError
 from stelae.core.ids import ServerUuid, TabletId, segment_id, segment_name
+from stelae.core.losses import SegmentFacts
 from stelae.core.messages import Certified, SegmentSource
 from stelae.core.replica_shortage import Shortage
 from stelae.core.rpc import Blob
@@ -96,7 +98,9 @@ class WalLog(LogWaits):
         build_image: BuildImage,
         on_failed: Callable[[StelaeError], None],
         intake: Intake,
+        given_up: Sequence[int] = (),
     ) -> None:
+        """``given_up``: segments that an operator has accepted as lost."""
         super().__init__(on_failed)
         self.runtime = runtime
         self.settings = settings
@@ -107,7 +111,7 @@ class WalLog(LogWaits):
         self.pending_bytes = 0
         self._media = media
         self._build_image = build_image
-        self._intake = intake
+        self._trimmed = TrimmedSegments(self, intake, given_up)
         self._segments: dict[int, ReplicatedSegment] = {}
         self._live: deque[_Live] = deque()
         """Those after the horizon, oldest first; the last one is the head."""
@@ -160,15 +164,7 @@ class WalLog(LogWaits):
     async def _read_trimmed(
         self, tail: Tail, sources: Sequence[SegmentSource], codec: KeyCodec
     ) -> list[FoundSegment]:
-        by_id = {source.segment_id: source for source in sources}
-        missing = [segment for segment in tail.on_backups if segment not in by_id]
-        if missing:
-            names = ", ".join(map(segment_name, missing))
-            raise SegmentsMissing(self.tablet_id, f"segments {names}")
-        wanted = [by_id[segment] for segment in tail.on_backups]
-        fetched = await fetch_segments(
-            self.runtime, self.settings, self.tablet_id, wanted, self._intake
-        )
+        fetched = await self._trimmed.fetch(tail, sources)
         segments = await recovered_segments(self.runtime, fetched, self.next_id, codec)
         return [FoundSegment.of(one, rows) for one, rows in zip(fetched, segments, strict=True)]
 
@@ -223,7 +219,11 @@ class WalLog(LogWaits):
 
     @property
     def waits_for(self) -> str:
-        return self._proposer.waits_for
+        return self._trimmed.waits_for or self._proposer.waits_for
+
+    @property
+    def lacks(self) -> tuple[SegmentFacts, ...]:
+        return self._trimmed.lacks
 
     @property
     def is_on_backups(self) -> bool:
@@ -240,6 +240,10 @@ class WalLog(LogWaits):
     def segments(self) -> list[ReplicatedSegment]:
         """All of which replicas are kept, also what no digest names yet, or for long."""
         return self.side.all()
+
+    @property
+    def short_medium(self) -> str:
+        return self.members.short_medium(self._media)
 
     @property
     def segment_count(self) -> int:
@@ -288,7 +292,7 @@ class WalLog(LogWaits):
         self, buffers: list[Blob], certificate: Certified, index: int, shared_bytes: int = 0
     ) -> int:
         """Add an entry to the batch that goes next; `wait_committed` tells when it counts."""
-        self._check_alive()
+        self.check_alive()
         size_bytes = certificate.length - self._head_bytes
         if not self._batches or self._batches[-1].size_bytes + size_bytes > self._batch_bytes:
             self._batches.append(_Batch())
@@ -314,7 +318,7 @@ class WalLog(LogWaits):
 
     def check(self) -> None:
         """Raise what ended the log; Overloaded while backups do not take what is sealed."""
-        self._check_alive()
+        self.check_alive()
         limit_bytes = TAIL_SEGMENTS_MAX * self.settings.segment_bytes
         if self._live_bytes > limit_bytes:
             what = f"tablet {self.tablet_id}'s log in bytes that backups do not hold yet"

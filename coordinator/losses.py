@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 from stelae.coordinator.catalog import Catalog, CatalogBatch
-from stelae.core.durability import Segments
+from stelae.core.durability import media_of
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import RequestId, TableId, TabletId
 from stelae.core.losses import AcceptLoss, Assessment, KeptLog, LossRecord, TabletLoss
@@ -35,7 +35,8 @@ class Incomplete:
 
 
 def waiting_tablets(catalog: Catalog) -> list[TabletRecord]:
-    """Tablets that are being recovered from backups alone, by table and number."""
+    """Tablets that are being recovered from backups, or from these and a timeline, by table and
+    number."""
     found = [
         tablet
         for tablet in catalog.opening_tablets()
@@ -45,9 +46,8 @@ def waiting_tablets(catalog: Catalog) -> list[TabletRecord]:
 
 
 def media_count(catalog: Catalog, tablet: TabletRecord) -> int:
-    """How many replicas its segments have; 0 where the end of its log is not on backups."""
-    durability = catalog.tables[tablet.table_id].durability_of(tablet)
-    return len(durability.media) if isinstance(durability, Segments) else 0
+    """How many replicas its segments have."""
+    return len(media_of(catalog.tables[tablet.table_id].durability_of(tablet)))
 
 
 def losses_of(catalog: Catalog, incomplete: Mapping[TabletId, Incomplete]) -> list[TabletLoss]:
@@ -124,9 +124,14 @@ def accepted_by(catalog: Catalog, request: RequestId) -> tuple[LossRecord, ...]:
 def _kept(incomplete: Incomplete, number: int) -> TabletRecord:
     """Its recovery begins anew in the next term, where nothing of the former one counts."""
     tablet, found = incomplete.tablet, incomplete.found
+    if tablet.timeline is None:
+        kept = KeptLog(number, found.kept, skips_versions=found.is_end_lost)
+    else:
+        before = tablet.kept.given_up if tablet.kept is not None else ()
+        kept = KeptLog(number, (), given_up=(*before, *(s.segment_id for s in found.missing)))
     return msgspec.structs.replace(
         tablet,
         term=tablet.term + 1,
-        kept=KeptLog(number, found.kept, skips_versions=found.is_end_lost),
+        kept=kept,
         generation=tablet.generation + 1,
     )

@@ -82,6 +82,8 @@ class LogInventory(Body, frozen=True):
     fence: int
     """Writes of a lower term are refused."""
     replicas: tuple[ReplicaInfo, ...]
+    damaged: tuple[int, ...] = ()
+    """Segments whose replica here was found to be damaged: lost, but for its frames."""
 
 
 class FenceLogs(Body, frozen=True):

@@ -5,6 +5,10 @@ from __future__ import annotations
 from stelae.core.ids import ServerUuid
 from stelae.core.rpc import Body
 
+RESERVE_SHARE = 1 / 16
+RESERVE_FRAMES = 64
+"""Of a medium, whichever is less, rows are not written into."""
+
 
 class MediumLoad(Body, frozen=True):
     """One medium of a backup, in steps so coarse that a steady one says nothing new."""
@@ -14,6 +18,8 @@ class MediumLoad(Body, frozen=True):
     """So many fit in yet, rounded down to a power of two."""
     bytes_per_s: int = 0
     """What it was seen to do when it was read and written; 0: it was not yet."""
+    is_low: bool = False
+    """What is left is the reserve: for cleaning, by which there is more again, and for deletes."""
 
 
 class BackupLoad(Body, frozen=True):
@@ -34,6 +40,12 @@ def whole_segments(free_bytes: int, frame_bytes: int) -> int:
     """``free_bytes`` as a load says it."""
     count = max(0, free_bytes) // frame_bytes
     return 1 << (count.bit_length() - 1) if count else 0
+
+
+def is_low(used_bytes: int, free_bytes: int, frame_bytes: int) -> bool:
+    """Whether a medium has no more free than its reserve."""
+    reserve_bytes = min(RESERVE_SHARE * (used_bytes + free_bytes), RESERVE_FRAMES * frame_bytes)
+    return free_bytes < reserve_bytes
 
 
 def rounded_rate(bytes_per_s: float) -> int:

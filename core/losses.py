@@ -55,6 +55,9 @@ class KeptLog(msgspec.Struct, frozen=True):
     segments: tuple[KeptSegment, ...]
     skips_versions: bool = False
     """The end of the log is lost."""
+    given_up: tuple[int, ...] = ()
+    """Of a ``wal`` tablet, instead: ids of segments that are not read, also if they are there. What
+    else there is says its timeline, whose end may be sealed before the hand-over."""
 
 
 class Assessment(msgspec.Struct, frozen=True):

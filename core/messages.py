@@ -14,6 +14,7 @@ from stelae.core.backup_views import BackupsView, MediumLoad
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.index_messages import IndexletReport
 from stelae.core.indexes import IndexletId
+from stelae.core.losses import SegmentFacts
 from stelae.core.records import MasterMember, ServerInfo, TableRecord, TabletRecord
 from stelae.core.replica_shortage import Shortage
 from stelae.core.replication import Configuration
@@ -171,6 +172,8 @@ class TabletReport(Body, frozen=True):
     """From the hand-over until all rows were there; 0: they are not yet, or always were."""
     shortage: Shortage | None = None
     """While segments lack replicas."""
+    lacks: tuple[SegmentFacts, ...] = ()
+    """Of a ``wal`` tablet that cannot be opened: segments of its log that are nowhere to be had."""
 
 
 FULL = 0

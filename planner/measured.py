@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from stelae.core.errors import InvalidArgument
 from stelae.planner.hardware import Hardware, hardware_from
-from stelae.planner.layout import MIB, Layout, Medium, Mode
+from stelae.planner.layout import MIB, SUMMARY_ROW_BYTES, Layout, Medium, Mode
 from stelae.planner.recovery import planning, recovery_times
 from stelae.planner.resources import bytes_per_row, resources_of
 
@@ -26,7 +26,10 @@ _MEMORY = re.compile(r"memory of ([\d,]+) rows, loaded in bulk")
 _COPY = re.compile(r"tablet copy of ([\d,]+) MiB")
 _WRITES = re.compile(r'batches of 1,000 rows of 100 bytes, 4 writers, segments\("disk", "disk"\)')
 _PLAIN_COPY = re.compile(r"ray\.get, write and sync of as many bytes")
+_LOADED = "recovery: … all rows in memory"
+"""Seconds from the detection on."""
 _ROW_BYTES = 100
+_KEY_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def _fit_recovery(figures: Figures, base: Hardware) -> Fitted:
     if (found := _find(figures, _RECOVERY)) is None:
         return None
     match, total_s = found
-    layout = recovery_layout(float(match[1]) * 1e9, int(match[2]), int(match[3]))
+    layout = _layout_of(match)
     detection_s = max(0.0, figures.get("recovery: … detection", base.detection_s))
     base = replace(base, detection_s=detection_s)
     if plan_s := figures.get("recovery: … plan"):
@@ -159,8 +162,8 @@ def _fit_recovery(figures: Figures, base: Hardware) -> Fitted:
 
 
 def recovery_layout(size_bytes: float, tablets: int, survivors: int) -> Layout:
-    """Of the benchmark: one machine, whose page cache still has all; nothing overwritten; served as
-    soon as the keys are there."""
+    """Of the benchmark: one machine, whose page cache still has all; nothing overwritten. Tablets
+    serve once keys and versions are back, and their rows follow."""
     return Layout(
         servers=survivors + 1,
         backups=3,
@@ -172,6 +175,7 @@ def recovery_layout(size_bytes: float, tablets: int, survivors: int) -> Layout:
         tablets_per_server=tablets,
         live_share=1.0,
         mode=Mode.METADATA_FIRST,
+        summary_row_bytes=SUMMARY_ROW_BYTES + _KEY_BYTES,
     )
 
 
@@ -186,11 +190,19 @@ def compare(figures: Figures, hardware: Hardware) -> Iterator[Comparison]:
         match, value = found
         unit, predicted = predict(match, hardware)
         yield Comparison(match.group(0), unit, value, predicted)
+    if (recovered := _find(figures, _RECOVERY)) and figures.get(_LOADED, 0.0) > 0:
+        layout = _layout_of(recovered[0])
+        times = recovery_times(hardware, layout)
+        predicted = times.serves_again_s - times.detected_s + times.of("loading rows")
+        yield Comparison(_LOADED, "s", figures[_LOADED], predicted)
+
+
+def _layout_of(match: re.Match[str]) -> Layout:
+    return recovery_layout(float(match[1]) * 1e9, int(match[2]), int(match[3]))
 
 
 def _recovery(match: re.Match[str], hardware: Hardware) -> tuple[str, float]:
-    layout = recovery_layout(float(match[1]) * 1e9, int(match[2]), int(match[3]))
-    return "s", recovery_times(hardware, layout).serves_again_s
+    return "s", recovery_times(hardware, _layout_of(match)).serves_again_s
 
 
 def _memory(match: re.Match[str], _: Hardware) -> tuple[str, float]:

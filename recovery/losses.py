@@ -7,6 +7,9 @@ or not, says which segments made up the log, and what was in them. Kept are
 - of an open one without a whole replica, the beginning that the best stale replica holds;
 - where no head is left at all, every final segment: nothing says which of them the log had.
 
+Of a ``wal`` tablet the timeline says which segments make up the log, and only its owner reads that:
+what is missing is what the owner could not find, and no backup holds.
+
 The rest is lost. This is for people to look at and to accept or not; nothing is done by it.
 
 Source: design §9, §13 (what is missing is said, never guessed).
@@ -19,7 +22,14 @@ from collections.abc import Mapping, Sequence
 from stelae.core.losses import Assessment, KeptSegment, LostSegment, SegmentFacts
 from stelae.core.messages import LogInventory
 from stelae.core.records import ServerInfo, TabletRecord
-from stelae.recovery.plan import Held, find_head, is_final, kept_replicas, segments_of
+from stelae.recovery.plan import (
+    Held,
+    find_head,
+    is_final,
+    kept_replicas,
+    plan_sealed,
+    segments_of,
+)
 
 
 def assess(
@@ -62,6 +72,21 @@ def assess(
     if valid and not missing:
         return None
     return Assessment(tuple(missing), not valid, bool(head), tuple(kept), kept_bytes)
+
+
+def assess_sealed(
+    lacks: Sequence[SegmentFacts], inventories: Mapping[ServerInfo, LogInventory]
+) -> Assessment | None:
+    """What the log of a ``wal`` tablet lacks: of what its owner could not find, what these backups
+    do not hold either; None: nothing. The rest is on backups, and the end in its timeline."""
+    there = plan_sealed(inventories)
+    held = {source.segment_id for source in there}
+    missing = [_lost(f.segment_id, f, None, ()) for f in lacks if f.segment_id not in held]
+    if not missing:
+        return None
+    kept = tuple([KeptSegment(source.segment_id) for source in there])
+    size = sum(source.length for source in there)
+    return Assessment(tuple(missing), False, True, kept, size)
 
 
 def _assess_kept(

@@ -90,6 +90,8 @@ class Needs:
     """For now none may be forgotten."""
     memory_is_low: bool = False
     """And compacting frees nothing."""
+    disks_are_low: bool = False
+    """Those of backups: whatever is dead is worth to be freed."""
 
 
 def best_to_clean(candidates: Sequence[Candidate], needs: Needs) -> tuple[Candidate, ...]:
@@ -109,7 +111,7 @@ def best_to_clean(candidates: Sequence[Candidate], needs: Needs) -> tuple[Candid
     is_long = needs.has_replicas and log_bytes > allowed_bytes
     fill = memory_bytes if not needs.has_replicas else log_bytes
     is_cut_up = len(candidates) > SPARE_SEGMENTS + 2 * fill // needs.segment_bytes
-    if not (is_long or is_cut_up or needs.memory_is_low):
+    if not (is_long or is_cut_up or needs.memory_is_low or needs.disks_are_low):
         return ()
     return _best_window(candidates, needs)
 

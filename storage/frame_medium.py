@@ -25,6 +25,7 @@ from stelae.core.rpc import Blob
 from stelae.core.runtime import File, Runtime
 from stelae.storage.buffers import BufferPool
 from stelae.storage.frames import (
+    RECORD_BLOCKS_BYTES,
     FrameAllocator,
     FrameLayout,
     FrameRecord,
@@ -101,7 +102,8 @@ class FrameMedium:
         room = self._file.room_bytes
         if self._spec.size_bytes is not None:
             room = min(room, max(0, self._spec.size_bytes - self.layout.file_bytes))
-        return (len(self.allocator) + len(self._freed)) * self.layout.frame_bytes + room
+        further = room // (RECORD_BLOCKS_BYTES + self.layout.frame_bytes)
+        return (len(self.allocator) + len(self._freed) + further) * self.layout.frame_bytes
 
     @property
     def bytes_per_s(self) -> float:

@@ -102,13 +102,17 @@ class Holdings:
 
     # ---- what is said of it -----------------------------------------------------------------
 
-    async def describe(self, log: TabletId) -> tuple[ReplicaInfo, ...]:
-        """The replicas of a log that durably exist, by segment. One that was found to be damaged is
-        lost, and left out; so is an open one whose prologue cannot be read."""
+    async def describe(self, log: TabletId) -> tuple[tuple[ReplicaInfo, ...], tuple[int, ...]]:
+        """The replicas of a log that durably exist, by segment; and the segments of those that do
+        not count: found to be damaged, or open with a prologue that cannot be read."""
         infos: list[ReplicaInfo] = []
+        damaged: list[int] = []
         for segment_id in self.segments(log):
             replica = self.find(log, segment_id)
-            if replica is None or replica.facts is None or replica.damaged:
+            if replica is None or replica.facts is None:
+                continue
+            if replica.damaged:
+                damaged.append(segment_id)
                 continue
             facts = replica.facts
             if facts.state is ReplicaState.OPEN:
@@ -116,11 +120,12 @@ class Holdings:
                     await self._read_contents(replica, facts)
                 except CorruptData:
                     self._runtime.metrics.count("backup_damaged_replicas")
+                    damaged.append(segment_id)
                     continue
                 if replica.freed:
                     continue
             infos.append(_info(replica, facts))
-        return tuple(infos)
+        return tuple(infos), tuple(damaged)
 
     async def _read_contents(self, replica: Replica, facts: Facts) -> None:
         if replica.contents is None:

@@ -1,6 +1,7 @@
 """On which backup a segment's replica is put. Pure.
 
-None twice for a segment, on another machine if there is one, none that is full. Of what is left a
+None twice for a segment, on another machine if there is one, none that is full, and one with no
+more than its reserve only if there is no other. Of what is left a
 few are drawn at random, and of these the one is taken from which the owner's data would be read
 soonest: (its replicas there + 1) × segment size ÷ the rate that was measured. Chance and a few
 choices spread load nearly evenly, without anybody who knows all loads.
@@ -40,6 +41,8 @@ class Candidate:
     bytes_per_s: float = 0.0
     """0: not measured."""
     has_room: bool = True
+    is_low: bool = False
+    """It has its reserve left, and no more."""
 
 
 def choose_backup(
@@ -59,6 +62,7 @@ def choose_backup(
     open_ones = [candidate for candidate in candidates if candidate.has_room]
     if not open_ones:
         return None
+    open_ones = [candidate for candidate in open_ones if not candidate.is_low] or open_ones
     grouped = _in_groups(open_ones, used, groups, replicas)
     among = grouped or open_ones
     apart = [candidate for candidate in among if candidate.node not in used_nodes]

@@ -8,11 +8,12 @@ the timeline was trimmed of are whole segments, which backups hold. Pure; design
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import TabletId
+from stelae.core.losses import SegmentFacts
 from stelae.core.replication import Entry as TimelineEntry
 from stelae.core.replication import EntryKind as TimelineEntryKind
 from stelae.storage.entry import Entry, EntryKind, decode_prologue, read_entries
@@ -24,6 +25,8 @@ class TailSegment:
 
     segment_id: int
     digest: tuple[int, ...]
+    facts: tuple[SegmentFacts, ...]
+    """Of the other segments of the digest, as far as they were known."""
     first_lsn: int
     entries: list[Entry] = field(default_factory=list)
     """Its prologue is the first."""
@@ -53,6 +56,11 @@ class Tail:
             return ()
         here = {segment.segment_id for segment in self.segments}
         return tuple(sorted(s for s in self.segments[-1].digest if s not in here))
+
+    def facts_of(self, segments: Sequence[int]) -> tuple[SegmentFacts, ...]:
+        """What the newest prologue says of them; figures that it does not have are -1."""
+        known = {f.segment_id: f for segment in self.segments[-1:] for f in segment.facts}
+        return tuple([known.get(s) or SegmentFacts(s, -1, -1, -1) for s in segments])
 
 
 def read_tail(entries: Iterable[TimelineEntry], tablet_id: TabletId) -> Tail:
@@ -87,4 +95,4 @@ def _opened(
         raise CorruptData(where, 0, f"a prologue of tablet {prologue.tablet_id}")
     if before and prologue.segment_id <= before[-1].segment_id:
         raise CorruptData(where, 0, f"segment {prologue.segment_id} after a later one")
-    return TailSegment(prologue.segment_id, prologue.digest, lsn)
+    return TailSegment(prologue.segment_id, prologue.digest, prologue.facts, lsn)

@@ -14,7 +14,7 @@ import pytest
 from stelae.client.database import AsyncDatabase
 from stelae.client.masters import MastersClient
 from stelae.client.table import AsyncTable
-from stelae.core.durability import segments
+from stelae.core.durability import Durability, segments, wal
 from stelae.core.errors import InvalidArgument, RetryLater, StelaeError
 from stelae.core.ids import ClientId, RequestId, ServerUuid
 from stelae.core.losses import ACCEPT_LOSS, VERSIONS_SKIPPED, AcceptLoss, LossReport
@@ -33,6 +33,8 @@ CALL_S = 20.0
 class Here:
     """A cluster with one table of one tablet, on two disks."""
 
+    durability: Durability = segments("disk", "disk")
+
     def __init__(self, world: World) -> None:
         self.world = world
         self.cluster = SimCluster(world, segment_bytes=2000)
@@ -45,7 +47,7 @@ class Here:
         self.database = self.cluster.database("client")
         await self.until(self.cluster.leader, "a leader")
         self.table = await self.database.create_table(
-            "t", SCHEMA, key="id", durability=segments("disk", "disk"), timeout=60.0
+            "t", SCHEMA, key="id", durability=self.durability, timeout=60.0
         )
         await self.write(range(ROWS))
         await self.until(lambda: self.cluster.is_whole(1, 2), "full strength")
@@ -134,10 +136,27 @@ class Here:
         return report
 
 
-def tell(story: Callable[[Here], Awaitable[None]], seed: int = 1, backups: int = 5) -> World:
-    options = Options(servers=Servers(tservers=3, backups=backups), keep_unsynced_rate=0.0)
-    world = World(seed, options)
-    here = Here(world)
+class WithTimeline(Here):
+    """The same, but the end of its log is on three safekeepers."""
+
+    durability = wal(3, ("disk", "disk"))
+
+    def trimmed(self) -> list[int]:
+        """The segments that backups alone hold, oldest first."""
+        log = self.world.server(self.owner)._tablets[self.tablet.tablet_id]._log
+        return sorted(set(log.digest) - {live.segment.segment_id for live in log._live})
+
+
+def tell(
+    story: Callable[[Any], Awaitable[None]],
+    seed: int = 1,
+    backups: int = 5,
+    kind: type[Here] = Here,
+) -> World:
+    safekeepers = 3 if kind is WithTimeline else 0
+    servers = Servers(tservers=3, backups=backups, safekeepers=safekeepers)
+    world = World(seed, Options(servers=servers, keep_unsynced_rate=0.0))
+    here = kind(world)
 
     async def run() -> None:
         await here.start()
@@ -424,3 +443,129 @@ def test_a_plan_that_forgets_what_was_given_up_is_caught() -> None:
     planted = patch("stelae.actors.recovery_rounds.plan_recovery", forgetful)
     with planted, pytest.raises(SimulationFailure, match="was read again"):
         tell(story)
+
+
+# ---- tables with wal(n) ---------------------------------------------------------------------
+
+
+async def tell_of_timelines(here: WithTimeline) -> list[str]:
+    """Some backups alone hold part of the log by now; those that hold its oldest segment."""
+    await here.until(lambda: len(here.trimmed()) > 3, "the timeline is trimmed")
+    oldest = here.trimmed()[0]
+    return [name for name in here.cluster.backups if oldest in here.held(name)]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_tablet_with_a_timeline_waits_for_its_segments_and_comes_back(seed: int) -> None:
+    """In one term: its owner asks again; one of the backups is enough, and nothing is lost."""
+
+    async def story(here: WithTimeline) -> None:
+        before = await here.rows()
+        pair = await tell_of_timelines(here)
+        lost = set(here.trimmed()) & set(here.held(pair[0])) & set(here.held(pair[1]))
+        await here.lose(pair)
+        term = here.tablet.term
+        report = await here.database.losses()
+        (loss,) = report.waiting
+        assert {each.segment_id for each in loss.segments} == lost
+        assert all(each.rows > 0 and each.size_bytes > 0 for each in loss.segments)
+        assert not loss.is_end_lost
+        assert set(pair) <= set(report.silent_backups)
+        problem = (await here.database.status())["tablets"][0]["problem"]
+        assert "see `stelae recover`" in problem
+        await here.bring_back(pair[1])
+        await here.until_served()
+        assert here.tablet.term == term
+        assert await here.rows() == before
+        assert not (await here.database.losses()).waiting
+
+    tell(story, seed, kind=WithTimeline)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_segments_of_a_timelines_tablet_are_given_up_by_name(seed: int) -> None:
+    """Just their rows are gone; what returns later is freed; further recoveries find the same."""
+
+    async def story(here: WithTimeline) -> None:
+        before = await here.rows()
+        pair = await tell_of_timelines(here)
+        await here.lose(pair)
+        report = await here.accept()
+        (loss,) = report.waiting
+        lost = {each.segment_id for each in loss.segments}
+        await here.until_served()
+        rows = await here.rows()
+        assert len(before) - len(rows) == sum(each.rows for each in loss.segments)
+        assert all(before[key] == version for key, version in rows.items())
+        (record,) = (await here.database.losses()).accepted
+        assert (record.accepted_by, record.loss) == ("Ada", loss)
+        assert here.tablet.kept is None, "the recovery is over"
+
+        await here.bring_back(*pair)
+        await here.until(lambda: not any(set(here.held(n)) & lost for n in pair), "freed")
+        gone = next(key for key in before if key not in rows)
+        await here.write([gone])
+        assert here.versions[gone] > max(before.values())
+        here.world.crash(here.owner)
+        await here.until_served()
+        assert set(await here.rows()) == {*rows, gone}
+
+    tell(story, seed, kind=WithTimeline)
+
+
+def test_what_was_given_up_of_a_timelines_tablet_is_not_read_again() -> None:
+    """Also if it comes back before the tablet, whose owner and leader master die meanwhile."""
+
+    async def story(here: WithTimeline) -> None:
+        before = len(here.versions)
+        pair = await tell_of_timelines(here)
+        await here.lose(pair)
+        report = await here.database.losses()
+        lost = sum(each.rows for each in report.waiting[0].segments)
+        here.world.partition(here.cluster.tservers, here.cluster.safekeepers)
+        await here.accept(report)
+        await here.bring_back(*pair)
+        leader = here.cluster.leader()
+        assert leader is not None
+        here.world.crash(leader)
+        await here.until(here.cluster.leader, "a leader")
+        here.world.crash(here.owner)
+        await asyncio.sleep(2.0)
+        here.world.network.unblock_all()
+        await here.until_served()
+        assert len(await here.rows()) == before - lost, "what was given up was read"
+
+    tell(story, kind=WithTimeline)
+    forgetful = patch("stelae.actors.trimmed_segments.frozenset", lambda _: (), create=True)
+    with forgetful, pytest.raises(SimulationFailure, match="given up was read"):
+        tell(story, kind=WithTimeline)
+
+
+def test_a_second_loss_of_a_timelines_tablet_is_given_up_beside_the_first() -> None:
+    """What was to be kept is gone as well, before the tablet was handed over."""
+
+    async def story(here: WithTimeline) -> None:
+        pair = await tell_of_timelines(here)
+        await here.lose(pair)
+        for name in here.cluster.tservers:
+            here.world.partition([name], here.cluster.backups)  # nobody can read them now
+        first = await here.accept()
+        rest = [name for name in here.cluster.backups if name not in pair]
+        for name in rest:
+            here.world.crash(name, lose_disk=True, restart=False)
+        here.world.network.unblock_all()
+        await here.bring_back(*rest)
+        await here.until(
+            lambda: here.cluster.leader() and here.tablet.kept is not None, "it is recovered"
+        )
+        await asyncio.sleep(5.0)
+        second = await here.accept()
+        assert not {s.segment_id for s in first.waiting[0].segments} & {
+            s.segment_id for s in second.waiting[0].segments
+        }
+        await here.until_served()
+        rows = await here.rows()
+        assert 0 < len(rows) < ROWS, "what its timeline has is left"
+        assert len((await here.database.losses()).accepted) == 2
+
+    tell(story, kind=WithTimeline)

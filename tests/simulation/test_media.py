@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import patch
 
+import msgspec
 import pytest
 
+from stelae.actors.replica_census import ReplicaCensus
 from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
 from stelae.core.durability import Durability, segments, wal
@@ -16,9 +19,11 @@ from stelae.core.ids import ServerUuid
 from stelae.core.partition import hash_partition
 from stelae.simulation import World
 from stelae.simulation.cluster import SimCluster
+from stelae.simulation.node import SimulationFailure
 from stelae.simulation.options import Options, Servers
 from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
+from stelae.storage.frames import MediumSpec
 from tests.simulation.media import MEDIA
 from tests.simulation.wal_cluster import SCHEMA, read_all, text, write
 
@@ -225,33 +230,65 @@ def test_a_full_disk_is_avoided_and_writes_wait_only_if_none_is_left() -> None:
     tell(story)
 
 
+async def decay(here: Here) -> list[Any]:
+    """Frames of the first backup decay; each time an owner dies, replicas are read at random. The
+    replicas that were found to be damaged, by then replaced."""
+    table = await here.create(segments("disk", "disk"))
+    await write(table, 0, 40)
+    await here.until_whole()
+    name = here.cluster.backups[0]
+    server = here.world.server(name)
+    decayed = []
+    for log in server._holdings.logs:
+        for segment in server._holdings.segments(log):
+            replica = server._holdings.find(log, segment)
+            if replica.facts.state.value != "sealed":
+                continue
+            ((offset, _),) = server._media["disk"].layout.pieces(replica.frames, 100, 1)
+            here.world.nodes[name].disk.corrupt("disk/frames", offset)
+            decayed.append(replica)
+    assert decayed
+    for _ in range(8):
+        here.world.crash(here.owner())
+        await asyncio.sleep(1.0)
+        await here.until_whole()
+        await read_all(table, 40)
+    assert here.count("backup_damaged_replicas") >= 1
+    found = [replica for replica in decayed if replica.damaged]
+    assert found
+    return found
+
+
 def test_a_damaged_replica_is_passed_over_and_replaced() -> None:
-    """A frame decays; the owner dies: the other replica is read, and a good one takes its place."""
+    """A frame decays; the owner dies: the other replica is read, and a good one takes its place.
+    The bad one's frames are free again while its backup runs."""
 
     async def story(here: Here) -> None:
-        table = await here.create(segments("disk", "disk"))
-        await write(table, 0, 40)
-        await here.until_whole()
-        damaged: list[tuple[str, int]] = []
-        for name in here.cluster.backups[:1]:
-            server = here.world.server(name)
-            for log in server._holdings.logs:
-                for segment in server._holdings.segments(log):
-                    replica = server._holdings.find(log, segment)
-                    if replica.facts.state.value != "sealed":
-                        continue
-                    ((offset, _),) = server._media["disk"].layout.pieces(replica.frames, 100, 1)
-                    here.world.nodes[name].disk.corrupt("disk/frames", offset)
-                    damaged.append((name, segment))
-        assert damaged
-        for _ in range(8):  # each time replicas are read at random
-            here.world.crash(here.owner())
-            await asyncio.sleep(1.0)
-            await here.until_whole()
-            await read_all(table, 40)
-        assert here.count("backup_damaged_replicas") >= 1
+        damaged = await decay(here)
+        await here.world.wait_until(
+            lambda: all(replica.freed for replica in damaged), 150.0, "frames are free again"
+        )
 
-    tell(story)
+    tell(story, 6, 7, metadata_first=False)
+
+
+def test_this_would_see_frames_that_stay_taken() -> None:
+    """A census that does not ask for damaged replicas leaves them until their backup restarts."""
+
+    async def story(here: Here) -> None:
+        damaged = await decay(here)
+        await asyncio.sleep(150.0)
+        assert all(replica.freed for replica in damaged), "frames are taken"
+
+    tell(story, 6, 7, metadata_first=False)
+    compare = ReplicaCensus._compare
+
+    async def blind(self: Any, backup: Any, held: Any, believed: Any) -> bool:
+        return await compare(self, backup, msgspec.structs.replace(held, damaged=()), believed)
+
+    planted = patch.object(ReplicaCensus, "_compare", blind)
+    with planted, pytest.raises(SimulationFailure, match="frames are taken"):
+        tell(story, 6, 7, metadata_first=False)
 
 
 def test_a_loss_of_power_of_all_flash_is_not_served_as_if_nothing_were_lost() -> None:
@@ -433,3 +470,74 @@ def test_memory_that_is_full_after_a_recovery_stops_writes_alone() -> None:
         assert (await table.scan(timeout=CALL_S)).num_rows == 0
 
     tell(story)
+
+
+SEGMENT_BYTES, FRAMES = 16384, 30
+SMALL = {
+    "disk": MediumSpec(
+        name="disk", path="disk", size_bytes=FRAMES * (SEGMENT_BYTES * 5 // 4 + 8192)
+    )
+}
+"""Room for less than so many frames, and their records."""
+RESERVE_SHARE = 0.4
+"""Of so few frames; rows come in faster here than backups say how many are left."""
+
+
+def large(number: int) -> dict[str, Any]:
+    """A row, of which ten fill a segment."""
+    return {"id": number, "text": text(number) + "y" * 1400}
+
+
+async def fill_up(here: Here, table: AsyncTable) -> int:
+    """Write rows, none of which dies, until no backup takes any; how many."""
+    for number in range(1000):
+        try:
+            await table.upsert(large(number), timeout=5.0)
+        except (NoSpace, OutcomeUnknown):
+            return number
+    raise AssertionError("disks without end")
+
+
+async def write_once_there_is_room(table: AsyncTable, key: int) -> None:
+    async with asyncio.timeout(120.0):
+        while True:
+            try:
+                await table.upsert(large(key), timeout=5.0)
+            except NoSpace:
+                await asyncio.sleep(0.5)
+            else:
+                return
+
+
+async def empty_a_full_cluster(here: Here) -> None:
+    table = await here.create(segments("disk", "disk"))
+    count = await fill_up(here, table)
+    assert count > 100, "there was room"
+    assert await table.get(3, timeout=CALL_S) is not None
+    kept = [key for key in range(count) if key % 4 == 0]
+    for key in range(count):
+        if key % 4:
+            await table.delete(key, timeout=CALL_S)
+    for key in range(count, count + 40):
+        await write_once_there_is_room(table, key)
+        kept.append(key)
+    here.world.crash(here.owner())
+    await asyncio.sleep(1.0)
+    await here.until_whole()
+    found = (await table.scan(timeout=CALL_S)).to_pylist()
+    assert {row["id"]: row for row in found} == {key: large(key) for key in kept}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_cluster_with_full_disks_can_be_emptied_and_filled_again(seed: int) -> None:
+    """Rows are refused while there is room yet for deletes, survivors and heads: what dies is
+    cleaned away, though the log is not long for its rows, and rows are taken again."""
+    with patch("stelae.core.backup_views.RESERVE_SHARE", RESERVE_SHARE):
+        tell(empty_a_full_cluster, seed=seed, media=SMALL, segment_bytes=SEGMENT_BYTES)
+
+
+def test_this_would_see_disks_without_a_reserve() -> None:
+    """The last frame is given to a row: nothing can be deleted, or moved to where it takes less."""
+    spent = patch("stelae.core.backup_views.RESERVE_SHARE", 0.0)
+    with spent, pytest.raises(SimulationFailure):
+        tell(empty_a_full_cluster, media=SMALL, segment_bytes=SEGMENT_BYTES)

@@ -38,6 +38,7 @@ from stelae.simulation.disk import ROOM_BYTES
 from stelae.simulation.instance import SimRuntime
 from stelae.storage import frame_medium
 from stelae.storage.frame_medium import FrameMedium
+from stelae.storage.frames import RECORD_BLOCKS_BYTES, frame_bytes_for
 from stelae.storage.image import read_tail
 from stelae.storage.replicas import Replica
 from tests.unit.actors.backup_world import LOG, SEGMENT, SETTINGS, Owner, Rows, make_image, run
@@ -412,6 +413,9 @@ def test_heartbeats_tell_what_is_held_and_obey_the_leader(is_leader: bool) -> No
         assert newest.server.media == ("disk", "flash", "ram", "tiny")
         assert newest.memory_bytes == len(Rows().data)
         assert newest.memory_limit_bytes == 1 << 16
-        assert 2 * ROOM_BYTES <= newest.free_bytes <= 2 * ROOM_BYTES + (1 << 20)  # tiny is bounded
+        frame_bytes = frame_bytes_for(SETTINGS.segment_bytes)
+        frames = ROOM_BYTES // (frame_bytes + RECORD_BLOCKS_BYTES)
+        room_bytes = 2 * frames * frame_bytes  # of disk and flash; tiny is bounded
+        assert room_bytes <= newest.free_bytes <= room_bytes + (1 << 20)
 
     run(scenario, masters=[Address("m1:7000")])

@@ -53,14 +53,22 @@ def test_figures_of_this_kind_of_machine_are_predicted_within_a_factor_of_two() 
     assert all(each.factor < 2.0 for each in compared)
 
 
-def test_a_recovery_of_a_gigabyte_takes_a_second_on_two_cores() -> None:
-    """What `VM` predicts of the benchmark, which serves before rows are back: within its target of
-    1.5 s, and more than what merging alone takes (0.67 s on two cores)."""
-    document = results(recovery={RECOVERY: 1.5})
-    (compared,) = read_measured(document, VM).comparisons
-    assert 0.67 < compared.predicted < 1.5
-    whole = replace(recovery_layout(1e9, 8, 2), mode=Mode.WHOLE)
-    assert recovery_times(VM, whole).serves_again_s > 1.5 * compared.predicted
+def test_a_recovery_of_a_gigabyte_takes_about_a_second_on_two_cores() -> None:
+    """What `VM` predicts of the benchmark, whose tablets serve with keys and versions alone: within
+    its target of 1.5 s, and more than what merging takes (0.67 s on two cores). Then the rows: at
+    the target's 400 MB/s at least, and never before the tablets serve."""
+    document = results(recovery={RECOVERY: 1.5, "… all rows in memory": 3.0})
+    serving, loaded = read_measured(document, VM).comparisons
+    assert 0.7 < serving.predicted < 1.5
+    assert serving.predicted < loaded.predicted < 1.5 + 1e9 / 400e6
+    assert (loaded.name, loaded.measured) == ("recovery: … all rows in memory", 3.0)
+
+
+def test_the_prediction_is_of_what_the_benchmark_waits_for() -> None:
+    """Predicted as if all rows had to be back first, it would be another figure."""
+    layout = recovery_layout(1e9, 8, 2)
+    whole = recovery_times(VM, replace(layout, mode=Mode.WHOLE)).serves_again_s
+    assert whole > 1.5 * recovery_times(VM, layout).serves_again_s
 
 
 @pytest.mark.parametrize("total_s", [1.0, 2.5, 8.0])

@@ -17,7 +17,7 @@ from stelae.core.ids import segment_id
 from stelae.core.losses import Assessment, KeptLog, KeptSegment, LostSegment, SegmentFacts
 from stelae.core.messages import LogInventory, ReplicaInfo, ReplicaState
 from stelae.core.records import ServerInfo
-from stelae.recovery.losses import assess
+from stelae.recovery.losses import assess, assess_sealed
 from stelae.recovery.plan import plan_recovery
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -176,3 +176,13 @@ def test_a_whole_head_of_an_epoch_before_is_taken_where_those_of_the_newest_may_
     assert [backup for backup, _, _ in source.replicas] == [B.uuid]
     with pytest.raises(SegmentsMissing):
         plan_recovery(tablet((1, 3)), 3, held({A: [short], B: [whole]}))
+
+
+def test_of_a_timelines_tablet_is_missing_what_its_owner_lacks_and_no_backup_holds() -> None:
+    """Open replicas count for nothing: what is not sealed is in the timeline."""
+    lacks = (FACTS[1], FACTS[2], FACTS[3])
+    inventories = held({A: [replica(1), replica(4)], B: [head(2, (2,))]})
+    found = assess_sealed(lacks, inventories)
+    assert found == Assessment((lost(2), lost(3)), False, True, kept(1, 4), 20)
+    assert assess_sealed((FACTS[1],), inventories) is None
+    assert assess_sealed((), inventories) is None

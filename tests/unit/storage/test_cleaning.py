@@ -142,6 +142,16 @@ CLEANED: dict[str, tuple[list[Candidate], Needs, list[int]]] = {
         NEEDS,
         [1, 2],
     ),
+    "disks are low, and the log is not long": (
+        [segment(1, 90), segment(2, 30), segment(3, 30)],
+        Needs(8 * MIB, 2.0, disks_are_low=True),
+        [2, 3],
+    ),
+    "disks are low, and everything lives": (
+        [segment(1, 100), segment(2, 100)],
+        Needs(8 * MIB, 2.0, disks_are_low=True),
+        [],
+    ),
     "memory is low for tombstones": (
         [segment(1, 50, 0), segment(2, 50, 50)],
         Needs(8 * MIB, 2.0, memory_is_low=True),

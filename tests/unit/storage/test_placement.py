@@ -57,6 +57,14 @@ PLAIN = [backup(name) for name in "abc"]
 CASES: dict[str, tuple[set[str], set[str]]] = {
     "any of those that are there": (chosen(PLAIN), {"a", "b", "c"}),
     "nobody": (chosen([]), {"None"}),
+    "the reserve of one only if there is no other": (
+        chosen([backup("a", is_low=True), backup("b"), backup("c", has_room=False)]),
+        {"b"},
+    ),
+    "the reserve rather than none": (
+        chosen([backup("a", is_low=True), backup("b", has_room=False)]),
+        {"a"},
+    ),
     "not a full one": (chosen([backup("a"), backup("b", has_room=False)]), {"a"}),
     "all are full": (chosen([backup("a", has_room=False)]), {"None"}),
     "another machine": (

@@ -1,0 +1,78 @@
+"""What backups keep free for the cleaner, and when rows have to wait for it: tables of cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from stelae.actors.membership import Membership
+from stelae.core.backup_views import (
+    RESERVE_FRAMES,
+    BackupLoad,
+    BackupsView,
+    MediumLoad,
+    is_low,
+)
+from stelae.core.ids import Address, ServerUuid
+from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.runtime import ProcessIdentity
+
+FRAME = 9 << 20
+
+
+def backup(name: str) -> ServerInfo:
+    process = ProcessIdentity("node", 1, 0.0)
+    where = (ServerUuid(name), 1, Address(f"{name}:1"), process)
+    return ServerInfo(ServerKind.BACKUP, name, *where, media=("disk", "flash"))
+
+
+def load(name: str, *, disk: str = "roomy", flash: str = "roomy") -> BackupLoad:
+    found = [
+        MediumLoad(medium, 0 if how == "full" else 8, is_low=how != "roomy")
+        for medium, how in (("disk", disk), ("flash", flash))
+    ]
+    return BackupLoad(ServerUuid(name), tuple(found))
+
+
+@pytest.mark.parametrize(
+    ("used", "free", "expected"),
+    [
+        (0, 1000, False),
+        (937, 62, True),
+        (937, 64, False),
+        (100_000, RESERVE_FRAMES, False),
+        (100_000, RESERVE_FRAMES - 1, True),
+        (31, 1, True),
+        (15, 1, False),
+        (8, 0, True),
+    ],
+)
+def test_the_reserve_is_a_share_of_a_medium_and_bounded(
+    used: int, free: int, *, expected: bool
+) -> None:
+    """A sixteenth, or some frames of a large one; of a very small one nothing until it is full."""
+    assert is_low(used * FRAME, free * FRAME, FRAME) is expected
+
+
+def test_rows_wait_once_too_few_backups_have_more_than_their_reserve() -> None:
+    """On each medium as many as it has replicas of a segment; one that says nothing has room."""
+    members = Membership()
+    members.update([backup(name) for name in "abc"])
+    assert members.short_medium(("disk", "disk")) == ""
+    members.see_backups(BackupsView(1, (load("a", disk="low"),)))
+    assert members.short_medium(("disk", "disk")) == ""
+    members.see_backups(BackupsView(2, (load("a", disk="low"), load("b", disk="full"))))
+    assert members.short_medium(("disk", "disk")) == "disk"
+    assert members.short_medium(("disk", "flash")) == ""
+    assert members.short_medium(("flash",) * 3) == ""
+    members.see_backups(BackupsView(3))
+    assert members.short_medium(("disk", "disk")) == ""
+
+
+def test_where_too_few_backups_live_rows_wait_for_those() -> None:
+    """A reserve is not the reason then: the head waits for another backup."""
+    members = Membership()
+    members.update([backup("a")])
+    members.see_backups(BackupsView(1, (load("a", disk="low"),)))
+    assert members.short_medium(("disk", "disk")) == ""
+    assert members.short_medium(("disk",)) == "disk"
+    assert members.short_medium(()) == ""
