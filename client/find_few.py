@@ -63,13 +63,12 @@ def rows_found(
 
 async def rows_of_few(
     table: AsyncTable, query: FindQuery, entries: Sequence[bytes], timeout_s: float
-) -> tuple[pa.Table, pa.BinaryArray]:
+) -> tuple[pa.Table, list[bytes]]:
     """The rows that still have these entries, each once, in their order; and their entries."""
     parts = keys_by_tablet(query, entries)
     reads = [_read(table, query, number, part, timeout_s) for number, part in parts.items()]
     found = [await reads[0]] if len(reads) == 1 else await all_or_first_error(reads)
-    rows, own = rows_found(query, entries, parts, found)
-    return rows, pa.array(own, pa.binary())
+    return rows_found(query, entries, parts, found)
 
 
 def _schema(query: FindQuery, names: Sequence[str]) -> pa.Schema:

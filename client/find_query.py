@@ -144,15 +144,15 @@ class FindQuery:
     def _direction(self) -> str:
         return "descending" if self.is_reverse else "ascending"
 
-    def joined(self, parts: Sequence[tuple[pa.Table, pa.BinaryArray]]) -> pa.Table:
+    def joined(self, parts: Sequence[pa.Table]) -> pa.Table:
         """Rows of several look-ups as one answer: a row that moved on between two of them comes
         once, as it was read last."""
         if not parts:
             return self.empty()
         if len(parts) == 1:
-            rows = parts[0][0]
+            rows = parts[0]
             return rows if rows.column_names == self.names else rows.select(self.names)
-        table = pa.concat_tables([rows for rows, _ in parts])
+        table = pa.concat_tables(parts)
         if not self.is_one_value:
             place = pa.array(np.arange(table.num_rows))
             keys = table.select(list(self.known.schema.key)).append_column("#", place)

@@ -11,7 +11,7 @@ Source: SLIK (ATC 2016), §4: range look-ups; design §11.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 SPARE = 8
 """Entries asked for beyond the rows wanted: some may be of rows that have moved on."""
+
+
+Entries: TypeAlias = list[bytes] | pa.BinaryArray
+"""In order; few of them as they came."""
 
 
 class TableFinds(AsyncFinds):
@@ -137,7 +141,7 @@ class Finding:
         self._limit = limit
         self._deadline = deadline
         self._waits = waits
-        self._parts: list[tuple[pa.Table, pa.BinaryArray]] = []
+        self._parts: list[tuple[pa.Table, Entries]] = []
         self._count = 0
 
     @property
@@ -221,7 +225,7 @@ class Finding:
         rest = query.within(low, high)
         self._keep(*await table.runtime.offload(rest.ordered, found))
 
-    def _keep(self, rows: pa.Table, own: pa.BinaryArray) -> None:
+    def _keep(self, rows: pa.Table, own: Entries) -> None:
         if rows.num_rows:
             self._parts.append((rows, own))
             self._count += rows.num_rows
@@ -239,10 +243,11 @@ class Finding:
         if left is not None and self._count >= left:
             parts = []
             for rows, own in self._parts:
-                parts.append((rows.slice(0, left), own.slice(0, left)))
+                parts.append((rows.slice(0, left), own[:left]))
                 left -= min(left, rows.num_rows)
             is_whole = is_whole and self._count == self._limit
             last = next((own for _, own in reversed(parts) if len(own)), None)
             if not is_whole and last is not None:
-                token = self._query.token(last[-1].as_py())
-        return Page(self._query.joined(parts), token)
+                entry = last[-1]
+                token = self._query.token(entry if isinstance(entry, bytes) else entry.as_py())
+        return Page(self._query.joined([rows for rows, _ in parts]), token)

@@ -52,6 +52,10 @@ class IndexKernels(Protocol):
     def find_entry(self, offsets: I32, data: U8, entry: U8) -> int:
         """Of sorted entries the place of the first that is not below ``entry``."""
 
+    def find_range(self, offsets: I32, data: U8, low: U8, high: U8) -> tuple[int, int]:
+        """Of sorted entries the place of the first that is not below ``low``, and the end of those
+        below ``high``; empty: no bound."""
+
     def merge_entries(
         self,
         offsets: I32,

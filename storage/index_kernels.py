@@ -223,9 +223,9 @@ def sort_ties(offsets: I32, data: U8, heads: U64, skip: int, out: I64) -> None:
         begin = end
 
 
-@_kernel(types.int64, _I32_IN, _U8_IN, _U8_IN)
-def find_entry(offsets: I32, data: U8, entry: U8) -> int:
-    low, high = 0, len(offsets) - 1
+@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+def _find(offsets: I32, data: U8, entry: U8, low: int, high: int) -> int:
+    """The first place from ``low`` on of an entry that is not below; ``high``: there is none."""
     while low < high:
         middle = (low + high) // 2
         begin = offsets[middle]
@@ -242,6 +242,18 @@ def find_entry(offsets: I32, data: U8, entry: U8) -> int:
         else:
             high = middle
     return low
+
+
+@_kernel(types.int64, _I32_IN, _U8_IN, _U8_IN)
+def find_entry(offsets: I32, data: U8, entry: U8) -> int:
+    return _find(offsets, data, entry, 0, len(offsets) - 1)
+
+
+@_kernel(types.UniTuple(types.int64, 2), _I32_IN, _U8_IN, _U8_IN, _U8_IN)
+def find_range(offsets: I32, data: U8, low: U8, high: U8) -> tuple[int, int]:
+    count = len(offsets) - 1
+    begin = _find(offsets, data, low, 0, count)
+    return begin, _find(offsets, data, high, begin, count) if len(high) else count
 
 
 @numba.njit(inline="always")  # type: ignore[untyped-decorator]

@@ -83,6 +83,12 @@ def find_entry(offsets: I32, data: U8, entry: U8) -> int:
     return bisect.bisect_left(_items(offsets, data), entry.tobytes())
 
 
+def find_range(offsets: I32, data: U8, low: U8, high: U8) -> tuple[int, int]:
+    items = _items(offsets, data)
+    begin = bisect.bisect_left(items, low.tobytes())
+    return begin, max(begin, bisect.bisect_left(items, high.tobytes())) if len(high) else len(items)
+
+
 def merge_entries(
     offsets: I32, data: U8, bounds: I64, writers: U32, sequences: U64, epochs: U64, out: I64
 ) -> int:

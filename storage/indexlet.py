@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from stelae.core.indexes import END, just_after
 from stelae.storage.entry_runs import REMOVED, Run, chosen, compacted, merged, run_of, sorted_run
 from stelae.storage.index_kernel_api import IndexKernels, default_index_kernels
-from stelae.storage.kernel_api import U64
+from stelae.storage.kernel_api import U8, U64
 
 TAIL_MAX = 4096
 """Entries of the tail, before it becomes a run."""
@@ -255,10 +255,8 @@ class IndexletEntries:
         begin = bisect.bisect_left(keys, low)
         end = len(keys) if high == END else bisect.bisect_left(keys, high)
         sources: list[tuple[Run | None, int, int]] = [(None, begin, end)]
-        for run in self.runs:
-            begin = run.find(low, self._kernels) if low else 0
-            end = run.length if high == END else run.find(high, self._kernels)
-            sources.append((run, begin, end))
+        find, lowest, highest = self._kernels.find_range, _array(low), _array(high)
+        sources += [(r, *find(r.offsets, r.data, lowest, highest)) for r in self.runs]
         parts, bounds = [], []
         for source, begin, end in sources:
             if begin >= end:
@@ -339,3 +337,7 @@ class IndexletEntries:
     def live_entries(self) -> Iterator[bytes]:
         """All of them, ascending; for tests and comparisons of small indexlets."""
         yield from self.lookup(b"", END, 1 << 62)[0]
+
+
+def _array(entry: bytes) -> U8:
+    return np.frombuffer(entry, np.uint8)

@@ -98,6 +98,9 @@ def test_sorting_and_finding_equal_the_reference(
     offsets, data = parts(sorted(entries))
     target = np.frombuffer(beginning + wanted, np.uint8)
     assert len({k.find_entry(offsets, data, target) for k in BOTH}) == 1
+    for low in (target, np.frombuffer(beginning, np.uint8)):
+        for high in (target, np.zeros(0, np.uint8)):
+            assert len({k.find_range(offsets, data, low, high) for k in BOTH}) == 1
 
 
 @settings(deadline=None, derandomize=True, max_examples=200)
