@@ -79,17 +79,46 @@ def sorted_run(
     kernels: IndexKernels,
 ) -> Run:
     """A run of entries in any order, perhaps some more than once. ``epochs``: of all writers."""
-    offsets, data = binary_parts(entries)
-    heads, skip = np.empty(len(entries), np.uint64), np.zeros(1, np.int64)
-    if not kernels.take_heads(offsets, data, heads, skip):
-        order = np.argsort(heads)
-        kernels.sort_ties(offsets, data, heads, int(skip[0]), order)
+    order = _order(entries, kernels)
+    if order is not None:
         entries, writers, sequences = (
             entries.take(pa.array(order)),
             writers[order],
             sequences[order],
         )
     return _merged(entries, [len(entries)], writers, sequences, epochs, kernels)
+
+
+def sorted_alike(entries: pa.BinaryArray, writer: int, sequence: int, kernels: IndexKernels) -> Run:
+    """`sorted_run` of entries which all have one stamp, that is cheaper."""
+    order = _order(entries, kernels)
+    if order is not None:
+        entries = entries.take(pa.array(order))
+    count, kept = len(entries), np.empty(len(entries), np.int64)
+    same = np.zeros(count, np.uint32), np.zeros(count, np.uint64), np.zeros(1, np.uint64)
+    bounds = np.array([0, count], np.int64)
+    left = kernels.merge_entries(*binary_parts(entries), bounds, *same, kept)
+    return run_alike(
+        entries if left == count else entries.take(pa.array(kept[:left])), writer, sequence
+    )
+
+
+def run_alike(entries: pa.BinaryArray, writer: int, sequence: int) -> Run:
+    """A run of entries that are in order, each once, and have one stamp."""
+    count = len(entries)
+    stamps = np.full(count, writer, np.uint32), np.full(count, sequence, np.uint64)
+    return Run(*binary_parts(entries), *stamps, count if sequence & REMOVED else 0)
+
+
+def _order(entries: pa.BinaryArray, kernels: IndexKernels) -> I64 | None:
+    """That sorts entries, equal ones as they come; None: they are in order."""
+    offsets, data = binary_parts(entries)
+    heads, skip = np.empty(len(entries), np.uint64), np.zeros(1, np.int64)
+    if kernels.take_heads(offsets, data, heads, skip):
+        return None
+    order = np.argsort(heads)
+    kernels.sort_ties(offsets, data, heads, int(skip[0]), order)
+    return order
 
 
 def merged(runs: Sequence[Run], epochs: U64, kernels: IndexKernels) -> Run:

@@ -20,7 +20,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.core.indexes import END, just_after
-from stelae.storage.entry_runs import REMOVED, Run, chosen, compacted, merged, run_of, sorted_run
+from stelae.storage.entry_runs import (
+    REMOVED,
+    Run,
+    chosen,
+    compacted,
+    merged,
+    run_alike,
+    run_of,
+    sorted_alike,
+    sorted_run,
+)
 from stelae.storage.index_kernel_api import IndexKernels, default_index_kernels
 from stelae.storage.kernel_api import U8, U64
 
@@ -156,12 +166,10 @@ class IndexletEntries:
 
         ``is_sorted``: they are, and each is there once.
         """
-        writers = np.full(len(entries), writer, np.uint32)
-        sequences = np.full(len(entries), sequence << 1 | is_removal, np.uint64)
+        stamp, kernels = sequence << 1 | is_removal, self._kernels
         if is_sorted:
-            return lambda: run_of(entries, writers, sequences)
-        epochs, kernels = self._epoch_array(), self._kernels
-        return lambda: sorted_run(entries, writers, sequences, epochs, kernels)
+            return lambda: run_alike(entries, writer, stamp)
+        return lambda: sorted_alike(entries, writer, stamp, kernels)
 
     def add(self, run: Run) -> None:
         """Take in a run, also of another indexlet if its writers are those of `writer` here."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,7 +12,7 @@ from stelae.core.indexes import END, IndexId
 from stelae.core.messages import WriteOp
 from stelae.core.schema import TableSchema
 from stelae.core.values import rows_to_batch
-from stelae.storage.entry_runs import Run, sorted_run
+from stelae.storage.entry_runs import Run, sorted_alike
 from stelae.storage.gather import Located, Snapshot
 from stelae.storage.index_kernel_api import default_index_kernels
 from stelae.storage.index_keys import EntryCodec
@@ -22,7 +21,6 @@ from stelae.storage.tablet import TabletMemory
 
 Few = dict[IndexId, tuple[bytes, ...]]
 Many = dict[IndexId, Run]
-_EPOCHS = np.zeros(1, np.uint64)
 
 
 class TableCodecs:
@@ -166,8 +164,7 @@ def _has_distinct_keys(batch: pa.RecordBatch, schema: TableSchema) -> bool:
 
 def sorted_entries(entries: pa.BinaryArray) -> Run:
     """Entries in order, each once."""
-    writers, sequences = np.zeros(len(entries), np.uint32), np.zeros(len(entries), np.uint64)
-    return sorted_run(entries, writers, sequences, _EPOCHS, default_index_kernels())
+    return sorted_alike(entries, 0, 0, default_index_kernels())
 
 
 def located_entries(codec: EntryCodec, located: Located) -> pa.BinaryArray:
