@@ -1,7 +1,7 @@
 """What a tablet does for its table's indexes, whatever its durability (SLIK's order of a write).
 
 1. `prepare`: the entries that a call's rows need are registered as **pending**, and put in, but for
-   those that the rows which are there have: they are in, and pending ones are not taken out.
+   those of rows that are there, written in this term: they are in, and no pending one is taken out.
 2. The tablet writes the rows in one turn of its loop, or refuses them. This watches: what the rows
    had before, and nobody needs any more, is to be taken out, but for what is pending: that call
    needs it, or cleans up when it fails.
@@ -123,6 +123,9 @@ class IndexWrites:
         self._routes = IndexRoutes(runtime, tasks, locate, table_id, tablet.tablet_id, self._stamp)
         self._sequence = 0
         self._term = 0
+        self._first_version = 1 << 63
+        """Rows of this version or above were written in this term, with their entries put in, or
+        before there was the index, which then was filled from them."""
         self._inserting: dict[int, None] = {}
         """Sequences of calls whose entries are not in yet, ascending."""
         self._few: dict[IndexId, dict[bytes, int]] = {}
@@ -147,7 +150,7 @@ class IndexWrites:
         term = self._tablet.index_term
         if not term or term == self._term or not self.codecs.codecs or self._routes.is_closed:
             return
-        self._term = term
+        self._term, self._first_version = term, self._tablet.index_memory.next_version
         removals = IndexRemovals(
             self._runtime,
             self._routes,
@@ -227,7 +230,7 @@ class IndexWrites:
             keys, few = new_entries(memory, codecs, op, rows, columns)
             ticket = Ticket(self._next(), codecs.schema.version)
             ticket.keys, ticket.few, ticket.is_alone = keys, few, len(keys) == 1
-            few = lacking(memory, codecs, keys, few)
+            few = lacking(memory, codecs, keys, few, self._first_version)
         self._register(ticket)
         try:
             await self._insert(ticket, few, deadline)

@@ -115,13 +115,18 @@ def new_entries(
     return keys, {i: tuple(entries_of_few(codec, keys, full)) for i, codec in touched.items()}
 
 
-def lacking(memory: TabletMemory, codecs: TableCodecs, keys: Sequence[Row], few: Few) -> Few:
-    """Of the entries that rows of these keys need those that the rows which are there have not.
+def lacking(
+    memory: TabletMemory, codecs: TableCodecs, keys: Sequence[Row], few: Few, since: int
+) -> Few:
+    """Of the entries that rows of these keys need those that the rows which are there have not, or
+    have from before version ``since``.
 
     ``few``: as `new_entries` made it, an entry for each key."""
     if not few:
         return few
-    rows, found = rows_of(memory, keys), {}
+    present = [memory.get(key) for key in keys]
+    rows = [None if one is None or one.version < since else one.row for one in present]
+    found = {}
     for index_id, entries in few.items():
         codec = codecs.codecs[index_id]
         found[index_id] = tuple(

@@ -82,7 +82,8 @@ def _held_is_not_pending() -> Any:
     def hasty(self: IndexWrites, ticket: Ticket) -> None:
         if isinstance(ticket.keys, list):
             memory = self._tablet.index_memory
-            ticket.few = lacking(memory, self.codecs, ticket.keys, ticket.few)
+            since = self._first_version
+            ticket.few = lacking(memory, self.codecs, ticket.keys, ticket.few, since)
         register(self, ticket)
 
     return patch.object(IndexWrites, "_register", hasty)
