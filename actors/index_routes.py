@@ -195,7 +195,7 @@ class IndexRoutes:
         wait = _Wait()
         while True:
             groups, missing = self._grouped(index_id, entries)
-            parts = [self._put(outbox, tuple(e), sequence, deadline) for outbox, e in groups]
+            parts = [self._put(outbox, e, sequence, deadline) for outbox, e in groups]
             problems = [await parts[0]] if len(parts) == 1 else await asyncio.gather(*parts)
             for (outbox, some), problem in zip(groups, problems, strict=True):
                 if problem is not None:
@@ -237,8 +237,8 @@ class IndexRoutes:
 
     def _grouped(
         self, index_id: IndexId, entries: tuple[bytes, ...]
-    ) -> tuple[list[tuple[Outbox, list[bytes]]], list[bytes]]:
-        """Entries by indexlet, and those whose indexlet is not known."""
+    ) -> tuple[list[tuple[Outbox, tuple[bytes, ...]]], list[bytes]]:
+        """Entries by indexlet, cut to fit a message, and those whose indexlet is not known."""
         if self.change == NOT_IN_PLACE:
             return [], list(entries)
         groups: dict[int, tuple[Outbox, list[bytes]]] = {}
@@ -249,7 +249,12 @@ class IndexRoutes:
                 missing.append(entry)
             else:
                 groups.setdefault(id(outbox), (outbox, []))[1].append(entry)
-        return list(groups.values()), missing
+        cut = [
+            (outbox, tuple(some[begin : begin + ENTRIES_MAX]))
+            for outbox, some in groups.values()
+            for begin in range(0, len(some), ENTRIES_MAX)
+        ]
+        return cut, missing
 
     def cut(
         self, index_id: IndexId, run: Run, ranges: list[Range]

@@ -1,6 +1,7 @@
 """What a tablet does for its table's indexes, whatever its durability (SLIK's order of a write).
 
-1. `prepare`: the entries that a call's rows need are registered as **pending**, and put in.
+1. `prepare`: the entries that a call's rows need are registered as **pending**, and put in, but for
+   those of rows that are there, written in this term: they are in, and no pending one is taken out.
 2. The tablet writes the rows in one turn of its loop, or refuses them. This watches: what the rows
    had before, and nobody needs any more, is to be taken out, but for what is pending: that call
    needs it, or cleans up when it fails.
@@ -39,11 +40,13 @@ from stelae.storage.index_kernel_api import default_index_kernels
 from stelae.storage.index_keys import EntryCodec
 from stelae.storage.layout import Row
 from stelae.storage.row_entries import (
+    Few,
     FewSeen,
     Many,
     ManySeen,
     TableCodecs,
     entries_of_few,
+    lacking,
     located_entries,
     new_entries,
     new_entries_of_batch,
@@ -120,6 +123,9 @@ class IndexWrites:
         self._routes = IndexRoutes(runtime, tasks, locate, table_id, tablet.tablet_id, self._stamp)
         self._sequence = 0
         self._term = 0
+        self._first_version = 1 << 63
+        """Rows of this version or above were written in this term, with their entries put in, or
+        before there was the index, which then was filled from them."""
         self._inserting: dict[int, None] = {}
         """Sequences of calls whose entries are not in yet, ascending."""
         self._few: dict[IndexId, dict[bytes, int]] = {}
@@ -144,7 +150,7 @@ class IndexWrites:
         term = self._tablet.index_term
         if not term or term == self._term or not self.codecs.codecs or self._routes.is_closed:
             return
-        self._term = term
+        self._term, self._first_version = term, self._tablet.index_memory.next_version
         removals = IndexRemovals(
             self._runtime,
             self._routes,
@@ -214,6 +220,7 @@ class IndexWrites:
             raise Overloaded(what, self._settings.queue_bytes)
         codecs = self.codecs
         memory = self._tablet.index_memory
+        few: Few = {}
         if isinstance(rows, pa.RecordBatch):
             many, is_alone = await self._runtime.offload(new_entries_of_batch, codecs, op, rows)
             ticket = Ticket(self._next(), codecs.schema.version)
@@ -223,23 +230,24 @@ class IndexWrites:
             keys, few = new_entries(memory, codecs, op, rows, columns)
             ticket = Ticket(self._next(), codecs.schema.version)
             ticket.keys, ticket.few, ticket.is_alone = keys, few, len(keys) == 1
+            few = lacking(memory, codecs, keys, few, self._first_version)
         self._register(ticket)
         try:
-            await self._insert(ticket, deadline)
+            await self._insert(ticket, few, deadline)
         except BaseException:
             self.settle(ticket, is_written=False)
             raise
         return ticket
 
-    async def _insert(self, ticket: Ticket, deadline: float) -> None:
-        if not ticket.few and not ticket.many:
+    async def _insert(self, ticket: Ticket, few: Few, deadline: float) -> None:
+        if not any(few.values()) and not ticket.many:
             return
         routes, version, sequence = self._routes, ticket.schema_version, ticket.sequence
         self._inserting[sequence] = None
         try:
             parts = [
                 routes.insert(index_id, version, entries, sequence, deadline)
-                for index_id, entries in ticket.few.items()
+                for index_id, entries in few.items()
                 if entries
             ]
             parts += [

@@ -199,7 +199,9 @@ class Indexlet:
         return self.entries.writer(stamp.number, stamp.epoch)
 
     def hear(self, stamp: TabletStamp) -> Known:
-        """Take note of a tablet's epoch. Raises StaleTerm: it is an old one."""
+        """Take note of a tablet's epoch. Raises StaleTerm: it is an old one; InvalidArgument: there
+        is no such tablet."""
+        self.check_number(stamp.number)
         known = self.known.get(stamp.number)
         if known is None:
             known = self.known[stamp.number] = Known(stamp.epoch, is_compared=False)
@@ -212,6 +214,12 @@ class Indexlet:
             self.to_compare.set()
         known.first_incomplete = max(known.first_incomplete, stamp.first_incomplete)
         return known
+
+    def check_number(self, number: int) -> None:
+        """Raises InvalidArgument: the table has no tablet of this number."""
+        count = self.table.partitioning.tablet_count
+        if number >= count:
+            raise InvalidArgument(f"tablet {number} of {count} of table {self.table.name!r}")
 
     def check_range(self, lowest: bytes, highest: bytes) -> None:
         """Raises IndexletNotHere: not all entries between these are of its range."""
@@ -229,8 +237,7 @@ class Indexlet:
         if call.blobs:
             await self._put_many(call, is_removal=False)
         else:
-            if len(body.entries) != len(body.sequences):
-                raise InvalidArgument("each entry has its sequence")
+            _check_few(body)
             writer = self._admit(body)
             self.check_range(min(body.entries), max(body.entries))
             self.entries.put(writer, body.sequences, body.entries, is_removal=False)
@@ -260,8 +267,7 @@ class Indexlet:
             await self._put_many(call, is_removal=True)
             await self._settled(body, call)
             return
-        if len(body.entries) != len(body.sequences):
-            raise InvalidArgument("each entry has its sequence")
+        _check_few(body)
         writer = self._admit(body)
         if body.entries:
             self.check_range(min(body.entries), max(body.entries))
@@ -331,7 +337,9 @@ class Indexlet:
 
     def learn_tablets(self, tablets: Sequence[KnownTablet]) -> None:
         """What the one that this is to succeed knew of tablets when it began to hand over. A doubt
-        that it has forwarded since is newer."""
+        that it has forwarded since is newer. Raises InvalidArgument: there is no such tablet."""
+        for tablet in tablets:
+            self.check_number(tablet.number)
         for tablet in tablets:
             known = self.known.setdefault(tablet.number, Known(is_compared=False))
             if tablet.epoch >= known.epoch:
@@ -340,3 +348,11 @@ class Indexlet:
                 known.first_incomplete = max(first, tablet.first_incomplete)
                 known.is_compared = tablet.is_compared and not known.doubts
             self.entries.set_floor(tablet.number, Floor(tablet.floor_epoch, tablet.floor_sequence))
+
+
+def _check_few(body: InsertEntries | RemoveEntries) -> None:
+    """Raises InvalidArgument."""
+    if len(body.entries) != len(body.sequences):
+        raise InvalidArgument("each entry has its sequence")
+    if len(body.entries) > ENTRIES_MAX:
+        raise InvalidArgument(f"{len(body.entries)} entries one by one; at most {ENTRIES_MAX}")

@@ -26,6 +26,7 @@ from stelae.core.index_messages import (
     INSERT_ENTRIES,
     PIECE_BYTES,
     REMOVE_ENTRIES,
+    STAMP_PART_END,
     CopyEntries,
     HandOverStage,
     IndexletLocation,
@@ -238,8 +239,14 @@ async def take_copy(runtime: Runtime, indexlet: Indexlet, call: Call[CopyEntries
         return
     if not indexlet.record.succeeds:
         raise InvalidArgument(f"indexlet {indexlet.indexlet_id} succeeds no other")
+    for tablet in body.tablets:
+        indexlet.check_number(tablet.number)
     if call.blobs:
         entries, numbers, epochs, sequences, is_removed = batch_in(call.blobs[0], COPIED).columns
+        if len(entries):
+            indexlet.check_number(pc.max(numbers).as_py())
+            if max(pc.max(epochs).as_py(), pc.max(sequences).as_py()) >= STAMP_PART_END:
+                raise InvalidArgument("stamps of index entries are below 2^62")
         stamps = sequences.to_numpy() << np.uint64(1)
         stamps |= is_removed.to_numpy(zero_copy_only=False).astype(np.uint64)
         run = await runtime.offload(

@@ -11,13 +11,17 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pyarrow as pa
+
 from stelae.actors.entry_streams import entries_in
 from stelae.actors.indexlet import Indexlet
-from stelae.core.errors import InvalidArgument
+from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.index_messages import IndexletProgress, TabletStamp
 from stelae.core.index_offers import EPOCH_BEGINS, OfferEntries
 from stelae.core.rpc import Call
 from stelae.core.runtime import Runtime
+from stelae.storage.entry_runs import Run
+from stelae.storage.index_keys import EntryCodec
 from stelae.storage.indexlet import Floor
 
 PROMISE_S = 10.0
@@ -33,8 +37,9 @@ class IndexletOffers:
         self._runtime = runtime
         self._indexlet = indexlet
         self._promised: dict[int, float] = {}
-        self._pieces: dict[tuple[int, int], dict[int, None]] = {}
-        """Of a tablet's number and epoch: the pieces that are here."""
+        self._pieces: dict[tuple[int, int, int], dict[int, None]] = {}
+        """Of a tablet's number, an epoch and a number of pieces: those that are here. Another job
+        may have cut them otherwise."""
         self._doubts: dict[tuple[int, int], int] = {}
         """Of a tablet's number and epoch: how many there were when an offer made it known."""
         self._news = asyncio.Event()
@@ -48,16 +53,20 @@ class IndexletOffers:
         number, epoch = body.tablet.number, body.tablet.epoch
         if indexlet.record.succeeds:
             raise InvalidArgument(f"indexlet {indexlet.indexlet_id} is filled by another one")
+        indexlet.check_number(number)
         if not self._has_use_for(number):
             return
-        self._promised[number] = self._runtime.clock.monotonic() + PROMISE_S
-        self._hear(body.tablet)
-        if not body.piece_count:
-            return
-        if not (0 <= body.piece < body.piece_count <= PIECES_MAX):
+        if body.piece_count and not (0 <= body.piece < body.piece_count <= PIECES_MAX):
             raise InvalidArgument(f"piece {body.piece} of {body.piece_count}")
-        await self._put(call)
-        pieces = self._pieces.setdefault((number, epoch), {})
+        if body.piece_count and len(call.blobs) != 1:
+            raise InvalidArgument(f"a piece of entries is one blob, not {len(call.blobs)}")
+        entries = entries_in(call.blobs[0]) if body.piece_count else None
+        self._hear(body.tablet)
+        self._promised[number] = self._runtime.clock.monotonic() + PROMISE_S
+        if entries is None:
+            return
+        await self._put(body, entries)
+        pieces = self._pieces.setdefault((number, epoch, body.piece_count), {})
         pieces[body.piece] = None
         if len(pieces) == body.piece_count and self._has_use_for(number):
             known = indexlet.hear(body.tablet)
@@ -78,20 +87,29 @@ class IndexletOffers:
         if is_new:
             self._doubts[stamp.number, stamp.epoch] = known.doubts
 
-    async def _put(self, call: Call[OfferEntries]) -> None:
+    async def _put(self, body: OfferEntries, entries: pa.BinaryArray) -> None:
         """Put a piece in: late or twice, it is older than all that was heard of this epoch."""
-        indexlet, stamp = self._indexlet, call.body.tablet
-        entries = entries_in(call.blobs[0])
+        indexlet, stamp = self._indexlet, body.tablet
         if not len(entries):
             return
         writer = indexlet.entries.writer(stamp.number, stamp.epoch)
         sort = indexlet.entries.sorting(writer, EPOCH_BEGINS, entries)
-        run = await self._runtime.offload(sort)
-        indexlet.check(call.body.term)
+        run = await self._runtime.offload(self._checked, entries, sort)
+        indexlet.check(body.term)
         indexlet.check_range(run.entry(0), run.entry(run.length - 1))
         if self._has_use_for(stamp.number):
             indexlet.entries.add(run)
             indexlet.to_merge.set()
+
+    def _checked(self, entries: pa.BinaryArray, sort: Callable[[], Run]) -> Run:
+        """Off the loop. Raises InvalidArgument: they are no entries of this index."""
+        schema, index_id = self._indexlet.table.schema, self._indexlet.record.index_id
+        index = next(index for index in schema.indexes if index.index_id == index_id)
+        try:
+            EntryCodec(schema, index).keys_of(entries)
+        except (CorruptData, pa.ArrowException) as error:
+            raise InvalidArgument(f"not entries of index {index_id}: {error}") from error
+        return sort()
 
     def _has_use_for(self, number: int) -> bool:
         is_filling = self._indexlet.progress is IndexletProgress.FILLING

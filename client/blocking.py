@@ -17,7 +17,7 @@ import pyarrow as pa
 from stelae.client.attempts import ATTEMPT_TIMEOUT_S
 from stelae.client.blocking_find import find_few
 from stelae.client.convert import Key, Rows
-from stelae.client.find_query import IfFilling
+from stelae.client.find_calls import Asked
 from stelae.client.group_calls import SUSPECT_S
 from stelae.client.group_route import Target
 from stelae.client.part import Part
@@ -130,46 +130,11 @@ class BlockingTable:
         wanted = table.many_keys(keys, columns, with_versions, max_staleness)
         return table.table_of(wanted, self._run(table.find_many(wanted, timeout_s)))
 
-    def find(
-        self,
-        column: str,
-        value: Any,
-        *,
-        between: Sequence[Any] | None,
-        limit: int | None,
-        columns: Sequence[str] | None,
-        reverse: bool,
-        with_versions: bool,
-        if_filling: IfFilling,
-        timeout_s: float,
-    ) -> pa.Table:
+    def find(self, asked: Asked) -> pa.Table:
         """See `AsyncTable.find`."""
-        found = find_few(
-            self,
-            column,
-            value,
-            between,
-            limit=limit,
-            columns=columns,
-            reverse=reverse,
-            with_versions=with_versions,
-            timeout_s=timeout_s,
-        )
-        if found is not None:
-            return found
-        return self._run(
-            self.table.find(
-                column,
-                value,
-                between=between,
-                limit=limit,
-                columns=columns,
-                reverse=reverse,
-                with_versions=with_versions,
-                if_filling=if_filling,
-                timeout=timeout_s,
-            )
-        )
+        asked.check()
+        found = find_few(self, asked)
+        return self._run(self.table.find_asked(asked)) if found is None else found
 
     def _carry_out(self, small: SmallWrite, timeout_s: float) -> Versions:
         if len(small.parts) != 1:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from stelae.client.find_calls import Asked
 from stelae.client.find_few import get_request, is_few, keys_by_tablet, rows_found
-from stelae.client.find_query import FEW, FindQuery, find_query
+from stelae.client.find_query import FEW, FindQuery
 from stelae.core.errors import (
     ColumnNotFound,
     IndexNotFound,
@@ -33,41 +34,22 @@ TABLETS_MAX = 4
 """Asked one after the other; more are better asked side by side."""
 
 
-def find_few(
-    blocking: BlockingTable,
-    column: str,
-    value: Any,
-    between: Sequence[Any] | None,
-    *,
-    limit: int | None,
-    columns: Sequence[str] | None,
-    reverse: bool,
-    with_versions: bool,
-    timeout_s: float,
-) -> pa.Table | None:
+def find_few(blocking: BlockingTable, asked: Asked) -> pa.Table | None:
     """The rows; None: it is for the loop. Raises what is wrong with the arguments."""
     table = blocking.table
     try:
-        query = find_query(
-            table.known,
-            column,
-            value,
-            between,
-            columns,
-            with_versions=with_versions,
-            is_reverse=reverse,
-        )
+        query = asked.query(table.known)
     except (ColumnNotFound, IndexNotFound):
         return None  # there may be one that is not known here yet
-    if limit is not None or not is_few(query, 0) or query.is_empty:
+    if asked.limit is not None or not is_few(query, 0) or query.is_empty:
         return None
     at = table.cache.indexlets.covering(
-        query.index.index_id, query.low, query.high, is_reverse=reverse
+        query.index.index_id, query.low, query.high, is_reverse=asked.reverse
     )
     if at is None or at.indexlet.state is not IndexletState.SERVING or not at.address:
         return None
-    entries = _look_up(blocking, query, at, timeout_s)
-    return None if entries is None else _read(blocking, query, entries, timeout_s)
+    entries = _look_up(blocking, query, at, asked.timeout_s)
+    return None if entries is None else _read(blocking, query, entries, asked.timeout_s)
 
 
 def _look_up(
@@ -108,5 +90,5 @@ def _read(
         if reply is None:
             return None
         replies.append(reply)
-    rows, own = rows_found(query, entries, parts, replies)
-    return query.joined([(rows, pa.array(own, pa.binary()))])
+    rows, _ = rows_found(query, entries, parts, replies)
+    return rows.select(query.names) if query.columns else rows

@@ -11,8 +11,7 @@ from stelae.client.find_query import FEW, FindQuery
 from stelae.client.retries import all_or_first_error, on_tablet
 from stelae.core.ids import ServerUuid
 from stelae.core.messages import GET, Get, GetReply, TabletLocation
-from stelae.core.schema import VERSION_COLUMN
-from stelae.core.values import WireRow, rows_to_batch
+from stelae.core.values import WireRow
 
 if TYPE_CHECKING:
     from stelae.client.table import AsyncTable
@@ -57,28 +56,19 @@ def rows_found(
                 rows[entry] = (*values, version) if query.with_versions else tuple(values)
     wanted = dict.fromkeys(entries)
     own = sorted((entry for entry in rows if entry in wanted), reverse=query.is_reverse)
-    batch = rows_to_batch([rows[entry] for entry in own], _schema(query, names))
-    return pa.Table.from_batches([batch]), own
+    # One array of whole rows: for a few it costs half of what an array for each column does.
+    values = pa.array([rows[entry] for entry in own], query.row_type)
+    return pa.Table.from_batches([pa.RecordBatch.from_struct_array(values)]), own
 
 
 async def rows_of_few(
     table: AsyncTable, query: FindQuery, entries: Sequence[bytes], timeout_s: float
-) -> tuple[pa.Table, pa.BinaryArray]:
+) -> tuple[pa.Table, list[bytes]]:
     """The rows that still have these entries, each once, in their order; and their entries."""
     parts = keys_by_tablet(query, entries)
     reads = [_read(table, query, number, part, timeout_s) for number, part in parts.items()]
     found = [await reads[0]] if len(reads) == 1 else await all_or_first_error(reads)
-    rows, own = rows_found(query, entries, parts, found)
-    return rows, pa.array(own, pa.binary())
-
-
-def _schema(query: FindQuery, names: Sequence[str]) -> pa.Schema:
-    if not query.columns and not query.with_versions:
-        return query.known.schema.arrow
-    fields = [query.known.schema.arrow.field(name) for name in names]
-    if query.with_versions:
-        fields.append(pa.field(VERSION_COLUMN, pa.uint64(), False))
-    return pa.schema(fields)
+    return rows_found(query, entries, parts, found)
 
 
 async def _read(

@@ -86,6 +86,11 @@ class FindQuery:
         names = list(self.columns or self.known.schema.arrow.names)
         return [*names, VERSION_COLUMN] if self.with_versions else names
 
+    @property
+    def row_type(self) -> pa.StructType:
+        """Of a row that is read, with its version if that is wanted."""
+        return self.known.row_type(self.read_columns, with_version=self.with_versions)
+
     def empty(self) -> pa.Table:
         """An answer without rows."""
         fields = [
@@ -144,15 +149,14 @@ class FindQuery:
     def _direction(self) -> str:
         return "descending" if self.is_reverse else "ascending"
 
-    def joined(self, parts: Sequence[tuple[pa.Table, pa.BinaryArray]]) -> pa.Table:
+    def joined(self, parts: Sequence[pa.Table]) -> pa.Table:
         """Rows of several look-ups as one answer: a row that moved on between two of them comes
         once, as it was read last."""
         if not parts:
             return self.empty()
         if len(parts) == 1:
-            rows = parts[0][0]
-            return rows if rows.column_names == self.names else rows.select(self.names)
-        table = pa.concat_tables([rows for rows, _ in parts])
+            return parts[0].select(self.names) if self.columns else parts[0]
+        table = pa.concat_tables(parts)
         if not self.is_one_value:
             place = pa.array(np.arange(table.num_rows))
             keys = table.select(list(self.known.schema.key)).append_column("#", place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from stelae.client.attempts import DEFAULT_TIMEOUT_S
-from stelae.client.find_query import NOT_GIVEN, IfFilling, find_query
+from stelae.client.find_calls import Asked, AsyncFinds, Page
 from stelae.client.http_protocol import (
     ARROW_TYPE,
     JSON_TYPE,
@@ -21,18 +21,15 @@ from stelae.client.http_protocol import (
 )
 from stelae.client.http_records import json_of
 from stelae.client.http_table_calls import HttpTableCalls, arrow_table
-from stelae.client.index_calls import FIRST_POLL_S, LONGEST_POLL_S, Progress
+from stelae.client.index_calls import Progress, wait_serving
 from stelae.client.json_values import to_json_value
 from stelae.client.known import KnownTable
-from stelae.client.table_finds import PAGE_ROWS, Page, checked_limit
 from stelae.core.errors import (
     ColumnNotFound,
     IndexNotFound,
     InvalidArgument,
-    NotDoneYet,
     SchemaChanged,
 )
-from stelae.core.indexes import IndexletState
 from stelae.core.schema import is_plain_type
 from stelae.core.values import from_wire, to_wire
 
@@ -40,70 +37,28 @@ FIND_ROWS_MAX = 100_000
 """Of one request, where a `find` has no limit."""
 
 
-class HttpFinds(HttpTableCalls):
+class HttpFinds(HttpTableCalls, AsyncFinds):
     """See the module."""
 
-    async def find(
-        self,
-        column: str,
-        value: Any = NOT_GIVEN,
-        *,
-        between: Sequence[Any] | None = None,
-        limit: int | None = None,
-        columns: Sequence[str] | None = None,
-        reverse: bool = False,
-        with_versions: bool = False,
-        if_filling: IfFilling = "wait",
-        timeout: float = DEFAULT_TIMEOUT_S,
-    ) -> pa.Table:
-        """See `AsyncTable.find`. Without a limit, in several requests where there are many rows."""
-        wanted, after = checked_limit(limit), None
-        parts: list[pa.Table] = []
-        while wanted is None or wanted > 0 or not parts:
-            page = await self.find_page(
-                column,
-                value,
-                between=between,
-                limit=min(FIND_ROWS_MAX if wanted is None else max(wanted, 1), FIND_ROWS_MAX),
-                after=after,
-                columns=columns,
-                reverse=reverse,
-                with_versions=with_versions,
-                if_filling=if_filling,
-                timeout=timeout,
-            )
+    async def find_asked(self, asked: Asked) -> pa.Table:
+        """In several requests where there are many rows."""
+        asked.check()
+        wanted, parts = asked.limit, list[pa.Table]()
+        while True:
+            limit = FIND_ROWS_MAX if wanted is None else min(max(wanted, 1), FIND_ROWS_MAX)
+            page = await self.page_asked(replace(asked, limit=limit))
             parts.append(page.rows if wanted is None else page.rows.slice(0, wanted))
             wanted = None if wanted is None else wanted - parts[-1].num_rows
-            after = page.token
-            if after is None:
-                break
-        return pa.concat_tables(parts)
+            if page.token is None or wanted == 0:
+                return pa.concat_tables(parts)
+            asked = replace(asked, after=page.token)
 
-    async def find_page(
-        self,
-        column: str,
-        value: Any = NOT_GIVEN,
-        *,
-        between: Sequence[Any] | None = None,
-        limit: int = PAGE_ROWS,
-        after: str | None = None,
-        columns: Sequence[str] | None = None,
-        reverse: bool = False,
-        with_versions: bool = False,
-        if_filling: IfFilling = "wait",
-        timeout: float = DEFAULT_TIMEOUT_S,
-    ) -> Page:
-        """See `AsyncTable.find_page`."""
-        if not checked_limit(limit):
-            raise InvalidArgument(f"limit={limit!r}: a page has at least one row")
-        if if_filling not in ("wait", "scan"):
-            raise InvalidArgument(f'if_filling={if_filling!r}: "wait" or "scan"')
+    async def page_asked(self, asked: Asked) -> Page:
+        asked.check_page()
         for is_last in (False, True):
             schema = self._schema
             try:
-                what = self._what(column, value, between, columns, with_versions, reverse)
-                body = {**what, "limit": limit, "after": after, "if_filling": if_filling}
-                return await self._page(body, timeout)
+                return await self._sent(self._body(asked), asked.timeout_s)
             except (IndexNotFound, ColumnNotFound, SchemaChanged):
                 if is_last:
                     raise
@@ -112,70 +67,24 @@ class HttpFinds(HttpTableCalls):
                     raise
         raise AssertionError("the last attempt answers or raises")
 
-    async def find_pages(
-        self,
-        column: str,
-        value: Any = NOT_GIVEN,
-        *,
-        between: Sequence[Any] | None = None,
-        page_rows: int = PAGE_ROWS,
-        columns: Sequence[str] | None = None,
-        reverse: bool = False,
-        with_versions: bool = False,
-        if_filling: IfFilling = "wait",
-        timeout: float = DEFAULT_TIMEOUT_S,
-    ) -> AsyncIterator[pa.Table]:
-        """See `AsyncTable.find_pages`."""
-        after: str | None = None
-        while True:
-            page = await self.find_page(
-                column,
-                value,
-                between=between,
-                limit=page_rows,
-                after=after,
-                columns=columns,
-                reverse=reverse,
-                with_versions=with_versions,
-                if_filling=if_filling,
-                timeout=timeout,
-            )
-            if page.rows.num_rows:
-                yield page.rows
-            if page.token is None:
-                return
-            after = page.token
-
-    def _what(
-        self,
-        column: str,
-        value: Any,
-        between: Sequence[Any] | None,
-        columns: Sequence[str] | None,
-        with_versions: bool,
-        reverse: bool,
-    ) -> dict[str, Any]:
-        """What is looked for, checked here as on the direct way, as JSON."""
-        query = find_query(
-            KnownTable(self._record),
-            column,
-            value,
-            between,
-            columns,
-            with_versions=with_versions,
-            is_reverse=reverse,
-        )
-        what: dict[str, Any] = {
-            "column": column,
+    def _body(self, asked: Asked) -> dict[str, Any]:
+        """What is looked for, checked here as on the direct way but for its token, as JSON."""
+        query = replace(asked, after=None).query(KnownTable(self._record))
+        body: dict[str, Any] = {
+            "column": asked.column,
             "columns": list(query.columns) or None,
-            "with_versions": with_versions,
-            "reverse": reverse,
+            "with_versions": asked.with_versions,
+            "reverse": asked.reverse,
+            "limit": asked.limit,
+            "after": asked.after,
+            "if_filling": asked.if_filling,
         }
-        if between is None:
-            what["value"] = self._json_value(column, value)
-        else:
-            what["between"] = [self._json_value(column, bound) for bound in between]
-        return what
+        if asked.between is None:
+            return {**body, "value": self._json_value(asked.column, asked.value)}
+        return {
+            **body,
+            "between": [self._json_value(asked.column, bound) for bound in asked.between],
+        }
 
     def _json_value(self, column: str, value: Any) -> Any:
         kind = self.schema.field(column).type
@@ -185,7 +94,7 @@ class HttpFinds(HttpTableCalls):
             value = pa.scalar(value, kind).as_py()
         return to_json_value(value, kind)
 
-    async def _page(self, body: dict[str, Any], timeout_s: float) -> Page:
+    async def _sent(self, body: dict[str, Any], timeout_s: float) -> Page:
         response = await self._call(
             "POST",
             "/rows:find",
@@ -232,20 +141,16 @@ class HttpFinds(HttpTableCalls):
                 },
             )
         await self.refresh()
-        pause_s, waits_for = FIRST_POLL_S, "the masters"
-        while wait:
-            found = [index for index in await self.indexes() if index["column"] == column]
-            if not found:
-                raise IndexNotFound(column, self.name)
-            if progress is not None:
-                progress(found[0])
-            if found[0]["state"] == IndexletState.SERVING.value:
-                return
-            waits_for = found[0]["problem"] or "its indexlets to be filled"
-            if loop.time() >= deadline:
-                raise NotDoneYet(f"the index of {column!r}", waits_for)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_POLL_S)
+        if not wait:
+            return
+
+        async def look(timeout_s: float) -> dict[str, Any] | None:
+            found = await self.indexes(timeout=timeout_s)
+            return next((index for index in found if index["column"] == column), None)
+
+        left_s = deadline - loop.time()
+        if not await wait_serving(look, loop.time, asyncio.sleep, column, progress, left_s):
+            raise IndexNotFound(column, self.name)
 
     async def drop_index(self, column: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `AsyncTable.drop_index`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from stelae.client.attempts import DEFAULT_TIMEOUT_S
@@ -77,27 +77,48 @@ class IndexCalls:
             IndexNotFound: it was dropped meanwhile.
             NotDoneYet: it does not in time.
         """
-        clock = self._runtime.clock
         index = table.schema.index_of(column)
         assert index is not None, "it has just been made"
-        pause_s, waits_for = FIRST_POLL_S, "the masters"
-        while (left_s := deadline - clock.monotonic()) > 0:
-            try:
-                views = await self.views(table, min(left_s, POLL_TIMEOUT_S))
-            except (RetryLater, OutcomeUnknown) as error:
-                waits_for = str(error)  # a failover may take longer than one look
-            else:
-                view = next((v for v in views if v.index_id == index.index_id), None)
-                if view is None:
-                    raise IndexNotFound(column, table.name)
-                if progress is not None:
-                    progress(describe_index(table.name, view))
-                if view.state is IndexletState.SERVING:
-                    return
-                waits_for = view.waits_for or "its indexlets to be filled"
-            await clock.sleep(min(pause_s, max(deadline - clock.monotonic(), 0.0)))
-            pause_s = min(2 * pause_s, LONGEST_POLL_S)
-        raise NotDoneYet(f"the index of {column!r}", waits_for)
+
+        async def look(timeout_s: float) -> dict[str, Any] | None:
+            views = await self.views(table, timeout_s)
+            view = next((v for v in views if v.index_id == index.index_id), None)
+            return None if view is None else describe_index(table.name, view)
+
+        clock = self._runtime.clock
+        left_s = deadline - clock.monotonic()
+        if not await wait_serving(look, clock.monotonic, clock.sleep, column, progress, left_s):
+            raise IndexNotFound(column, table.name)
+
+
+async def wait_serving(
+    look: Callable[[float], Awaitable[dict[str, Any] | None]],
+    monotonic: Callable[[], float],
+    sleep: Callable[[float], Awaitable[None]],
+    column: str,
+    progress: Progress | None,
+    timeout_s: float,
+) -> bool:
+    """Look at an index (`describe_index`; None: it is gone) until it answers; False: it was dropped
+    meanwhile. Raises `NotDoneYet`: it does not in time."""
+    deadline = monotonic() + timeout_s
+    pause_s, waits_for = FIRST_POLL_S, "the masters"
+    while (left_s := deadline - monotonic()) > 0:
+        try:
+            index = await look(min(left_s, POLL_TIMEOUT_S))
+        except (RetryLater, OutcomeUnknown) as error:
+            waits_for = str(error)  # a failover may take longer than one look
+        else:
+            if index is None:
+                return False
+            if progress is not None:
+                progress(index)
+            if index["state"] == IndexletState.SERVING.value:
+                return True
+            waits_for = index["problem"] or "its indexlets to be filled"
+        await sleep(min(pause_s, max(deadline - monotonic(), 0.0)))
+        pause_s = min(2 * pause_s, LONGEST_POLL_S)
+    raise NotDoneYet(f"the index of {column!r}", waits_for)
 
 
 def _check_column(column: object) -> None:

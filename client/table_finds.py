@@ -10,21 +10,21 @@ Source: SLIK (ATC 2016), §4: range look-ups; design §11.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import pyarrow as pa
 
 from stelae.client.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.find_calls import Asked, AsyncFinds, Page
 from stelae.client.find_few import is_few, rows_of_few
-from stelae.client.find_query import NOT_GIVEN, FindQuery, IfFilling, find_query
+from stelae.client.find_query import FindQuery
 from stelae.client.index_calls import IndexCalls, Progress
 from stelae.client.indexlets import Filling, entries_in, look_up
 from stelae.client.known import KnownTable
 from stelae.client.locations import TableCache
 from stelae.client.session import Session
-from stelae.core.errors import ColumnNotFound, IndexNotFound, InvalidArgument, SchemaChanged
+from stelae.core.errors import ColumnNotFound, IndexNotFound, SchemaChanged
 from stelae.core.index_messages import LOOKUP_ENTRIES_MAX
 from stelae.core.index_views import describe_index
 from stelae.core.indexes import END, is_empty, just_after
@@ -33,21 +33,15 @@ from stelae.core.runtime import Runtime
 if TYPE_CHECKING:
     from stelae.client.table import AsyncTable
 
-PAGE_ROWS = 1000
 SPARE = 8
 """Entries asked for beyond the rows wanted: some may be of rows that have moved on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Some rows that a `find_page` found, and by what to ask for those after them."""
-
-    rows: pa.Table
-    token: str | None
-    """None: there are no more."""
+Entries: TypeAlias = list[bytes] | pa.BinaryArray
+"""In order; few of them as they came."""
 
 
-class TableFinds:
+class TableFinds(AsyncFinds):
     """See the module."""
 
     runtime: Runtime
@@ -61,148 +55,23 @@ class TableFinds:
 
     # ---- finding ----------------------------------------------------------------------------
 
-    async def find(
-        self,
-        column: str,
-        value: Any = NOT_GIVEN,
-        *,
-        between: Sequence[Any] | None = None,
-        limit: int | None = None,
-        columns: Sequence[str] | None = None,
-        reverse: bool = False,
-        with_versions: bool = False,
-        if_filling: IfFilling = "wait",
-        timeout: float = DEFAULT_TIMEOUT_S,
-    ) -> pa.Table:
-        """Rows by the value of an indexed column, in the order of value and key.
+    async def find_asked(self, asked: Asked) -> pa.Table:
+        return (await self._found(asked)).rows
 
-        ``find("dest", "LAX")``; ``find("dest", None)``: those that have null there;
-        ``find("dest", between=("A", "M"))``: both ends are included, None is no bound, nulls are
-        left out. ``if_filling``: while the index is made, or made anew after the loss of a server,
-        "wait" for it, or "scan" the table in its place.
+    async def page_asked(self, asked: Asked) -> Page:
+        asked.check_page()
+        return await self._found(asked)
 
-        Raises:
-            IndexNotFound: the column has no index; `create_index` makes one.
-            ColumnNotFound, InvalidArgument: what is asked for cannot be.
-            RetryLater: the index was not there in time; the text says what it waits for.
-        """
-        rows, _ = await self._found(
-            column,
-            value,
-            between,
-            columns,
-            with_versions,
-            reverse,
-            if_filling,
-            checked_limit(limit),
-            None,
-            timeout,
-        )
-        return rows
-
-    async def find_page(
-        self,
-        column: str,
-        value: Any = NOT_GIVEN,
-        *,
-        between: Sequence[Any] | None = None,
-        limit: int = PAGE_ROWS,
-        after: str | None = None,
-        columns: Sequence[str] | None = None,
-        reverse: bool = False,
-        with_versions: bool = False,
-        if_filling: IfFilling = "wait",
-        timeout: float = DEFAULT_TIMEOUT_S,
-    ) -> Page:
-        """At most ``limit`` rows, and a token by which to ask for those ``after`` them.
-
-        Each page shows what is there when it is asked for; a row whose value changes between two
-        pages may be on both. Raises as `find`.
-        """
-        if checked_limit(limit) == 0:
-            raise InvalidArgument("limit=0: a page has at least one row")
-        rows, token = await self._found(
-            column,
-            value,
-            between,
-            columns,
-            with_versions,
-            reverse,
-            if_filling,
-            limit,
-            after,
-            timeout,
-        )
-        return Page(rows, token)
-
-    async def find_pages(
-        self,
-        column: str,
-        value: Any = NOT_GIVEN,
-        *,
-        between: Sequence[Any] | None = None,
-        page_rows: int = PAGE_ROWS,
-        columns: Sequence[str] | None = None,
-        reverse: bool = False,
-        with_versions: bool = False,
-        if_filling: IfFilling = "wait",
-        timeout: float = DEFAULT_TIMEOUT_S,
-    ) -> AsyncIterator[pa.Table]:
-        """All rows of a `find`, page by page; ``timeout`` is of each."""
-        after: str | None = None
-        while True:
-            page = await self.find_page(
-                column,
-                value,
-                between=between,
-                limit=page_rows,
-                after=after,
-                columns=columns,
-                reverse=reverse,
-                with_versions=with_versions,
-                if_filling=if_filling,
-                timeout=timeout,
-            )
-            if page.rows.num_rows:
-                yield page.rows
-            if page.token is None:
-                return
-            after = page.token
-
-    async def _found(
-        self,
-        column: str,
-        value: Any,
-        between: Any,
-        columns: Sequence[str] | None,
-        with_versions: bool,
-        reverse: bool,
-        if_filling: IfFilling,
-        limit: int | None,
-        after: str | None,
-        timeout_s: float,
-    ) -> tuple[pa.Table, str | None]:
+    async def _found(self, asked: Asked) -> Page:
         """The rows, and the token of what is left, if ``limit`` cut it."""
-        if if_filling not in ("wait", "scan"):
-            raise InvalidArgument(f'if_filling={if_filling!r}: "wait" or "scan"')
-        deadline = self.runtime.clock.monotonic() + timeout_s
+        asked.check()
+        deadline = self.runtime.clock.monotonic() + asked.timeout_s
         for is_last in (False, True):
             known = self.known
             try:
-                query = find_query(
-                    known,
-                    column,
-                    value,
-                    between,
-                    columns,
-                    with_versions=with_versions,
-                    is_reverse=reverse,
-                )
-                if after is not None:
-                    query = query.from_token(after)
+                query, waits = asked.query(known), asked.if_filling == "wait"
                 table = cast("AsyncTable", self)
-                work = Finding(table, query, limit, deadline, waits=if_filling == "wait")
-                return await work.run()
+                return await Finding(table, query, asked.limit, deadline, waits=waits).run()
             except (IndexNotFound, ColumnNotFound, SchemaChanged):
                 if is_last:
                     raise
@@ -272,14 +141,14 @@ class Finding:
         self._limit = limit
         self._deadline = deadline
         self._waits = waits
-        self._parts: list[tuple[pa.Table, pa.BinaryArray]] = []
+        self._parts: list[tuple[pa.Table, Entries]] = []
         self._count = 0
 
     @property
     def _left_s(self) -> float:
         return self._deadline - self._table.runtime.clock.monotonic()
 
-    async def run(self) -> tuple[pa.Table, str | None]:
+    async def run(self) -> Page:
         query = self._query
         left: tuple[bytes, bytes] | None = None if query.is_empty else (query.low, query.high)
         while left is not None and (self._limit is None or self._count < self._limit):
@@ -356,7 +225,7 @@ class Finding:
         rest = query.within(low, high)
         self._keep(*await table.runtime.offload(rest.ordered, found))
 
-    def _keep(self, rows: pa.Table, own: pa.BinaryArray) -> None:
+    def _keep(self, rows: pa.Table, own: Entries) -> None:
         if rows.num_rows:
             self._parts.append((rows, own))
             self._count += rows.num_rows
@@ -367,26 +236,18 @@ class Finding:
         if asked != present:
             raise SchemaChanged(self._table.name, asked, present)
 
-    def _answer(self, *, is_whole: bool) -> tuple[pa.Table, str | None]:
+    def _answer(self, *, is_whole: bool) -> Page:
         """At most as many rows as are wanted; the token of the last if there may be more."""
         token: str | None = None
         left, parts = self._limit, self._parts
         if left is not None and self._count >= left:
             parts = []
             for rows, own in self._parts:
-                parts.append((rows.slice(0, left), own.slice(0, left)))
+                parts.append((rows.slice(0, left), own[:left]))
                 left -= min(left, rows.num_rows)
             is_whole = is_whole and self._count == self._limit
             last = next((own for _, own in reversed(parts) if len(own)), None)
             if not is_whole and last is not None:
-                token = self._query.token(last[-1].as_py())
-        return self._query.joined(parts), token
-
-
-def checked_limit(limit: Any) -> int | None:
-    """Raises `InvalidArgument`."""
-    if limit is None:
-        return None
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-        raise InvalidArgument(f"limit={limit!r}: a number of rows, not negative")
-    return limit
+                entry = last[-1]
+                token = self._query.token(entry if isinstance(entry, bytes) else entry.as_py())
+        return Page(self._query.joined([rows for rows, _ in parts]), token)

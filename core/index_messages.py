@@ -39,6 +39,9 @@ insertions. So tablets and indexlets may share servers, and servers may wait for
 from __future__ import annotations
 
 import enum
+from typing import Annotated, TypeAlias
+
+import msgspec
 
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.indexes import END, IndexId, IndexletId, IndexletRecord
@@ -54,6 +57,12 @@ LOOKUP_ENTRIES_MAX = 10_000
 NOT_IN_PLACE = -1
 """``tablet_change`` of a tablet that is to succeed another one, or that is gone."""
 
+
+TabletNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+"""Of a tablet in its table."""
+STAMP_PART_END = 1 << 62
+StampPart: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=STAMP_PART_END)]
+"""An epoch or a sequence: indexlets keep a mark beside it in 64 bits."""
 
 _EPOCH_TERM_BITS = 40
 
@@ -107,10 +116,10 @@ LOCATE_INDEXLETS = Method("master.locate_indexlets", LocateIndexlets, IndexletLo
 class TabletStamp(Body, frozen=True):
     """Which tablet speaks, in which epoch, and which of its insertions are over."""
 
-    number: int
+    number: TabletNumber
     """Of the tablet in its table; its successors have the same."""
-    epoch: int
-    first_incomplete: int
+    epoch: StampPart
+    first_incomplete: StampPart
 
 
 class InsertEntries(Body, frozen=True):
@@ -119,13 +128,13 @@ class InsertEntries(Body, frozen=True):
     Few: ``entries``, each with its sequence. Many: one blob, an Arrow IPC stream of one batch with
     a binary column ``entry``, whose one sequence is ``sequences[0]``. All must be of the indexlet's
     range, or none is taken (`IndexletNotHere`). Raises IndexletNotHere, StaleTerm, StaleRequest,
-    IndexletNotReady, OutOfMemory.
+    IndexletNotReady, OutOfMemory; InvalidArgument: none that a tablet of this table would send.
     """
 
     indexlet_id: IndexletId
     term: int
     tablet: TabletStamp
-    sequences: tuple[int, ...]
+    sequences: tuple[StampPart, ...]
     entries: tuple[bytes, ...] = ()
     is_forwarded: bool = False
     """By the indexlet that it is to succeed."""
@@ -141,7 +150,7 @@ class RemoveEntries(Body, frozen=True):
     indexlet_id: IndexletId
     term: int
     tablet: TabletStamp
-    sequences: tuple[int, ...] = ()
+    sequences: tuple[StampPart, ...] = ()
     entries: tuple[bytes, ...] = ()
     is_lossy: bool = False
     """Removals of this epoch were lost: compare with the tablet, which knows best."""
@@ -213,7 +222,7 @@ class FillReply(Body, frozen=True):
 
     session: str
     tablet: TabletStamp
-    sequence: int
+    sequence: StampPart
     """With ``tablet.epoch`` the stamp of all entries of this session."""
     is_last: bool
     entry_count: int = 0
@@ -229,13 +238,13 @@ FILL_ENTRIES = Method("tserver.fill_entries", FillEntries, FillReply)
 class KnownTablet(Body, frozen=True):
     """What an indexlet knows of one tablet, and so do its successors."""
 
-    number: int
-    epoch: int
+    number: TabletNumber
+    epoch: StampPart
     """The newest heard of."""
-    first_incomplete: int
-    floor_epoch: int
+    first_incomplete: StampPart
+    floor_epoch: StampPart
     """Entries of this tablet below (``floor_epoch``, ``floor_sequence``) are gone."""
-    floor_sequence: int
+    floor_sequence: StampPart
     is_compared: bool
     """Nothing of it is to be compared any more."""
 

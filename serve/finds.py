@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from stelae.client.find_calls import PAGE_ROWS, Page
 from stelae.client.find_query import NOT_GIVEN
 from stelae.client.http_protocol import ARROW_TYPE, JSON_TYPE, NEXT_PAGE_HEADER
 from stelae.client.json_values import encode_rows, from_json_value
 from stelae.client.table import AsyncTable
-from stelae.client.table_finds import PAGE_ROWS, Page
 from stelae.core.errors import IndexNotFound, InvalidArgument
 from stelae.serve.arrow_bodies import write_stream
 from stelae.serve.gateway import ROW_TYPES, answer_type, gateway_of, offload

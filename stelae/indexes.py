@@ -5,7 +5,8 @@ Blocking, as all of `stelae.api`; ``table.aio`` has the same calls as coroutines
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -14,10 +15,9 @@ from stelae.aio import Loop
 from stelae.client.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.blocking import BlockingTable
 from stelae.client.database import AsyncDatabase
-from stelae.client.find_query import NOT_GIVEN, IfFilling
+from stelae.client.find_calls import Asked, Page, find, find_page, find_pages, takes
 from stelae.client.index_calls import Progress
 from stelae.client.table import AsyncTable
-from stelae.client.table_finds import PAGE_ROWS, Page
 
 FILL_TIMEOUT_S = 3600.0
 
@@ -29,116 +29,26 @@ class TableIndexes:
     _table: AsyncTable
     _direct: BlockingTable | None
 
-    def find(
-        self,
-        column: str,
-        value: Any = NOT_GIVEN,
-        *,
-        between: Sequence[Any] | None = None,
-        limit: int | None = None,
-        columns: Sequence[str] | None = None,
-        reverse: bool = False,
-        with_versions: bool = False,
-        if_filling: IfFilling = "wait",
-        timeout: float = DEFAULT_TIMEOUT_S,
-    ) -> pa.Table:
-        """Rows by the value of an indexed column, in the order of value and key.
+    @takes(find)
+    def find(self, asked: Asked) -> pa.Table:
+        if self._direct is not None:
+            return self._direct.find(asked)
+        return self._loop.run(self._table.find_asked(asked))
 
-        ``find("dest", "LAX")``, ``find("dest", None)`` (null), ``find("dest", between=("A", "M"))``
-        (both included; None: no bound). While the index is made, or made anew after a server was
-        lost, ``if_filling="wait"`` waits for it, and "scan" scans the table in its place. Raises
-        `IndexNotFound`: `create_index` makes one.
-        """
-        if self._direct is not None and if_filling in ("wait", "scan"):
-            return self._direct.find(
-                column,
-                value,
-                between=between,
-                limit=limit,
-                columns=columns,
-                reverse=reverse,
-                with_versions=with_versions,
-                if_filling=if_filling,
-                timeout_s=timeout,
-            )
-        return self._loop.run(
-            self._table.find(
-                column,
-                value,
-                between=between,
-                limit=limit,
-                columns=columns,
-                reverse=reverse,
-                with_versions=with_versions,
-                if_filling=if_filling,
-                timeout=timeout,
-            )
-        )
+    @takes(find_page)
+    def find_page(self, asked: Asked) -> Page:
+        return self._loop.run(self._table.page_asked(asked))
 
-    def find_page(
-        self,
-        column: str,
-        value: Any = NOT_GIVEN,
-        *,
-        between: Sequence[Any] | None = None,
-        limit: int = PAGE_ROWS,
-        after: str | None = None,
-        columns: Sequence[str] | None = None,
-        reverse: bool = False,
-        with_versions: bool = False,
-        if_filling: IfFilling = "wait",
-        timeout: float = DEFAULT_TIMEOUT_S,
-    ) -> Page:
-        """At most ``limit`` ``rows`` of a `find`, and the ``token`` by which to ask for those
-        ``after`` them; None: that was all. Each page shows what is there when it is asked for."""
-        return self._loop.run(
-            self._table.find_page(
-                column,
-                value,
-                between=between,
-                limit=limit,
-                after=after,
-                columns=columns,
-                reverse=reverse,
-                with_versions=with_versions,
-                if_filling=if_filling,
-                timeout=timeout,
-            )
-        )
-
-    def find_pages(
-        self,
-        column: str,
-        value: Any = NOT_GIVEN,
-        *,
-        between: Sequence[Any] | None = None,
-        page_rows: int = PAGE_ROWS,
-        columns: Sequence[str] | None = None,
-        reverse: bool = False,
-        with_versions: bool = False,
-        if_filling: IfFilling = "wait",
-        timeout: float = DEFAULT_TIMEOUT_S,
-    ) -> Iterator[pa.Table]:
-        """All rows of a `find`, page by page; ``timeout`` is of each page."""
-        after: str | None = None
+    @takes(find_pages)
+    def find_pages(self, asked: Asked) -> Iterator[pa.Table]:
+        token: str | None = asked.after
         while True:
-            page = self.find_page(
-                column,
-                value,
-                between=between,
-                limit=page_rows,
-                after=after,
-                columns=columns,
-                reverse=reverse,
-                with_versions=with_versions,
-                if_filling=if_filling,
-                timeout=timeout,
-            )
+            page = self._loop.run(self._table.page_asked(replace(asked, after=token)))
             if page.rows.num_rows:
                 yield page.rows
-            if page.token is None:
+            token = page.token
+            if token is None:
                 return
-            after = page.token
 
     @property
     def indexes(self) -> list[dict[str, Any]]:

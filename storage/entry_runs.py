@@ -7,7 +7,6 @@ of the greatest stamp counts, so runs may be merged in any order.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -80,44 +79,73 @@ def sorted_run(
     kernels: IndexKernels,
 ) -> Run:
     """A run of entries in any order, perhaps some more than once. ``epochs``: of all writers."""
+    order = _order(entries, kernels)
+    if order is not None:
+        entries, writers, sequences = (
+            entries.take(pa.array(order)),
+            writers[order],
+            sequences[order],
+        )
+    return _merged(entries, [len(entries)], writers, sequences, epochs, kernels)
+
+
+def sorted_alike(entries: pa.BinaryArray, writer: int, sequence: int, kernels: IndexKernels) -> Run:
+    """`sorted_run` of entries which all have one stamp, that is cheaper."""
+    order = _order(entries, kernels)
+    if order is not None:
+        entries = entries.take(pa.array(order))
+    count, kept = len(entries), np.empty(len(entries), np.int64)
+    same = np.zeros(count, np.uint32), np.zeros(count, np.uint64), np.zeros(1, np.uint64)
+    bounds = np.array([0, count], np.int64)
+    left = kernels.merge_entries(*binary_parts(entries), bounds, *same, kept)
+    return run_alike(
+        entries if left == count else entries.take(pa.array(kept[:left])), writer, sequence
+    )
+
+
+def run_alike(entries: pa.BinaryArray, writer: int, sequence: int) -> Run:
+    """A run of entries that are in order, each once, and have one stamp."""
+    count = len(entries)
+    stamps = np.full(count, writer, np.uint32), np.full(count, sequence, np.uint64)
+    return Run(*binary_parts(entries), *stamps, count if sequence & REMOVED else 0)
+
+
+def _order(entries: pa.BinaryArray, kernels: IndexKernels) -> I64 | None:
+    """That sorts entries, equal ones as they come; None: they are in order."""
     offsets, data = binary_parts(entries)
-    order, spare = np.empty((2, len(entries)), np.int64)
-    kernels.sort_entries(offsets, data, order, spare)
-    entries = entries.take(pa.array(order))
-    return _kept(entries, len(entries), writers[order], sequences[order], epochs, kernels)
+    heads, skip = np.empty(len(entries), np.uint64), np.zeros(1, np.int64)
+    if kernels.take_heads(offsets, data, heads, skip):
+        return None
+    order = np.argsort(heads)
+    kernels.sort_ties(offsets, data, heads, int(skip[0]), order)
+    return order
 
 
 def merged(runs: Sequence[Run], epochs: U64, kernels: IndexKernels) -> Run:
     """All runs as one. May run off the loop; `entries` of all must fit into one array."""
-    waiting = [(run.length, i, run) for i, run in enumerate(runs)]
-    heapq.heapify(waiting)
-    while len(waiting) > 1:
-        _, i, first = heapq.heappop(waiting)
-        second = heapq.heappop(waiting)[2]
-        both = _merged(first, second, epochs, kernels)
-        heapq.heappush(waiting, (both.length, i, both))
-    return waiting[0][2]
+    if len(runs) == 1:
+        return runs[0]
+    entries = pa.concat_arrays([run.entries() for run in runs])
+    writers = np.concatenate([run.writers for run in runs])
+    sequences = np.concatenate([run.sequences for run in runs])
+    return _merged(entries, [run.length for run in runs], writers, sequences, epochs, kernels)
 
 
-def _merged(first: Run, second: Run, epochs: U64, kernels: IndexKernels) -> Run:
-    entries = pa.concat_arrays([first.entries(), second.entries()])
-    writers = np.concatenate((first.writers, second.writers))
-    sequences = np.concatenate((first.sequences, second.sequences))
-    return _kept(entries, first.length, writers, sequences, epochs, kernels)
-
-
-def _kept(
+def _merged(
     entries: pa.BinaryArray,
-    middle: int,
+    lengths: Sequence[int],
     writers: U32,
     sequences: U64,
     epochs: U64,
     kernels: IndexKernels,
 ) -> Run:
-    """One run of the two that end at ``middle`` and at the end."""
+    """One run of those that lie one behind the other."""
     kept: I64 = np.empty(len(entries), np.int64)
+    bounds = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
     offsets, data = binary_parts(entries)
-    count = kernels.merge_entries(offsets, data, middle, writers, sequences, epochs, kept)
+    count = kernels.merge_entries(offsets, data, bounds, writers, sequences, epochs, kept)
+    if len(lengths) == 1 and count == len(entries):
+        return run_of(entries, writers, sequences)
     order = kept[:count]
     return run_of(entries.take(pa.array(order)), writers[order], sequences[order])
 

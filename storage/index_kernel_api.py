@@ -40,25 +40,35 @@ class IndexKernels(Protocol):
     def take_text(self, data: U8, cursor: I64, offsets: I32, out: U8) -> None:
         """Write the text that begins at each cursor, not escaped, to its place by ``offsets``."""
 
-    def sort_entries(self, offsets: I32, data: U8, out: I64, spare: I64) -> None:
-        """The order that sorts entries; equal ones keep theirs. ``spare``: as long as ``out``."""
+    def take_heads(self, offsets: I32, data: U8, out: U64, skip: I64) -> bool:
+        """Of each entry eight bytes as a number, zeros for what it has not: those after the
+        ``skip[0]`` bytes, which is written, that all have in common. Returns whether the entries
+        are in order."""
+
+    def sort_ties(self, offsets: I32, data: U8, heads: U64, skip: int, out: I64) -> None:
+        """Finish an order that sorts ``heads``, as `take_heads` gave them: that of entries; equal
+        ones as they come."""
 
     def find_entry(self, offsets: I32, data: U8, entry: U8) -> int:
         """Of sorted entries the place of the first that is not below ``entry``."""
+
+    def find_range(self, offsets: I32, data: U8, low: U8, high: U8) -> tuple[int, int]:
+        """Of sorted entries the place of the first that is not below ``low``, and the end of those
+        below ``high``; empty: no bound."""
 
     def merge_entries(
         self,
         offsets: I32,
         data: U8,
-        middle: int,
+        bounds: I64,
         writers: U32,
         sequences: U64,
         epochs: U64,
         out: I64,
     ) -> int:
-        """Merge the sorted entries before ``middle`` with those from there on.
+        """Merge runs of sorted entries, each from one of ``bounds`` to the next.
 
-        Of equal ones, also within one of both, stays that of the greatest stamp: the epoch of its
+        Of equal ones, also within one run, stays that of the greatest stamp: the epoch of its
         writer, then its sequence. Writes the places of those that stay, and returns their number.
         """
 

@@ -63,17 +63,34 @@ def take_text(data: U8, cursor: I64, offsets: I32, out: U8) -> None:
             at += 2 if content[at : at + 2] == b"\0\xff" else 1
 
 
-def sort_entries(offsets: I32, data: U8, out: I64, spare: I64) -> None:
+def take_heads(offsets: I32, data: U8, out: U64, skip: I64) -> bool:
     items = _items(offsets, data)
-    out[:] = sorted(range(len(items)), key=items.__getitem__)
+    same = 0
+    while items and len({item[: same + 1] for item in items}) == 1 and same < len(items[0]):
+        same += 1
+    skip[0] = same
+    for i, item in enumerate(items):
+        out[i] = int.from_bytes(item[same : same + 8].ljust(8, b"\0"), "big")
+    return items == sorted(items)
+
+
+def sort_ties(offsets: I32, data: U8, heads: U64, skip: int, out: I64) -> None:
+    items = _items(offsets, data)
+    out[:] = sorted(sorted(out.tolist()), key=items.__getitem__)
 
 
 def find_entry(offsets: I32, data: U8, entry: U8) -> int:
     return bisect.bisect_left(_items(offsets, data), entry.tobytes())
 
 
+def find_range(offsets: I32, data: U8, low: U8, high: U8) -> tuple[int, int]:
+    items = _items(offsets, data)
+    begin = bisect.bisect_left(items, low.tobytes())
+    return begin, max(begin, bisect.bisect_left(items, high.tobytes())) if len(high) else len(items)
+
+
 def merge_entries(
-    offsets: I32, data: U8, middle: int, writers: U32, sequences: U64, epochs: U64, out: I64
+    offsets: I32, data: U8, bounds: I64, writers: U32, sequences: U64, epochs: U64, out: I64
 ) -> int:
     items = _items(offsets, data)
     stamps = [(int(epochs[w]), int(s)) for w, s in zip(writers, sequences, strict=True)]

@@ -14,10 +14,11 @@ The key's parts follow, in key order. One entry is handled in plain Python, many
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -260,12 +261,12 @@ def _check_size(size_bytes: int) -> None:
 def _gathered(parts: list[Matrix | tuple[I32, U8]]) -> list[Matrix | tuple[I32, U8]]:
     """Neighbours of fixed width as one."""
     found: list[Matrix | tuple[I32, U8]] = []
-    for part in parts:
-        last = found[-1] if found else None
-        if isinstance(part, np.ndarray) and isinstance(last, np.ndarray):
-            found[-1] = np.hstack((last, part))
+    for is_text, group in itertools.groupby(parts, lambda part: isinstance(part, tuple)):
+        same = list(group)
+        if is_text or len(same) == 1:
+            found += same
         else:
-            found.append(part)
+            found.append(np.hstack(cast(list[Matrix], same)))
     return found
 
 

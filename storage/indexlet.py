@@ -20,9 +20,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.core.indexes import END, just_after
-from stelae.storage.entry_runs import REMOVED, Run, chosen, compacted, merged, run_of, sorted_run
+from stelae.storage.entry_runs import (
+    REMOVED,
+    Run,
+    chosen,
+    compacted,
+    merged,
+    run_alike,
+    run_of,
+    sorted_alike,
+    sorted_run,
+)
 from stelae.storage.index_kernel_api import IndexKernels, default_index_kernels
-from stelae.storage.kernel_api import U64
+from stelae.storage.kernel_api import U8, U64
 
 TAIL_MAX = 4096
 """Entries of the tail, before it becomes a run."""
@@ -156,12 +166,10 @@ class IndexletEntries:
 
         ``is_sorted``: they are, and each is there once.
         """
-        writers = np.full(len(entries), writer, np.uint32)
-        sequences = np.full(len(entries), sequence << 1 | is_removal, np.uint64)
+        stamp, kernels = sequence << 1 | is_removal, self._kernels
         if is_sorted:
-            return lambda: run_of(entries, writers, sequences)
-        epochs, kernels = self._epoch_array(), self._kernels
-        return lambda: sorted_run(entries, writers, sequences, epochs, kernels)
+            return lambda: run_alike(entries, writer, stamp)
+        return lambda: sorted_alike(entries, writer, stamp, kernels)
 
     def add(self, run: Run) -> None:
         """Take in a run, also of another indexlet if its writers are those of `writer` here."""
@@ -255,10 +263,8 @@ class IndexletEntries:
         begin = bisect.bisect_left(keys, low)
         end = len(keys) if high == END else bisect.bisect_left(keys, high)
         sources: list[tuple[Run | None, int, int]] = [(None, begin, end)]
-        for run in self.runs:
-            begin = run.find(low, self._kernels) if low else 0
-            end = run.length if high == END else run.find(high, self._kernels)
-            sources.append((run, begin, end))
+        find, lowest, highest = self._kernels.find_range, _array(low), _array(high)
+        sources += [(r, *find(r.offsets, r.data, lowest, highest)) for r in self.runs]
         parts, bounds = [], []
         for source, begin, end in sources:
             if begin >= end:
@@ -339,3 +345,7 @@ class IndexletEntries:
     def live_entries(self) -> Iterator[bytes]:
         """All of them, ascending; for tests and comparisons of small indexlets."""
         yield from self.lookup(b"", END, 1 << 62)[0]
+
+
+def _array(entry: bytes) -> U8:
+    return np.frombuffer(entry, np.uint8)

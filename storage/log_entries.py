@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from stelae.core.indexes import END, IndexDefinition
 from stelae.core.schema import COLUMN_ID_KEY, TableSchema, constant_array
-from stelae.storage.entry_runs import Run, sorted_run
+from stelae.storage.entry_runs import Run, sorted_alike
 from stelae.storage.index_kernel_api import IndexKernels, default_index_kernels
 from stelae.storage.index_keys import EntryCodec
 from stelae.storage.kernel_api import Bools
@@ -25,7 +24,6 @@ Range: TypeAlias = tuple[bytes, bytes]
 """From the first on, below the second (`END`: no bound)."""
 SORTED_BYTES_MAX = 1 << 30
 """Of entries that are sorted together; more become several runs."""
-_ONE_EPOCH = np.zeros(1, np.uint64)
 
 
 class LogEntries:
@@ -83,9 +81,7 @@ class LogEntries:
 
 def _sorted(segments: Iterable[pa.BinaryArray], kernels: IndexKernels) -> Iterator[Run]:
     for together in _groups(segments):
-        entries = pa.concat_arrays(together)
-        writers, sequences = np.zeros(len(entries), np.uint32), np.zeros(len(entries), np.uint64)
-        yield sorted_run(entries, writers, sequences, _ONE_EPOCH, kernels)
+        yield sorted_alike(pa.concat_arrays(together), 0, 0, kernels)
 
 
 def _groups(segments: Iterable[pa.BinaryArray]) -> Iterator[list[pa.BinaryArray]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,7 +12,7 @@ from stelae.core.indexes import END, IndexId
 from stelae.core.messages import WriteOp
 from stelae.core.schema import TableSchema
 from stelae.core.values import rows_to_batch
-from stelae.storage.entry_runs import Run, sorted_run
+from stelae.storage.entry_runs import Run, sorted_alike
 from stelae.storage.gather import Located, Snapshot
 from stelae.storage.index_kernel_api import default_index_kernels
 from stelae.storage.index_keys import EntryCodec
@@ -22,7 +21,6 @@ from stelae.storage.tablet import TabletMemory
 
 Few = dict[IndexId, tuple[bytes, ...]]
 Many = dict[IndexId, Run]
-_EPOCHS = np.zeros(1, np.uint64)
 
 
 class TableCodecs:
@@ -58,8 +56,8 @@ class ManySeen(NamedTuple):
 def seen_before(
     memory: TabletMemory, codecs: TableCodecs, op: WriteOp, rows: Any, columns: Sequence[str]
 ) -> FewSeen | ManySeen | None:
-    """What there is of the keys of rows that are about to be written; None: no index has to do
-    with it. ``rows`` and ``columns`` as `TabletMemory.execute` takes them.
+    """What there is of the keys of rows that are about to be written; None: nothing, or no index
+    has to do with it. ``rows`` and ``columns`` as `TabletMemory.execute` takes them.
 
     Raises as that does: the rows do not fit.
     """
@@ -67,17 +65,23 @@ def seen_before(
         touched = codecs.touched(op, rows.schema.names)
         if not touched:
             return None
-        keys = rows.select(list(codecs.schema.key))
-        return ManySeen(touched, keys, memory.locate(keys))
+        return _many_seen(memory, touched, rows.select(list(codecs.schema.key)))
     shape = memory.shape(op, columns)
     touched = codecs.touched(op, shape.columns)
     if not touched:
         return None
     few = [shape.key(row) for row in shape.check(rows)[0]]
     if codecs.schema.is_plain:
-        return FewSeen(touched, few, rows_of(memory, few))
-    keys = rows_to_batch(few, codecs.schema.key_schema)
-    return ManySeen(touched, keys, memory.locate(keys))
+        found = rows_of(memory, few)
+        return FewSeen(touched, few, found) if any([row is not None for row in found]) else None
+    return _many_seen(memory, touched, rows_to_batch(few, codecs.schema.key_schema))
+
+
+def _many_seen(
+    memory: TabletMemory, touched: dict[IndexId, EntryCodec], keys: pa.RecordBatch
+) -> ManySeen | None:
+    located = memory.locate(keys)
+    return ManySeen(touched, keys, located) if len(located.found) else None
 
 
 def rows_of(memory: TabletMemory, keys: Iterable[Row]) -> list[Row | None]:
@@ -111,6 +115,30 @@ def new_entries(
     return keys, {i: tuple(entries_of_few(codec, keys, full)) for i, codec in touched.items()}
 
 
+def lacking(
+    memory: TabletMemory, codecs: TableCodecs, keys: Sequence[Row], few: Few, since: int
+) -> Few:
+    """Of the entries that rows of these keys need those that the rows which are there have not, or
+    have from before version ``since``.
+
+    ``few``: as `new_entries` made it, an entry for each key."""
+    if not few:
+        return few
+    present = [memory.get(key) for key in keys]
+    rows = [None if one is None or one.version < since else one.row for one in present]
+    found = {}
+    for index_id, entries in few.items():
+        codec = codecs.codecs[index_id]
+        found[index_id] = tuple(
+            [
+                entry
+                for entry, key, row in zip(entries, keys, rows, strict=True)
+                if row is None or codec.encode_one(row[codec.place], key) != entry
+            ]
+        )
+    return found
+
+
 def new_entries_of_batch(
     codecs: TableCodecs, op: WriteOp, batch: pa.RecordBatch
 ) -> tuple[Many, bool]:
@@ -121,32 +149,27 @@ def new_entries_of_batch(
         return {}, True
     schema = codecs.schema
     found: Many = {}
-    is_distinct = True
     for index_id, codec in codecs.touched(op, batch.schema.names).items():
         rows = batch.select([n for n in codec.columns if n in batch.schema.names])
         if codec.column not in batch.schema.names:
             default = schema.default_arrays([codec.column], batch.num_rows)[0]
             rows = rows.append_column(codec.column, default)
-        run = sorted_entries(codec.encode_batch(rows))
-        is_distinct = is_distinct and _has_distinct_keys(codec, run, batch.num_rows)
-        found[index_id] = run
-    return found, is_distinct
+        found[index_id] = sorted_entries(codec.encode_batch(rows))
+    return found, not found or _has_distinct_keys(batch, schema)
 
 
-def _has_distinct_keys(codec: EntryCodec, run: Run, row_count: int) -> bool:
-    """Whether the rows that a run was made of all have keys of their own, for sure."""
-    if run.length < row_count:
-        return False  # equal entries became one
-    keys = codec.keys_of(run.entries())
-    if keys.num_columns > 1:
+def _has_distinct_keys(batch: pa.RecordBatch, schema: TableSchema) -> bool:
+    """Whether rows all have keys of their own, for sure."""
+    if len(schema.key) > 1:
         return False
-    return bool(pc.count_distinct(keys.column(0)).as_py() == row_count)
+    keys = batch.column(schema.key[0])
+    ascending = pc.all(pc.less(keys.slice(0, max(0, len(keys) - 1)), keys.slice(1)))
+    return bool(ascending.as_py()) or pc.count_distinct(keys).as_py() == len(keys)
 
 
 def sorted_entries(entries: pa.BinaryArray) -> Run:
     """Entries in order, each once."""
-    writers, sequences = np.zeros(len(entries), np.uint32), np.zeros(len(entries), np.uint64)
-    return sorted_run(entries, writers, sequences, _EPOCHS, default_index_kernels())
+    return sorted_alike(entries, 0, 0, default_index_kernels())
 
 
 def located_entries(codec: EntryCodec, located: Located) -> pa.BinaryArray:

@@ -377,14 +377,15 @@ async def _heal(world: World, cluster: SimCluster, watch: Watch) -> None:
 
 async def _judge_find(cluster: SimCluster, watch: Watch) -> None:
     """What a client finds is what a scan shows. Messages get lost in healed clusters, too."""
+    reader = cluster.database("reader")
     for _ in range(JUDGED_MAX):
         with suppress(OutcomeUnknown):
-            return await _judge_once(cluster, watch)
+            return await _judge_once(reader, watch)
     raise AssertionError("no scan or look-up is answered")
 
 
-async def _judge_once(cluster: SimCluster, watch: Watch) -> None:
-    table = await _table(cluster.database("reader"))
+async def _judge_once(reader: AsyncDatabase, watch: Watch) -> None:
+    table = await _table(reader)
     record = watch.table()
     assert record is not None
     rows = (await table.scan(timeout=60.0)).to_pylist()

@@ -9,13 +9,14 @@ from unittest.mock import patch
 
 from stelae.actors import index_writes
 from stelae.actors.index_removals import Removal
-from stelae.actors.index_writes import IndexWrites
+from stelae.actors.index_writes import IndexWrites, Ticket
 from stelae.actors.indexlet_hand_over import HandOver
 from stelae.storage.entry_runs import REMOVED
 from stelae.storage.indexlet import IndexletEntries
 from stelae.storage.row_entries import (
     FewSeen,
     entries_of_few,
+    lacking,
     new_entries_of_batch,
     seen_before,
 )
@@ -74,6 +75,20 @@ def _pending_is_removed() -> Any:
     return patch.object(IndexWrites, "_is_pending", lambda self, index_id, entry: False)
 
 
+def _held_is_not_pending() -> Any:
+    """What a row has is not put in anew, and not kept for the call that is about to need it."""
+    register = IndexWrites._register
+
+    def hasty(self: IndexWrites, ticket: Ticket) -> None:
+        if isinstance(ticket.keys, list):
+            memory = self._tablet.index_memory
+            since = self._first_version
+            ticket.few = lacking(memory, self.codecs, ticket.keys, ticket.few, since)
+        register(self, ticket)
+
+    return patch.object(IndexWrites, "_register", hasty)
+
+
 def _repeated_keys_are_missed() -> Any:
     """Each batch is taken to have each key once: then its rows need all that it has put in."""
 
@@ -97,6 +112,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "removed_without_stamp": _removed_without_stamp,
     "fill_without_pending": _fill_without_pending,
     "pending_is_removed": _pending_is_removed,
+    "held_is_not_pending": _held_is_not_pending,
     "repeated_keys_are_missed": _repeated_keys_are_missed,
     "nothing_is_forwarded": _nothing_is_forwarded,
 }

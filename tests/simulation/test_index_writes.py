@@ -168,6 +168,7 @@ def test_without_its_indexlet_nothing_is_written(durability: Durability) -> None
         assert row is not None
         assert row["value"] == "a"
         await here.table.update({"id": 1, "n": 7})  # whose entries it has no need for
+        await here.table.upsert({"id": 1, "value": "a", "n": 8})  # which has its entry
         del held.insert
         await here.table.upsert({"id": 1, "value": "b", "n": 1})
         await here.settled()

@@ -78,34 +78,47 @@ def test_what_is_no_text_is_found(contents: list[bytes]) -> None:
 
 
 @settings(deadline=None, derandomize=True, max_examples=200)
-@given(st.lists(ENTRY, max_size=80), ENTRY)
-def test_sorting_and_finding_equal_the_reference(entries: list[bytes], wanted: bytes) -> None:
-    """The order is stable and that of bytes; a place is the first that is not below."""
+@given(st.lists(ENTRY, max_size=80), ENTRY, st.binary(max_size=10))
+def test_sorting_and_finding_equal_the_reference(
+    entries: list[bytes], wanted: bytes, beginning: bytes
+) -> None:
+    """The order is stable and that of bytes, whatever all begin with; a place is the first that is
+    not below."""
+    entries = [beginning + entry for entry in entries]
     offsets, data = parts(entries)
-    out, spare = np.empty((2, 2, len(entries)), np.int64)
-    for kernels, order in zip(BOTH, out, strict=True):
-        kernels.sort_entries(offsets, data, order, spare[0])
-    assert out[0].tolist() == out[1].tolist()
+    results = []
+    for kernels in BOTH:
+        heads, skip = np.empty(len(entries), np.uint64), np.zeros(1, np.int64)
+        is_sorted = kernels.take_heads(offsets, data, heads, skip)
+        order = np.argsort(heads)
+        kernels.sort_ties(offsets, data, heads, int(skip[0]), order)
+        results.append((is_sorted, heads.tolist(), skip.tolist(), order.tolist()))
+    assert results[0] == results[1]
+    assert results[0][3] == sorted(range(len(entries)), key=entries.__getitem__)
     offsets, data = parts(sorted(entries))
-    target = np.frombuffer(wanted, np.uint8)
+    target = np.frombuffer(beginning + wanted, np.uint8)
     assert len({k.find_entry(offsets, data, target) for k in BOTH}) == 1
+    for low in (target, np.frombuffer(beginning, np.uint8)):
+        for high in (target, np.zeros(0, np.uint8)):
+            assert len({k.find_range(offsets, data, low, high) for k in BOTH}) == 1
 
 
 @settings(deadline=None, derandomize=True, max_examples=200)
 @given(st.data())
 def test_merging_equals_the_reference(data: Any) -> None:
-    """Of equal entries that of the greatest stamp stays, in both halves and across them."""
+    """Of equal entries that of the greatest stamp stays, within runs and across them."""
     row = st.tuples(ENTRY, st.integers(0, 2), st.integers(0, 5))
-    first, second = data.draw(st.lists(row, max_size=20)), data.draw(st.lists(row, max_size=20))
-    rows = sorted(first, key=lambda r: r[0]) + sorted(second, key=lambda r: r[0])
+    runs = data.draw(st.lists(st.lists(row, max_size=20), max_size=5))
+    rows = [row for run in runs for row in sorted(run, key=lambda r: r[0])]
     offsets, content = parts([entry for entry, _, _ in rows])
+    bounds = np.concatenate(([0], np.cumsum([len(run) for run in runs]))).astype(np.int64)
     writers = np.array([writer for _, writer, _ in rows], np.uint32)
     # Distinct stamps: of two equal ones it makes no difference which stays.
-    sequences = np.array([s * 100 + i for i, (_, _, s) in enumerate(rows)], np.uint64)
+    sequences = np.array([s * 1000 + i for i, (_, _, s) in enumerate(rows)], np.uint64)
     epochs = np.array([7, 3, 5], np.uint64)
     results = []
     for kernels in BOTH:
         out = np.empty(len(rows), np.int64)
-        count = kernels.merge_entries(offsets, content, len(first), writers, sequences, epochs, out)
+        count = kernels.merge_entries(offsets, content, bounds, writers, sequences, epochs, out)
         results.append(out[:count].tolist())
     assert results[0] == results[1]
