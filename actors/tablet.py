@@ -286,7 +286,7 @@ class Tablet(OwnedSuccession, LoadingTablet, OwnedIndexing):
                 continue
             if each.handle is not None:
                 self._objects[each.segment_id] = each.handle
-            else:
+            if each.image is None:
                 self._slots[each.segment_id] = slot
             await self._log.adopt(each)
         self._phase("install", now)

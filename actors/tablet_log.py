@@ -54,6 +54,8 @@ class FoundSegment:
     def of(fetched: FetchedSegment, rows: RecoveredSegment) -> FoundSegment:
         """What was fetched from backups, with its rows (or summary) in the form of the merge."""
         source = fetched.source
+        if fetched.is_rewritten:
+            return FoundSegment(rows, fetched.image)
         return FoundSegment(
             rows, fetched.image, fetched.handle, source.replicas, source.epoch, fetched.damaged
         )
