@@ -139,9 +139,7 @@ class SegmentLog(LogWaits):
         fetched = await fetch_segments(
             self.runtime, self.settings, self.tablet_id, sources, self._intake
         )
-        segments = await recovered_segments(
-            self.runtime, fetched, self.next_id, codec, self.term
-        )
+        segments = await recovered_segments(self.runtime, fetched, self.next_id, codec, self.term)
         found = [FoundSegment.of(one, rows) for one, rows in zip(fetched, segments, strict=True)]
         for one, segment in zip(fetched, found, strict=True):
             if one.is_rewritten:

@@ -48,10 +48,7 @@ CONCURRENT_FETCHES = 6
 """Of one server: enough to keep the backups at work; more would only be memory they need."""
 ROUNDS = 3
 IMAGE_BYTES_KEPT = 96 << 20
-MERGE_BYTES_KEPT = 256 << 20
-"""Memory of fetches and of merges that waits for the next one, until all tablets are back."""
-
-
+"""Memory of fetches that waits for the next one, until all tablets are back."""
 OPENING_PATIENCE_S = 1.0
 """For so long a segment that nobody has asked for waits for tablets that are not served yet."""
 LOADS_AT_ONCE = 3
@@ -78,8 +75,6 @@ class Intake:
         """At fetching a segment."""
         self.images = BufferPool(IMAGE_BYTES_KEPT)
         """Memory of segments on their way into shared memory."""
-        self.tables = BufferPool(MERGE_BYTES_KEPT)
-        """Memory of merges."""
         self._opening = 0
 
     @contextmanager
@@ -94,7 +89,6 @@ class Intake:
             if not self._opening:
                 self._idle.set()
                 self.images.clear()
-                self.tables.clear()
 
     async def pace(self, clock: Clock, size_bytes: int, bytes_per_s: float) -> None:
         """Wait until so much may be loaded in the background: tablets that are not served yet come

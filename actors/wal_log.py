@@ -169,9 +169,7 @@ class WalLog(LogWaits):
         fetched = await fetch_segments(
             self.runtime, self.settings, self.tablet_id, wanted, self._intake
         )
-        segments = await recovered_segments(
-            self.runtime, fetched, self.next_id, codec, self.term
-        )
+        segments = await recovered_segments(self.runtime, fetched, self.next_id, codec, self.term)
         return [FoundSegment.of(one, rows) for one, rows in zip(fetched, segments, strict=True)]
 
     async def adopt(self, segment: FoundSegment, remote: RemoteImage | None = None) -> None:
