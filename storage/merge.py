@@ -30,7 +30,7 @@ SPARE = 1.3
 """An index with room for so many times its entries is made anew, smaller."""
 FIRST_SHARE = 0.5
 """Share of all rows for which the table of a large merge has room at first."""
-FIRST_ROWS = 4 << 20
+FIRST_ROWS = 8 << 20
 """A merge of up to so many rows has room for all of them at once (24 bytes each): moving entries
 into a larger table, on memory never used before, takes longer than the merge."""
 OFFSET_MAX = (1 << 32) - 1
