@@ -35,6 +35,8 @@ _TRAILER = struct.Struct("<QQQIIIIQ8sI")
 """Lengths of rows, summary and meta; their CRCs; format; reserved; magic; CRC of the trailer."""
 IMAGE_TRAILER_BYTES = _TRAILER.size
 _ALIGNMENT = 64
+BLOCK_BYTES = 16 << 10
+"""Rows have a checksum for each block of so many bytes, so that some can be read by themselves."""
 _HASH = pa.field("hash", pa.uint64(), False)
 _VERSION = pa.field("version", pa.uint64(), False)
 _VERSION_OFFSET = pa.field("version", pa.uint32(), False)
@@ -61,6 +63,8 @@ class ImageMeta(msgspec.Struct, frozen=True):
     """Its stored columns, as an Arrow schema; images of before have none, and are read whole."""
     first_version: int = 0
     """As `Summary.first_version`."""
+    block_crcs: bytes = b""
+    """CRC-32C of each block of rows, four bytes each; images of before have none."""
 
     def stored_columns(self, where: str) -> pa.Schema | None:
         """What ``columns`` says. Raises CorruptData."""
@@ -137,29 +141,39 @@ def build_image(batch: pa.RecordBatch, meta: ImageMeta, codec: KeyCodec) -> pa.B
     assert batch.num_rows == meta.row_count, "an image holds all rows of its segment"
     summary = summarize(batch, codec)
     parts = (batch, _summary_batch(summary))
-    columns = batch.schema.serialize().to_pybytes()
-    meta = msgspec.structs.replace(meta, columns=columns, first_version=summary.first_version)
-    body = msgspec.msgpack.encode(meta)
     rows_length, summary_length = (_padded(_stream_length(part)) for part in parts)
+    meta = msgspec.structs.replace(
+        meta,
+        columns=batch.schema.serialize().to_pybytes(),
+        first_version=summary.first_version,
+        block_crcs=bytes(4 * -(-rows_length // BLOCK_BYTES)),
+    )
+    meta_length = len(msgspec.msgpack.encode(meta))
     meta_start = rows_length + summary_length
-    end = meta_start + _padded(len(body))
+    end = meta_start + _padded(meta_length)
     image = pa.allocate_buffer(end + IMAGE_TRAILER_BYTES)
     sink = pa.FixedSizeBufferWriter(image)
     for part in parts:
         _write_stream(sink, part)
     sink.close()
     view = memoryview(image).cast("B")
-    view[meta_start:end] = body.ljust(end - meta_start, b"\0")
+    meta = msgspec.structs.replace(meta, block_crcs=_block_crcs(view[:rows_length]))
+    view[meta_start:end] = msgspec.msgpack.encode(meta).ljust(end - meta_start, b"\0")
     trailer = _Trailer(
         rows_length,
         summary_length,
-        len(body),
+        meta_length,
         crc32c(view[:rows_length]),
         crc32c(view[rows_length:meta_start]),
         crc32c(view[meta_start:end]),
     )
     view[end:] = _pack_trailer(trailer)
     return image
+
+
+def _block_crcs(rows: memoryview) -> bytes:
+    crcs = [crc32c(rows[at : at + BLOCK_BYTES]) for at in range(0, len(rows), BLOCK_BYTES)]
+    return np.array(crcs, "<u4").tobytes()
 
 
 def _stream_length(batch: pa.RecordBatch) -> int:
@@ -208,6 +222,24 @@ def summary_range(trailer: Blob, image_length: int, where: str) -> tuple[int, in
     return offset, found.tail_length
 
 
+def meta_range(trailer: Blob, image_length: int, where: str) -> tuple[int, int, int]:
+    """Of an image's rows the length; of its meta (offset, length)."""
+    offset, _ = summary_range(trailer, image_length, where)
+    found = _unpack_trailer(memoryview(trailer), where)
+    return offset, offset + found.summary_length, _padded(found.meta_length)
+
+
+def read_meta(trailer: Blob, data: Blob, where: str) -> ImageMeta:
+    """Check and read an image's meta. Raises CorruptData."""
+    found, view = _unpack_trailer(memoryview(trailer), where), memoryview(data)
+    if crc32c(view) != found.meta_crc:
+        raise CorruptData(where, found.summary_length, "bad checksum of a segment's meta")
+    try:
+        return msgspec.msgpack.decode(view[: found.meta_length], type=ImageMeta)
+    except msgspec.DecodeError as error:
+        raise CorruptData(where, found.summary_length, f"unreadable meta: {error}") from error
+
+
 def read_tail(tail: Blob, where: str) -> Tail:
     """Check and read the tail of an image. Arrays are views into ``tail``.
 
@@ -221,12 +253,7 @@ def read_tail(tail: Blob, where: str) -> Tail:
     end = trailer.summary_length
     if crc32c(view[:end]) != trailer.summary_crc:
         raise CorruptData(where, 0, "bad checksum of a summary")
-    if crc32c(view[end:-IMAGE_TRAILER_BYTES]) != trailer.meta_crc:
-        raise CorruptData(where, end, "bad checksum of a segment's meta")
-    try:
-        meta = msgspec.msgpack.decode(view[end : end + trailer.meta_length], type=ImageMeta)
-    except msgspec.DecodeError as error:
-        raise CorruptData(where, end, f"unreadable meta: {error}") from error
+    meta = read_meta(view[-IMAGE_TRAILER_BYTES:], view[end:-IMAGE_TRAILER_BYTES], where)
     batch = _read_stream(pa.py_buffer(tail).slice(0, end), where)
     if batch.num_rows != meta.row_count:
         raise CorruptData(where, 0, f"a summary of {batch.num_rows} rows for {meta.row_count}")
