@@ -46,7 +46,7 @@ class _Opened:
     @property
     def held_bytes(self) -> int:
         image = self.image
-        return image.held_bytes if isinstance(image, PartialImage) else image.buffer.size
+        return int(image.held_bytes if isinstance(image, PartialImage) else image.buffer.size)
 
 
 class ServedRows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +37,7 @@ def summary(rows: Sequence[Row], with_keys: bool) -> Summary:
     and kinds are as short as they can be, but not in segments of three rows."""
     keys = pa.array([b"before", *(row[1] for row in rows)], pa.binary()).slice(1)
     hashes = np.array([row[0] for row in rows], np.uint64)
-    kinds: np.ndarray | None = np.array([row[3] for row in rows], np.uint8)
+    kinds: Any = np.array([row[3] for row in rows], np.uint8)
     versions, first = compact_versions(np.array([row[2] for row in rows], np.uint64))
     if len(rows) == 3:
         versions, first = np.array([row[2] for row in rows], np.uint64), 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from decimal import Decimal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.schema import TableSchema
-from stelae.storage import image as image_module
 from stelae.storage.image import BLOCK_BYTES, Image, ImageMeta, build_image
 from stelae.storage.keys import KeyCodec
 from stelae.storage.layout import Layout, versions_from
@@ -151,11 +151,11 @@ def test_images_of_before_and_rows_in_many_places_are_read_whole(
     nested = made(fields, [pa.array([1, 2]), pa.array([[1], [2, 3]])], 2)
     replace = msgspec.structs.replace
 
-    def older(meta: ImageMeta, **changes: object) -> ImageMeta:
+    def older(meta: ImageMeta, **changes: Any) -> ImageMeta:
         changes.pop("block_crcs", None)
         return replace(meta, **changes)
 
-    monkeypatch.setattr(image_module.msgspec.structs, "replace", older)
+    monkeypatch.setattr(msgspec.structs, "replace", older)
     for data in (nested, mixed(10)):
         assert asyncio.run(PartialImage.open(Reader(data), len(data), "here")) is None
         assert Image.open(data, "here").batch.num_rows in (2, 10)
