@@ -29,7 +29,7 @@ def measure(quick: bool) -> list[Figure]:
     reads = min(READS, count // APART_ROWS // 3)
     sections = {
         "tservers": {"count": 2, "memory": "2GiB"},
-        "recovery": {"engine": "native", "load_rate": "64KiB"},
+        "recovery": {"engine": "native", "load_rate": "1MiB"},
     }
     with cluster("on-demand", **sections) as database:
         table = database.create_table("t", SCHEMA, key="id", durability=segments("disk", "disk"))
@@ -45,7 +45,7 @@ def measure(quick: bool) -> list[Figure]:
         first = _latencies(table, keys[reads : 2 * reads])
         absent = _latencies(table, keys[2 * reads : 3 * reads])
         loaded = database.status()["tablets"][0]["loaded"]
-        if loaded > 0.25 and not quick:
+        if loaded > 0.4 and not quick:
             raise RuntimeError(f"{loaded:.0%} of the rows are back already")
     ratio = float(np.median(absent) / np.median(here))
     note = f"{np.median(absent) * 1e6:.0f} µs against {np.median(here) * 1e6:.0f} µs, p50; "
