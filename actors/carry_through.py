@@ -32,25 +32,34 @@ async def carry_through(
         try:
             result = await work
         except StelaeError as error:
-            if not outcome.done():
-                outcome.set_exception(error)
+            _told(outcome, error)
         except OSError as error:
-            if not outcome.done():
-                outcome.set_exception(error)
-            elif on_failed is not None:
-                on_failed(error)
-            else:
+            if _told(outcome, error):
+                return
+            if on_failed is None:
                 raise
+            on_failed(error)
         except BaseException as error:
-            if not outcome.done():
-                if isinstance(error, asyncio.CancelledError):
-                    outcome.cancel()
-                else:
-                    outcome.set_exception(error)
+            _told(outcome, error)
             raise
         else:
             if not outcome.done():
                 outcome.set_result(result)
 
-    tasks.spawn(run(), name)
+    def ended(_: asyncio.Task[None]) -> None:
+        _told(outcome, asyncio.CancelledError())  # cancelled before its first step
+        work.close()
+
+    tasks.spawn(run(), name).add_done_callback(ended)
     return await outcome
+
+
+def _told(outcome: asyncio.Future[T], error: BaseException) -> bool:
+    """Whether somebody waits for it still, and is told of this."""
+    if outcome.done():
+        return False
+    if isinstance(error, asyncio.CancelledError):
+        outcome.cancel()
+    else:
+        outcome.set_exception(error)
+    return True

@@ -286,12 +286,15 @@ class Coordinator:
         if not self._pauses.is_over(key, now):
             return
         self._busy[key] = None
-        self._spawn(self._finish([key], work()), " ".join(key))
+        self._spawn(self._finish([key], work), " ".join(key))
 
-    async def _finish(self, keys: Sequence[Key], work: Coroutine[Any, Any, object]) -> None:
-        """Run ``work``; a failure of it is logged and counted, and the next look tries again."""
+    async def _finish(
+        self, keys: Sequence[Key], work: Callable[[], Coroutine[Any, Any, object]]
+    ) -> None:
+        """Run ``work``, which is made here: whoever leads no more may never come to it. A failure
+        of it is logged and counted, and the next look tries again."""
         try:
-            await work
+            await work()
         except StelaeError as error:
             logger.info("%s: %s", ", ".join(" ".join(key) for key in keys), error)
             self._runtime.metrics.count("coordinator_failures", error=type(error).__name__)
@@ -422,8 +425,8 @@ class Coordinator:
             self._busy[key] = None
             if self.recoveries.of(order.tablet.tablet_id) is None:
                 self._open_page(order.tablet, "found unfinished by a new leader")
-        work = self._rounds.run(list(fresh.values()))
-        self._spawn(self._finish(list(fresh), work), "recovery round")
+        orders = list(fresh.values())
+        self._spawn(self._finish(list(fresh), lambda: self._rounds.run(orders)), "recovery round")
 
     async def _open(self, action: Open) -> None:
         tablet, owner = action.tablet, action.owner

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -67,10 +67,12 @@ class _Cancelled(Exception):
     """Somebody wanted the job to end."""
 
 
-async def _outcome(work: Coroutine[Any, Any, T]) -> tuple[T | None, Exception | None]:
+async def _outcome(
+    work: Callable[[], Coroutine[Any, Any, T]],
+) -> tuple[T | None, Exception | None]:
     """As a value: a task must not end with an exception that its owner may not live to see."""
     try:
-        return await work, None
+        return await work(), None
     except Exception as error:  # handed on to the owner
         return None, error
 
@@ -249,22 +251,21 @@ class CopyJobs:
     async def _copy(self, job: CopyJob) -> None:
         """From the first word with the source to a replica that runs."""
         tablet_id = job.tablet_id
-        session = await self._interruptible(job, self._open(job))
+        session = await self._interruptible(job, lambda: self._open(job))
         self._check_reaches(tablet_id, session)
         if self._host.data_state(tablet_id) is DataState.READY:
             await self._make_way(job, session)
         job.attempt = await self._begin(job, session)
         await self._host.settle(tablet_id)
-        session, attempt = await self._interruptible(job, self._transfer(job))
+        session, attempt = await self._interruptible(job, lambda: self._transfer(job))
         plan = session.plan
         await self._copies.finish_copy(attempt, session.snapshot, session.metadata, plan.began_with)
         job.attempt = None
         await self._host.start_copied(tablet_id)
 
-    async def _interruptible(self, job: CopyJob, work: Coroutine[Any, Any, T]) -> T:
+    async def _interruptible(self, job: CopyJob, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Carry out what only reads from the source or writes what does not count yet."""
         if job.is_cancelled:
-            work.close()
             raise _Cancelled
         job.work = asyncio.create_task(_outcome(work))
         try:

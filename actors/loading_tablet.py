@@ -53,6 +53,16 @@ class LoadingTablet(TabletReads):
             raise TabletNotHere(self.tablet_id, "this server in that term")
         return held
 
+    async def bring_to_write(self, absent: RowsAbsent, timeout_s: float) -> list[Piece]:
+        """As `bring`, for a write that has put no entries into indexes.
+
+        Raises TabletNotReady: an index was made meanwhile, and entries go before the row.
+        """
+        held = await self.bring(absent, timeout_s)
+        if self._schemas.present.indexes:
+            raise TabletNotReady(self.tablet_id, "with an index since just now")
+        return held
+
     def arrived(
         self,
         segment: RemoteSegment,

@@ -67,15 +67,15 @@ class Regrouping:
         """Move one replica of a segment, if one is to move; false if none was."""
         log = self._log
         holders = segment.holders
-        if not segment.is_sealed or len(holders) != len(self._media):
+        if segment.is_retired or not segment.is_sealed or len(holders) != len(self._media):
             return False
         move = next_move(log, self._media, holders)
         if move is None or not segment.move(move.source, move.target):
             return False
-        while len(segment.replicas) > len(self._media):
+        while len(segment.replicas) > len(self._media) and not segment.is_retired:
             await log.runtime.clock.sleep(STEP_S)
-        if move.source in segment.holders:
-            return False  # the target is gone
+        if segment.is_retired or move.source in segment.holders:
+            return False  # it was cleaned meanwhile, or the target is gone
         await self._free(segment, move.source)
         return True
 

@@ -291,8 +291,8 @@ class ReplicatedSegment(ReplicaViews):
     async def _take_step(self, replica: SegmentReplica) -> bool:
         """The next step, if there is one still."""
         context, step = self._context, self._next_step(replica)
-        if step is None or replica not in self.replicas:
-            return True
+        if step is None or self.is_retired or replica not in self.replicas:
+            return True  # while it waited for its turn, perhaps
         if replica.backup is None and not self._choose(replica):
             if not replica.is_remade:
                 await self._wait_membership()

@@ -362,7 +362,7 @@ class Tablet(OwnedSuccession, LoadingTablet, OwnedIndexing):
                 index, outcome = self._try_write(call, rows, refusal)
                 break
             except RowsAbsent as absent:
-                held[:] = await self.bring(absent, left_s)
+                held[:] = await self.bring_to_write(absent, left_s)
         await self._committed(index, left_s)
         return answer(outcome)
 

@@ -258,10 +258,8 @@ async def run_indexes(world: World, heal_s: float = HEAL_TIMEOUT_S) -> Tally:
     for task in tasks:
         task.result()
     await nemesis.finish()
-    calm = world.spawn("operators", operator.calm())
-    await world.wait_until(calm.done, heal_s, "operators to have an index again")
-    calm.result()
-    restarted = await _rest(world, cluster, heal_s)
+    restarted = await _calm(world, cluster, operator, heal_s)
+    restarted += await _rest(world, cluster, heal_s)
     await _read_all(world, cluster, history, judge)
     require_rows(history)
     judge.require()
@@ -341,6 +339,31 @@ def _index_unrest(cluster: SimCluster, catalog: Catalog) -> str:
     return f"left: {len(reports)} indexlets" if reports else ""
 
 
+async def _calm(world: World, cluster: SimCluster, operator: Operator, heal_s: float) -> int:
+    """Operators end what they have begun. Meanwhile they start servers again of which a disk
+    failed: an alter waits for the only replica of a tablet, and an index for the alter."""
+    began_s = looked_s = world.loop.time()
+    calm, restarted = world.spawn("operators", operator.calm()), 0
+    while not calm.done():
+        now_s = world.loop.time()
+        assert now_s < began_s + heal_s, f"no index again within {heal_s} s: {unrest(cluster)}"
+        if now_s - looked_s > CALM_S:
+            looked_s = now_s
+            restarted += await _start_again(world, cluster)
+        await asyncio.sleep(0.2)
+    calm.result()
+    return restarted
+
+
+async def _start_again(world: World, cluster: SimCluster) -> int:
+    """Servers of which something failed; whether there are any."""
+    failed = durabilities.broken(cluster)
+    for name in failed:
+        world.restart(name)
+        await asyncio.sleep(0.5)
+    return min(1, len(failed))
+
+
 async def _rest(world: World, cluster: SimCluster, heal_s: float) -> int:
     """Wait until all is as it should be; returns how often servers had to be started again."""
     began_s = calm_since_s = world.loop.time()
@@ -353,12 +376,9 @@ async def _rest(world: World, cluster: SimCluster, heal_s: float) -> int:
             said, calm_since_s = problem, now_s
         if now_s - calm_since_s > CALM_S:
             calm_since_s = now_s
-            broken = durabilities.broken(cluster)
-            assert broken or now_s < began_s + heal_s / 2, f"it does not heal by itself: {problem}"
-            restarted += 1
-            for name in broken:
-                world.restart(name)
-                await asyncio.sleep(0.5)
+            again = await _start_again(world, cluster)
+            assert again or now_s < began_s + heal_s / 2, f"it does not heal by itself: {problem}"
+            restarted += again
         await asyncio.sleep(0.2)
     return restarted
 

@@ -50,6 +50,8 @@ SYNCED = ("disk", "pram")
 WORST_RATE = 0.35
 """Runs that end with more lost than is promised."""
 ACCEPTED_S = 120.0
+UNREADABLE_S = 10.0
+"""For so long an operator sees a tablet wait for rows before its server is started again."""
 
 
 class MediaFaults:
@@ -180,11 +182,7 @@ class Worst:
         await self._accept_all()
         for name in stale:
             self._world.restart(name)
-        await self._world.wait_until(
-            lambda: self._cluster.is_whole(tables.TABLETS, self._replicas),
-            ACCEPTED_S,
-            "full strength after a loss",
-        )
+        await self._until_whole()
         after = await self._rows(table)
         for key, (_, version) in after.items():  # what a lost segment replaced may be back
             if key in before:
@@ -218,6 +216,30 @@ class Worst:
             except (InvalidArgument, RetryLater, OutcomeUnknown):
                 pass  # something has come back meanwhile, or somebody does not answer yet
             await asyncio.sleep(0.5)
+
+    async def _until_whole(self) -> None:
+        """If all that is left of a segment has decayed, its tablet is served without those rows,
+        and says so. Its owner is started again: then they are missing, and can be given up."""
+        end_s = self._world.loop.time() + ACCEPTED_S
+        looked_s = self._world.loop.time()
+        while not self._cluster.is_whole(tables.TABLETS, self._replicas):
+            now_s = self._world.loop.time()
+            assert now_s < end_s, "not at full strength after a loss"
+            if now_s - looked_s > UNREADABLE_S:
+                for name in self._waiting_for_rows():
+                    self._world.crash(name)
+                await self._accept_all()
+                looked_s = self._world.loop.time()
+            await asyncio.sleep(0.5)
+
+    def _waiting_for_rows(self) -> list[str]:
+        """Servers of tablets that wait for a replica that can be read."""
+        return [
+            name
+            for name in self._cluster.tservers
+            if (server := self._world.server(name)) is not None and hasattr(server, "info")
+            if any("readable replica" in report.problem for report in server.reports())
+        ]
 
     def _is_running(self) -> bool:
         leader = self._cluster.leader()
@@ -255,12 +277,16 @@ async def run(world: World, bug: str = "") -> None:
     strikes: Sequence[str] = KINDS
     if sum(medium in SYNCED for medium in media) < 2:
         strikes = [kind for kind in KINDS if kind not in LOSING_A_DISK]
+    kinds = rng.sample(strikes, rng.randrange(0, 3))
     faults: list[MediaFaults] = []
 
     def beside(cluster: SimCluster, database: AsyncDatabase) -> MediaFaults:
-        # What has decayed counts as lost: another replica must outlive all crashes.
+        # What has decayed counts as lost, and nobody may know yet: another replica must outlive
+        # all crashes, and no disk be lost beside.
         may_decay = not world.options.lost_disk_every_s and len(media) - media.count("ram") >= 2
         decays = rng.choice(cluster.backups) if may_decay else ""
+        if any(kind in LOSING_A_DISK for kind in kinds):
+            decays = ""
         faults.append(MediaFaults(cluster, decays, rng.choice([2.0, 6.0])))
         return faults[0]
 
@@ -268,7 +294,7 @@ async def run(world: World, bug: str = "") -> None:
     with planted(bug):
         await tables.run_tables(
             world,
-            rng.sample(strikes, rng.randrange(0, 3)),
+            kinds,
             longest_gap_s=4.0,
             make_beside=beside,
             media=media,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
+from stelae.actors.loading_tablet import LoadingTablet
 from stelae.storage.client_results import ClientResults
 from stelae.storage.remote import Piece, RemoteSegment
 from stelae.storage.segment import Segment
@@ -37,6 +38,11 @@ def _rows_that_died_on_the_way_return() -> Any:
         patch.object(RemoteSegment, "__init__", noted),
         patch.object(RemoteSegment, "arrived", forgetful),
     )
+
+
+def writes_that_waited_forget_entries() -> Any:
+    """Let a write that waited for rows go on as it was begun, though there is an index by now."""
+    return patch.object(LoadingTablet, "bring_to_write", LoadingTablet.bring)
 
 
 def _both(*patches: Any) -> Any:

@@ -10,7 +10,7 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.engines import BUGS
 
 FAST_SEEDS = 6
-SEEDS = 16
+SEEDS = 24
 BUG_SEEDS = 60
 SCENARIOS = ("engines", "offers")
 FOUND_BY = {

@@ -9,15 +9,15 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.planted_finds import BUGS
 
 SCENARIO = load_scenario("indexes")
-SEEDS = 400
-BUDGET_S = 120.0
+SEEDS = 100
+BUDGET_S = 300.0
 BUG_SEEDS = 60
 
 
 @pytest.mark.slow
 def test_look_ups_find_what_they_have_to_whatever_happens() -> None:
     """Rows by value, in every history; afterwards exactly what a scan finds."""
-    assert len(run_seeds(SCENARIO, SEEDS, budget_s=BUDGET_S)) >= 5
+    assert len(run_seeds(SCENARIO, SEEDS, budget_s=BUDGET_S)) >= SEEDS // 4
 
 
 @pytest.mark.slow

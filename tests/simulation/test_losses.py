@@ -86,6 +86,11 @@ class Here:
         (held,) = self.world.server(self.owner).holders().values()
         return [[self.name_of(uuid) for uuid in uuids] for uuids in held]
 
+    def problem(self) -> str:
+        """What the tablet's owner says is wrong."""
+        server = self.world.server(self.owner)
+        return "".join(report.problem for report in server.reports())
+
     def held(self, backup: str) -> list[int]:
         server = self.world.server(backup)
         return [] if server is None else server._holdings.segments(self.tablet.tablet_id)
@@ -210,6 +215,50 @@ def test_a_lost_segment_is_told_with_what_it_held_and_given_up_by_name() -> None
         here.world.crash(here.owner)
         await here.until_served()
         assert set(await here.rows()) == {*rows, gone}
+
+    tell(story)
+
+
+def test_what_has_decayed_everywhere_is_given_up_once_the_owner_is_started_again() -> None:
+    """Until then the tablet serves all else, and says that those rows cannot be read. Another
+    recovery finds that they are missing: the backups have seen it themselves."""
+
+    async def story(here: Here) -> None:
+        before = await here.rows()
+        decayed, *_ = here.holders()
+        segment = sorted(set(here.held(decayed[0])) & set(here.held(decayed[1])))[0]
+        former, term = here.owner, here.tablet.term
+        here.world.crash(former, restart=False)
+        for name in decayed:
+            server = here.world.server(name)
+            replica = server._holdings.find(here.tablet.tablet_id, segment)
+            pieces = server._media[replica.medium].layout.pieces(replica.frames, 200, 1)
+            ((offset, _),) = pieces
+            here.world.nodes[name].disk.corrupt(f"{replica.medium}/frames", offset)
+        await here.until(
+            lambda: here.tablet.term > term and here.tablet.state is TabletState.RUNNING, "served"
+        )
+        here.world.restart(former)
+        await here.until(lambda: "readable replica" in here.problem(), "it says so")
+        assert not (await here.database.losses()).waiting
+        unread = 0
+        for key in range(0, ROWS, 3):
+            try:
+                await here.table.get(key, timeout=2.0)
+            except RetryLater:
+                unread += 1
+        assert 0 < unread < len(range(0, ROWS, 3))
+
+        here.world.crash(here.owner)
+        await here.until(lambda: here.tablet.state is TabletState.RECOVERING, "a recovery")
+        await asyncio.sleep(5.0)
+        report = await here.accept()
+        (loss,) = report.waiting
+        assert [each.segment_id for each in loss.segments] == [segment]
+        await here.until_served()
+        rows = await here.rows()
+        assert len(before) - len(rows) == sum(each.rows for each in loss.segments)
+        assert all(before[key] == version for key, version in rows.items())
 
     tell(story)
 

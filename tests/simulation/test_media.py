@@ -22,7 +22,7 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.media import MEDIA
 from tests.simulation.wal_cluster import SCHEMA, read_all, text, write
 
-FAST_SEEDS, SEEDS = 6, 50
+FAST_SEEDS, SEEDS = 6, 80
 BUG_SEEDS = 150
 CALL_S = 20.0
 
@@ -36,7 +36,7 @@ def test_strategies_and_faults_of_media_lose_nothing() -> None:
 @pytest.mark.slow
 def test_many_seeds_of_strategies_and_faults_of_media() -> None:
     """The same, with others for each commit."""
-    outcomes = run_seeds(load_scenario("media"), SEEDS, budget_s=300.0)
+    outcomes = run_seeds(load_scenario("media"), SEEDS, budget_s=420.0)
     assert len(outcomes) >= SEEDS // 4
 
 

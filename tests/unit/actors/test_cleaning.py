@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
 from stelae.actors.tablet import Tablet
+from stelae.core.backup_views import BackupsView
 from stelae.core.durability import Durability, segments, wal
 from stelae.core.errors import OutOfMemory
 from stelae.core.messages import FreeReplicas, WriteOp
@@ -17,7 +19,7 @@ from stelae.simulation.cluster import SimCluster
 from stelae.simulation.options import Limits, Servers
 from stelae.storage.cleaning import Needs
 from tests.simulation.planted import planted
-from tests.unit.actors.tablet_world import SCHEMA, TabletWorld, run
+from tests.unit.actors.tablet_world import SCHEMA, SETTINGS, TabletWorld, run
 
 BIG = "x" * 700
 NEVER_S = 1e6
@@ -141,6 +143,36 @@ def test_tombstones_stay_while_another_tablet_is_brought_up(keeps: bool) -> None
         assert [await here.get(n) for n in (0, 1, 2, 15)] == [None, None, None, BIG]
 
     run(scenario)
+
+
+def test_replicas_are_brought_into_groups_though_segments_are_cleaned_meanwhile() -> None:
+    """Those are left alone, and hold up nobody: what stays is in one group at last."""
+
+    async def scenario(here: TabletWorld) -> None:
+        await here.serve("b1", "b2")
+        await _heads(here, 8)
+        here.see("b1", "b2", "b3", "b4")
+        b1, b2, b3, b4 = [here.info(name).uuid for name in ("b1", "b2", "b3", "b4")]
+        before = set(here.tablet.log.digest)
+        here.members.see_backups(BackupsView(1, copysets=((b1, b3), (b2, b4))))
+        log = here.tablet.log
+
+        def is_moving() -> bool:
+            return any(len(each.replicas) > 2 for each in log.segments)
+
+        await here.world.wait_until(is_moving, 9.0, "one is on its way", 0.001)
+        assert await here.tablet.cleaning.clean(memory_is_low=False)
+        assert len(before - set(log.digest)) >= 3, "old segments have no live rows by now"
+        assert here.tablet.roll()
+
+        def are_grouped() -> bool:
+            groups = ({b1, b3}, {b2, b4})
+            return all(set(each.holders) in groups for each in log.segments)
+
+        await here.until(are_grouped, "all that is left to lie in groups")
+
+    settings = msgspec.structs.replace(SETTINGS, rereplication_bytes_per_s=2000.0)
+    run(scenario, backups=4, settings=settings)
 
 
 # ---- a whole cluster ----------------------------------------------------------------------------
