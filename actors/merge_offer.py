@@ -63,8 +63,7 @@ class MergeOffer:
         hashes, positions, *live = blobs
         try:
             merged = Merged(
-                np.frombuffer(hashes, np.uint64),
-                np.frombuffer(positions, np.int64),
+                (np.frombuffer(hashes, np.uint64), np.frombuffer(positions, np.int64)),
                 [np.frombuffer(mask, np.uint8) != 0 for mask in live],
                 next_version,
             )

@@ -256,24 +256,25 @@ def _calm_collector() -> None:
 class WithoutPandas(MetaPathFinder):
     """Pandas is not to be had in this process.
 
-    pyarrow imports it, where it is installed, at its first array of NumPy's: half a second in the
-    midst of a recovery, and 40 MB, for nothing that a tserver does.
+    pyarrow imports it, where it is installed, at its first array of NumPy's: half a second or more
+    in the midst of a recovery, and 40 MB, for nothing that a tserver or a backup does.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname == "pandas":
-            raise ModuleNotFoundError("a tserver does without pandas", name=fullname)
+            raise ModuleNotFoundError("this server does without pandas", name=fullname)
         return None
 
 
 def load_server(kind: ServerKind) -> ModuleType:
     """Import what a server of this kind needs, and no more; the module with its class."""
+    has_it = any(isinstance(finder, WithoutPandas) for finder in sys.meta_path)
+    if kind in (ServerKind.TSERVER, ServerKind.BACKUP) and not has_it:
+        sys.meta_path.insert(0, WithoutPandas())
     if kind is not ServerKind.TSERVER:
         return importlib.import_module(f"stelae.actors.{kind.value}")
-    if not any(isinstance(finder, WithoutPandas) for finder in sys.meta_path):
-        sys.meta_path.insert(0, WithoutPandas())
     for kernels in ("stelae.storage.kernels", "stelae.storage.index_kernels"):
         importlib.import_module(kernels)  # loads them, or compiles them once on a machine
     return importlib.import_module("stelae.actors.tserver")

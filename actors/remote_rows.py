@@ -14,23 +14,21 @@ Source: seed RAMCloud master recovery, phase 2; design §9.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
 
 from stelae.actors.membership import Membership
+from stelae.actors.row_pieces import Remote, RowPieces
 from stelae.actors.segment_replica import RemoteImage
 from stelae.actors.tablet_log import FoundSegment
 from stelae.actors.tablet_recovery import Intake, fetch_all
 from stelae.core.errors import CorruptData, DataLost, StelaeError, TabletNotHere, TabletNotReady
 from stelae.core.ids import Address, ServerUuid, TabletId, segment_name
 from stelae.core.messages import SegmentSource
-from stelae.core.remote_messages import READ_ROWS, ReadRows
 from stelae.core.runtime import ObjectHandle, Runtime
 from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
@@ -38,8 +36,6 @@ from stelae.storage.remote import Piece, RemoteRun, RemoteSegment, RowsAbsent
 
 HELD_BYTES = 32 << 20
 """Of rows that were fetched and are not to stay: they serve for a while yet."""
-PIECE_TIMEOUT_S = 0.5
-"""Of the first replica that is asked for a piece; the next ones get twice as long."""
 LOADERS = 2
 """Of one tablet: one reads while the other's rows are checked and put into shared memory."""
 PAUSE_S = 0.1
@@ -59,34 +55,6 @@ class Owner(Protocol):
         damaged: Sequence[ServerUuid],
     ) -> None:
         """The rows are here to stay."""
-
-
-@dataclass(slots=True)
-class _Remote:
-    """A segment that is not here, and where it lies."""
-
-    segment: RemoteSegment
-    found: FoundSegment
-    damaged: dict[ServerUuid, None] = field(default_factory=dict)
-    loading: asyncio.Task[None] | None = None
-    asked_at: float = math.inf
-    """When somebody first needed rows of it."""
-    failures: int = 0
-    is_taken: bool = False
-    """Somebody waits for its turn."""
-
-    @property
-    def run(self) -> RemoteRun:
-        return self.segment.remote
-
-    @property
-    def size_bytes(self) -> int:
-        return self.run.size_bytes
-
-    @property
-    def more_bytes(self) -> int:
-        """So much more memory it takes once it is here."""
-        return max(0, self.size_bytes - self.segment.memory_bytes)
 
 
 class RemoteRows:
@@ -109,10 +77,10 @@ class RemoteRows:
         self._tasks = tasks
         self._tablet_id = tablet_id
         self._owner = owner
-        self._remote: dict[RemoteRun, _Remote] = {}
+        self._remote: dict[RemoteRun, Remote] = {}
         self._held: OrderedDict[Piece, None] = OrderedDict()
         self._held_bytes = 0
-        self._pieces: dict[tuple[RemoteRun, int], asyncio.Task[None]] = {}
+        self._pieces = RowPieces(runtime, settings, members, tasks, tablet_id, self._hold)
         self.total_bytes = 0
         """Of all segments that were remote at first."""
         self.loaded_s = 0.0
@@ -124,7 +92,7 @@ class RemoteRows:
     def add(self, segment: RemoteSegment, found: FoundSegment) -> RemoteImage:
         """These rows are to be brought back. Returns what gives the image to whoever makes a
         replica of it."""
-        self._remote[segment.remote] = _Remote(
+        self._remote[segment.remote] = Remote(
             segment, found, {uuid: None for uuid in found.damaged}
         )
         segment.remote.cut(self._settings.row_piece_bytes)
@@ -214,9 +182,9 @@ class RemoteRows:
 
     def _begin(
         self, absent: RowsAbsent, held: dict[tuple[RemoteRun, int], Piece]
-    ) -> list[asyncio.Task[None]]:
-        """The tasks that fetch what is not here."""
-        tasks: dict[asyncio.Task[None], None] = {}
+    ) -> list[asyncio.Future[None]]:
+        """What fetches what is not here: it is done when that is here, or cannot be had."""
+        tasks: dict[asyncio.Future[None], None] = {}
         for wanted in absent.wanted:
             remote = self._remote.get(wanted.run)
             if remote is None or wanted.run.is_here:
@@ -226,55 +194,8 @@ class RemoteRows:
                 tasks[self._load(remote)] = None
                 continue
             missing = [n for n in wanted.pieces if (wanted.run, n) not in held]
-            self._begin_pieces(remote, missing)
-            tasks |= {self._pieces[wanted.run, number]: None for number in missing}
+            tasks |= dict.fromkeys(self._pieces.begin(remote, missing))
         return list(tasks)
-
-    def _begin_pieces(self, remote: _Remote, numbers: Sequence[int]) -> None:
-        run = remote.run
-        new = [number for number in numbers if (run, number) not in self._pieces]
-        if new:
-            name = f"{self._tablet_id[:8]}/rows of {run.segment_id}"
-            task = self._tasks.spawn(self._fetch(remote, new), name)
-            self._pieces |= {(run, number): task for number in new}
-
-    async def _fetch(self, remote: _Remote, numbers: list[int]) -> None:
-        """Ask one replica after the other for some pieces."""
-        run, timeout_s = remote.run, PIECE_TIMEOUT_S
-        try:
-            for uuid, address in self._places(remote):
-                try:
-                    await self._fetch_from(run, numbers, uuid, address, timeout_s)
-                except DataLost:
-                    self._damaged(remote, uuid)
-                except StelaeError:
-                    self._runtime.metrics.count("row_reads_failed")
-                    timeout_s = min(2 * timeout_s, self._settings.call_timeout_s)
-                else:
-                    remote.failures = 0
-                    return
-            remote.failures += 1
-        finally:
-            for number in numbers:
-                del self._pieces[run, number]
-
-    async def _fetch_from(
-        self, run: RemoteRun, numbers: list[int], uuid: ServerUuid, address: Address, wait_s: float
-    ) -> None:
-        reply = await self._runtime.peers.call(
-            address,
-            READ_ROWS,
-            ReadRows(self._tablet_id, run.segment_id, run.piece_rows, tuple(numbers)),
-            timeout_s=wait_s,
-            destination=uuid,
-        )
-        trailer, crcs = reply.body.trailer, reply.body.crcs
-        where = f"segment {segment_name(run.segment_id)} from {address}"
-        if not len(crcs) == len(reply.blobs) == len(numbers):
-            raise CorruptData(where, 0, f"{len(reply.blobs)} pieces for {len(numbers)}")
-        for number, crc, data in zip(numbers, crcs, reply.blobs, strict=True):
-            self._hold(run.take_piece(number, trailer, crc, data, where))
-        self._runtime.metrics.count("row_pieces_fetched", len(numbers))
 
     def _hold(self, piece: Piece) -> None:
         """Keep it for a while; what was fetched first is let go of first."""
@@ -287,21 +208,21 @@ class RemoteRows:
 
     # ---- whole segments ---------------------------------------------------------------------
 
-    def _load(self, remote: _Remote) -> asyncio.Task[None]:
+    def _load(self, remote: Remote) -> asyncio.Task[None]:
         """The task that loads a segment: one at a time."""
         if remote.loading is None:
             name = f"{self._tablet_id[:8]}/segment {remote.run.segment_id}"
             remote.loading = self._tasks.spawn(self._load_any(remote), name)
         return remote.loading
 
-    async def _load_any(self, remote: _Remote) -> None:
+    async def _load_any(self, remote: Remote) -> None:
         """Read the segment from one replica after the other, and keep it if there is room."""
         try:
-            for uuid, address in self._places(remote):
+            for uuid, address in remote.places(self._members, self._runtime.rng):
                 try:
                     whole, handle = await self._load_from(remote, uuid, address)
                 except DataLost:
-                    self._damaged(remote, uuid)
+                    remote.is_damaged_at(uuid, self._runtime.metrics)
                 except StelaeError:
                     self._runtime.metrics.count("row_reads_failed")
                 else:
@@ -313,7 +234,7 @@ class RemoteRows:
             remote.loading = None
 
     async def _load_from(
-        self, remote: _Remote, uuid: ServerUuid, address: Address
+        self, remote: Remote, uuid: ServerUuid, address: Address
     ) -> tuple[Piece, ObjectHandle | None]:
         run = remote.run
         source = SegmentSource(run.segment_id, True, run.size_bytes, ((uuid, address, ""),))
@@ -330,7 +251,7 @@ class RemoteRows:
             raise CorruptData(found.where, 0, "rows where an image was to be")
         return run.take_image(found.image), found.handle
 
-    def _take(self, remote: _Remote, whole: Piece, handle: ObjectHandle | None) -> None:
+    def _take(self, remote: Remote, whole: Piece, handle: ObjectHandle | None) -> None:
         self._lacks_memory = not self._intake.has_room(remote.more_bytes)
         if self._lacks_memory:
             self._hold(whole)
@@ -345,32 +266,6 @@ class RemoteRows:
             if self._began is not None:
                 self.loaded_s = self._runtime.clock.monotonic() - self._began
                 self._runtime.metrics.observe("tablet_loaded_s", self.loaded_s)
-
-    def _places(self, remote: _Remote) -> list[tuple[ServerUuid, Address]]:
-        """Where it may be read, in a random order: where the plan has found it, then anywhere else,
-        as a backup may have come back with it; damaged replicas last."""
-        known = [(uuid, address) for uuid, address, _ in remote.found.replicas]
-        self._runtime.rng.shuffle(known)
-        planned = {uuid: None for uuid, _ in known}
-        media = sorted({medium for _, _, medium in remote.found.replicas})
-        others = [
-            (backup.uuid, backup.address)
-            for medium in media
-            for backup in self._members.backups(medium)
-            if backup.uuid not in planned
-        ]
-        places: list[tuple[ServerUuid, Address]] = []
-        for uuid, address in known:
-            live = self._members.find(uuid)
-            places.append((uuid, address if live is None else live.address))
-        if remote.failures:
-            places += others
-        return sorted(places, key=lambda place: place[0] in remote.damaged)
-
-    def _damaged(self, remote: _Remote, uuid: ServerUuid) -> None:
-        self._runtime.metrics.count("replicas_corrupt")
-        if any(uuid == each for each, _, _ in remote.found.replicas):
-            remote.damaged[uuid] = None
 
     # ---- in the background ------------------------------------------------------------------
 
@@ -393,14 +288,14 @@ class RemoteRows:
             await self._runtime.clock.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _next(self) -> _Remote:
+    def _next(self) -> Remote:
         """What was needed first, then in the order of the log; what could not be had comes last."""
         return min(
             self._remote.values(),
             key=lambda r: (r.is_taken, r.failures, r.asked_at, r.run.segment_id),
         )
 
-    async def _load_in_turn(self, remote: _Remote) -> None:
+    async def _load_in_turn(self, remote: Remote) -> None:
         """Load a segment when its turn has come, unless it is here by then."""
         remote.is_taken = True
         rate = self._settings.load_bytes_per_s
@@ -426,3 +321,4 @@ class RemoteRows:
     def close(self) -> None:
         """Nothing is fetched any more; whoever waits is told."""
         self._is_closed = True
+        self._pieces.close()

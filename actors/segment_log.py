@@ -140,21 +140,29 @@ class SegmentLog(LogWaits):
         fetched = await fetch_segments(
             self.runtime, self.settings, self.tablet_id, sources, self._intake
         )
-        segments = await recovered_segments(self.runtime, fetched, self.next_id, codec)
-        return [FoundSegment.of(one, rows) for one, rows in zip(fetched, segments, strict=True)]
+        segments = await recovered_segments(self.runtime, fetched, self.next_id, codec, self.term)
+        found = [FoundSegment.of(one, rows) for one, rows in zip(fetched, segments, strict=True)]
+        for one, segment in zip(fetched, found, strict=True):
+            if one.is_rewritten:
+                self._rewrite(segment)
+        return found
+
+    def _rewrite(self, segment: FoundSegment) -> None:
+        """What was in row form (the old head above all) is sealed on all replicas, as a new
+        segment, before the log is opened: from the hand-over on, open replicas of earlier terms are
+        ignored. Under a new id, because two recoveries may read different ends of one old head.
+        Backups get it while all else is merged."""
+        assert segment.image is not None, "what was in row form was sealed"
+        self._rewritten.append(segment.segment_id)
+        self.adopt_image(segment.segment_id, segment.image.buffer, [], 0)
 
     async def adopt(self, segment: FoundSegment, remote: RemoteImage | None = None) -> None:
-        """Take over a loaded segment. What was in row form (the old head above all) is sealed on
-        all replicas, as a new segment, before the log is opened: from the hand-over on, open
-        replicas of earlier terms are ignored. Under a new id, because two recoveries may read
-        different ends of one old head."""
-        segment_id = segment.segment_id
-        if segment.is_remote or segment.image is not None:
-            image = None if segment.image is None else segment.image.buffer
-            self.adopt_image(segment_id, image, segment.holders, segment.epoch, remote)
-        else:
-            self.adopt_image(segment_id, await self._build_image(segment_id), [], 0)
-            self._rewritten.append(segment_id)
+        """Take over a loaded segment."""
+        if segment.segment_id in self._segments:
+            return  # it was rewritten
+        assert segment.is_remote or segment.image is not None, "row form was rewritten"
+        image = None if segment.image is None else segment.image.buffer
+        self.adopt_image(segment.segment_id, image, segment.holders, segment.epoch, remote)
 
     def arrived(self, segment_id: int, image: pa.Buffer, damaged: Sequence[ServerUuid]) -> None:
         self._segments[segment_id].arrived(image)

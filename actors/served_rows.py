@@ -1,8 +1,9 @@
 """Rows of sealed replicas that a backup serves while tablets are being brought back.
 
-An image is read whole, and checked, when the first piece of it is asked for; it then stays in
-memory for a while, as its neighbours will be asked for as well. Bounded: the images that were not
-asked for the longest are let go of.
+Of an image only the blocks are read, and checked, that have rows which are asked for
+(`stelae.storage.partial_image`); an image of before, or of columns that are in more pieces, whole.
+What was read stays in memory for a while, as its neighbours will be asked for as well. Bounded: the
+images that were not asked for the longest are let go of.
 
 Source: seed RAMCloud master recovery, phase 2 (objects on demand); design §9.
 """
@@ -12,19 +13,21 @@ from __future__ import annotations
 import asyncio
 import weakref
 from dataclasses import dataclass
+from functools import partial
 
 from crc32c import crc32c
 
-from stelae.core.errors import InvalidArgument, TooLarge
+from stelae.core.errors import CorruptData, InvalidArgument, TabletNotReady, TooLarge
 from stelae.core.ids import TabletId, segment_name
 from stelae.core.messages import ReadReplica, ReplicaState
 from stelae.core.remote_messages import READ_ROWS, ReadRows, ReadRowsReply
-from stelae.core.rpc import Call, Handlers, Reply, prompt
+from stelae.core.rpc import Blob, Call, Handlers, Reply, prompt
 from stelae.core.runtime import Runtime
 from stelae.storage.holdings import REPLY_BYTES_MAX, Holdings
 from stelae.storage.image import Image
+from stelae.storage.partial_image import PartialImage
 from stelae.storage.remote import cut_piece
-from stelae.storage.replicas import Replica
+from stelae.storage.replicas import Facts, Replica
 
 KEPT_BYTES = 64 << 20
 KEPT_S = 20.0
@@ -37,8 +40,13 @@ class _Opened:
     """An image that was checked, and the replica that it was read from."""
 
     replica: Replica
-    image: Image
+    image: Image | PartialImage
     used: float
+
+    @property
+    def held_bytes(self) -> int:
+        image = self.image
+        return int(image.held_bytes if isinstance(image, PartialImage) else image.buffer.size)
 
 
 class ServedRows:
@@ -58,13 +66,16 @@ class ServedRows:
     @prompt
     async def _read_rows(self, call: Call[ReadRows]) -> Reply[ReadRowsReply]:
         request = call.body
-        image = self._find(request) or await self._open(request)
+        opened = self._find(request) or await self._open(request)
+        image = opened.image
         count = image.meta.row_count
         last = max(request.pieces, default=0)
         if request.piece_rows < 1 or min(request.pieces, default=0) < 0:
             raise InvalidArgument(f"pieces {request.pieces} of {request.piece_rows} rows")
         if len(request.pieces) > PIECES_MAX or last * request.piece_rows >= max(1, count):
             raise InvalidArgument(f"{len(request.pieces)} pieces up to {last}, of {count} rows")
+        if isinstance(image, PartialImage):
+            await self._bring(request, opened.replica, image)
         pieces = [cut_piece(image.batch, number, request.piece_rows) for number in request.pieces]
         size_bytes = sum(piece.size for piece in pieces)
         if size_bytes > REPLY_BYTES_MAX:
@@ -72,7 +83,18 @@ class ServedRows:
         crcs = tuple([crc32c(piece) for piece in pieces])
         return Reply(ReadRowsReply(image.trailer, crcs), pieces)
 
-    def _find(self, request: ReadRows) -> Image | None:
+    async def _bring(self, request: ReadRows, replica: Replica, image: PartialImage) -> None:
+        size, before = request.piece_rows, image.held_bytes
+        parts = [(number * size, (number + 1) * size) for number in request.pieces]
+        try:
+            await image.bring(partial(self._read, replica), parts)
+        except CorruptData:
+            self._holdings.note_damage(replica)
+            raise
+        if image.held_bytes != before:
+            self._let_go()
+
+    def _find(self, request: ReadRows) -> _Opened | None:
         """The image, if it is open and still what this backup holds."""
         key = request.tablet_id, request.segment_id
         opened = self._opened.get(key)
@@ -83,10 +105,10 @@ class ServedRows:
             return None
         opened.used = self._runtime.clock.monotonic()
         self._opened[key] = opened
-        return opened.image
+        return opened
 
-    async def _open(self, request: ReadRows) -> Image:
-        """Read and check an image; whoever else wants it meanwhile waits for that."""
+    async def _open(self, request: ReadRows) -> _Opened:
+        """Open an image; whoever else wants it meanwhile waits for that."""
         key = request.tablet_id, request.segment_id
         lock = self._locks.get(key)
         if lock is None:
@@ -95,16 +117,35 @@ class ServedRows:
             found = self._find(request)
             if found is not None:
                 return found
-            replica = self._holdings.find(*key)
-            info, data = await self._holdings.read(ReadReplica(*key))
-            name = f"segment {segment_name(request.segment_id)} of tablet {request.tablet_id}"
-            if info.state is not ReplicaState.SEALED:
-                raise InvalidArgument(f"{name} is not sealed here")
-            image = await self._runtime.offload(Image.open, data, name, check_rows=False)
-            if replica is not None and self._holdings.find(*key) is replica:
-                self._opened[key] = _Opened(replica, image, self._runtime.clock.monotonic())
+            replica, facts = self._holdings.readable(*key)
+            if facts.state is not ReplicaState.SEALED:
+                raise InvalidArgument(f"{replica.where} is not sealed here")
+            try:
+                image = await self._open_image(replica, facts)
+            except CorruptData:
+                self._holdings.note_damage(replica)
+                raise
+            opened = _Opened(replica, image, self._runtime.clock.monotonic())
+            if not replica.freed:
+                self._opened[key] = opened
                 self._let_go()
-            return image
+            return opened
+
+    async def _open_image(self, replica: Replica, facts: Facts) -> Image | PartialImage:
+        read = partial(self._read, replica)
+        some = await PartialImage.open(read, facts.length, replica.where)
+        if some is not None:
+            return some
+        data = await read(0, facts.length)
+        return await self._runtime.offload(Image.open, data, replica.where, check_rows=False)
+
+    async def _read(self, replica: Replica, offset: int, length: int) -> Blob:
+        """Bytes of that very replica, and of none that took its place meanwhile."""
+        key = replica.tablet_id, replica.segment_id
+        _, data = await self._holdings.read(ReadReplica(*key, offset=offset, length=length))
+        if replica.freed:
+            raise TabletNotReady(key[0], f"having segment {segment_name(key[1])} replaced")
+        return data
 
     async def expire(self) -> None:
         """Let go of what nobody asks for any more; for ever."""
@@ -115,6 +156,6 @@ class ServedRows:
             self._opened = kept
 
     def _let_go(self) -> None:
-        kept = sum(opened.image.buffer.size for opened in self._opened.values())
+        kept = sum(opened.held_bytes for opened in self._opened.values())
         while kept > KEPT_BYTES and len(self._opened) > 1:
-            kept -= self._opened.pop(next(iter(self._opened))).image.buffer.size
+            kept -= self._opened.pop(next(iter(self._opened))).held_bytes

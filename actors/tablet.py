@@ -275,7 +275,7 @@ class Tablet(OwnedSuccession, LoadingTablet, OwnedIndexing):
         merged = await self.merge_offer.wait([len(segment.summary) for segment in segments])
         if merged is None:
             summaries = [s.summary for s in segments]
-            merged = await runtime.offload(merge, summaries, None, self._intake.tables)
+            merged = await runtime.offload(merge, summaries)
         now = self._phase("merge", now)
         index = await runtime.offload(merged.index)
         self._memory.adopt(segments, merged, now, index)
@@ -287,7 +287,7 @@ class Tablet(OwnedSuccession, LoadingTablet, OwnedIndexing):
                 continue
             if each.handle is not None:
                 self._objects[each.segment_id] = each.handle
-            else:
+            if each.image is None:
                 self._slots[each.segment_id] = slot
             await self._log.adopt(each)
         self._phase("install", now)

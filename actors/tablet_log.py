@@ -55,6 +55,8 @@ class FoundSegment:
     def of(fetched: FetchedSegment, rows: RecoveredSegment) -> FoundSegment:
         """What was fetched from backups, with its rows (or summary) in the form of the merge."""
         source = fetched.source
+        if fetched.is_rewritten:
+            return FoundSegment(rows, fetched.image)
         return FoundSegment(
             rows, fetched.image, fetched.handle, source.replicas, source.epoch, fetched.damaged
         )

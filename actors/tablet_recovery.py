@@ -37,7 +37,7 @@ from stelae.core.runtime import Clock, ObjectHandle, Runtime
 from stelae.core.settings import Settings
 from stelae.storage.buffers import BufferPool
 from stelae.storage.entry import Entry, read_entries
-from stelae.storage.image import Image, Tail, read_tail
+from stelae.storage.image import Image, Tail, build_image, read_tail
 from stelae.storage.keys import KeyCodec
 from stelae.storage.recovered import RecoveredSegment
 from stelae.storage.remote import comes_in_pieces
@@ -48,10 +48,7 @@ CONCURRENT_FETCHES = 6
 """Of one server: enough to keep the backups at work; more would only be memory they need."""
 ROUNDS = 3
 IMAGE_BYTES_KEPT = 96 << 20
-MERGE_BYTES_KEPT = 256 << 20
-"""Memory of fetches and of merges that waits for the next one, until all tablets are back."""
-
-
+"""Memory of fetches that waits for the next one, until all tablets are back."""
 OPENING_PATIENCE_S = 1.0
 """For so long a segment that nobody has asked for waits for tablets that are not served yet."""
 LOADS_AT_ONCE = 3
@@ -78,8 +75,6 @@ class Intake:
         """At fetching a segment."""
         self.images = BufferPool(IMAGE_BYTES_KEPT)
         """Memory of segments on their way into shared memory."""
-        self.tables = BufferPool(MERGE_BYTES_KEPT)
-        """Memory of merges."""
         self._opening = 0
 
     @contextmanager
@@ -109,7 +104,6 @@ class Intake:
         if not self._opening:
             self._idle.set()
             self.images.clear()
-            self.tables.clear()
 
     async def pace(self, clock: Clock, size_bytes: int, bytes_per_s: float) -> None:
         """Wait until so much may be loaded in the background: tablets that are not served yet come
@@ -143,6 +137,8 @@ class FetchedSegment:
     handle: ObjectHandle | None = None
     """Of that buffer."""
     entries: list[Entry] = field(default_factory=list)
+    is_rewritten: bool = False
+    """It was in row form, and the image was made here: no backup has it yet."""
 
 
 async def fetch_segments(
@@ -304,19 +300,35 @@ async def recovered_segments(
     fetched: Sequence[FetchedSegment],
     next_id: Callable[[], int],
     codec: KeyCodec,
+    term: int,
 ) -> list[RecoveredSegment]:
-    """The fetched segments in the form of the merge; one in row form gets the next new id."""
+    """The fetched segments in the form of the merge; one in row form is sealed here, under the next
+    new id and in this term."""
     segments: list[RecoveredSegment] = []
     for one in fetched:
         if one.tail is not None:
             columns = one.tail.meta.stored_columns(one.where)
             assert columns is not None, "a tail that says no columns is not used"
             segments.append(RecoveredSegment.from_tail(one.tail, one.source.length, columns))
-            continue
-        if one.image is not None:
+        elif one.image is not None:
             segments.append(RecoveredSegment.from_image(one.image))
-            continue
-        found = await runtime.offload(RecoveredSegment.from_entries, one.entries, codec, one.where)
-        meta = msgspec.structs.replace(found.meta, segment_id=next_id())
-        segments.append(dataclasses.replace(found, meta=meta))
+        else:
+            segments.append(await runtime.offload(_sealed, one, codec, next_id(), term))
     return segments
+
+
+def _sealed(one: FetchedSegment, codec: KeyCodec, segment_id: int, term: int) -> RecoveredSegment:
+    """The rows of a segment that died in row form, as the image that takes its place."""
+    found = RecoveredSegment.from_entries(one.entries, codec, one.where)
+    assert found.batch is not None, "entries are rows"
+    meta = msgspec.structs.replace(found.meta, segment_id=segment_id, term=term)
+    built = build_image(found.batch, meta, codec)
+    image = Image.open(built, f"the image of segment {segment_name(segment_id)}", check_rows=False)
+    one.entries, one.image, one.is_rewritten = [], image, True
+    return dataclasses.replace(
+        found,
+        meta=image.meta,
+        batch=image.batch,
+        summary=image.summary(),
+        size_bytes=image.buffer.size,
+    )

@@ -165,7 +165,7 @@ class WalLog(LogWaits):
         self, tail: Tail, sources: Sequence[SegmentSource], codec: KeyCodec
     ) -> list[FoundSegment]:
         fetched = await self._trimmed.fetch(tail, sources)
-        segments = await recovered_segments(self.runtime, fetched, self.next_id, codec)
+        segments = await recovered_segments(self.runtime, fetched, self.next_id, codec, self.term)
         return [FoundSegment.of(one, rows) for one, rows in zip(fetched, segments, strict=True)]
 
     async def adopt(self, segment: FoundSegment, remote: RemoteImage | None = None) -> None:

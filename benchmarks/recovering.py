@@ -15,7 +15,6 @@ from generated import ROW_BYTES, SCHEMA, rows, tablet_numbers
 
 from stelae import hash_partition, segments, spark
 
-TSERVERS = 3
 TABLETS_EACH = 8
 GIGABYTE = 1_000_000_000
 LIMITS_S = {"native": {1: 1.5, 4: 4.0}, "spark": {1: 8.0, 4: 30.0}}
@@ -28,16 +27,20 @@ def measure(quick: bool, engine: str = "native", gigabytes: int = 1) -> list[Fig
     """Time from SIGKILL to the first answer of the last tablet, and the phases in between.
 
     Each tserver owns eight tablets; rows go to the victim's only, so that its memory is what
-    comes back, onto the two that live. Then the rows follow, until all are in memory.
+    comes back, onto those that live: two of a gigabyte, one of more, as each of them may have as
+    much memory as the victim, and all have to fit into this machine. Then the rows follow, until
+    all are in memory.
     """
     total_bytes = GIGABYTE // 20 if quick else gigabytes * GIGABYTE
+    survivors = 2 if gigabytes == 1 else 1
+    memory = "2GiB" if quick else f"{max(3, 2 * gigabytes)}GiB"
     sections: dict[str, Any] = {
-        "tservers": {"count": TSERVERS, "memory": f"{2 + gigabytes}GiB"},
+        "tservers": {"count": survivors + 1, "memory": memory},
         "recovery": {"engine": engine},
     }
     if engine == "spark":
         sections["spark"] = {"executors": 2, "cores": 1, "memory": "1GiB", "warm": True}
-    partition = hash_partition("id", TSERVERS * TABLETS_EACH)
+    partition = hash_partition("id", (survivors + 1) * TABLETS_EACH)
     with cluster(f"recovery-{engine}", **sections) as database:
         table = database.create_table(
             "t", SCHEMA, key="id", partition=partition, durability=segments("disk", "disk")
@@ -49,7 +52,8 @@ def measure(quick: bool, engine: str = "native", gigabytes: int = 1) -> list[Fig
         _wait_sealed(database)
         if engine == "spark":
             spark.warm(database)
-        return _kill(database, table, victim, probes, count, engine, LIMITS_S[engine][gigabytes])
+        limit_s = LIMITS_S[engine][gigabytes]
+        return _kill(database, table, victim, probes, count, survivors, engine, limit_s)
 
 
 def _fill(table: Any, partition: Any, mine: set[int], total_bytes: int) -> tuple[list[int], int]:
@@ -86,6 +90,7 @@ def _kill(
     victim: dict[str, Any],
     probes: list[int],
     count: int,
+    survivors: int,
     engine: str,
     limit_s: float,
 ) -> list[Figure]:
@@ -104,7 +109,7 @@ def _kill(
     have = table.count()
     assert have == count, f"{have} rows of {count}"
     size = f"{count * ROW_BYTES / 1e9:.2g} GB"
-    name = f"recovery of {size}, {TABLETS_EACH} tablets, {TSERVERS - 1} survivors, {engine}"
+    name = f"recovery of {size}, {TABLETS_EACH} tablets, {survivors} survivors, {engine}"
     note = f"cause: {recovery['cause']}; engine {recovery['engine']}"
     figures = [at_most(name, readable_s, limit_s, "s", note)]
     loading_s = recovery["loaded_s"] - recovery["phases_s"]["opened"]

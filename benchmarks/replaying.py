@@ -17,7 +17,6 @@ import pyarrow as pa
 from figures import Figure, at_least, median, shown
 
 from stelae.core.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
-from stelae.storage.buffers import BufferPool
 from stelae.storage.entry import (
     Entry,
     EntryKind,
@@ -38,7 +37,6 @@ SEGMENT_BYTES = 8 << 20
 WRITES_TO_A_KEY = 2.5
 FIELDS = pa.schema([pa.field("id", pa.int64(), False), pa.field("body", pa.binary())])
 SCHEMA = TableSchema.of(FIELDS, ("id",))
-POOL_BYTES = 1 << 30
 ENTRY_ROWS = 1000
 
 
@@ -91,13 +89,12 @@ def _merging(rows: int) -> list[Figure]:
     ]
     slots = 1 << int(np.ceil(np.log2(rows / WRITES_TO_A_KEY / 0.6)))
     table, out = np.zeros(3 * slots, np.uint64), np.zeros(rows, np.uint64)
-    pool = BufferPool(POOL_BYTES)
     found: dict[str, list[float]] = {"bare": [], "merge": []}
     counts: set[int] = set()
     for _ in range(ROUNDS + 1):
         table[:] = 0
         found["bare"].append(_seconds(lambda: counts.add(bare_merge(hashes, versions, table, out))))
-        found["merge"].append(_seconds(lambda: counts.add(len(merge(parts, pool=pool).hashes))))
+        found["merge"].append(_seconds(lambda: counts.add(len(merge(parts).index()))))
     if len(counts) != 1:
         raise RuntimeError(f"the kernels do not agree how many keys there are: {sorted(counts)}")
     ratios = [b / m for b, m in zip(found["bare"][1:], found["merge"][1:], strict=True)]
@@ -123,17 +120,16 @@ def _replaying(value_bytes: int, target_gb_s: float, segments: int) -> list[Figu
     batches = _batches(value_bytes, segments)
     images = [_image(n, batch, codec) for n, batch in enumerate(batches)]
     heads = [_row_form(n, batch) for n, batch in enumerate(batches)]
-    pool = BufferPool(POOL_BYTES)
 
     def sealed() -> int:
-        return _replay([RecoveredSegment.from_image(Image.open(i, "image")) for i in images], pool)
+        return _replay([RecoveredSegment.from_image(Image.open(i, "image")) for i in images])
 
     def open_ones() -> int:
         found = [
             RecoveredSegment.from_entries(read_entries(head, None, "head"), codec, "head")
             for head in heads
         ]
-        return _replay(found, pool)
+        return _replay(found)
 
     if sealed() != open_ones():
         raise RuntimeError("both forms of the same segments have other rows")
@@ -182,8 +178,8 @@ def _image(number: int, batch: pa.RecordBatch, codec: KeyCodec) -> pa.Buffer:
     return build_image(batch, meta, codec)
 
 
-def _replay(segments: list[RecoveredSegment], pool: BufferPool) -> int:
-    return len(merge([each.summary for each in segments], pool=pool).index())
+def _replay(segments: list[RecoveredSegment]) -> int:
+    return len(merge([each.summary for each in segments]).index())
 
 
 def _row_form(number: int, batch: pa.RecordBatch) -> bytes:

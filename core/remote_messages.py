@@ -9,8 +9,8 @@ from stelae.core.rpc import Body, Method
 class ReadRows(Body, frozen=True):
     """Serve pieces of a SEALED replica: ``piece_rows`` rows each, the first one is number 0.
 
-    The backup checks all of the image before it serves the first piece of it. Refused if there is
-    no such replica, or it is in row form.
+    The backup checks what it serves, or all of the image. Refused if there is no such replica, or
+    it is in row form.
     """
 
     tablet_id: TabletId

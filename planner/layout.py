@@ -17,8 +17,9 @@ from stelae.core.errors import InvalidArgument
 MIB = 1 << 20
 COUNT_MAX = 1_000_000
 REPLICAS_MAX = 16
-SUMMARY_ROW_BYTES = 17
-"""What a merge needs of a row: hash, version, kind (seed 003: ids only, 8 bytes)."""
+SUMMARY_ROW_BYTES = 8
+"""What a merge reads of a row: its hash. Versions and kinds are said in short, mostly (seed 003:
+ids only, 8 bytes)."""
 
 
 class Medium(enum.StrEnum):

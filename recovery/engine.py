@@ -10,7 +10,7 @@ from whether the Spark session is warm, takes the shorter, and learns from the o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -21,19 +21,20 @@ from stelae.core.records import ServerInfo, TableRecord, TabletRecord
 
 EnginePolicy: TypeAlias = Literal["auto", "native", "spark"]
 
-SUMMARY_ROW_BYTES = 25
+SUMMARY_ROW_BYTES = 8
 """Of a row's summary, about, without its key."""
-SUMMARY_SHARE = 0.2
+SUMMARY_SHARE = 0.1
 """Of a log's bytes, where nobody has said how many rows it has."""
 NATIVE_FIXED_S = 0.1
-NATIVE_BYTES_PER_S = 130e6
-"""Summaries (or logs, where all rows are awaited) that one tserver fetches and merges in a second,
-until measured."""
+NATIVE_BYTES_PER_S = 75e6
+"""Summaries that one tserver fetches and merges in a second, until measured."""
+NATIVE_LOG_BYTES_PER_S = 130e6
+"""The same of logs, where all rows are awaited."""
 READ_SHARE = 0.5
 """Of the native time, what a tserver spends with either engine: it reads what it will serve."""
 SPARK_FIXED_S = 0.3
 """Spark's own time for a job of few tasks on a warm session."""
-SPARK_BYTES_PER_S = 110e6
+SPARK_BYTES_PER_S = 35e6
 """Summaries that one Spark core fetches, merges and hands over in a second, until measured."""
 LEARNING_RATE = 0.5
 SMALL_BYTES = 4 << 20
@@ -161,17 +162,26 @@ class EngineChooser:
 
     def _native_seconds(self, jobs: Sequence[RecoveryJob]) -> float:
         """At the assumed rate: that of the tserver that takes most."""
-        return NATIVE_FIXED_S + self._busiest_bytes(jobs) / NATIVE_BYTES_PER_S
+        return NATIVE_FIXED_S + self._read_seconds(jobs)
 
     def _spark_seconds(self, jobs: Sequence[RecoveryJob], cores: int) -> float:
         """On a warm session, at the assumed rates: tservers read while tasks fetch and merge."""
-        read_s = READ_SHARE * self._busiest_bytes(jobs) / NATIVE_BYTES_PER_S
+        read_s = READ_SHARE * self._read_seconds(jobs)
         total_bytes = sum(job.summary_bytes for job in jobs)
         merge_s = total_bytes / (max(1, min(cores, len(jobs))) * SPARK_BYTES_PER_S)
         return SPARK_FIXED_S + max(read_s, merge_s)
 
-    def _busiest_bytes(self, jobs: Sequence[RecoveryJob]) -> int:
-        by_owner: dict[ServerUuid, int] = {}
-        for job in jobs:
-            by_owner[job.owner.uuid] = by_owner.get(job.owner.uuid, 0) + self._work_bytes(job)
-        return max(by_owner.values(), default=0)
+    def _read_seconds(self, jobs: Sequence[RecoveryJob]) -> float:
+        """At the assumed rates: what is read before tablets serve, of the tserver that takes most;
+        never more than all of its logs."""
+        logs_s = _busiest_bytes(jobs, lambda job: job.size_bytes) / NATIVE_LOG_BYTES_PER_S
+        if not self._metadata_first:
+            return logs_s
+        return min(logs_s, _busiest_bytes(jobs, lambda job: job.summary_bytes) / NATIVE_BYTES_PER_S)
+
+
+def _busiest_bytes(jobs: Sequence[RecoveryJob], size: Callable[[RecoveryJob], int]) -> int:
+    by_owner: dict[ServerUuid, int] = {}
+    for job in jobs:
+        by_owner[job.owner.uuid] = by_owner.get(job.owner.uuid, 0) + size(job)
+    return max(by_owner.values(), default=0)

@@ -140,7 +140,8 @@ class Holdings:
 
     # ---- reading ----------------------------------------------------------------------------
 
-    def _readable(self, log: TabletId, segment_id: int) -> tuple[Replica, Facts]:
+    def readable(self, log: TabletId, segment_id: int) -> tuple[Replica, Facts]:
+        """A replica, and what is durable of it. Raises InvalidArgument: there is none."""
         replica = self.find(log, segment_id)
         if replica is None or replica.facts is None:
             name = segment_name(segment_id)
@@ -156,7 +157,7 @@ class Holdings:
             InvalidArgument: there is no such replica, or it has no such bytes.
         """
         for _ in range(READ_ATTEMPTS):
-            replica, facts = self._readable(request.tablet_id, request.segment_id)
+            replica, facts = self.readable(request.tablet_id, request.segment_id)
             offset = request.offset
             length = request.length or facts.length - offset
             if offset < 0 or length < 0 or offset + length > facts.length:
@@ -181,14 +182,19 @@ class Holdings:
         else:
             is_right = not verify or await self._runtime.offload(_is_certified, facts, data)
         if not is_right and not replica.freed:
+            self.note_damage(replica)
+            raise CorruptData(replica.where, 0, f"bad checksum of what is {facts.state.value}")
+
+    def note_damage(self, replica: Replica) -> None:
+        """It is not what it says: it is offered no more."""
+        if not replica.freed:
             replica.damaged = True
             self._runtime.metrics.count("backup_damaged_replicas")
-            raise CorruptData(replica.where, 0, f"bad checksum of what is {facts.state.value}")
 
     async def read_summary(self, log: TabletId, segment_id: int) -> tuple[ReplicaInfo, Blob]:
         """The tail of an image; of rows, all of them."""
         for _ in range(READ_ATTEMPTS):
-            replica, facts = self._readable(log, segment_id)
+            replica, facts = self.readable(log, segment_id)
             medium = self._media[replica.medium]
             offset, length = 0, facts.length
             if facts.state is ReplicaState.SEALED:

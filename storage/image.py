@@ -4,7 +4,9 @@ An image is ``rows | summary | meta | trailer``, each part padded to 64 bytes (t
 and fixed in size). ``rows`` is an Arrow IPC stream of one batch with the columns of
 `TableSchema.stored`, so that any Arrow stream reader can read the image and stops after it; each
 column's field carries its id, by which a later schema finds it whatever its name is by then.
-``summary`` is an Arrow IPC stream of (hash, version, op and, if keys are not exact, key) per row.
+``summary`` is an Arrow IPC stream of (hash, version, op and, if keys are not exact, key) per row;
+without versions that rise one by one from ``first_version`` of the meta, and without ops if all are
+rows: so it has 8 bytes a row, mostly. Versions are to be added to that one if they have 4 bytes.
 The **tail** (summary to the end) can be read and checked by itself: recovery merges from tails.
 Every byte is under one of the trailer's CRC-32Cs. Implements design §6 and §9 (metadata first).
 """
@@ -15,6 +17,7 @@ import struct
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
@@ -22,21 +25,23 @@ from stelae.core.errors import CorruptData
 from stelae.core.rpc import Blob
 from stelae.core.schema import OP_COLUMN, VERSION_COLUMN
 from stelae.storage.keys import KeyCodec
-from stelae.storage.merge import Summary
+from stelae.storage.merge import Summary, compact_versions
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+_READ_VERSIONS = (2, 3)
+"""Those of before have all columns in their summary."""
 _MAGIC = b"STELIMG1"
 _TRAILER = struct.Struct("<QQQIIIIQ8sI")
 """Lengths of rows, summary and meta; their CRCs; format; reserved; magic; CRC of the trailer."""
 IMAGE_TRAILER_BYTES = _TRAILER.size
 _ALIGNMENT = 64
-_SUMMARY_FIELDS = [
-    pa.field("hash", pa.uint64(), False),
-    pa.field("version", pa.uint64(), False),
-    pa.field("op", pa.uint8(), False),
-]
-_SUMMARY = pa.schema(_SUMMARY_FIELDS)
-_SUMMARY_WITH_KEYS = pa.schema([*_SUMMARY_FIELDS, pa.field("key", pa.binary(), False)])
+BLOCK_BYTES = 16 << 10
+"""Rows have a checksum for each block of so many bytes, so that some can be read by themselves."""
+_HASH = pa.field("hash", pa.uint64(), False)
+_VERSION = pa.field("version", pa.uint64(), False)
+_VERSION_OFFSET = pa.field("version", pa.uint32(), False)
+_OP = pa.field("op", pa.uint8(), False)
+_KEY = pa.field("key", pa.binary(), False)
 
 
 class ImageMeta(msgspec.Struct, frozen=True):
@@ -56,6 +61,10 @@ class ImageMeta(msgspec.Struct, frozen=True):
     """The one that its rows were written with."""
     columns: bytes = b""
     """Its stored columns, as an Arrow schema; images of before have none, and are read whole."""
+    first_version: int = 0
+    """As `Summary.first_version`."""
+    block_crcs: bytes = b""
+    """CRC-32C of each block of rows, four bytes each; images of before have none."""
 
     def stored_columns(self, where: str) -> pa.Schema | None:
         """What ``columns`` says. Raises CorruptData."""
@@ -97,13 +106,31 @@ def _padded(size: int) -> int:
 
 
 def summarize(batch: pa.RecordBatch, codec: KeyCodec) -> Summary:
-    """The summary of a batch of `TableSchema.stored` columns, without copying versions."""
+    """The summary of a batch of `TableSchema.stored` columns."""
+    versions, first = compact_versions(batch.column(VERSION_COLUMN).to_numpy(zero_copy_only=True))
+    kinds = batch.column(OP_COLUMN).to_numpy(zero_copy_only=True)
     return Summary(
         hashes=codec.hash_batch(batch),
-        versions=batch.column(VERSION_COLUMN).to_numpy(zero_copy_only=True),
-        kinds=batch.column(OP_COLUMN).to_numpy(zero_copy_only=True),
+        versions=versions,
+        kinds=kinds if kinds.any() else None,
         keys=None if codec.exact else codec.encode_batch(batch),
+        first_version=first,
     )
+
+
+def _summary_batch(summary: Summary) -> pa.RecordBatch:
+    fields, columns = [_HASH], [pa.array(summary.hashes)]
+    if summary.versions is not None:
+        wide = summary.versions.dtype == np.uint64
+        fields.append(_VERSION if wide else _VERSION_OFFSET)
+        columns.append(pa.array(summary.versions))
+    if summary.kinds is not None:
+        fields.append(_OP)
+        columns.append(pa.array(summary.kinds))
+    if summary.keys is not None:
+        fields.append(_KEY)
+        columns.append(summary.keys)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 def build_image(batch: pa.RecordBatch, meta: ImageMeta, codec: KeyCodec) -> pa.Buffer:
@@ -113,33 +140,40 @@ def build_image(batch: pa.RecordBatch, meta: ImageMeta, codec: KeyCodec) -> pa.B
     """
     assert batch.num_rows == meta.row_count, "an image holds all rows of its segment"
     summary = summarize(batch, codec)
-    columns = [pa.array(summary.hashes), batch.column(VERSION_COLUMN), batch.column(OP_COLUMN)]
-    if summary.keys is not None:
-        columns.append(summary.keys)
-    schema = _SUMMARY if summary.keys is None else _SUMMARY_WITH_KEYS
-    parts = (batch, pa.RecordBatch.from_arrays(columns, schema=schema))
-    meta = msgspec.structs.replace(meta, columns=batch.schema.serialize().to_pybytes())
-    body = msgspec.msgpack.encode(meta)
+    parts = (batch, _summary_batch(summary))
     rows_length, summary_length = (_padded(_stream_length(part)) for part in parts)
+    meta = msgspec.structs.replace(
+        meta,
+        columns=batch.schema.serialize().to_pybytes(),
+        first_version=summary.first_version,
+        block_crcs=bytes(4 * -(-rows_length // BLOCK_BYTES)),
+    )
+    meta_length = len(msgspec.msgpack.encode(meta))
     meta_start = rows_length + summary_length
-    end = meta_start + _padded(len(body))
+    end = meta_start + _padded(meta_length)
     image = pa.allocate_buffer(end + IMAGE_TRAILER_BYTES)
     sink = pa.FixedSizeBufferWriter(image)
     for part in parts:
         _write_stream(sink, part)
     sink.close()
     view = memoryview(image).cast("B")
-    view[meta_start:end] = body.ljust(end - meta_start, b"\0")
+    meta = msgspec.structs.replace(meta, block_crcs=_block_crcs(view[:rows_length]))
+    view[meta_start:end] = msgspec.msgpack.encode(meta).ljust(end - meta_start, b"\0")
     trailer = _Trailer(
         rows_length,
         summary_length,
-        len(body),
+        meta_length,
         crc32c(view[:rows_length]),
         crc32c(view[rows_length:meta_start]),
         crc32c(view[meta_start:end]),
     )
     view[end:] = _pack_trailer(trailer)
     return image
+
+
+def _block_crcs(rows: memoryview) -> bytes:
+    crcs = [crc32c(rows[at : at + BLOCK_BYTES]) for at in range(0, len(rows), BLOCK_BYTES)]
+    return np.array(crcs, "<u4").tobytes()
 
 
 def _stream_length(batch: pa.RecordBatch) -> int:
@@ -174,7 +208,7 @@ def _unpack_trailer(data: memoryview, where: str) -> _Trailer:
     *lengths, version, _, magic, crc = _TRAILER.unpack(packed)
     if magic != _MAGIC or crc32c(packed[:-4]) != crc:
         raise CorruptData(where, start, "no trailer of a sealed segment is here")
-    if version != FORMAT_VERSION:
+    if version not in _READ_VERSIONS:
         raise CorruptData(where, start, f"image format {version}; this is {FORMAT_VERSION}")
     return _Trailer(*lengths)
 
@@ -186,6 +220,24 @@ def summary_range(trailer: Blob, image_length: int, where: str) -> tuple[int, in
     if offset != found.rows_length:
         raise CorruptData(where, image_length, "the trailer does not fit the image's length")
     return offset, found.tail_length
+
+
+def meta_range(trailer: Blob, image_length: int, where: str) -> tuple[int, int, int]:
+    """Of an image's rows the length; of its meta (offset, length)."""
+    offset, _ = summary_range(trailer, image_length, where)
+    found = _unpack_trailer(memoryview(trailer), where)
+    return offset, offset + found.summary_length, _padded(found.meta_length)
+
+
+def read_meta(trailer: Blob, data: Blob, where: str) -> ImageMeta:
+    """Check and read an image's meta. Raises CorruptData."""
+    found, view = _unpack_trailer(memoryview(trailer), where), memoryview(data)
+    if crc32c(view) != found.meta_crc:
+        raise CorruptData(where, found.summary_length, "bad checksum of a segment's meta")
+    try:
+        return msgspec.msgpack.decode(view[: found.meta_length], type=ImageMeta)
+    except msgspec.DecodeError as error:
+        raise CorruptData(where, found.summary_length, f"unreadable meta: {error}") from error
 
 
 def read_tail(tail: Blob, where: str) -> Tail:
@@ -201,20 +253,19 @@ def read_tail(tail: Blob, where: str) -> Tail:
     end = trailer.summary_length
     if crc32c(view[:end]) != trailer.summary_crc:
         raise CorruptData(where, 0, "bad checksum of a summary")
-    if crc32c(view[end:-IMAGE_TRAILER_BYTES]) != trailer.meta_crc:
-        raise CorruptData(where, end, "bad checksum of a segment's meta")
-    try:
-        meta = msgspec.msgpack.decode(view[end : end + trailer.meta_length], type=ImageMeta)
-    except msgspec.DecodeError as error:
-        raise CorruptData(where, end, f"unreadable meta: {error}") from error
+    meta = read_meta(view[-IMAGE_TRAILER_BYTES:], view[end:-IMAGE_TRAILER_BYTES], where)
     batch = _read_stream(pa.py_buffer(tail).slice(0, end), where)
     if batch.num_rows != meta.row_count:
         raise CorruptData(where, 0, f"a summary of {batch.num_rows} rows for {meta.row_count}")
-    keys = batch.column("key") if "key" in batch.schema.names else None
+    names = batch.schema.names
     hashes, versions, kinds = (
-        batch.column(name).to_numpy(zero_copy_only=True) for name in ("hash", "version", "op")
+        batch.column(name).to_numpy(zero_copy_only=True) if name in names else None
+        for name in ("hash", "version", "op")
     )
-    summary = Summary(hashes=hashes, versions=versions, kinds=kinds, keys=keys)
+    if hashes is None:
+        raise CorruptData(where, 0, "a summary without hashes")
+    keys = batch.column("key") if "key" in names else None
+    summary = Summary(hashes, versions, kinds, keys, meta.first_version)
     return Tail(summary, meta, bytes(view[-IMAGE_TRAILER_BYTES:]))
 
 

@@ -59,6 +59,11 @@ def normal(array: NDArray[np.generic], kind: type[np.generic]) -> NDArray[np.gen
     return np.require(array, kind, ["C", "A"])
 
 
+def slots_for(entries: int) -> int:
+    """How many an index is built with."""
+    return max(MIN_CAPACITY, math.ceil(entries / BUILD_LOAD))
+
+
 class HashIndex:
     """See the module. Not thread-safe: it belongs to the event loop of its tablet server."""
 
@@ -100,13 +105,34 @@ class HashIndex:
         Entries in the order of their hashes, as a merge gives them, take about 5 ns each; in any
         other order about 40 ns.
         """
-        capacity = max(MIN_CAPACITY, math.ceil(len(hashes) / BUILD_LOAD))
-        index = HashIndex(kernels, capacity)
+        index = HashIndex.with_room(len(hashes), kernels)
         index._count = len(hashes)
         index._kernels.table_insert(
             index._slots, _hashes(hashes), _positions(positions, len(hashes))
         )
         return index
+
+    # ---- filled by a merge ------------------------------------------------------------------
+
+    @staticmethod
+    def with_room(entries: int, kernels: Kernels | None = None) -> HashIndex:
+        """An empty one with room for so many entries, to be filled through `slots`."""
+        return HashIndex(kernels, slots_for(entries))
+
+    @property
+    def slots(self) -> U64:
+        """The table itself; whoever fills it says so (`filled`), and lets go of it."""
+        return self._slots
+
+    def filled(self, entries: int) -> None:
+        """So many are in it now."""
+        self._count = entries
+
+    def entries(self) -> tuple[U64, I64]:
+        """All hashes and positions, in the order of the table."""
+        hashes, positions = np.empty(self._count, np.uint64), np.empty(self._count, np.int64)
+        self._kernels.merge_entries(self._slots, hashes, positions)
+        return hashes, positions
 
     def __len__(self) -> int:
         return self._count

@@ -8,19 +8,18 @@ Shared layout of the **table** of the hash index (design §6): a flat uint64 arr
 slot, ``hash`` and ``position``; a free slot has `EMPTY` as its position. The home of a hash among
 ``capacity`` slots is ``(hash >> 32) * capacity >> 32``: it rises with the hash, so that any
 capacity will do and tables are grown and built by running through memory in order. Probing is
-linear, and removing shifts back, so that there are no gravestones and no decay. The **merge table**
-has three words a slot: hash, position with `TOMBSTONE_BIT`, version.
+linear, and removing shifts back, so that there are no gravestones and no decay. A merge fills such
+a table: while it does, positions of tombstones are in it, with `TOMBSTONE_BIT`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stelae.core.memory import populate
-from stelae.storage.buffers import BufferPool
 
 U8: TypeAlias = NDArray[np.uint8]
 U64: TypeAlias = NDArray[np.uint64]
@@ -31,10 +30,9 @@ Bools: TypeAlias = NDArray[np.bool_]
 EMPTY = (1 << 64) - 1
 """Position word of a free slot: -1 as int64."""
 TOMBSTONE_BIT = 1 << 63
-"""Set in a merge table's position word when the newest row of the key is a tombstone."""
+"""Set in a position word, during a merge, when the newest row of the key is a tombstone."""
 MAX_CAPACITY = 1 << 32
 INDEX_WORDS = 2
-MERGE_WORDS = 3
 
 
 class Kernels(Protocol):
@@ -80,28 +78,33 @@ class Kernels(Protocol):
         self,
         table: U64,
         hashes: U64,
-        versions: U64,
         kinds: U8,
         slot: int,
         bases: I64,
+        firsts: U64,
+        places: I64,
+        versions: U64,
         key_offsets: I64,
         key_data: U8,
+        live: Bools,
     ) -> int:
-        """Put a segment's rows into the merge table; the highest version of each key stays.
+        """Put a segment's rows into a merge's table; the highest version of each key stays.
 
-        ``bases[s]`` is the number of rows in slots before ``s``; ``key_offsets``, over the rows of
-        all slots, is empty where hashes identify keys. Returns the number of keys gained.
+        ``bases[s]`` is the number of rows in slots before ``s``. Versions of slot ``s`` begin at
+        ``versions[places[s]]``, or rise by one from ``firsts[s]`` if that place is -1. ``kinds`` is
+        empty where no row is a tombstone, ``key_offsets``, over the rows of all slots, where hashes
+        identify keys. Rows of all slots that were beaten are marked in ``live``. Returns the number
+        of keys gained.
         """
 
     def merge_rehash(self, table: U64, out: U64) -> None:
-        """Move all entries into a larger empty merge table."""
+        """Move all entries into another empty table."""
 
-    def merge_winners(
-        self, table: U64, bases: I64, hashes: U64, positions: I64, live: Bools
-    ) -> int:
-        """List the winners that are not tombstones, in table order, and mark them live.
+    def merge_bury(self, table: U64) -> int:
+        """Take tombstones out; how many they were."""
 
-        Returns their number."""
+    def merge_entries(self, table: U64, hashes: U64, positions: I64) -> None:
+        """List the entries in table order."""
 
 
 def default_kernels() -> Kernels:
@@ -117,28 +120,7 @@ def check_capacity(capacity: int) -> None:
         raise AssertionError(f"hash table of {capacity} slots; the limit is {MAX_CAPACITY}")
 
 
-def empty_table(capacity: int, words: int, pool: BufferPool | None = None) -> U64:
-    """A table without entries; ``words`` is `INDEX_WORDS` or `MERGE_WORDS`.
-
-    ``pool``: where its memory is taken from, for tables that do not last.
-    """
-    check_capacity(capacity)
-    table: U64 = new_array(capacity * words, np.uint64, pool)
-    table.fill(EMPTY)
-    return table
-
-
 def make_ready(part: U64) -> None:
     """Have a part of a table in place, without entries."""
     populate(part.data)
     part.fill(EMPTY)
-
-
-def new_array(count: int, kind: type[np.generic], pool: BufferPool | None = None) -> Any:
-    """An array of ``count`` elements of any content, its pages in place."""
-    if pool is not None:
-        return np.frombuffer(pool.take(count * np.dtype(kind).itemsize), kind)
-    array = np.empty(count, kind)
-    if count:
-        populate(array.data)
-    return array

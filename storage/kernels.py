@@ -48,7 +48,7 @@ _FREE = np.uint64(EMPTY)
 _TOMBSTONE = np.uint64(TOMBSTONE_BIT)
 _PLACE = np.uint64(TOMBSTONE_BIT - 1)
 _ROW = np.uint64(0xFFFFFFFF)
-_0, _1, _2, _3, _4, _8, _32 = (np.uint64(n) for n in (0, 1, 2, 3, 4, 8, 32))
+_0, _1, _2, _4, _8, _32 = (np.uint64(n) for n in (0, 1, 2, 4, 8, 32))
 
 _AHEAD = 12
 """Rows between asking for a slot's memory and using it."""
@@ -358,7 +358,7 @@ def table_replace(
     return gained, -1
 
 
-# ---- the merge's table ------------------------------------------------------------------------
+# ---- merging into an index's table --------------------------------------------------------------
 
 
 @_inline
@@ -378,75 +378,96 @@ def _equal_keys(key_offsets: Any, key_data: Any, a: Any, b: Any) -> Any:
     return same
 
 
-@_kernel(types.int64, _U64_OUT, _U64_IN, _U64_IN, _U8_IN, types.int64, _I64_IN, _I64_IN, _U8_IN)
+@_inline
+def _version(firsts: Any, places: Any, versions: Any, slot: Any, row: Any) -> Any:
+    place = places[slot]
+    if place < 0:
+        return firsts[slot] + np.uint64(row)
+    return versions[place + row]
+
+
+@_kernel(
+    types.int64,
+    _U64_OUT, _U64_IN, _U8_IN, types.int64,
+    _I64_IN, _U64_IN, _I64_IN, _U64_IN, _I64_IN, _U8_IN, _BOOL_OUT,
+)  # fmt: skip
 def merge_segment(
     table: U64,
     hashes: U64,
-    versions: U64,
     kinds: U8,
     slot: int,
     bases: I64,
+    firsts: U64,
+    places: I64,
+    versions: U64,
     key_offsets: I64,
     key_data: U8,
+    live: Bools,
 ) -> int:
-    capacity = np.uint64(len(table) // 3)
+    capacity = np.uint64(len(table) // 2)
     by_hash = len(key_offsets) == 0
+    no_tombstones = len(kinds) == 0
+    base = bases[slot]
     gained = 0
     for i in range(len(hashes)):
         if i + _AHEAD < len(hashes):
-            _prefetch(table, _home(hashes[i + _AHEAD], capacity) * _3)
+            _prefetch(table, _home(hashes[i + _AHEAD], capacity) * _2)
         h = hashes[i]
+        mine = np.uint64(slot) << _32 | np.uint64(i)
+        if not no_tombstones and kinds[i] != 0:
+            mine |= _TOMBSTONE
+            live[base + i] = False
         s = _home(h, capacity)
         while True:
-            place = table[s * _3 + _1]
+            place = table[s * _2 + _1]
             if place == _FREE:
+                table[s * _2] = h
+                table[s * _2 + _1] = mine
                 gained += 1
                 break
-            if table[s * _3] == h:
-                if by_hash:
-                    break
-                other = place & _PLACE
-                row = bases[np.int64(other >> _32)] + np.int64(other & _ROW)
-                if _equal_keys(key_offsets, key_data, bases[slot] + i, row):
+            if table[s * _2] == h:
+                place &= _PLACE
+                other, row = np.int64(place >> _32), np.int64(place & _ROW)
+                if by_hash or _equal_keys(key_offsets, key_data, base + i, bases[other] + row):
+                    known = _version(firsts, places, versions, other, row)
+                    if _version(firsts, places, versions, slot, i) > known:
+                        table[s * _2 + _1] = mine
+                        live[bases[other] + row] = False
+                    else:
+                        live[base + i] = False
                     break
             s += _1
             if s == capacity:
                 s = _0
-        if place == _FREE or versions[i] > table[s * _3 + _2]:
-            mine = np.uint64(slot) << _32 | np.uint64(i)
-            if kinds[i] != 0:
-                mine |= _TOMBSTONE
-            table[s * _3] = h
-            table[s * _3 + _1] = mine
-            table[s * _3 + _2] = versions[i]
     return gained
 
 
 @_kernel(types.void, _U64_IN, _U64_OUT)
 def merge_rehash(table: U64, out: U64) -> None:
-    capacity = np.uint64(len(out) // 3)
-    for t in range(len(table) // 3):
-        if table[3 * t + 1] == _FREE:
-            continue
-        s = _home(table[3 * t], capacity)
-        while out[s * _3 + _1] != _FREE:
-            s += _1
-            if s == capacity:
-                s = _0
-        out[s * _3] = table[3 * t]
-        out[s * _3 + _1] = table[3 * t + 1]
-        out[s * _3 + _2] = table[3 * t + 2]
+    capacity = np.uint64(len(out) // 2)
+    for t in range(len(table) // 2):
+        if table[2 * t + 1] != _FREE:
+            h = table[2 * t]
+            _insert(out, capacity, _home(h, capacity), h, table[2 * t + 1])
 
 
-@_kernel(types.int64, _U64_IN, _I64_IN, _U64_OUT, _I64_OUT, _BOOL_OUT)
-def merge_winners(table: U64, bases: I64, hashes: U64, positions: I64, live: Bools) -> int:
+@_kernel(types.int64, _U64_OUT)
+def merge_bury(table: U64) -> int:
+    capacity = np.uint64(len(table) // 2)
     count = 0
-    for t in range(len(table) // 3):
-        place = table[3 * t + 1]
-        if place & _TOMBSTONE != _0:  # free slots have the bit, too
-            continue
-        hashes[count] = table[3 * t]
-        positions[count] = np.int64(place)
-        live[bases[np.int64(place >> _32)] + np.int64(place & _ROW)] = True
-        count += 1
+    for t in range(len(table) // 2):
+        # What moves back into the place was not looked at yet, or was and is none.
+        while table[2 * t + 1] != _FREE and table[2 * t + 1] & _TOMBSTONE != _0:
+            _remove(table, capacity, capacity, capacity, np.uint64(t))
+            count += 1
     return count
+
+
+@_kernel(types.void, _U64_IN, _U64_OUT, _I64_OUT)
+def merge_entries(table: U64, hashes: U64, positions: I64) -> None:
+    count = 0
+    for t in range(len(table) // 2):
+        if table[2 * t + 1] != _FREE:
+            hashes[count] = table[2 * t]
+            positions[count] = np.int64(table[2 * t + 1])
+            count += 1

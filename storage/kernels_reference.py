@@ -146,52 +146,67 @@ def _remove(slots: U64, base: int, border: int, hole: int) -> None:
 def merge_segment(
     table: U64,
     hashes: U64,
-    versions: U64,
     kinds: U8,
     slot: int,
     bases: I64,
+    firsts: U64,
+    places: I64,
+    versions: U64,
     key_offsets: I64,
     key_data: U8,
+    live: Bools,
 ) -> int:
     def key(flat_row: int) -> bytes:
         if len(key_offsets) == 0:
             return b""
         return key_data[int(key_offsets[flat_row]) : int(key_offsets[flat_row + 1])].tobytes()
 
-    capacity = len(table) // 3
+    def version(of: int, row: int) -> int:
+        place = int(places[of])
+        return int(firsts[of]) + row if place < 0 else int(versions[place + row])
+
+    capacity = len(table) // 2
+    base = int(bases[slot])
     gained = 0
-    rows = zip(hashes.tolist(), versions.tolist(), kinds.tolist(), strict=True)
-    for i, (h, version, kind) in enumerate(rows):
-        position = slot << 32 | i | (TOMBSTONE_BIT if kind else 0)
-        s = _home(h, capacity)
-        while table[3 * s + 1] != EMPTY:
-            place = int(table[3 * s + 1]) & (TOMBSTONE_BIT - 1)
-            other = int(bases[place >> 32]) + (place & _ROW)
-            if table[3 * s] == h and key(other) == key(int(bases[slot]) + i):
+    for i, h in enumerate(hashes.tolist()):
+        is_tombstone = len(kinds) > 0 and bool(kinds[i])
+        position = slot << 32 | i | (TOMBSTONE_BIT if is_tombstone else 0)
+        live[base + i] &= not is_tombstone
+        s, other, row = _home(h, capacity), -1, 0
+        while table[2 * s + 1] != EMPTY:
+            place = int(table[2 * s + 1]) & (TOMBSTONE_BIT - 1)
+            other, row = place >> 32, place & _ROW
+            if table[2 * s] == h and key(int(bases[other]) + row) == key(base + i):
                 break
             s = (s + 1) % capacity
-        if table[3 * s + 1] == EMPTY:
+        if table[2 * s + 1] == EMPTY:
             gained += 1
-        elif version <= table[3 * s + 2]:
+        elif version(slot, i) > version(other, row):
+            live[int(bases[other]) + row] = False
+        else:
+            live[base + i] = False
             continue
-        for k, word in enumerate((h, position, version)):
-            table[3 * s + k] = word
+        table[2 * s], table[2 * s + 1] = h, position
     return gained
 
 
 def merge_rehash(table: U64, out: U64) -> None:
-    for h, position, version in table.reshape(-1, 3).tolist():
+    for h, position in table.reshape(-1, 2).tolist():
         if position != EMPTY:
-            _insert(out, 3, h, (position, version))
+            _insert(out, 2, h, (position,))
 
 
-def merge_winners(table: U64, bases: I64, hashes: U64, positions: I64, live: Bools) -> int:
+def merge_bury(table: U64) -> int:
+    capacity = len(table) // 2
     count = 0
-    for h, place, _version in table.reshape(-1, 3).tolist():
-        if place & TOMBSTONE_BIT:  # free slots have the bit, too
-            continue
-        hashes[count] = h
-        positions[count] = place
-        live[int(bases[place >> 32]) + (place & _ROW)] = True
-        count += 1
+    for s in range(capacity):
+        while table[2 * s + 1] != EMPTY and int(table[2 * s + 1]) & TOMBSTONE_BIT:
+            _remove(table, capacity, capacity, s)
+            count += 1
     return count
+
+
+def merge_entries(table: U64, hashes: U64, positions: I64) -> None:
+    found = [pair for pair in table.reshape(-1, 2).tolist() if pair[1] != EMPTY]
+    for i, (h, position) in enumerate(found):
+        hashes[i], positions[i] = h, position

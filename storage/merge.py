@@ -5,89 +5,155 @@ them), never on values (seed 003, "partial replay"; design §9). Replay is idemp
 order: versions decide, and of equal versions, which are copies of one row, the first met stays.
 Tombstones compete like rows, and drop out at the end; they raise ``next_version`` all the same.
 
-The kernels run without the GIL, segment by segment into one table: two tablets merge on two
-threads. The table holds distinct keys only, 24 bytes a slot.
+The kernels run without the GIL, segment by segment, and put winners straight into the table that
+will be the tablet's index: memory is touched for the first time once, and two tablets merge on two
+threads. Which version a position has is known without the table holding it: rows of a segment
+mostly have rising versions without a gap.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from stelae.storage.buffers import BufferPool
-from stelae.storage.index import HashIndex, normal
-from stelae.storage.kernel_api import (
-    I64,
-    MERGE_WORDS,
-    U8,
-    U64,
-    Bools,
-    Kernels,
-    default_kernels,
-    empty_table,
-    new_array,
-)
+from stelae.storage.index import MAX_LOAD, HashIndex, normal, slots_for
+from stelae.storage.kernel_api import I64, U8, U64, Bools, Kernels, default_kernels
 from stelae.storage.keys import binary_parts
 
-MAX_LOAD = 0.75
 GROWTH = 1.4
+SPARE = 1.3
+"""An index with room for so many times its entries is made anew, smaller."""
 FIRST_SHARE = 0.5
 """Share of all rows for which the table of a large merge has room at first."""
-FIRST_ROWS = 4 << 20
-"""A merge of up to so many rows has room for all of them at once (32 bytes each): moving entries
+FIRST_ROWS = 8 << 20
+"""A merge of up to so many rows has room for all of them at once (24 bytes each): moving entries
 into a larger table, on memory never used before, takes longer than the merge."""
+OFFSET_MAX = (1 << 32) - 1
+_NO_KINDS = np.zeros(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a merge needs of one segment: an element for each row, in log order.
-
-    ``kinds`` are `stelae.core.schema.RowKind`; ``keys`` are `KeyCodec.encode_batch` of the rows, or
-    None where the codec is exact.
-    """
+    """What a merge needs of one segment: an element for each row, in log order."""
 
     hashes: U64
-    versions: U64
-    kinds: U8
+    versions: U64 | NDArray[np.uint32] | None
+    """As they are; or as what is to be added to ``first_version``; or None: rising from there, one
+    by one."""
+    kinds: U8 | None
+    """`stelae.core.schema.RowKind`; None: no tombstones."""
     keys: pa.BinaryArray | None = None
+    """`KeyCodec.encode_batch` of the rows, or None where the codec is exact."""
+    first_version: int = 0
 
     def __len__(self) -> int:
         return len(self.hashes)
 
+    def versions_of(self, rows: I64 | slice) -> U64:
+        """The versions of these rows."""
+        if self.versions is None:
+            if isinstance(rows, slice):
+                rows = np.arange(*rows.indices(len(self)), dtype=np.int64)
+            return rows.astype(np.uint64) + np.uint64(self.first_version)
+        found = self.versions[rows]
+        if found.dtype == np.uint64:
+            return found  # type: ignore[return-value]
+        return found.astype(np.uint64) + np.uint64(self.first_version)
 
-@dataclass(frozen=True, slots=True)
+    def version_of(self, row: int) -> int:
+        if self.versions is None:
+            return self.first_version + row
+        offset = 0 if self.versions.dtype == np.uint64 else self.first_version
+        return int(self.versions[row]) + offset
+
+    def kinds_of(self, rows: I64 | slice) -> U8:
+        """The kinds of these rows."""
+        if self.kinds is not None:
+            return self.kinds[rows]
+        count = len(range(len(self))[rows]) if isinstance(rows, slice) else len(rows)
+        return np.zeros(count, np.uint8)
+
+    @property
+    def size_bytes(self) -> int:
+        columns = (self.hashes, self.versions, self.kinds, self.keys)
+        return sum(column.nbytes for column in columns if column is not None)
+
+    @property
+    def tombstone_count(self) -> int:
+        return 0 if self.kinds is None else int(np.count_nonzero(self.kinds))
+
+    @property
+    def last_version(self) -> int:
+        """The highest; 0 if there are no rows."""
+        if not len(self):
+            return 0
+        if self.versions is None:
+            return self.first_version + len(self) - 1
+        return self.version_of(int(self.versions.argmax()))
+
+
+def compact_versions(versions: U64) -> tuple[U64 | NDArray[np.uint32] | None, int]:
+    """The versions of a segment's rows as a summary has them, and ``first_version``."""
+    if not len(versions):
+        return None, 0
+    offsets = versions - versions[0]  # what is below the first wraps around, and is too high then
+    if np.array_equal(offsets, np.arange(len(offsets), dtype=np.uint64)):
+        return None, int(versions[0])
+    if offsets.max() <= OFFSET_MAX:
+        return offsets.astype(np.uint32), int(versions[0])
+    return versions, 0
+
+
 class Merged:
-    """The winners, tombstones left out, in the order of the index's table.
+    """The winners, tombstones left out.
 
-    ``positions`` are ``slot << 32 | row``, a slot being the place in the sequence merged;
+    Positions are ``slot << 32 | row``, a slot being the place in the sequence merged;
     ``live[slot]`` marks the winners among the segment's rows; ``next_version`` is one more
     than the highest version seen, 1 if there was none.
     """
 
-    hashes: U64
-    positions: I64
-    live: list[Bools]
-    next_version: int
+    __slots__ = ("_entries", "_index", "live", "next_version")
+
+    def __init__(
+        self, entries: tuple[U64, I64] | HashIndex, live: list[Bools], next_version: int
+    ) -> None:
+        """``entries``: hashes and positions, best in the order of an index's table; or an index."""
+        self._index = entries if isinstance(entries, HashIndex) else None
+        self._entries = None if isinstance(entries, HashIndex) else entries
+        self.live = live
+        self.next_version = next_version
+
+    @property
+    def entries(self) -> tuple[U64, I64]:
+        """Hashes and positions, in the order of the index's table."""
+        if self._entries is None:
+            assert self._index is not None, "it has one or the other"
+            self._entries = self._index.entries()
+        return self._entries
+
+    @property
+    def hashes(self) -> U64:
+        return self.entries[0]
+
+    @property
+    def positions(self) -> I64:
+        return self.entries[1]
 
     def index(self, kernels: Kernels | None = None) -> HashIndex:
-        """The hash index of the winners, in one pass in order through memory."""
-        return HashIndex.build(self.hashes, self.positions, kernels)
+        """The hash index of the winners, the same one each time: at hand if they were merged here,
+        and else made in one pass in order through memory."""
+        if self._index is None:
+            self._index = HashIndex.build(*self.entries, kernels)
+        return self._index
 
 
-def merge(
-    summaries: Sequence[Summary],
-    kernels: Kernels | None = None,
-    pool: BufferPool | None = None,
-) -> Merged:
+def merge(summaries: Sequence[Summary], kernels: Kernels | None = None) -> Merged:
     """Find the newest row of each key. Pure; may run on any thread.
-
-    ``pool``: memory for the table and for what is returned, but the masks: the next merge uses it
-    again once this one's outcome is no longer held.
 
     Raises:
         AssertionError: columns of a summary differ in length, or only some summaries have keys.
@@ -97,51 +163,68 @@ def merge(
         _check(summary, summaries[0])
     bases = np.zeros(len(summaries) + 1, np.int64)
     np.cumsum([len(summary) for summary in summaries], out=bases[1:])
+    firsts, places, versions = _all_versions(summaries)
     key_offsets, key_data = _all_keys(summaries)
     rows = int(bases[-1])
-    table = _room(max(16, min(rows, FIRST_ROWS), int(rows * FIRST_SHARE)), pool)
-    count = highest = 0
+    live = np.ones(rows, np.bool_)
+    index = HashIndex.with_room(max(min(rows, FIRST_ROWS), int(rows * FIRST_SHARE)), kernels)
+    count, has_tombstones = 0, False
     for slot, summary in enumerate(summaries):
         if len(summary) == 0:
             continue
-        if count + len(summary) > len(table) // MERGE_WORDS * MAX_LOAD:
-            larger = _room(max(int(count * GROWTH), count + len(summary)), pool)
-            kernels.merge_rehash(table, larger)
-            table = larger
-        versions: U64 = normal(summary.versions, np.uint64)  # type: ignore[assignment]
+        if count + len(summary) > len(index.slots) // 2 * MAX_LOAD:
+            index = _moved(index, max(int(count * GROWTH), count + len(summary)), kernels)
+        kinds = summary.kinds
+        has_tombstones |= kinds is not None
         count += kernels.merge_segment(
-            table,
+            index.slots,
             normal(summary.hashes, np.uint64),  # type: ignore[arg-type]
-            versions,
-            normal(summary.kinds, np.uint8),  # type: ignore[arg-type]
+            _NO_KINDS if kinds is None else normal(kinds, np.uint8),  # type: ignore[arg-type]
             slot,
             bases,
+            firsts,
+            places,
+            versions,
             key_offsets,
             key_data,
+            live,
         )
-        highest = max(highest, int(versions.max()))
-    return _winners(kernels, table, count, bases, highest + 1, pool)
-
-
-def _winners(
-    kernels: Kernels,
-    table: U64,
-    count: int,
-    bases: I64,
-    next_version: int,
-    pool: BufferPool | None,
-) -> Merged:
-    hashes, positions = new_array(count, np.uint64, pool), new_array(count, np.int64, pool)
-    live = np.zeros(int(bases[-1]), np.bool_)
-    rows = kernels.merge_winners(table, bases, hashes, positions, live)
+    if has_tombstones:
+        count -= kernels.merge_bury(index.slots)
+    if len(index.slots) // 2 > SPARE * slots_for(count):
+        index = _moved(index, count, kernels)
+    index.filled(count)
     masks = [live[start:end] for start, end in itertools.pairwise(bases)]
-    return Merged(hashes[:rows], positions[:rows], masks, next_version)
+    highest = max((summary.last_version for summary in summaries), default=0)
+    return Merged(index, masks, highest + 1)
+
+
+def _moved(index: HashIndex, room: int, kernels: Kernels) -> HashIndex:
+    """All entries in another index, with room for so many."""
+    other = HashIndex.with_room(room, kernels)
+    kernels.merge_rehash(index.slots, other.slots)
+    return other
+
+
+def _all_versions(summaries: Sequence[Summary]) -> tuple[U64, I64, U64]:
+    """Of each slot the first version, and where the others begin, or -1: they rise one by one."""
+    firsts = np.array([summary.first_version for summary in summaries], np.uint64)
+    places = np.full(len(summaries), -1, np.int64)
+    listed: list[U64] = []
+    start = 0
+    for slot, summary in enumerate(summaries):
+        if summary.versions is not None:
+            places[slot] = start
+            start += len(summary)
+            listed.append(summary.versions_of(slice(None)))
+    return firsts, places, np.concatenate(listed) if listed else np.zeros(0, np.uint64)
 
 
 def _check(summary: Summary, first: Summary) -> None:
     rows = len(summary.hashes)
-    lengths = (len(summary.versions), len(summary.kinds))
-    if lengths != (rows, rows) or (summary.keys is not None and len(summary.keys) != rows):
+    columns = (summary.versions, summary.kinds, summary.keys)
+    lengths = [len(column) for column in columns if column is not None]
+    if any(length != rows for length in lengths):
         raise AssertionError(f"summary of {rows} hashes has columns of other lengths: {lengths}")
     if (summary.keys is None) != (first.keys is None):
         raise AssertionError("some summaries have keys, some have not")
@@ -160,7 +243,3 @@ def _all_keys(summaries: Sequence[Summary]) -> tuple[I64, U8]:
     np.cumsum(np.concatenate(lengths), out=ends[1:], dtype=np.int64)
     data = np.concatenate([data[offsets[0] : offsets[-1]] for offsets, data in parts])
     return ends, data
-
-
-def _room(rows: int, pool: BufferPool | None) -> U64:
-    return empty_table(math.ceil(rows / MAX_LOAD) + 1, MERGE_WORDS, pool)

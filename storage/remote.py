@@ -168,7 +168,8 @@ class RemoteRun:
     def _check_rows(self, batch: pa.RecordBatch, first: int, count: int, where: str) -> None:
         versions = batch.column(VERSION_COLUMN).to_numpy() if batch.num_rows == count else ()
         # No two rows have the same version: with the image's end this tells which rows they are.
-        if not np.array_equal(versions, self._summary.versions[first : first + count]):
+        known = self._summary.versions_of(slice(first, first + count))
+        if not np.array_equal(versions, known):
             raise CorruptData(where, 0, f"other rows than the summary's from {first} on")
 
     def take_image(self, image: Image) -> Piece:
@@ -217,11 +218,10 @@ class RemoteRun:
         return decode_keys(fields, self._summary, rows)
 
     def version(self, i: int) -> int:
-        return int(self._summary.versions[i])
+        return self._summary.version_of(i)
 
     def versions(self, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-        found: NDArray[np.uint64] = self._summary.versions[rows]
-        return found
+        return self._summary.versions_of(rows)
 
     def take(self, rows: NDArray[np.int64], names: Sequence[str]) -> pa.RecordBatch:
         """The columns ``names`` of the rows numbered ``rows``; keys, versions always."""
@@ -230,8 +230,8 @@ class RemoteRun:
             return whole.take(rows, names)
         if set(names) <= {*self._layout.key, VERSION_COLUMN, OP_COLUMN}:
             found = self._keys(rows)
-            found = found.append_column(VERSION_COLUMN, pa.array(self._summary.versions[rows]))
-            found = found.append_column(OP_COLUMN, pa.array(self._summary.kinds[rows]))
+            found = found.append_column(VERSION_COLUMN, pa.array(self._summary.versions_of(rows)))
+            found = found.append_column(OP_COLUMN, pa.array(self._summary.kinds_of(rows)))
             return found.select(list(names))
         raise RowsAbsent([Wanted(self, self.absent(rows))])
 
@@ -257,13 +257,12 @@ class RemoteSegment(Segment):
         self.row_count = meta.row_count
         self.first_index, self.last_index = meta.first_index, meta.last_index
         self.live_count = int(np.count_nonzero(live))
-        self.tombstone_count = int(np.count_nonzero(summary.kinds))
+        self.tombstone_count = summary.tombstone_count
         all_live = self.live_count == self.row_count
         self._live = None if all_live else bytearray(live.view(np.uint8))
         self.closed = self.sealed = True
         self.bytes = recovered.size_bytes
-        keys = 0 if summary.keys is None else summary.keys.nbytes
-        self.memory_bytes = keys + self.row_count * (17 if all_live else 18)
+        self.memory_bytes = summary.size_bytes + (0 if all_live else self.row_count)
 
     def run_of(self, row: int) -> tuple[Run, int]:
         """The piece that holds a row, if it is here."""

@@ -12,9 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = [
-    "launch", "writes", "bulk", "memory", "replay", "recovery", "large-catalog", "masters",
-    "failover", "replica-writes", "wal-writes", "wal-moves", "tablet-copy", "idle-tablets",
-    "indexing",
+    "launch", "writes", "bulk", "memory", "replay", "recovery", "recovery-large",
+    "rows-on-demand", "cold-start", "large-catalog", "masters", "failover", "replica-writes",
+    "wal-writes", "wal-moves", "tablet-copy", "idle-tablets", "indexing",
 ]  # fmt: skip
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 

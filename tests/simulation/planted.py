@@ -112,7 +112,7 @@ def _forget_safe_version() -> Any:
     ) -> None:
         adopt(self, segments, merged, *rest)
         live = [
-            segment.summary.versions[mask].max(initial=0)
+            segment.summary.versions_of(np.flatnonzero(mask)).max(initial=0)
             for segment, mask in zip(segments, merged.live if merged else [], strict=False)
             if len(segment.summary)
         ]

@@ -56,17 +56,23 @@ def test_what_has_no_such_rows_is_refused() -> None:
     run(scenario)
 
 
-def test_all_of_an_image_is_checked_before_a_piece_of_it_is_served() -> None:
-    """Damage far from the rows that are asked for is found as well."""
+def test_rows_are_checked_before_they_are_served_and_damage_is_told() -> None:
+    """Rows elsewhere in the image are served; whoever wants the damaged ones hears so, and the
+    replica is offered no more."""
 
     async def scenario(owner: Owner) -> None:
-        image = make_image(rows=2000)
+        image = make_image(rows=20_000)
         await owner.seal(image)
         disk = owner.world.nodes["b1"].disk
         at = disk.durable("disk/frames").index(image)
-        disk.corrupt("disk/frames", at + len(image) * 2 // 3)
+        disk.corrupt("disk/frames", at + 5000 * 8)  # an id
+        assert await ids(owner, 10, 0) == list(range(10))
+        replica = owner.world.server("b1")._holdings.find(LOG, SEGMENT)
+        assert replica is not None
+        assert not replica.damaged
         with pytest.raises(CorruptData):
-            await ids(owner, 10, 0)
+            await ids(owner, 10, *range(200, 800))
+        assert replica.damaged
 
     run(scenario)
 
@@ -88,7 +94,7 @@ def test_what_took_the_place_of_a_replica_is_served_and_nothing_older() -> None:
 
 def test_images_that_nobody_asks_for_are_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """By age, and the oldest ones once there are too many; then they are read again."""
-    monkeypatch.setattr(served_rows, "KEPT_BYTES", 30_000)
+    monkeypatch.setattr(served_rows, "KEPT_BYTES", 12_000)
 
     async def scenario(owner: Owner) -> None:
         server = owner.world.server("b1")

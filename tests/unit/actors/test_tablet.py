@@ -290,7 +290,7 @@ def test_a_merge_made_elsewhere_is_taken_only_if_it_is_of_the_same_segments() ->
     live = [np.array([True, False]), np.array([True])]
 
     def merged(*positions: int) -> Merged:
-        return Merged(hashes, np.array(positions, np.int64), live, 3)
+        return Merged((hashes, np.array(positions, np.int64)), live, 3)
 
     assert fits(merged(0, 1 << 32), [2, 1])
     assert not fits(merged(0, 1 << 32), [2, 2])

@@ -71,13 +71,13 @@ def test_replicas_that_are_no_copies_are_pointed_out() -> None:
 
 def test_space_is_counted_by_hand() -> None:
     """A million rows of 100 bytes, half of the log overwritten: 136 bytes a live row, 109 a dead
-    one; twice the log on disks, with 26 bytes beside each row."""
+    one; twice the log on disks, with 17 bytes beside each row."""
     shape = layout(2, data_bytes=100e6, live_share=0.5)
     found = resources_of(SERVER, shape)
     assert found.rows == 1e6
     assert bytes_per_row(shape) == 136
     assert found.memory_per_server_bytes == pytest.approx(500_000 * (136 + 109))
-    assert found.disk_bytes == pytest.approx(2 * 200e6 * 1.26)
+    assert found.disk_bytes == pytest.approx(2 * 200e6 * 1.17)
     assert found.memory_limit_bytes == CLEANING_SHARE * 64 * GB
     assert found.memory_after_loss_bytes == pytest.approx(2 * found.memory_per_server_bytes)
 

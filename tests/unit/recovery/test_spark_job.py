@@ -248,8 +248,10 @@ class OtherReplicaEngine(TaskEngine):
         runtime = self.runtime
         for job in jobs:
             *before, last = summaries_of(await fetch_log(runtime, SETTINGS, job))
+            but_one = slice(len(last) - 1)
+            versions, kinds = last.versions_of(but_one), last.kinds_of(but_one)
             keys = None if last.keys is None else last.keys[:-1]
-            shorter = Summary(last.hashes[:-1], last.versions[:-1], last.kinds[:-1], keys)
+            shorter = Summary(last.hashes[:-1], versions, kinds, keys)
             await install(runtime, SETTINGS, job, merge([*before, shorter]))
         return {}
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import mmap
 
-import numpy as np
 import pyarrow as pa
 
 from stelae.actors.tablet_recovery import Intake
 from stelae.core.memory import populate
-from stelae.storage import kernels
 from stelae.storage.buffers import BufferPool
-from stelae.storage.merge import Summary, merge
 
 MIB = 1 << 20
 
@@ -67,32 +64,11 @@ def test_populating_memory_keeps_what_it_holds() -> None:
     assert fresh[:] == bytes(4 * MIB)
 
 
-def test_merges_with_a_pool_come_to_the_same_as_without() -> None:
-    """Memory with another merge's leavings in it makes no difference, nor does it leave marks on
-    an outcome that is still held."""
-    rng = np.random.default_rng(3)
-    pool = BufferPool(64 * MIB)
-    held = []
-    for rows in (50_000, 30_000, 50_000):
-        hashes = rng.integers(0, 2**64, rows, np.uint64)
-        hashes[rows // 2 :] = hashes[: rows - rows // 2]
-        versions = np.arange(1, rows + 1, dtype=np.uint64)
-        summaries = [
-            Summary(hashes[start:end], versions[start:end], np.zeros(end - start, np.uint8))
-            for start, end in ((0, rows // 3), (rows // 3, rows))
-        ]
-        held.append((merge(summaries, kernels), merge(summaries, kernels, pool)))
-    for alone, pooled in held:
-        assert np.array_equal(alone.hashes, pooled.hashes)
-        assert np.array_equal(alone.positions, pooled.positions)
-        assert all(map(np.array_equal, alone.live, pooled.live))
-
-
-def test_memory_of_merges_is_given_back_when_the_last_tablet_is_there() -> None:
-    """Until then the next merge has it."""
+def test_memory_of_fetches_is_given_back_when_the_last_tablet_is_there() -> None:
+    """Until then the next fetch has it."""
     intake = Intake()
     with intake.opening():
         with intake.opening():
-            intake.tables.take(MIB)
-        assert intake.tables.free_bytes == MIB
-    assert intake.tables.free_bytes == 0
+            intake.images.take(MIB)
+        assert intake.images.free_bytes == MIB
+    assert intake.images.free_bytes == 0

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.schema import RowKind, TableSchema
+from stelae.storage import image
 from stelae.storage.image import (
     IMAGE_TRAILER_BYTES,
     Image,
@@ -20,6 +21,7 @@ from stelae.storage.image import (
 )
 from stelae.storage.keys import KeyCodec
 from stelae.storage.layout import Layout, versions_from
+from stelae.storage.merge import Summary
 
 EXACT = TableSchema.of(
     pa.schema([pa.field("id", pa.int64()), pa.field("x", pa.float64(), nullable=False)]), ["id"]
@@ -66,13 +68,57 @@ def test_the_tail_alone_gives_the_summary(schema: TableSchema) -> None:
     codec = KeyCodec(schema)
     for summary in (tail.summary, image.summary()):
         assert np.array_equal(summary.hashes, codec.hash_batch(image.batch))
-        assert np.array_equal(summary.versions, np.arange(7, 107))
-        assert np.array_equal(summary.kinds, image.batch.column("_op").to_numpy())
+        assert np.array_equal(summary.versions_of(slice(None)), np.arange(7, 107))
+        assert np.array_equal(summary.kinds_of(slice(None)), image.batch.column("_op").to_numpy())
         if schema is EXACT:
             assert summary.keys is None
         else:
             assert summary.keys is not None
             assert summary.keys.equals(codec.encode_batch(image.batch))
+
+
+def whole_summary(summary: Summary) -> pa.RecordBatch:
+    """What the summary of an image of format 2 is."""
+    everything = slice(None)
+    columns = [summary.hashes, summary.versions_of(everything), summary.kinds_of(everything)]
+    arrays = [pa.array(column) for column in columns]
+    names = ["hash", "version", "op"]
+    if summary.keys is not None:
+        arrays, names = [*arrays, summary.keys], [*names, "key"]
+    return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+@pytest.mark.parametrize("schema", [EXACT, TEXT])
+def test_images_of_format_2_are_read(schema: TableSchema, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their summaries have all columns, whatever the rows are; the next format is refused."""
+    new = Image.open(image_of(schema, 100), "new").summary()
+    monkeypatch.setattr(image, "_summary_batch", whole_summary)
+    monkeypatch.setattr(image, "FORMAT_VERSION", 2)
+    old = Image.open(image_of(schema, 100), "old").summary()
+    assert old.versions is not None
+    assert old.versions.dtype == np.uint64
+    assert np.array_equal(old.hashes, new.hashes)
+    assert old.versions_of(slice(None)).tolist() == new.versions_of(slice(None)).tolist()
+    assert np.array_equal(old.kinds_of(slice(None)), new.kinds_of(slice(None)))
+    monkeypatch.setattr(image, "FORMAT_VERSION", 4)
+    with pytest.raises(CorruptData, match="format 4"):
+        Image.open(image_of(schema, 100), "later")
+
+
+def test_a_summary_says_no_more_than_it_must() -> None:
+    """Rows with rising versions and no tombstone have 8 bytes each; versions with gaps 4 more."""
+    rows = 1000
+    lengths = []
+    for versions in (versions_from(7, rows), versions_from(7, rows) * np.uint64(2)):
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(np.arange(rows)), pa.array(np.arange(rows) / 2)], names=["id", "x"]
+        )
+        stored = Layout.of(EXACT).store(batch, np.zeros(rows, np.uint8), versions)
+        meta = ImageMeta("table", "tablet", 3, 2, 5, 9, rows, 7 + 2 * rows, 1)
+        data = bytes(build_image(stored, meta, KeyCodec(EXACT)))
+        lengths.append(Image.open(data, "here").summary().size_bytes)
+        assert np.array_equal(Image.open(data, "here").summary().versions_of(slice(None)), versions)
+    assert lengths == [8 * rows, 12 * rows]
 
 
 def test_an_opened_image_copies_nothing() -> None:

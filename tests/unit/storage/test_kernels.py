@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.storage import kernel_api, kernels, kernels_reference
-from stelae.storage.kernel_api import INDEX_WORDS, MERGE_WORDS, Kernels, empty_table
+from stelae.storage.kernel_api import EMPTY, INDEX_WORDS, U64, Kernels
 
 U64_VALUES = st.integers(0, 2**64 - 1)
 # Few upper bits: long runs of displaced entries, equal homes, runs over the end of the table.
@@ -25,6 +25,10 @@ def u64(values: list[int]) -> Any:
     array = np.array(values, np.uint64)
     array.flags.writeable = False
     return array
+
+
+def empty_table(capacity: int) -> U64:
+    return np.full(capacity * INDEX_WORDS, EMPTY, np.uint64)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -116,7 +120,7 @@ def test_tables_equal_the_reference_after_any_changes(
         hashes.append(key_hash)
     tables, answers = [], []
     for module in (kernels, kernels_reference):
-        slots = empty_table(2 * capacity, INDEX_WORDS)
+        slots = empty_table(2 * capacity)
         homes = (capacity, border)  # it is growing, and half of it has moved
         changes = u64(hashes), np.array(old, "i8"), np.array(new, "i8")
         result = module.table_replace(slots, *homes, *changes)
@@ -136,7 +140,7 @@ def test_tables_equal_the_reference_after_any_changes(
 @pytest.mark.parametrize("module", [kernels, kernels_reference])
 def test_replacing_an_entry_that_is_not_there_names_the_row(module: Any) -> None:
     """`table_replace` stops at the first row whose entry is missing, and says which."""
-    slots = empty_table(16, INDEX_WORDS)
+    slots = empty_table(16)
     changes = u64([5, 5, 5]), np.array([-1, 8, 7]), np.array([7, 9, 9])
     result = module.table_replace(slots, 16, 16, *changes)
     assert result == (1, 1)
@@ -162,24 +166,47 @@ def test_merging_equals_the_reference(
     if by_hash:
         keys, offsets = [], offsets[:0]
     data = np.frombuffer(b"".join(keys), np.uint8)
+    firsts, places, listed = u64([5, 0]), np.array([-1, 0]), versions
     results = []
     for module in (kernels, kernels_reference):
-        table = empty_table(2 * len(rows) + 3, MERGE_WORDS)
+        table = empty_table(2 * len(rows) + 3)
+        live = np.ones(2 * len(rows), np.bool_)
         count = 0
-        for slot in (1, 0):
+        for slot, ops in ((1, kinds), (0, kinds[:0])):
             count += module.merge_segment(
-                table, hashes, versions, kinds, slot, bases, offsets, data
+                table, hashes, ops, slot, bases, firsts, places, listed, offsets, data, live
             )
-        larger = empty_table(3 * len(rows) + 5, MERGE_WORDS)
+        larger = empty_table(3 * len(rows) + 5)
         module.merge_rehash(table, larger)
-        winners = np.zeros(count, np.uint64), np.zeros(count, np.int64)
-        live = np.zeros(2 * len(rows), np.bool_)
-        alive = module.merge_winners(larger, bases, *winners, live)
-        results.append((count, alive, table, larger, *winners, live))
+        buried = module.merge_bury(larger)
+        entries = np.zeros(count - buried, np.uint64), np.zeros(count - buried, np.int64)
+        module.merge_entries(larger, *entries)
+        results.append((count, buried, table, larger, *entries, live))
     for one, other in zip(*results, strict=True):
         assert np.array_equal(one, other)
 
 
+@pytest.mark.parametrize("size", [7, 64, 1000])
+def test_burying_leaves_every_other_entry_where_it_is_found(size: int) -> None:
+    """Tombstones at a table's end and beginning, where probing wraps around, leave no entry behind
+    a hole."""
+    generator = np.random.default_rng(size)
+    for module in (kernels, kernels_reference):
+        table = empty_table(size)
+        count = size * 2 // 3
+        hashes = generator.integers(0, 2**64, count, np.uint64) | u64([0xF << 60])
+        positions = np.arange(count)
+        dead = generator.random(count) < 0.4
+        module.table_insert(table, hashes, positions)
+        words = table[1::2]
+        taken = np.flatnonzero(words != EMPTY)
+        words[taken] |= dead[words[taken].astype(np.int64)].astype(np.uint64) << u64([63])
+        assert module.merge_bury(table) == dead.sum()
+        found = np.zeros(count, np.int64)
+        module.table_find(table, size, size, hashes, found)
+        assert np.array_equal(found, np.where(dead, -1, positions))
+
+
 def test_free_slots_have_the_tombstone_bit() -> None:
-    """`merge_winners` skips free slots and tombstones by one test of a bit."""
+    """Whoever looks for tombstones has to know free slots from them."""
     assert kernel_api.EMPTY & kernel_api.TOMBSTONE_BIT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from stelae.core.schema import RowKind
 from stelae.storage import kernels, kernels_reference
 from stelae.storage.kernel_api import Kernels
-from stelae.storage.merge import Merged, Summary, merge
+from stelae.storage.merge import Merged, Summary, compact_versions, merge
 
 BOTH = pytest.mark.parametrize("module", [kernels, kernels_reference], ids=["numba", "reference"])
 
@@ -32,14 +33,33 @@ def _tables_grow() -> Iterator[None]:
 
 
 def summary(rows: Sequence[Row], with_keys: bool) -> Summary:
-    """A segment's summary; its keys are a slice of a longer array, as they may be in life."""
+    """A segment's summary; its keys are a slice of a longer array, as they may be in life. Versions
+    and kinds are as short as they can be, but not in segments of three rows."""
     keys = pa.array([b"before", *(row[1] for row in rows)], pa.binary()).slice(1)
-    return Summary(
-        np.array([row[0] for row in rows], np.uint64),
-        np.array([row[2] for row in rows], np.uint64),
-        np.array([row[3] for row in rows], np.uint8),
-        keys if with_keys else None,
-    )
+    hashes = np.array([row[0] for row in rows], np.uint64)
+    kinds: Any = np.array([row[3] for row in rows], np.uint8)
+    versions, first = compact_versions(np.array([row[2] for row in rows], np.uint64))
+    if len(rows) == 3:
+        versions, first = np.array([row[2] for row in rows], np.uint64), 0
+    elif not any(row[3] for row in rows):
+        kinds = None
+    return Summary(hashes, versions, kinds, keys if with_keys else None, first)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=6), st.integers(0, 2**60))
+def test_versions_in_short_are_the_same_versions(values: list[int], first: int) -> None:
+    """Whether they rise one by one, or lie near each other, or neither."""
+    near = [first + value % 1000 for value in sorted(values)]
+    for numbers in (values, near, list(range(first, first + len(values)))):
+        versions = np.array(numbers, np.uint64)
+        found, least = compact_versions(versions)
+        short = Summary(versions, found, None, None, least)
+        assert short.versions_of(slice(None)).tolist() == numbers
+        assert short.versions_of(np.arange(len(numbers))).tolist() == numbers
+        assert [short.version_of(row) for row in range(len(numbers))] == numbers
+        assert short.last_version == max(numbers, default=0)
+        assert short.versions_of(slice(1, 3)).tolist() == numbers[1:3]
 
 
 @st.composite
@@ -192,6 +212,6 @@ def test_summaries_of_unequal_shape_are_refused() -> None:
     """Columns of different lengths, or keys in only some summaries, are broken invariants."""
     good = summary([(1, b"a", 1, 0)], True)
     with pytest.raises(AssertionError, match="other lengths"):
-        merge([Summary(good.hashes, good.versions[:0], good.kinds)])
+        merge([Summary(good.hashes, good.versions_of(slice(0)), good.kinds)])
     with pytest.raises(AssertionError, match="some"):
         merge([good, summary([(1, b"a", 1, 0)], False)])
