@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stelae.actors.cleaner import Cleaner
+from stelae.actors.client_writes import ClientWrites
 from stelae.actors.epochs import raising_epochs
 from stelae.actors.hand_over import hand_over
 from stelae.actors.identity import listen_as, take_identity
@@ -35,11 +36,9 @@ from stelae.actors.replicated_tablet import ReplicatedTablet
 from stelae.actors.scans import ScanSessions
 from stelae.actors.server_copies import ServerCopies
 from stelae.actors.server_news import ServerNews
-from stelae.actors.small_writes import check_many
 from stelae.actors.successions import Successions
 from stelae.actors.tablet import Tablet
 from stelae.actors.tablet_fills import TabletFills
-from stelae.actors.tablet_input import check_request
 from stelae.actors.tablet_log import MakeLog
 from stelae.actors.tablet_logs import log_of
 from stelae.actors.tablet_recovery import Intake
@@ -66,8 +65,6 @@ from stelae.core.messages import (
     OPEN_TABLET,
     SCAN,
     SERVE_TABLET,
-    WRITE,
-    WRITE_MANY,
     CloseTablet,
     Get,
     GetMany,
@@ -80,10 +77,6 @@ from stelae.core.messages import (
     ServeTablet,
     TabletProgress,
     TabletReport,
-    Write,
-    WriteMany,
-    WriteManyReply,
-    WriteOp,
 )
 from stelae.core.records import ServerKind
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply, prompt
@@ -214,11 +207,10 @@ class TabletServer:
             CLOSE_TABLET: self._on_close,
             ALTER_TABLET: self._on_alter,
             LEARN_TIMELINE: self._on_learn_timeline,
-            WRITE: self._on_write,
-            WRITE_MANY: self._on_write_many,
             GET: self._on_get,
             GET_MANY: self._on_get_many,
             SCAN: self._on_scan,
+            **ClientWrites(self.cleaner, self._serving, self._no_room).handlers(),
             **self._mailbox.handlers(),
             **self._orders.handlers(),
             **self._successions.handlers(),
@@ -425,30 +417,6 @@ class TabletServer:
             raise TabletNotReady(tablet_id, "waiting for its server's lease")
         return tablet
 
-    @prompt
-    async def _on_write(self, call: Call[Write]) -> Reply[Any]:
-        tablet = self._serving(call.body.tablet_id)
-        rows = await tablet.read_rows(call)
-        if call.blobs:
-            tablet = self._serving(call.body.tablet_id)  # reading took its time
-        tablet, refusal = await self._room(tablet, call.body.op, call.timeout_s)
-        size_bytes = sum([blob.nbytes for blob in call.blobs])
-        self.cleaner.used_bytes += size_bytes
-        reply = Reply(await tablet.write(call, rows, refusal))
-        tablet.calls += weight_of(size_bytes)
-        return reply
-
-    @prompt
-    async def _on_write_many(self, call: Call[WriteMany]) -> Reply[Any]:
-        check_many(call.body)
-        for request in call.body.requests:
-            check_request(request)
-        tablet = self._serving(call.body.tablet_id)
-        tablet, refusal = await self._room(tablet, call.body.op, call.timeout_s)
-        outcomes = await tablet.write_many(call, refusal)
-        tablet.calls += len(outcomes)
-        return Reply(WriteManyReply(outcomes))
-
     def _no_room(self, tablet: Tablet | ReplicatedTablet) -> OutOfMemory | NoSpace | None:
         """Why no more rows are taken: there is no memory for them here, or at a follower, or no
         disk but what the cleaner needs."""
@@ -456,17 +424,6 @@ class TabletServer:
         if refusal is None:
             return tablet.no_room()
         return refusal
-
-    async def _room(
-        self, tablet: Tablet | ReplicatedTablet, op: WriteOp, timeout_s: float
-    ) -> tuple[Tablet | ReplicatedTablet, OutOfMemory | NoSpace | None]:
-        """The tablet, and why it takes no rows; memory is cleaned first if that may help."""
-        refusal = None if op is WriteOp.DELETE else self._no_room(tablet)
-        if not isinstance(refusal, OutOfMemory) or not self.cleaner.may_help:
-            return tablet, refusal
-        await self.cleaner.wait_room(timeout_s / 2)
-        tablet = self._serving(tablet.tablet_id)
-        return tablet, self._no_room(tablet)
 
     @prompt
     async def _on_get(self, call: Call[Get]) -> Reply[Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
+
+from stelae.core.errors import StelaeError
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
@@ -45,6 +47,8 @@ class Reply(Generic[R]):
     blobs: Sequence[Blob] = ()
 
 
+Outcome: TypeAlias = Reply[Any] | StelaeError
+"""How a call ended."""
 Handler = Callable[[Call[Any]], Coroutine[Any, Any, Reply[Any]]]
 Handlers = dict[Method[Any, Any], Handler]
 H = TypeVar("H", bound=Callable[..., Coroutine[Any, Any, Reply[Any]]])
@@ -57,6 +61,35 @@ def prompt(handler: H) -> H:
     """
     handler.is_prompt = True  # type: ignore[attr-defined]
     return handler
+
+
+class Gathered(Generic[Q]):
+    """A prompt handler of calls that are cheaper to carry out together.
+
+    Those that arrive in the same turn of the event loop, from whatever connections and while other
+    calls are under way, are handed over together; one that is alone goes to ``alone`` at once.
+    """
+
+    is_prompt = True
+
+    def __init__(
+        self,
+        alone: Handler,
+        *,
+        alike: Callable[[Call[Q]], Hashable | None],
+        together: Callable[[Sequence[Call[Q]]], Coroutine[Any, Any, Sequence[Outcome]]],
+        most: int,
+    ) -> None:
+        """``alike`` says the same of calls that may go together, and None of one that may not;
+        ``together`` takes up to ``most``, in their order, and gives the outcome of each. What it
+        raises is that of all."""
+        self.alone = alone
+        self.alike = alike
+        self.together = together
+        self.most = most
+
+    def __call__(self, call: Call[Q]) -> Coroutine[Any, Any, Reply[Any]]:
+        return self.alone(call)
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True):

@@ -26,7 +26,7 @@ from stelae.core.errors import (
     decode_error,
 )
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.rpc import Blob, Method, Reply
+from stelae.core.rpc import Blob, Method, Outcome, Reply
 from stelae.core.runtime import ReplyMemory
 from stelae.runtime.connection import Connection
 from stelae.runtime.deadlines import Deadlines
@@ -61,9 +61,6 @@ def decoder_of(reply: type) -> msgspec.msgpack.Decoder[Any]:
     if decoder is None:
         decoder = _decoders[reply] = msgspec.msgpack.Decoder(reply)
     return decoder
-
-
-Outcome = Reply[Any] | StelaeError
 
 
 @dataclass(slots=True)

@@ -1,5 +1,8 @@
 """The end of a connection that answers: finds the handler, runs it, sends its answer.
 
+Requests that may be `Gathered` are kept to the end of the turn that received them, and handed over
+together, if others are under way.
+
 Invariants: a request is refused, with an error that says so, before its handler runs if it was
 meant for another server, names no method, comes past its deadline or past the bounds. A handler,
 once begun, runs to its end; whether the caller still waits does not matter. A failure that is not a
@@ -10,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -26,7 +29,7 @@ from stelae.core.errors import (
     encode_error,
 )
 from stelae.core.ids import ServerUuid
-from stelae.core.rpc import Call, Handler, Handlers
+from stelae.core.rpc import Blob, Call, Gathered, Handler, Handlers, Outcome, Reply
 from stelae.runtime.connection import Connection
 from stelae.runtime.frames import (
     NO_DESTINATION,
@@ -53,6 +56,15 @@ class _Route:
     handler: Handler
     decoder: msgspec.msgpack.Decoder[Any]
     is_prompt: bool
+    gathered: Gathered[Any] | None = None
+
+
+class _Arrived(NamedTuple):
+    """A request that others are gathered with, and where its answer goes."""
+
+    inbound: Inbound
+    call_id: int
+    call: Call[Any]
 
 
 class Service:
@@ -74,11 +86,14 @@ class Service:
                 handler,
                 msgspec.msgpack.Decoder(method.request),
                 getattr(handler, "is_prompt", False),
+                handler if isinstance(handler, Gathered) else None,
             )
         self.running: dict[int, asyncio.Task[None]] = {}
         self.connections: dict[Connection, None] = {}
         self.unproved: dict[Connection, None] = {}
         self._next_task = 0
+        self._arrived: dict[tuple[str, Hashable], list[_Arrived]] = {}
+        """Of this turn, to be handed over together at its end."""
         self._loop = asyncio.get_running_loop()  # asked for once: it is a system call
 
     def run(self, work: Callable[[int], Coroutine[Any, Any, None]], *, is_prompt: bool) -> None:
@@ -98,10 +113,55 @@ class Service:
             coroutine = _resume(coroutine, waits_for)
         self.running[number] = self._loop.create_task(coroutine)
 
+    def gathers(self, route: _Route, arrived: _Arrived) -> bool:
+        """Keep a request until the end of the turn, if others are under way and may join it."""
+        gathered = route.gathered
+        if gathered is None or not self.running:
+            return False
+        alike = gathered.alike(arrived.call)
+        if alike is None:
+            return False
+        if not self._arrived:
+            self._loop.call_soon(self._hand_over_all)
+        waiting = self._arrived.setdefault((route.name, alike), [])
+        waiting.append(arrived)
+        if len(waiting) >= gathered.most:
+            del self._arrived[route.name, alike]
+            self._hand_over(route, waiting)
+        return True
+
+    def _hand_over_all(self) -> None:
+        arrived, self._arrived = self._arrived, {}
+        for (name, _), waiting in arrived.items():
+            self._hand_over(self.routes[name.encode()], waiting)
+
+    def _hand_over(self, route: _Route, arrived: Sequence[_Arrived]) -> None:
+        if len(arrived) == 1:
+            inbound, call_id, call = arrived[0]
+            inbound.carry_out(route, call_id, call)
+        else:
+            self.run(lambda number: self._answer_all(route, arrived, number), is_prompt=True)
+
+    async def _answer_all(self, route: _Route, arrived: Sequence[_Arrived], number: int) -> None:
+        assert route.gathered is not None
+        outcomes: Sequence[Outcome | Exception] = ()
+        try:
+            outcomes = await route.gathered.together([each.call for each in arrived])
+            assert len(outcomes) == len(arrived), f"{route.name} has an outcome for each call"
+        except Exception as error:
+            outcomes = [error] * len(arrived)
+        finally:
+            self.running.pop(number, None)
+            for each in arrived:
+                each.inbound.ended(each.call_id)
+        for each, outcome in zip(arrived, outcomes, strict=True):
+            each.inbound.answer(route, each.call_id, outcome)
+
     async def close(self) -> None:
         """End all connections and cancel what still runs."""
         for connection in [*self.connections, *self.unproved]:
             connection.close()
+        self._arrived.clear()
         running = list(self.running.values())
         for task in running:
             task.cancel()
@@ -198,6 +258,11 @@ class Inbound:
             return
         self._running += 1
         call = Call(body, request.blobs, timeout_s)
+        if not self._service.gathers(route, _Arrived(self, call_id, call)):
+            self.carry_out(route, call_id, call)
+
+    def carry_out(self, route: _Route, call_id: int, call: Call[Any]) -> None:
+        """Run a request's handler."""
         self._service.run(
             lambda number: self._answer(route, call_id, call, number), is_prompt=route.is_prompt
         )
@@ -220,24 +285,44 @@ class Inbound:
         return None
 
     async def _answer(self, route: _Route, call_id: int, call: Call[Any], number: int) -> None:
-        service = self._service
         try:
-            reply = await route.handler(call)
-            buffers, size = encode_reply(_encode(reply.body), reply.blobs)
-            if size > service.limits.message_bytes:
-                raise TooLarge(f"the reply of {route.name}", size, service.limits.message_bytes)
-            alone = self._running == 1
-            self.connection.send(Kind.REPLY, call_id, buffers, size, alone=alone)
-        except StelaeError as error:
-            self._refuse(call_id, error)
+            outcome: Outcome | Exception = await route.handler(call)
         except Exception as error:
-            logger.exception("%s failed", route.name)
-            self.connection.send(Kind.FAILED, call_id, [b""], 0)
-            service.on_failure(error)
+            outcome = error
         finally:
-            self._running -= 1
-            self._release(call_id)
-            service.running.pop(number, None)
+            self.ended(call_id)
+            self._service.running.pop(number, None)
+        self.answer(route, call_id, outcome)
+
+    def ended(self, call_id: int) -> None:
+        """A request is no longer worked on."""
+        self._running -= 1
+        self._release(call_id)
+
+    def answer(self, route: _Route, call_id: int, outcome: Outcome | Exception) -> None:
+        """Send what a request came to."""
+        if isinstance(outcome, Reply):
+            try:
+                buffers, size = self._encoded(route, outcome)
+            except Exception as error:
+                outcome = error
+            else:
+                alone = not self._running
+                self.connection.send(Kind.REPLY, call_id, buffers, size, alone=alone)
+                return
+        if isinstance(outcome, StelaeError):
+            self._refuse(call_id, outcome)
+            return
+        logger.error("%s failed", route.name, exc_info=outcome)
+        self.connection.send(Kind.FAILED, call_id, [b""], 0)
+        self._service.on_failure(outcome)
+
+    def _encoded(self, route: _Route, reply: Reply[Any]) -> tuple[list[Blob], int]:
+        buffers, size = encode_reply(_encode(reply.body), reply.blobs)
+        limit = self._service.limits.message_bytes
+        if size > limit:
+            raise TooLarge(f"the reply of {route.name}", size, limit)
+        return buffers, size
 
     def _refuse(self, call_id: int, error: StelaeError) -> None:
         payload = encode_error(error)

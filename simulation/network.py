@@ -32,6 +32,7 @@ from stelae.core.errors import (
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import Blob, Call, Handler, Handlers, Method, Reply
 from stelae.core.runtime import ReplyMemory
+from stelae.simulation.arrivals import Arrivals
 from stelae.simulation.loop import SimLoop
 from stelae.simulation.options import Options
 from stelae.simulation.process import Process
@@ -168,7 +169,7 @@ class Network:
                 continue
             for request in list(peers.outstanding.values()):
                 if {request.sender.name, peers.name} == {first, second}:
-                    self._later(self.latency(0), self._break, request)
+                    self._later(self.latency(0), self.broken, request)
         for watcher, target, ended in list(self._watches.values()):
             if {watcher.name, target.name} == {first, second}:
                 self._later(self.latency(0), _resolve, ended)
@@ -179,7 +180,7 @@ class Network:
             del self.listeners[peers.address]
         for request in list(peers.outstanding.values()):
             if not self._is_unnoticed() and not self._cut(request.sender.name, peers.name):
-                self._later(self.latency(0), self._break, request)
+                self._later(self.latency(0), self.broken, request)
         for number in list(self._watches):
             watcher, target, ended = self._watches[number]
             if target is peers:
@@ -274,7 +275,7 @@ class Network:
         if not target.process.alive or target.closed:
             request.copy_vanished()
             if not self._is_unnoticed():
-                self._break(request)
+                self.broken(request)
             return
         self.note(target.name, f"< {request.number} {request.method} from {request.sender.name}")
         task = self._loop.create_task(
@@ -294,7 +295,7 @@ class Network:
         size = len(answer.body) + sum(map(len, answer.blobs))
         self._transmit(source.name, receiver, size, lambda: _resolve(request.answer, answer))
 
-    def _break(self, request: _Request) -> None:
+    def broken(self, request: _Request) -> None:
         _resolve(request.answer, OutcomeUnknown(request.address, request.method, request.timeout_s))
 
     # ---- for peers ----------------------------------------------------------------------------
@@ -347,6 +348,7 @@ class SimPeers:
         """Requests on their way to this process or being served by it."""
         self.running: dict[asyncio.Task[None], None] = {}
         """Handlers at work."""
+        self._arrivals = Arrivals(loop, self.running)
 
     @property
     def address(self) -> Address:
@@ -468,15 +470,15 @@ class SimPeers:
     async def _handle(self, request: _Request) -> _Answer:
         if request.destination is not None and request.destination != self._server_uuid:
             raise WrongServer(request.destination, str(self._server_uuid))
-        found = self._handlers.get(request.method)
-        if found is None:
+        if request.method not in self._handlers:
             raise InvalidArgument(f"no method {request.method!r} here")
-        method, handler = found
+        method, handler = self._handlers[request.method]
         left_s = request.timeout_s - (self._loop.time() - request.sent_s)
         body = msgspec.msgpack.decode(request.body, type=method.request)
-        views = tuple(memoryview(blob) for blob in request.blobs)
         # What comes late comes with its whole deadline: time on the wire cannot be measured there.
-        reply = await handler(Call(body, views, left_s if left_s > 0 else request.timeout_s))
+        timeout_s = left_s if left_s > 0 else request.timeout_s
+        call = Call(body, tuple(map(memoryview, request.blobs)), timeout_s)
+        reply = await self._arrivals.carry_out(handler, call)
         assert isinstance(reply.body, method.reply), f"{method.name} answers {method.reply}"
         blobs = tuple(memoryview(blob).tobytes() for blob in reply.blobs)
         return _Answer(msgspec.msgpack.encode(reply.body), blobs, None)
@@ -491,9 +493,7 @@ class SimPeers:
         self.closed = True
         self._network.process_ended(self)
         for request in list(self._calls.values()):
-            error = OutcomeUnknown(request.address, request.method, request.timeout_s)
-            _resolve(request.answer, error)
-        running = list(self.running)
-        for task in running:  # as the real one does
+            self._network.broken(request)
+        for task in (running := list(self.running)):  # as the real one does
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from stelae.actors.client_writes import ClientWrites
 from stelae.actors.freshness import Freshness
 from stelae.actors.replica_storage import ReplicaStorage
 from stelae.actors.replicated_tablet import ReplicatedTablet
@@ -48,6 +49,12 @@ async def _turned_round(self: ReplicatedTablet, *given: Any) -> tuple[bytes, ...
     return tuple(reversed(await _write_many(self, *given)))
 
 
+async def _to_the_next_caller(self: ClientWrites, calls: Any) -> Any:
+    found = list(await _on_writes(self, calls))
+    return [*found[1:], found[0]]
+
+
+_on_writes = ClientWrites._on_writes
 _outcomes, _write_many = Gathering._outcomes, ReplicatedTablet.write_many
 _manifest, _apply = TabletStateMachine.manifest, TabletStateMachine.apply
 
@@ -61,6 +68,11 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
 
 GATHERED: dict[str, tuple[Any, str, Any]] = {
     "a gathered answer goes to another call": (Gathering, "_outcomes", _to_another_call),
+    "an answer of a group goes to another caller": (
+        ClientWrites,
+        "_on_writes",
+        _to_the_next_caller,
+    ),
     "the outcomes of a message are turned round": (ReplicatedTablet, "write_many", _turned_round),
 }
 """Of small writes that travel together; the scenario `replicas` finds them."""

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tserver import TabletServer
+from stelae.actors.client_writes import ClientWrites
 from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
-from stelae.core.durability import Durability, replicas, segments
-from stelae.core.errors import StelaeError
-from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages import WRITE_MANY, WriteMany, WriteOp
+from stelae.core.durability import Durability, replicas, segments, wal
+from stelae.core.errors import InvalidArgument, StelaeError
+from stelae.core.ids import ClientId, RequestId, TabletId
+from stelae.core.messages import WRITE, WRITE_MANY, Write, WriteMany, WriteOp
 from stelae.core.rpc import Call
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
@@ -26,14 +26,15 @@ from stelae.storage.outcomes import answer
 from tests.simulation.planted_group import GATHERED
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("value", pa.string())])
-KINDS = [replicas(3), segments("disk", "disk")]
+KINDS = [replicas(3), segments("disk", "disk"), wal(3)]
+NAMES = ["replicas", "segments", "wal"]
 TASKS = 40
 BUG_SEEDS = 20
 Story = Callable[[World, SimCluster, AsyncDatabase, AsyncTable], Awaitable[None]]
 
 
 def play(story: Story, durability: Durability, seed: int = 1) -> None:
-    world = World(seed, Options(servers=Servers(masters=1, tservers=3, backups=3)))
+    world = World(seed, Options(servers=Servers(masters=1, tservers=3, backups=3, safekeepers=3)))
     cluster = SimCluster(world)
 
     async def run() -> None:
@@ -51,18 +52,18 @@ def play(story: Story, durability: Durability, seed: int = 1) -> None:
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[WriteMany]:
     """Every message of several writes that a server took."""
     seen: list[WriteMany] = []
-    take = TabletServer._on_write_many
+    take = ClientWrites._on_write_many
 
-    async def watched(self: TabletServer, call: Call[WriteMany]) -> Any:
+    async def watched(self: ClientWrites, call: Call[WriteMany]) -> Any:
         seen.append(call.body)
         return await take(self, call)
 
     watched.is_prompt = True  # type: ignore[attr-defined]
-    monkeypatch.setattr(TabletServer, "_on_write_many", watched)
+    monkeypatch.setattr(ClientWrites, "_on_write_many", watched)
     return seen
 
 
-@pytest.mark.parametrize("durability", KINDS, ids=["replicas", "segments"])
+@pytest.mark.parametrize("durability", KINDS, ids=NAMES)
 def test_calls_of_one_moment_travel_together(
     messages: list[WriteMany], durability: Durability
 ) -> None:
@@ -112,7 +113,7 @@ def test_they_share_entries_of_the_log() -> None:
     play(story, replicas(3))
 
 
-@pytest.mark.parametrize("durability", KINDS, ids=["replicas", "segments"])
+@pytest.mark.parametrize("durability", KINDS, ids=NAMES)
 def test_a_wrong_one_among_them_harms_nobody(durability: Durability) -> None:
     """It alone is refused: the others are written. Repeated, all get the same answers again."""
 
@@ -143,7 +144,7 @@ def outcome_text(outcome: bytes) -> str:
     return f"WriteReply {reply.first_version}"
 
 
-@pytest.mark.parametrize("durability", KINDS, ids=["replicas", "segments"])
+@pytest.mark.parametrize("durability", KINDS, ids=NAMES)
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_a_message_that_fails_fails_nobody(
     messages: list[WriteMany], durability: Durability, seed: int
@@ -172,6 +173,118 @@ def test_a_message_that_fails_fails_nobody(
         rows = {row["id"]: (row["value"], row["_version"]) for row in found.to_pylist()}
         assert rows == {key: ("29", version) for key, version in last.items()}
         assert len(last) == TASKS // 2
+
+    play(story, durability, seed)
+
+
+class Caller:
+    """One that writes a row with each call, over the network, as a client of its own."""
+
+    def __init__(self, database: AsyncDatabase, name: str, key: int) -> None:
+        self._database = database
+        self._id = ClientId(name)
+        self.key = key
+        self.versions: list[int] = []
+
+    def request(self, sequence: int, tablet_id: TabletId, value: object) -> Write:
+        """Its row, with that value."""
+        request = RequestId(self._id, sequence, sequence)
+        return Write(tablet_id, 1, WriteOp.UPSERT, request, ((self.key, value),))
+
+    async def write(self, sequence: int, value: object) -> None:
+        """The same call, again and again, until it is answered. Raises its refusal."""
+        while True:
+            where = (await self._database.locate_table("t"))[0]
+            request = self.request(sequence, where.tablet.tablet_id, value)
+            address = where.address
+            try:
+                reply = await self._database.runtime.peers.call(
+                    address, WRITE, request, timeout_s=2.0
+                )
+            except InvalidArgument:
+                raise
+            except StelaeError:
+                await self._database.runtime.clock.sleep(0.05)
+            else:
+                assert reply.body.row_count == 1
+                self.versions.append(reply.body.first_version)
+                return
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[list[Write]]:
+    """Calls of several callers that a server carried out together."""
+    seen: list[list[Write]] = []
+    take = ClientWrites._on_writes
+
+    async def watched(self: ClientWrites, calls: Sequence[Call[Write]]) -> Any:
+        seen.append([call.body for call in calls])
+        return await take(self, calls)
+
+    monkeypatch.setattr(ClientWrites, "_on_writes", watched)
+    return seen
+
+
+@pytest.mark.parametrize("durability", KINDS, ids=NAMES)
+def test_calls_of_many_clients_are_carried_out_together(
+    groups: list[list[Write]], durability: Durability
+) -> None:
+    """Each has its own version; a wrong one among them is refused alone; a repeated one gets its
+    first answer."""
+
+    async def story(
+        world: World, cluster: SimCluster, database: AsyncDatabase, table: AsyncTable
+    ) -> None:
+        callers = [Caller(database, f"caller-{n}", n) for n in range(TASKS)]
+        values: list[object] = [f"v{n}" if n % 7 else n for n in range(TASKS)]
+        for _ in range(2):
+            outcomes = await asyncio.gather(
+                *[caller.write(1, value) for caller, value in zip(callers, values, strict=True)],
+                return_exceptions=True,
+            )
+            wrong = [n for n, outcome in enumerate(outcomes) if outcome is not None]
+            assert wrong == [n for n in range(TASKS) if n % 7 == 0]
+            assert all(isinstance(outcomes[n], InvalidArgument) for n in wrong)
+        assert sum(map(len, groups)) > TASKS // 2
+        found = (await table.scan(with_versions=True)).to_pylist()
+        assert len(found) == TASKS - len(wrong)
+        for row in found:
+            assert row["value"] == values[row["id"]]
+            assert callers[row["id"]].versions == [row["_version"]] * 2
+
+    play(story, durability)
+
+
+@pytest.mark.parametrize("durability", KINDS, ids=NAMES)
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_a_server_that_dies_with_a_group_loses_and_doubles_nothing(
+    groups: list[list[Write]], durability: Durability, seed: int
+) -> None:
+    """Each call goes on by itself, with its id, and is done once, at the next owner or leader."""
+
+    async def story(
+        world: World, cluster: SimCluster, database: AsyncDatabase, table: AsyncTable
+    ) -> None:
+        where = (await database.locate_table("t"))[0]
+        [name] = [n for n in cluster.tservers if world.server(n).info.address == where.address]
+        callers = [Caller(database, f"caller-{n}", n) for n in range(TASKS // 2)]
+
+        async def run(caller: Caller) -> None:
+            for turn in range(1, 21):
+                await caller.write(turn, f"{turn}")
+
+        tasks = [asyncio.create_task(run(caller)) for caller in callers]
+        await database.runtime.clock.sleep(0.02)
+        world.crash(name)
+        await asyncio.gather(*tasks)
+        assert groups, "nothing was carried out together"
+        found = (await table.scan(with_versions=True)).to_pylist()
+        assert {row["id"]: (row["value"], row["_version"]) for row in found} == {
+            caller.key: ("20", caller.versions[-1]) for caller in callers
+        }
+        given = [version for caller in callers for version in caller.versions]
+        assert all(caller.versions == sorted(set(caller.versions)) for caller in callers)
+        assert len(set(given)) == len(given), "no two calls were given one version"
 
     play(story, durability, seed)
 
