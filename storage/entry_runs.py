@@ -95,9 +95,10 @@ def sorted_alike(entries: pa.BinaryArray, writer: int, sequence: int, kernels: I
     if order is not None:
         entries = entries.take(pa.array(order))
     count, kept = len(entries), np.empty(len(entries), np.int64)
-    same = np.zeros(count, np.uint32), np.zeros(count, np.uint64), np.zeros(1, np.uint64)
-    bounds = np.array([0, count], np.int64)
-    left = kernels.merge_entries(*binary_parts(entries), bounds, *same, kept)
+    offsets, data = binary_parts(entries)
+    bounds, epochs = np.array([0, count], np.int64), np.zeros(1, np.uint64)
+    writers, stamps = np.zeros(count, np.uint32), np.zeros(count, np.uint64)
+    left = kernels.merge_entries(offsets, data, bounds, writers, stamps, epochs, kept)
     return run_alike(
         entries if left == count else entries.take(pa.array(kept[:left])), writer, sequence
     )

@@ -246,7 +246,7 @@ def _find(offsets: I32, data: U8, entry: U8, low: int, high: int) -> int:
 
 @_kernel(types.int64, _I32_IN, _U8_IN, _U8_IN)
 def find_entry(offsets: I32, data: U8, entry: U8) -> int:
-    return _find(offsets, data, entry, 0, len(offsets) - 1)
+    return int(_find(offsets, data, entry, 0, len(offsets) - 1))
 
 
 @_kernel(types.UniTuple(types.int64, 2), _I32_IN, _U8_IN, _U8_IN, _U8_IN)
