@@ -10,7 +10,7 @@ import asyncio
 
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import SegmentsMissing, StelaeError
-from stelae.core.ids import TabletId
+from stelae.core.ids import TabletId, segment_id
 from stelae.core.messages import INVENTORY, Inventory, LogInventory
 from stelae.core.records import ServerInfo, TabletRecord, TabletState
 from stelae.recovery.plan import plan_recovery
@@ -59,6 +59,9 @@ class LogWatch:
         for tablet_id, tablet in tablets.items():
             inventories = {backup: logs[tablet_id] for backup, logs in held.items()}
             key = tablet_id, tablet.term
+            if any(_is_later(logs, tablet.term) for logs in inventories.values()):
+                self._misses.pop(key, None)  # no master that runs knows of the owner
+                continue
             try:
                 plan_recovery(tablet, self._replicas, inventories)
             except SegmentsMissing:
@@ -69,7 +72,10 @@ class LogWatch:
                 self._misses.pop(key, None)
 
     def _tablets(self) -> dict[TabletId, TabletRecord]:
-        """What the newest of the masters' catalogs says of tablets that have a log."""
+        """What the newest of the masters' catalogs says of tablets that have a log. Nothing while
+        nobody leads: only who did may have applied what the owners and backups go by already."""
+        if self._cluster.leader() is None:
+            return {}
         newest: dict[TabletId, TabletRecord] = {}
         for name in self._cluster.masters:
             master = self._cluster.world.server(name)
@@ -101,3 +107,8 @@ class LogWatch:
         except StelaeError:
             return {}
         return {log.tablet_id: log for log in reply.body.logs}
+
+
+def _is_later(held: LogInventory, term: int) -> bool:
+    """Whether there are segments of an owner after that of ``term``."""
+    return any(replica.segment_id >= segment_id(term + 1, 1) for replica in held.replicas)
