@@ -1,4 +1,4 @@
-"""`stelae demo`: the main job on real data. Load, read, kill a server under load, check every row.
+"""`stelae demo`: the main job on real data. Load, read, kill servers under load, check every row.
 
 What was acknowledged before, during and after each kill is compared with what the cluster holds at
 the end: rows and versions. Whatever happens (Ctrl-C too), nothing stays behind: no process, no Ray,
@@ -35,11 +35,12 @@ from stelae.core.spec import ClusterSpec
 from stelae.core.spec_file import load_spec
 from stelae.demo_data import DemoTable, load_tables
 from stelae.demo_spark import read_in_process
+from stelae.demo_strikes import Kill, kill_in_turn, lose_power, servers_of
 from stelae.demo_writers import Ledger, Writers, check_table, load_table
 from stelae.keeper import interrupted_by_sigterm
 from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.java import find_java
-from stelae.report import DemoResult, Round, summary, write_report
+from stelae.report import DemoResult, Round, Strike, summary, write_report
 
 if TYPE_CHECKING:
     from stelae.api import Table
@@ -178,7 +179,7 @@ def _show(result: DemoResult, console: Console) -> None:
         table.add_row(what, much)
     console.print()
     console.print(table)
-    for each in result.rounds:
+    for each in result.checked:
         for problem in each.problems:
             console.print(problem, style="red", markup=False)
     if result.is_right:
@@ -220,6 +221,8 @@ class _Demo:
             self._read(data[0], result)
             for engine in self._engines:
                 result.rounds.append(self._round(engine, data[0]))
+            result.strikes.append(self._strike("rolling kills", data[0], kill_in_turn))
+            result.strikes.append(self._strike("loss of power", data[0], lose_power))
         finally:
             with self._console.status("taking the cluster down"), _undisturbed():
                 self._database.close()
@@ -341,6 +344,30 @@ class _Demo:
         )
         return made
 
+    def _strike(self, what: str, main: DemoTable, kill: Kill) -> Strike:
+        """Kill servers under load, and check every row."""
+        table, ledger = self._tables[main.name], self._ledgers[main.name]
+        writers = Writers(table._table, ledger, main.value_column, count=WRITERS)
+        with self._console.status(f"{what}: {WRITERS} writers write to {main.name}") as status:
+            table._loop.run(writers.start())
+            try:
+                time.sleep(BEFORE_KILL_S)
+                began = time.time()
+                killed = kill(self._database, lambda text: status.update(f"{what}: {text}"))
+                took_s = time.time() - began
+                time.sleep(AFTER_RECOVERY_S)
+            finally:
+                table._loop.run(writers.stop())
+        acknowledged = sum(each.at >= began for each in writers.acknowledged)
+        pauses_s = writers.pauses_s(began, time.time())
+        made = Strike(what, killed, took_s, acknowledged, pauses_s, failures=writers.failures)
+        self._check(made)
+        self._say(
+            f"{what}: {len(killed)} servers killed under {made.writes:,} writes, at full strength "
+            f"after {took_s:.1f} s, {made.rows_checked:,} rows checked"
+        )
+        return made
+
     def _warm_spark(self) -> None:
         """The cluster's own session, which recovers: begun at launch, and slow to come."""
         from stelae import spark
@@ -350,16 +377,10 @@ class _Demo:
 
     def _victim(self, table: str) -> dict[str, Any]:
         """The tserver with most tablets of a table, which has to be on this machine."""
-        status = self._database.status()
-        owned = [tablet["leader"] for tablet in status["tablets"] if tablet["table"] == table]
-        tservers = [server for server in status["servers"] if server["kind"] == "tserver"]
-        victim: dict[str, Any] = max(tservers, key=lambda server: owned.count(server["id"]))
-        if not Path(f"/proc/{victim['pid']}").exists():
-            raise InvalidArgument(
-                f"{victim['id']} (process {victim['pid']} on {victim['node']}) is not on this "
-                "machine: the demo kills by pid; run it on that machine"
-            )
-        return victim
+        tablets = self._database.status()["tablets"]
+        owned = [tablet["leader"] for tablet in tablets if tablet["table"] == table]
+        tservers = servers_of(self._database, ("tserver",))
+        return max(tservers, key=lambda server: owned.count(server["id"]))
 
     def _wait_recovered(self, victim: str, killed_at: float) -> dict[str, Any]:
         deadline = time.monotonic() + RECOVERY_TIMEOUT_S
@@ -393,7 +414,7 @@ class _Demo:
             f"{short} segments with too few replicas"
         )
 
-    def _check(self, made: Round) -> None:
+    def _check(self, made: Round | Strike) -> None:
         """Compare every table with its ledger."""
         with self._bars() as bars:
             total = sum(ledger.rows.num_rows for ledger in self._ledgers.values())

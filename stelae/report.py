@@ -65,6 +65,32 @@ class Round:
 
 
 @dataclass
+class Strike:
+    """Several servers killed under load, and what came of it."""
+
+    what: str
+    killed: list[str]
+    took_s: float
+    """From the first kill until everything was at full strength."""
+    writes: int
+    """Acknowledged meanwhile."""
+    pauses_s: list[float]
+    rows_checked: int = 0
+    rows_missing: int = 0
+    rows_wrong: int = 0
+    problems: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def is_right(self) -> bool:
+        return not (self.rows_missing or self.rows_wrong or self.problems)
+
+    @property
+    def pause_s(self) -> float:
+        return max(self.pauses_s, default=0.0)
+
+
+@dataclass
 class DemoResult:
     """Everything that a demo has measured."""
 
@@ -77,10 +103,16 @@ class DemoResult:
     """What was read how → figure → value."""
     notes: list[str] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
+    strikes: list[Strike] = field(default_factory=list)
+
+    @property
+    def checked(self) -> list[Round | Strike]:
+        """Everything after which all rows were looked at."""
+        return [*self.rounds, *self.strikes]
 
     @property
     def is_right(self) -> bool:
-        return all(each.is_right for each in self.rounds)
+        return all(each.is_right for each in self.checked)
 
     def document(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -93,6 +125,7 @@ class DemoResult:
             "load_rows_per_s": round(self.rows / self.load_s) if self.load_s else 0,
             "reads": self.measured,
             "rounds": [_round_document(each) for each in self.rounds],
+            "strikes": [_strike_document(each) for each in self.strikes],
             "notes": self.notes,
             "right": self.is_right,
         }
@@ -118,6 +151,21 @@ def _round_document(each: Round) -> dict[str, Any]:
     }
 
 
+def _strike_document(each: Strike) -> dict[str, Any]:
+    return {
+        "what": each.what,
+        "killed": each.killed,
+        "took_s": round(each.took_s, 3),
+        "pause_s": round(each.pause_s, 4),
+        "writes_acknowledged": each.writes,
+        "writes_failed": each.failures,
+        "rows_checked": each.rows_checked,
+        "rows_missing": each.rows_missing,
+        "rows_wrong": each.rows_wrong,
+        "problems": each.problems,
+    }
+
+
 def summary(result: DemoResult) -> list[tuple[str, str]]:
     """The summary as pairs of what and how much, for a table."""
     rate = result.rows / result.load_s if result.load_s else 0.0
@@ -133,6 +181,8 @@ def summary(result: DemoResult) -> list[tuple[str, str]]:
         lines.append((what, ", ".join(f"{_figure(name, f)}" for name, f in figures.items())))
     for each in result.rounds:
         lines += _round_summary(each)
+    for strike in result.strikes:
+        lines += _strike_summary(strike)
     return lines
 
 
@@ -162,6 +212,19 @@ def _round_summary(each: Round) -> Iterator[tuple[str, str]]:
         steps = ", ".join(f"{name} {took:.2f} s" for name, took in each.replay_s.items())
         yield "  of that, rebuilding (slowest tablet)", steps
     yield "  full strength again", f"after {each.healed_s:.1f} s"
+    yield from _checked(each)
+
+
+def _strike_summary(each: Strike) -> Iterator[tuple[str, str]]:
+    yield (
+        f"{each.what}: {len(each.killed)} servers killed",
+        f"pause seen by the writers: {each.pause_s:.2f} s at most; {each.writes:,} writes; full "
+        f"strength after {each.took_s:.1f} s",
+    )
+    yield from _checked(each)
+
+
+def _checked(each: Round | Strike) -> Iterator[tuple[str, str]]:
     verdict = (
         "all right" if each.is_right else f"{each.rows_missing} MISSING, {each.rows_wrong} WRONG"
     )

@@ -25,10 +25,20 @@ from cluster_fixture import local_cluster
 
 from stelae import cli, demo, hash_partition
 from stelae.core.durability import segments
-from stelae.core.errors import InvalidArgument
+from stelae.core.errors import InvalidArgument, RetryLater
 from stelae.demo_data import FLIGHTS_ROWS, flights_tables, generated_tables
+from stelae.demo_strikes import TURNS, lose_power
 from stelae.demo_writers import Acknowledged, Ledger, Writers, check_table, load_table
-from stelae.report import DemoResult, Round, bins, html_page, marks, summary, write_report
+from stelae.report import (
+    DemoResult,
+    Round,
+    Strike,
+    bins,
+    html_page,
+    marks,
+    summary,
+    write_report,
+)
 
 # ---- data -----------------------------------------------------------------------------------
 
@@ -132,6 +142,57 @@ def test_the_pause_is_the_longest_silence_of_a_writer_around_the_kill() -> None:
     assert writers.pauses_s(10.0, 12.0) == [pytest.approx(1.5), pytest.approx(2.0)]
 
 
+# ---- strikes --------------------------------------------------------------------------------
+
+
+class _Killed:
+    """A cluster of two processes, which die and are back a moment later, as its status says."""
+
+    def __init__(self, *, pid_of_backup: int | None = None) -> None:
+        self.processes = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+        self.looks = 0
+        self._backup = pid_of_backup or self.processes[1].pid
+
+    def status(self) -> dict[str, Any]:
+        ended = [process.poll() is not None for process in self.processes]
+        self.looks += any(ended)
+        if any(ended) and self.looks == 2:
+            raise RetryLater("no master leads")
+        pids = [self.processes[0].pid, self._backup]
+        back = [1000 + n if gone and self.looks > 3 else pids[n] for n, gone in enumerate(ended)]
+        kinds = ("master", "backup")
+        return {
+            "servers": [
+                {"id": kind, "kind": kind, "state": "live", "pid": pid, "node": "n", "role": role}
+                for kind, pid, role in zip(kinds, back, ("leader", ""), strict=True)
+            ],
+            "tablets": [],
+            "tables": [],
+        }
+
+
+def test_after_a_loss_of_power_each_server_is_waited_for_under_another_pid() -> None:
+    """All get SIGKILL; a status that is old, or that nobody gives, is none of a whole cluster."""
+    cluster: Any = _Killed()
+    said: list[str] = []
+    assert lose_power(cluster, said.append) == ["backup", "master"]
+    assert cluster.looks > 3
+    assert "all 2 servers" in said[0]
+    assert [process.returncode for process in cluster.processes] == [-signal.SIGKILL] * 2
+
+
+def test_servers_of_another_machine_are_not_killed_by_their_pids_here() -> None:
+    """Nothing is killed then, and the text says where to run it."""
+    cluster: Any = _Killed(pid_of_backup=1 << 30)
+    with pytest.raises(InvalidArgument, match="not on this machine"):
+        lose_power(cluster, lambda _: None)
+    assert cluster.looks == 0
+    for process in cluster.processes:
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+
+
 # ---- the report -----------------------------------------------------------------------------
 
 
@@ -154,9 +215,14 @@ def _round(**more: Any) -> Round:
     return Round(**(fields | more))
 
 
-def _result(*rounds: Round) -> DemoResult:
+def _strike(**more: Any) -> Strike:
+    return Strike("loss of power", ["master-1", "tserver-1"], 9.0, 500, [4.0, 3.0], 1000, **more)
+
+
+def _result(*rounds: Round, strikes: tuple[Strike, ...] = ()) -> DemoResult:
     measured = {"get": {"p50_ms": 0.2}}
-    return DemoResult("flights", 1000, 10**6, 12.0, 2.0, measured, ["a note"], list(rounds))
+    figures = (1000, 10**6, 12.0, 2.0, measured, ["a note"])
+    return DemoResult("flights", *figures, list(rounds), list(strikes))
 
 
 def test_the_timeline_counts_every_acknowledgement_in_its_50_ms() -> None:
@@ -171,11 +237,11 @@ def test_the_timeline_counts_every_acknowledgement_in_its_50_ms() -> None:
 
 def test_the_page_is_one_file_with_all_figures(tmp_path: Path) -> None:
     """Nothing is fetched and no script runs; a plot for each round; text is escaped."""
-    result = _result(_round(), _round(engine="spark", victim="<b>"))
+    result = _result(_round(), _round(engine="spark", victim="<b>"), strikes=(_strike(),))
     page = html_page(result)
     assert page.count("<svg") == 2
     assert not re.search(r"<script|src=|href=|url\(|<b>", page)
-    for what, much in summary(_result(_round())):
+    for what, much in summary(_result(_round(), strikes=(_strike(),))):
         assert what in page
         assert much in page
     paths = write_report(result, tmp_path / "report")
@@ -183,6 +249,7 @@ def test_the_page_is_one_file_with_all_figures(tmp_path: Path) -> None:
     assert json.loads(paths[2].read_text())["right"] is True
 
 
+@pytest.mark.parametrize("make", [_round, _strike])
 @pytest.mark.parametrize(
     ("change", "code"),
     [({}, 0), ({"rows_missing": 1}, 1), ({"rows_wrong": 1}, 1), ({"problems": ["x"]}, 1)],
@@ -190,11 +257,14 @@ def test_the_page_is_one_file_with_all_figures(tmp_path: Path) -> None:
 def test_the_exit_code_says_whether_a_row_is_missing_or_wrong(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    make: Callable[..., Any],
     change: dict[str, Any],
     code: int,
 ) -> None:
-    """One bad round is enough for 1, whatever the others were."""
-    result = _result(_round(), _round(**change), _round())
+    """One bad round, or strike, is enough for 1, whatever the others were."""
+    made = make(**change)
+    rounds = [_round(), *([made] if make is _round else []), _round()]
+    result = _result(*rounds, strikes=(made,) if make is _strike else ())
     monkeypatch.setattr(demo, "run_demo", lambda *_: result)
     with pytest.raises(SystemExit) as caught:
         cli.main(["demo", "--json"])
@@ -246,7 +316,7 @@ def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 def test_the_demo_kills_a_server_checks_every_row_and_leaves_only_its_report(folder: Path) -> None:
     """Exit code 0, all rows right, figures for each step; afterwards there is just the report."""
     process = _start(folder, "--json")
-    output, problems = process.communicate(timeout=200)
+    output, problems = process.communicate(timeout=400)
     assert process.returncode == 0, problems
     result = json.loads(output)
     assert result["right"] is True
@@ -263,6 +333,13 @@ def test_the_demo_kills_a_server_checks_every_row_and_leaves_only_its_report(fol
         "opened",
         "running",
     ]
+    rolling, power = result["strikes"]
+    assert len(rolling["killed"]) == 2 * TURNS
+    assert len(power["killed"]) >= 9  # masters, tablet servers, backups
+    for strike in (rolling, power):
+        assert strike["rows_checked"] >= result["rows"]
+        assert strike["writes_acknowledged"] > 100
+        assert strike["writes_failed"] == []
     assert {"get, one row", "HTTP, one row"} <= set(result["reads"])
     assert sorted(path.name for path in folder.iterdir()) == ["report"]
     assert sorted(path.name for path in (folder / "report").iterdir()) == [
