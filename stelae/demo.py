@@ -179,7 +179,7 @@ def _show(result: DemoResult, console: Console) -> None:
         table.add_row(what, much)
     console.print()
     console.print(table)
-    for each in (*result.rounds, *result.strikes):
+    for each in result.checked:
         for problem in each.problems:
             console.print(problem, style="red", markup=False)
     if result.is_right:

@@ -106,8 +106,13 @@ class DemoResult:
     strikes: list[Strike] = field(default_factory=list)
 
     @property
+    def checked(self) -> list[Round | Strike]:
+        """Everything after which all rows were looked at."""
+        return [*self.rounds, *self.strikes]
+
+    @property
     def is_right(self) -> bool:
-        return all(each.is_right for each in (*self.rounds, *self.strikes))
+        return all(each.is_right for each in self.checked)
 
     def document(self) -> dict[str, Any]:
         """For ``--json``."""
