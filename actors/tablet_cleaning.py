@@ -214,10 +214,12 @@ class TabletCleaning:
         return is_done
 
     def _roll_if_due(self) -> None:
-        """What was replaced is freed once a later head is open, which may be long in coming."""
-        since_s = self._tablet.log.side.waits_since_s
-        patience_s = self._settings.clean_roll_after_s
-        if since_s is not None and self._runtime.clock.monotonic() - since_s >= patience_s:
+        """What was replaced is freed once a later head is open, which may be long in coming; and
+        until then it is needed, also if it lacks a replica."""
+        side = self._tablet.log.side
+        since_s, patience_s = side.waits_since_s, self._settings.clean_roll_after_s
+        is_due = since_s is not None and self._runtime.clock.monotonic() - since_s >= patience_s
+        if is_due or side.waits_in_need:
             self._tablet.roll()
 
     async def _clean(self, chosen: Sequence[Candidate], needs: Needs) -> bool:
