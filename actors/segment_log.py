@@ -218,7 +218,8 @@ class SegmentLog(LogWaits):
 
     @property
     def under_replicated(self) -> int:
-        return sum(1 for each in self._segments.values() if each.missing_replicas)
+        needed = [*self._segments.values(), *self.side.retired]
+        return sum(1 for each in needed if each.missing_replicas)
 
     @property
     def shortage(self) -> Shortage | None:
@@ -229,6 +230,7 @@ class SegmentLog(LogWaits):
     def holders(self) -> list[list[ServerUuid]]:
         heads = {segment.segment_id for segment in self._unsealed}
         sealed = [each.holders for i, each in self._segments.items() if i not in heads]
+        sealed += [each.holders for each in self.side.retired]  # until no digest names them
         return [*sealed, *[segment.holders for segment in self._unsealed]]
 
     @property

@@ -6,7 +6,8 @@ to come. **Barrier**: the parents are freed, on backups, when a head that opened
 durable on all its backups, and so are the ends of all heads before it. Until then a recovery may go
 by an older digest, which names the parents; from then on none can (`stelae.recovery.plan`). Until
 then parents are kept like all other segments: replicas that are lost are made anew, and the census
-does not take them for strays.
+does not take them for strays. What has no image to make them of any more is told as missing, and a
+head is opened at once.
 
 What a crash leaves on backups, of survivors in no digest and of parents in none any more, the
 census of the next owner frees.
@@ -68,8 +69,7 @@ class SideSegments:
 
     def all(self) -> list[ReplicatedSegment]:
         """All segments of which replicas are kept, ascending."""
-        retired = [segment for each in self._retired for segment in each.segments]
-        found = [*self.segments.values(), *self._side.values(), *retired]
+        found = [*self.segments.values(), *self._side.values(), *self.retired]
         return sorted(found, key=lambda segment: segment.segment_id)
 
     def is_settled(self, segment_id: int) -> bool:
@@ -88,12 +88,23 @@ class SideSegments:
         return any(each.is_worth_a_head for each in self._retired)
 
     @property
+    def retired(self) -> list[ReplicatedSegment]:
+        """Parents that a recovery may ask for yet."""
+        return [segment for each in self._retired for segment in each.segments]
+
+    @property
     def waits_since_s(self) -> float | None:
         """Since when parents that are worth it wait for a head whose digest is without them; None:
         none do."""
         held = self._retired
         waiting = [each.since_s for each in held if each.is_worth_a_head and not each.head]
         return waiting[0] if waiting else None
+
+    @property
+    def waits_in_need(self) -> bool:
+        """Whether parents that lack a replica, which nothing can be made of, wait for a head."""
+        waiting = [segment for each in self._retired if not each.head for segment in each.segments]
+        return any(segment.missing_replicas and segment.lacks_image for segment in waiting)
 
     # ---- survivors --------------------------------------------------------------------------
 

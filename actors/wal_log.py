@@ -258,7 +258,7 @@ class WalLog(LogWaits):
     @property
     def under_replicated(self) -> int:
         sealed = [segment for segment in self._segments.values() if segment.is_columnar]
-        return sum(1 for segment in sealed if segment.missing_replicas)
+        return sum(1 for segment in [*sealed, *self.side.retired] if segment.missing_replicas)
 
     @property
     def shortage(self) -> Shortage | None:
@@ -268,7 +268,8 @@ class WalLog(LogWaits):
     @property
     def holders(self) -> list[list[ServerUuid]]:
         """Of sealed segments: the others are in the timeline."""
-        return [each.holders for each in self._segments.values() if each.is_columnar]
+        needed = [*self._segments.values(), *self.side.retired]
+        return [each.holders for each in needed if each.is_columnar]
 
     def next_id(self) -> int:
         """An id for a new segment: above all others of the log, and of no other owner's."""
