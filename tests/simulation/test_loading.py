@@ -375,9 +375,9 @@ async def _index_made_while_a_write_waits(story: Story) -> int:
     for backup in backups:
         story.world.crash(backup, restart=False)
     writing = asyncio.create_task(table.update({"id": key, "count": -1}, timeout=60.0))
-    pieces = story.tablet()[1]._remote._pieces
+    coming = story.tablet()[1]._remote._pieces._coming
     await story.world.wait_until(
-        lambda: story.count("row_reads_failed") > 0 and not pieces, 10.0, "it waits to ask again"
+        lambda: story.count("row_reads_failed") > 0 and not coming, 10.0, "it waits to ask again"
     )
     await table.create_index("count", wait=False, timeout=20.0)
     for backup in backups:
