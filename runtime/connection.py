@@ -281,7 +281,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._write_paused or not self._begun:
                 break
             self._send_part()
-        if self._begun:
+        if self._begun or self._large:  # the last turn may have ended all that it had begun
             self._schedule_flush()
         self._small_room.let_in()
         self._large_room.let_in()

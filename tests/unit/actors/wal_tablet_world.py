@@ -282,9 +282,12 @@ class WalWorld:
     async def take_over(self, timeout_s: float = 60.0) -> Tablet:
         """The same, until it serves."""
         tablet = await self.begin()
-        await self.world.wait_until(
-            lambda: tablet.progress is not TabletProgress.OPENING, timeout_s, "the tablet opens"
-        )
+        try:
+            await self.world.wait_until(
+                lambda: tablet.progress is not TabletProgress.OPENING, timeout_s, "the tablet opens"
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}, {tablet.report().problem or 'nothing'}") from error
         if tablet.progress is not TabletProgress.PREPARED:
             raise AssertionError(f"not opened: {tablet.report().problem}")
         self.world.spawn(self.owner, self._serve(tablet))

@@ -6,6 +6,7 @@ What Spark adds (placing tasks) is shown by ``tests/cluster/test_spark.py``.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tablet_recovery import Intake, fetch_segments
+from stelae.actors.tablet_recovery import Intake, fetch_segments, recovered_segments
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.ids import Address, TabletId
@@ -47,7 +48,6 @@ from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_log import LogSegment, fetch_log
 from stelae.storage.keys import KeyCodec
 from stelae.storage.merge import Merged, Summary, merge
-from stelae.storage.recovered import RecoveredSegment
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -106,12 +106,9 @@ async def native_summaries(cluster: LocalCluster, job: RecoveryJob) -> list[Summ
     codec = KeyCodec(job.table.schema)
     fetched = await fetch_segments(runtime, SETTINGS, job.tablet.tablet_id, job.sources, Intake())
     assert any(one.tail is not None for one in fetched), "sealed segments come as tails"
-    return [
-        one.tail.summary
-        if one.tail is not None
-        else RecoveredSegment.from_entries(one.entries, codec, "here").summary
-        for one in fetched
-    ]
+    ids = itertools.count(1 << 40)
+    found = await recovered_segments(runtime, fetched, ids.__next__, codec, job.tablet.term)
+    return [segment.summary for segment in found]
 
 
 def summaries_of(segments: Sequence[LogSegment]) -> list[Summary]:
@@ -144,6 +141,22 @@ async def test_both_engines_make_the_same_merge_of_the_same_log(tmp_path: Path, 
             assert [len(s) for s in summaries] == [len(s) for s in native]
             assert 0 < size_bytes < job.size_bytes
             assert_same(merge(summaries), merge(native))
+
+
+async def test_what_is_sealed_after_it_was_planned_for_is_merged_all_the_same(
+    tmp_path: Path,
+) -> None:
+    """A segment that was closed by then is an image when it is fetched, and comes whole."""
+    async with loaded(tmp_path) as cluster:
+        runtime = cluster.client_runtime("task")
+        job = (await jobs_of(cluster, "names"))[0]
+        late = next(n for n, source in enumerate(job.sources) if source.sealed)
+        sources = list(job.sources)
+        sources[late] = msgspec.structs.replace(sources[late], sealed=False)
+        early = replace(job, sources=tuple(sources))
+        native = await native_summaries(cluster, early)
+        assert_same(merge(summaries_of(await fetch_log(runtime, SETTINGS, early))), merge(native))
+        assert_same(merge(native), merge(summaries_of(await fetch_log(runtime, SETTINGS, job))))
 
 
 async def test_an_image_that_comes_back_is_held_in_shared_memory(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from stelae.core.errors import (
     WrongServer,
 )
 from stelae.core.rpc import Call, Empty, Method, Reply
-from stelae.runtime.frames import Kind, encode_frame
+from stelae.runtime.frames import SINGLE_BYTES_MAX, Kind, encode_frame
 from stelae.runtime.limits import Limits
 from tests.unit.runtime.peers_world import (
     ECHO,
@@ -101,6 +101,18 @@ async def test_each_of_many_concurrent_calls_gets_its_own_answer(servers: Server
     for number, reply in enumerate(await asyncio.gather(*calls)):
         assert reply.body.text == str(number)
         assert bytes(reply.blobs[0]) == b"%d" % number * sizes[number % 4]
+
+
+@pytest.mark.parametrize("count", [4, 5, 6, 9])
+async def test_large_messages_of_one_part_all_go_out(servers: Servers, count: int) -> None:
+    """However many wait: those that one turn of the loop leaves have the next."""
+    server, client = await servers.listening(), servers.peers()
+    await echo(client, server.address, "connected")
+    blob = bytes(SINGLE_BYTES_MAX + 1)
+    calls = [echo(client, server.address, str(n), blobs=[blob]) for n in range(count)]
+    async with asyncio.timeout(5.0):
+        replies = await asyncio.gather(*calls)
+    assert [reply.body.text for reply in replies] == [str(n) for n in range(count)]
 
 
 async def test_what_a_reply_keeps_of_the_message_stays_valid(servers: Servers) -> None:
