@@ -64,8 +64,9 @@ class IndexRemovals:
         may_send: Callable[[Removal], bool],
         is_indexed: Callable[[IndexId], bool],
     ) -> None:
-        """``may_send``: its entry of the log is committed, and older insertions are over.
-        ``is_indexed``: whether the tablet still has that index."""
+        """``stamp``: of this very epoch, whichever the tablet is in by then: what was put in since
+        has a higher one. ``may_send``: its entry of the log is committed, and older insertions are
+        over. ``is_indexed``: whether the tablet still has that index."""
         self.is_lossy = False
         """Some were lost: indexlets have to compare."""
         self._runtime = runtime

@@ -80,11 +80,12 @@ class IndexedTablet(Protocol):
 class Ticket:
     """One call, from the moment its entries are pending until it is settled."""
 
-    __slots__ = ("few", "is_alone", "keys", "many", "schema_version", "sequence")
+    __slots__ = ("few", "is_alone", "keys", "many", "schema_version", "sequence", "term")
 
-    def __init__(self, sequence: int, schema_version: int) -> None:
+    def __init__(self, sequence: int, schema_version: int, term: int) -> None:
         self.sequence = sequence
         self.schema_version = schema_version
+        self.term = term
         self.keys: list[Row] | pa.RecordBatch = []
         self.few: dict[IndexId, tuple[bytes, ...]] = {}
         self.many: Many = {}
@@ -154,7 +155,7 @@ class IndexWrites:
         removals = IndexRemovals(
             self._runtime,
             self._routes,
-            self._stamp,
+            lambda: self._stamp_of(term),
             self._may_send,
             lambda index_id: index_id in self.codecs.codecs,
         )
@@ -191,7 +192,10 @@ class IndexWrites:
         return self._sequence
 
     def _stamp(self) -> TabletStamp:
-        epoch = epoch_of(self._routes.change, self._term)
+        return self._stamp_of(self._term)
+
+    def _stamp_of(self, term: int) -> TabletStamp:
+        epoch = epoch_of(self._routes.change, term)
         first = next(iter(self._inserting), self._sequence + 1)
         return TabletStamp(self._routes.number, epoch, first)
 
@@ -219,16 +223,16 @@ class IndexWrites:
             what = f"index entries of tablet {self._tablet.tablet_id} under way, in bytes"
             raise Overloaded(what, self._settings.queue_bytes)
         codecs = self.codecs
-        memory = self._tablet.index_memory
+        memory, term = self._tablet.index_memory, self._tablet.index_term
         few: Few = {}
         if isinstance(rows, pa.RecordBatch):
             many, is_alone = await self._runtime.offload(new_entries_of_batch, codecs, op, rows)
-            ticket = Ticket(self._next(), codecs.schema.version)
+            ticket = Ticket(self._next(), codecs.schema.version, term)
             ticket.many, ticket.is_alone = many, is_alone
             ticket.keys = rows.select(list(codecs.schema.key))
         else:
             keys, few = new_entries(memory, codecs, op, rows, columns)
-            ticket = Ticket(self._next(), codecs.schema.version)
+            ticket = Ticket(self._next(), codecs.schema.version, term)
             ticket.keys, ticket.few, ticket.is_alone = keys, few, len(keys) == 1
             few = lacking(memory, codecs, keys, few, self._first_version)
         self._register(ticket)
@@ -265,11 +269,15 @@ class IndexWrites:
 
     def check(self, ticket: Ticket) -> None:
         """In the turn in which the row is written: raises TabletNotReady, surely not done, unless
-        the indexes are those that the entries were made for."""
+        the indexes are those that the entries were made for, and the term is the one in which they
+        were put in: who led meanwhile did not know that they are pending."""
         if ticket.schema_version != self._tablet.index_memory.schema.version:
             raise TabletNotReady(
                 self._tablet.tablet_id, "altered just now: its indexes or defaults"
             )
+        if ticket.term != self._tablet.index_term:
+            state = "led anew since the index entries of the rows were put in"
+            raise TabletNotReady(self._tablet.tablet_id, state)
 
     # ---- pending entries ----------------------------------------------------------------------
 

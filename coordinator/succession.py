@@ -117,11 +117,9 @@ def with_durability(catalog: Catalog, table: TableRecord, wanted: Durability) ->
         if successor is not None:
             tablets.append(given_up(successor))
         if not table.has_changed(tablet):
-            tablets.append(
-                msgspec.structs.replace(
-                    tablet, change=changed.change, generation=tablet.generation + 1
-                )
-            )
+            # It keeps its count, by which its index entries are stamped; but who has decided
+            # something about it by now meets another generation.
+            tablets.append(msgspec.structs.replace(tablet, generation=tablet.generation + 1))
     return CatalogBatch((changed,), tuple(tablets))
 
 

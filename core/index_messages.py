@@ -3,13 +3,16 @@
 The order of a write (SLIK's), at the owner or leader of a tablet:
 
 1. new entries are registered as *pending* and put into the indexlets (`INSERT_ENTRIES`);
-2. the row is written, by the very definitions that step 1 went by, or step 1 is repeated;
+2. the row is written, by the very definitions that step 1 went by, and in the very term, or step 1
+   is repeated: who led meanwhile has compared, and did not know that these entries are pending;
 3. once whatever made them superfluous is durable, old entries are taken out (`REMOVE_ENTRIES`).
 
 **Stamps.** Each entry carries the stamp (``epoch``, ``sequence``) of its newest insertion. The
 epoch is (change of the tablet, its term), the sequence is counted by its owner or leader within
 it. Of what arrives for one entry the greatest stamp wins, be it an insertion or a removal: so the
-order of arrival makes no difference, nor does a repetition.
+order of arrival makes no difference, nor does a repetition. A removal is sent with the epoch in
+which it was counted, or not at all: with a later one it would win over an insertion that came
+after it. So an epoch lasts as long as the term, and a removal of one term is not one of the next.
 
 **What is over.** Each message names ``first_incomplete``: no insertion with a lower sequence is
 under way any more. An indexlet takes no insertion below what it has heard (`StaleRequest`), and
@@ -102,7 +105,8 @@ class IndexletLocations(Body, frozen=True):
     """The newest of the table: an index of an older one that is not told of was dropped."""
     indexlets: tuple[IndexletLocation, ...]
     tablet_change: int = NOT_IN_PLACE
-    """`TabletRecord.change` of the tablet that asks, if it is its number's tablet now."""
+    """`TabletRecord.change` of the tablet that asks, if it is its number's tablet now: always the
+    same of one tablet."""
     tablet_number: int = 0
     """`TabletRecord.number` of the tablet that asks: replicas of groups are not told."""
 

@@ -101,8 +101,8 @@ class TableRecord(msgspec.Struct, frozen=True):
     def has_changed(self, tablet: TabletRecord) -> bool:
         """Whether it has what the table becomes, if that becomes another.
 
-        True of an older record of the tablet as well: an alter that is taken back counts on in the
-        tablets that it leaves as they are, and whoever had read one before holds the former count.
+        An alter that is taken back leaves tablets as they are, so only whether the counts are both
+        odd, or both even, tells.
         """
         return self.becoming is None or (self.change - tablet.change) % 2 == 0
 
@@ -201,7 +201,8 @@ class TabletRecord(msgspec.Struct, frozen=True):
     """Of a tablet with ``wal(n, …)``: the safekeepers of its log, those it was created with and
     then the newest that this catalog was told of. The configuration store has the say."""
     change: int = 0
-    """Of its table's durability: the one that it was made for."""
+    """Of its table's durability: the one that it was made for. It keeps this for life: the epochs
+    of its index entries begin with it, and have to last as long as its terms."""
     succeeds: TabletId = TabletId("")
     """The tablet in whose place it is to be; until then nobody finds it."""
     kept: KeptLog | None = None

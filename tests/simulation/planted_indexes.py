@@ -7,10 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest.mock import patch
 
+import msgspec
+
 from stelae.actors import index_writes
 from stelae.actors.index_removals import Removal
 from stelae.actors.index_writes import IndexWrites, Ticket
 from stelae.actors.indexlet_hand_over import HandOver
+from stelae.coordinator import alter
+from stelae.coordinator.catalog import Catalog, CatalogBatch
+from stelae.core.durability import Durability
+from stelae.core.index_messages import TabletStamp
+from stelae.core.records import TableRecord
 from stelae.storage.entry_runs import REMOVED
 from stelae.storage.indexlet import IndexletEntries
 from stelae.storage.row_entries import (
@@ -107,6 +114,44 @@ def _nothing_is_forwarded() -> Any:
     return patch.object(HandOver, "forward", nothing)
 
 
+def _an_alter_back_is_an_epoch() -> Any:
+    """Tablets that stay as they are count an alter that is taken back: in the midst of a term what
+    they have still to take out gets a higher stamp than what they have put in since."""
+    with_durability = alter.with_durability
+
+    def counting(catalog: Catalog, table: TableRecord, wanted: Durability) -> CatalogBatch:
+        batch = with_durability(catalog, table, wanted)
+        change = batch.tables[0].change
+        tablets = tuple(
+            each if each.state.is_gone else msgspec.structs.replace(each, change=change)
+            for each in batch.tablets
+        )
+        return msgspec.structs.replace(batch, tablets=tablets)
+
+    return patch.object(alter, "with_durability", counting)
+
+
+def _removals_of_every_term() -> Any:
+    """A leader that leads anew takes out what it has counted when it led before."""
+    stamp_of = IndexWrites._stamp_of
+
+    def present(self: IndexWrites, term: int) -> TabletStamp:
+        return stamp_of(self, self._term)
+
+    return patch.object(IndexWrites, "_stamp_of", present)
+
+
+def _entries_of_every_term() -> Any:
+    """A leader that leads anew writes rows whose entries it has put in when it led before."""
+    check = IndexWrites.check
+
+    def lenient(self: IndexWrites, ticket: Ticket) -> None:
+        ticket.term = self._tablet.index_term
+        check(self, ticket)
+
+    return patch.object(IndexWrites, "check", lenient)
+
+
 BUGS: dict[str, Callable[[], Any]] = {
     "removed_before_the_row": _removed_before_the_row,
     "removed_without_stamp": _removed_without_stamp,
@@ -115,7 +160,12 @@ BUGS: dict[str, Callable[[], Any]] = {
     "held_is_not_pending": _held_is_not_pending,
     "repeated_keys_are_missed": _repeated_keys_are_missed,
     "nothing_is_forwarded": _nothing_is_forwarded,
+    "an_alter_back_is_an_epoch": _an_alter_back_is_an_epoch,
+    "removals_of_every_term": _removals_of_every_term,
+    "entries_of_every_term": _entries_of_every_term,
 }
+STORIES = ("an_alter_back_is_an_epoch", "entries_of_every_term", "removals_of_every_term")
+"""Found by stories (`tests.simulation.test_index_epochs`): by chance they take too many seeds."""
 
 
 @contextlib.contextmanager

@@ -343,6 +343,8 @@ def test_every_record_of_a_tablet_names_the_durability_that_it_has() -> None:
         assert all(world.table.durability_of(each) == has[each.tablet_id] for each in read)
     assert len(has) > 10, "many have been begun"
     assert len({each.change for each in read}) > 6, "records of many changes were read"
+    made_with = {each.tablet_id: each.change for each in read}
+    assert all(each.change == made_with[each.tablet_id] for each in read), "it is kept for life"
 
 
 @pytest.mark.parametrize("what", ["another", "columns", "both"])
