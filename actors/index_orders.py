@@ -19,11 +19,13 @@ from stelae.coordinator.index_decisions import (
     MakeSuccessors,
     OpenIndexletAt,
     ServeIndexletAt,
+    closed_for_good,
     draft_change,
     draft_successors,
 )
 from stelae.coordinator.liveness import Liveness, Run
 from stelae.coordinator.operations import Operations
+from stelae.core.errors import StaleTerm
 from stelae.core.index_messages import (
     CLOSE_INDEXLET,
     HAND_OVER_INDEXLET,
@@ -33,6 +35,7 @@ from stelae.core.index_messages import (
     OpenIndexlet,
     ServeIndexlet,
 )
+from stelae.core.indexes import IndexletId
 from stelae.core.records import ServerInfo
 from stelae.core.rpc import Method
 from stelae.core.runtime import Runtime
@@ -78,7 +81,7 @@ class IndexOrders:
                 key = ("open indexlet", indexlet.indexlet_id, str(indexlet.term))
                 table = self._catalog.tables[indexlet.table_id]
                 order = OpenIndexlet(indexlet, table)
-                self._once(key, lambda: self._order(key, owner, OPEN_INDEXLET, order))
+                self._once(key, lambda: self._open(key, owner, order))
             case ServeIndexletAt(indexlet, owner):
                 key = ("serve indexlet", indexlet.indexlet_id, str(indexlet.term))
                 serve = ServeIndexlet(indexlet.indexlet_id, indexlet.term)
@@ -102,6 +105,17 @@ class IndexOrders:
         logger.info("indexlet %s: %s: %s", key[1][:8], type(action).__name__, reason)
         await self._operations.change(draft)
         self._runtime.metrics.count("indexlet_changes", step=type(action).__name__)
+
+    async def _open(self, key: Key, owner: ServerInfo, order: OpenIndexlet) -> None:
+        try:
+            await self._order(key, owner, OPEN_INDEXLET, order)
+        except StaleTerm:
+            indexlet = order.indexlet
+            if self._catalog.indexes.indexlets.get(indexlet.indexlet_id) != indexlet:
+                return  # it is being opened in a later term
+            change = closed_for_good(self._catalog, indexlet)
+            of = IndexletId(indexlet.succeeds or indexlet.indexlet_id)
+            await self._change(("indexlet", of), change, change.reason)
 
     async def _order(
         self, key: Key, server: ServerInfo, method: Method[Any, Any], order: Any

@@ -320,6 +320,16 @@ def gone(indexlet: IndexletRecord) -> IndexletRecord:
     return _with(indexlet, state=IndexletState.GONE)
 
 
+def closed_for_good(catalog: Catalog, indexlet: IndexletRecord) -> ChangeIndexlets:
+    """What becomes of one whose owner will not open it in this term any more, as a former leader,
+    which did not know of it, has told it so. Successors of a hand-over are given up together."""
+    reason = "a former leader had it closed"
+    if indexlet.succeeds:
+        together = catalog.indexes.successors_of(indexlet.succeeds)
+        return ChangeIndexlets(tuple(map(gone, together)), reason)
+    return ChangeIndexlets((_with(indexlet, term=indexlet.term + 1),), reason)
+
+
 def _order(indexlet: IndexletRecord, successors: Sequence[IndexletLocation]) -> HandOverIndexlet:
     return HandOverIndexlet(indexlet.indexlet_id, indexlet.term, tuple(successors))
 
