@@ -219,6 +219,7 @@ class Backup:
         """The replica to write to. Half of a copy gives way to one on another medium."""
         held = self._holdings.find(request.tablet_id, request.segment_id)
         if held is None:
+            self._holdings.check_may_open(request)
             return None
         if held.medium != request.medium:
             if held.wanted is None and request.create and request.offset == 0:
@@ -339,6 +340,7 @@ class Backup:
     async def _free_replicas(self, call: Call[FreeReplicas]) -> Reply[Empty]:
         request = call.body
         self._check(request.tablet_id, request.term)
+        self._holdings.note_heads(request.tablet_id, request.heads_from)
         for segment_id in request.segments:
             async with self._holdings.lock(request.tablet_id, segment_id):
                 self._fences.check(request.tablet_id, request.term)
@@ -359,6 +361,7 @@ class Backup:
                 replica = self._holdings.find(log, segment_id)
                 if replica is not None:
                     self._holdings.forget(replica)
+        self._holdings.forget_heads(log)
         self._fences.forget(log)
         await self._blobs.drop(log)
 

@@ -165,9 +165,10 @@ class SideSegments:
         passed = [each for each in self._retired if each.head and counts(each.head)]
         if passed:
             self._retired = [each for each in self._retired if each not in passed]
-            self._free([segment for each in passed for segment in each.segments])
+            segments = [segment for each in passed for segment in each.segments]
+            self._free(segments, max(each.head for each in passed))
 
-    def _free(self, segments: Iterable[ReplicatedSegment]) -> None:
+    def _free(self, segments: Iterable[ReplicatedSegment], heads_from: int = 0) -> None:
         by_backup: dict[ServerUuid, list[int]] = {}
         for segment in segments:
             for replica in segment.replicas:
@@ -176,9 +177,9 @@ class SideSegments:
             segment.retire()
         if by_backup and not self.log.has_failed:  # else it is the next owner's affair
             name = f"{self.log.tablet_id[:8]}/free"
-            self.log.tasks.spawn(self._free_on(by_backup), name)
+            self.log.tasks.spawn(self._free_on(by_backup, heads_from), name)
 
-    async def _free_on(self, by_backup: dict[ServerUuid, list[int]]) -> None:
+    async def _free_on(self, by_backup: dict[ServerUuid, list[int]], heads_from: int) -> None:
         """Backups that do not answer are asked by the census what they hold."""
         log = self.log
         for uuid, held in by_backup.items():
@@ -191,7 +192,7 @@ class SideSegments:
                     await log.runtime.peers.call(
                         backup.address,
                         FREE_REPLICAS,
-                        FreeReplicas(log.tablet_id, log.term, ids),
+                        FreeReplicas(log.tablet_id, log.term, ids, heads_from),
                         timeout_s=log.settings.call_timeout_s,
                         destination=uuid,
                     )

@@ -136,6 +136,8 @@ class FreeReplicas(Body, frozen=True):
     tablet_id: TabletId
     term: int
     segments: tuple[int, ...]
+    heads_from: int = 0
+    """Heads before this one are closed for good: a late write does not open one of them again."""
 
 
 class DropLogs(Body, frozen=True):

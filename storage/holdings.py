@@ -13,9 +13,9 @@ from typing import Any
 
 from crc32c import crc32c
 
-from stelae.core.errors import CorruptData, InvalidArgument, TabletNotReady, TooLarge
+from stelae.core.errors import CorruptData, InvalidArgument, StaleTerm, TabletNotReady, TooLarge
 from stelae.core.ids import TabletId, segment_name
-from stelae.core.messages import Certified, ReadReplica, ReplicaInfo, ReplicaState
+from stelae.core.messages import Certified, ReadReplica, ReplicaInfo, ReplicaState, WriteReplica
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
 from stelae.storage.entry import HEADER_BYTES, entry_length
@@ -43,6 +43,7 @@ class Holdings:
         self._media = media
         self._server = server
         self._logs: dict[TabletId, dict[int, Replica]] = {}
+        self._heads_from: dict[TabletId, int] = {}
         self._locks: weakref.WeakValueDictionary[tuple[TabletId, int], asyncio.Lock]
         self._locks = weakref.WeakValueDictionary()
 
@@ -85,6 +86,23 @@ class Holdings:
         if not segments:
             del self._logs[replica.tablet_id]
         self._media[replica.medium].free(replica)
+
+    def note_heads(self, log: TabletId, heads_from: int) -> None:
+        """Heads of the log before this one are closed for good."""
+        if heads_from > self._heads_from.get(log, 0):
+            self._heads_from[log] = heads_from
+
+    def forget_heads(self, log: TabletId) -> None:
+        """The log is dropped."""
+        self._heads_from.pop(log, None)
+
+    def check_may_open(self, request: WriteReplica) -> None:
+        """Raises StaleTerm: it would open a head again that was closed, and freed since: with its
+        old digest a recovery would ask for what is gone. Not known any more after a restart."""
+        heads_from = self._heads_from.get(request.tablet_id, 0)
+        if request.segment_id < heads_from and not request.close:
+            what = f"an open replica of segment {segment_name(request.segment_id)}"
+            raise StaleTerm(what, request.segment_id, heads_from)
 
     def lock(self, log: TabletId, segment_id: int) -> asyncio.Lock:
         """Held while a segment's replica changes; it lasts only as long as somebody has it."""

@@ -14,7 +14,7 @@ from tests.simulation.tables import counts_of
 
 FAST_SEEDS = 6
 COUNTED_SEEDS = 4
-SEEDS = 60
+SEEDS = 40
 BUG_SEEDS = 30
 
 

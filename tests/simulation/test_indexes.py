@@ -10,7 +10,7 @@ from tests.simulation.planted_finds import BUGS
 
 SCENARIO = load_scenario("indexes")
 SEEDS = 100
-BUDGET_S = 300.0
+BUDGET_S = 200.0
 BUG_SEEDS = 60
 
 

@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
 NEVER_S = 1e-3
 """Bytes a second: of each server the first segment is loaded, and then no other."""
 FAST_SEEDS = 8
-SEEDS = 80
+SEEDS = 50
 BUG_SEEDS = 80
 
 

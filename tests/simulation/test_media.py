@@ -27,7 +27,7 @@ from stelae.storage.frames import MediumSpec
 from tests.simulation.media import MEDIA
 from tests.simulation.wal_cluster import SCHEMA, read_all, text, write
 
-FAST_SEEDS, SEEDS = 6, 80
+FAST_SEEDS, SEEDS = 6, 60
 BUG_SEEDS = 150
 CALL_S = 20.0
 

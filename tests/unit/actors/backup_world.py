@@ -147,8 +147,10 @@ class Owner:
     ) -> None:
         await self.call(SEAL_REPLICA, SealReplica(log, term, segment_id, epoch, medium), image)
 
-    async def free(self, *segments: int, term: int = 1, log: TabletId = LOG) -> None:
-        await self.call(FREE_REPLICAS, FreeReplicas(log, term, segments))
+    async def free(
+        self, *segments: int, term: int = 1, log: TabletId = LOG, heads_from: int = 0
+    ) -> None:
+        await self.call(FREE_REPLICAS, FreeReplicas(log, term, segments, heads_from))
 
     async def fence(self, *logs: tuple[TabletId, int]) -> tuple[LogInventory, ...]:
         found: tuple[LogInventory, ...] = (await self.call(FENCE_LOGS, FenceLogs(logs))).body.logs

@@ -153,6 +153,28 @@ def test_freed_frames_are_used_again_and_nothing_comes_back() -> None:
     run(scenario)
 
 
+def test_a_late_write_does_not_open_a_head_again_that_was_freed() -> None:
+    """With its old digest, a recovery would look for segments that are gone. One that is closed may
+    come back, to replace a replica, and what belongs to another log is not meant."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows)
+        await owner.write(rows, segment_id=SEGMENT + 1)
+        await owner.free(SEGMENT, heads_from=SEGMENT + 1)
+        await owner.free(SEGMENT)
+        with pytest.raises(StaleTerm, match=r"^an open replica"):
+            await owner.write(rows)
+        await owner.write(rows, log=OTHER)
+        await owner.write(rows, segment_id=SEGMENT + 2)
+        held = [info.segment_id for info in await owner.inventory()]
+        assert held == [SEGMENT + 1, SEGMENT + 2]
+        await owner.write(rows, close=True)
+        assert [info.segment_id for info in await owner.inventory()] == [SEGMENT, *held]
+
+    run(scenario)
+
+
 def test_memory_that_is_full_refuses() -> None:
     """A write past the size of a medium in memory is NoSpace, and the replica is as before."""
 
