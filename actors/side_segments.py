@@ -6,8 +6,8 @@ to come. **Barrier**: the parents are freed, on backups, when a head that opened
 durable on all its backups, and so are the ends of all heads before it. Until then a recovery may go
 by an older digest, which names the parents; from then on none can (`stelae.recovery.plan`). Until
 then parents are kept like all other segments: replicas that are lost are made anew, and the census
-does not take them for strays. What has no image to make them of any more is told as missing, and a
-head is opened at once.
+does not take them for strays. What has no image to make them of any more is told as missing, and
+worth a head.
 
 What a crash leaves on backups, of survivors in no digest and of parents in none any more, the
 census of the next owner frees.
@@ -53,6 +53,11 @@ class _Retired:
     head: int = 0
     """0: none was opened yet."""
 
+    @property
+    def is_in_need(self) -> bool:
+        """Whether one lacks a replica, and there is no image to make it of."""
+        return any(segment.missing_replicas and segment.lacks_image for segment in self.segments)
+
 
 @dataclass(slots=True)
 class SideSegments:
@@ -94,17 +99,10 @@ class SideSegments:
 
     @property
     def waits_since_s(self) -> float | None:
-        """Since when parents that are worth it wait for a head whose digest is without them; None:
-        none do."""
-        held = self._retired
-        waiting = [each.since_s for each in held if each.is_worth_a_head and not each.head]
-        return waiting[0] if waiting else None
-
-    @property
-    def waits_in_need(self) -> bool:
-        """Whether parents that lack a replica, which nothing can be made of, wait for a head."""
-        waiting = [segment for each in self._retired if not each.head for segment in each.segments]
-        return any(segment.missing_replicas and segment.lacks_image for segment in waiting)
+        """Since when parents wait for a head whose digest is without them, if they are worth it, or
+        lack a replica that nothing can be made of; None: none do."""
+        waiting = [each for each in self._retired if not each.head]
+        return next((e.since_s for e in waiting if e.is_worth_a_head or e.is_in_need), None)
 
     # ---- survivors --------------------------------------------------------------------------
 

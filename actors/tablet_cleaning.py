@@ -224,11 +224,9 @@ class TabletCleaning:
         """What was replaced is freed once a later head is open, which may be long in coming, and
         does not come by itself while nothing is written for want of disks; and until then it is
         needed, also if it lacks a replica."""
-        side = self._tablet.log.side
-        since_s = side.waits_since_s
+        since_s = self._tablet.log.side.waits_since_s
         patience_s = min(self._settings.clean_roll_after_s, HURRY_S if in_hurry else math.inf)
-        is_due = since_s is not None and self._runtime.clock.monotonic() - since_s >= patience_s
-        if is_due or side.waits_in_need:
+        if since_s is not None and self._runtime.clock.monotonic() - since_s >= patience_s:
             self._tablet.roll()
 
     async def _clean(self, chosen: Sequence[Candidate], needs: Needs) -> bool:
