@@ -119,10 +119,9 @@ class Look:
             for tablet in self.world.server(name)._tablets.values():
                 if tablet.progress.value == "serving":
                     served[tablet.tablet_id] = tablet.term
-        live = self.tablets()
-        return all(
+        return self.catalog is not None and all(  # without a leader nobody knows
             tablet.state is TabletState.RUNNING and served.get(tablet.tablet_id) == tablet.term
-            for tablet in live
+            for tablet in self.tablets()
         )
 
     # ---- at rest ----------------------------------------------------------------------------
