@@ -19,8 +19,9 @@ from stelae.core.ids import ServerUuid
 from stelae.core.replica_shortage import Shortage
 from stelae.core.runtime import Clock
 
-TURNS = 2
-"""Segments that one server sends at a time."""
+TURNS = 4
+"""Segments that one server sends at a time: as long as backups that do not answer hold up half of
+the turns, the rest go on at the bounded rate."""
 
 
 @dataclass(order=True, slots=True)

@@ -30,8 +30,25 @@ PHASE_WORDS = {
 COLOURS = ("#c0392b", "#d35400", "#b7950b", "#7d3c98", "#2471a3", "#148f77", "#1e8449")
 
 
+class _Checked:
+    """By what servers that were killed under load are judged."""
+
+    pauses_s: list[float]
+    rows_missing: int
+    rows_wrong: int
+    problems: list[str]
+
+    @property
+    def is_right(self) -> bool:
+        return not (self.rows_missing or self.rows_wrong or self.problems)
+
+    @property
+    def pause_s(self) -> float:
+        return max(self.pauses_s, default=0.0)
+
+
 @dataclass
-class Round:
+class Round(_Checked):
     """One kill of a tablet server under load, and what came of it. Times count from the kill."""
 
     engine: str
@@ -55,17 +72,9 @@ class Round:
     failures: list[str] = field(default_factory=list)
     """Writes that were refused or whose outcome is not known: never acknowledged."""
 
-    @property
-    def is_right(self) -> bool:
-        return not (self.rows_missing or self.rows_wrong or self.problems)
-
-    @property
-    def pause_s(self) -> float:
-        return max(self.pauses_s, default=0.0)
-
 
 @dataclass
-class Strike:
+class Strike(_Checked):
     """Several servers killed under load, and what came of it."""
 
     what: str
@@ -80,14 +89,6 @@ class Strike:
     rows_wrong: int = 0
     problems: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-
-    @property
-    def is_right(self) -> bool:
-        return not (self.rows_missing or self.rows_wrong or self.problems)
-
-    @property
-    def pause_s(self) -> float:
-        return max(self.pauses_s, default=0.0)
 
 
 @dataclass

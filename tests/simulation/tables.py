@@ -44,9 +44,6 @@ REPLICAS = 2
 CALL_TIMEOUTS_S = (2.0, 8.0)
 """A client has one of these; the impatient soon ask anew where a silent server's tablets are."""
 HEAL_TIMEOUT_S = 120.0
-WHOLE_TIMEOUT_S = 600.0
-"""Where a third of all calls fails, cleaning and replacing go on for minutes, and what was cleaned
-counts until a later head does."""
 FAULTS_S = 25.0
 READER_RATE = 0.4
 """So many clients beyond the first only read: nothing but its lease can keep a zombie from them."""
@@ -309,7 +306,7 @@ async def run_tables(
         task.result()
     await nemesis.finish()
     await world.wait_until(
-        lambda: cluster.is_whole(TABLETS, replicas), WHOLE_TIMEOUT_S, "full strength"
+        lambda: cluster.is_whole(TABLETS, replicas), HEAL_TIMEOUT_S, "full strength"
     )
     await _read_all(world, cluster, history, make_client)
     require_rows(history)
