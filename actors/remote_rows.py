@@ -292,20 +292,27 @@ class RemoteRows:
         """What was needed first, then in the order of the log; what could not be had comes last."""
         return min(
             self._remote.values(),
-            key=lambda r: (r.is_taken, r.failures, r.asked_at, r.run.segment_id),
+            key=lambda r: (r.turn is not None, r.failures, r.asked_at, r.run.segment_id),
         )
 
     async def _load_in_turn(self, remote: Remote) -> None:
-        """Load a segment when its turn has come, unless it is here by then."""
-        remote.is_taken = True
-        rate = self._settings.load_bytes_per_s
+        """Wait until a segment has had its turn to be loaded. Whoever waits for the same one shares
+        the turn, or the rate would be spent on what is here by then."""
+        if remote.turn is None:
+            name = f"{self._tablet_id[:8]}/turn of segment {remote.run.segment_id}"
+            remote.turn = self._tasks.spawn(self._turn(remote), name)
+        await asyncio.wait([remote.turn])
+
+    async def _turn(self, remote: Remote) -> None:
         try:
             async with self._intake.loads:
-                await self._intake.pace(self._runtime.clock, remote.size_bytes, rate)
+                if remote.run in self._remote:
+                    rate = self._settings.load_bytes_per_s
+                    await self._intake.pace(self._runtime.clock, remote.size_bytes, rate)
                 if remote.run in self._remote:
                     await asyncio.wait([self._load(remote)])
         finally:
-            remote.is_taken = False
+            remote.turn = None
 
     async def _image_of(self, run: RemoteRun) -> pa.Buffer | None:
         """The image, for a replica to be made of it; in its turn. None: it has arrived, or nobody

@@ -43,8 +43,8 @@ class Remote:
     asked_at: float = math.inf
     """When somebody first needed rows of it."""
     failures: int = 0
-    is_taken: bool = False
-    """Somebody waits for its turn."""
+    turn: asyncio.Task[None] | None = None
+    """To be loaded: somebody waits for it."""
 
     @property
     def run(self) -> RemoteRun:

@@ -407,6 +407,30 @@ def test_a_write_that_waited_for_a_row_has_its_entries_in_an_index_made_meanwhil
             story.run(tell())
 
 
+def test_a_segment_is_loaded_once_whoever_waits_for_it() -> None:
+    """A backup goes away while rows are elsewhere: that replicas are made anew spends none of the
+    bounded rate twice, so all is here, and has its replicas, in the time that the bytes take."""
+    rate = 500.0
+    story = Story(9, rate, segments("disk", "disk"))
+
+    async def tell() -> None:
+        table = await story.begin()
+        await story.lose_owner()
+        remote = story.remote()
+        assert len(remote) >= 3
+        size_bytes = sum(each.remote.size_bytes for each in story.tablet()[1]._memory.remote)
+        gone = max(
+            story.cluster.backups,
+            key=lambda name: sum(name in story.holders(each) for each in remote),
+        )
+        story.world.crash(gone, restart=False)
+        await story.world.wait_until(lambda: not story.remote(), size_bytes / rate + 5.0, "rows")
+        await story.world.wait_until(lambda: story.cluster.is_whole(1, 2), 10.0, "replicas")
+        await story.check_all(table)
+
+    story.run(tell())
+
+
 def test_without_metadata_first_a_tablet_waits_for_all_rows() -> None:
     """It may be switched off: what is served then has everything."""
     story = Story(7, NEVER_S, segments("disk", "disk"))
