@@ -4,7 +4,8 @@
 #   make test    all tests but the slow ones
 #   make lint    ruff, mypy --strict, import-linter
 #   make bench   benchmarks against etcd and PostgreSQL, where these are installed
-#   make soak    the simulator over many seeds:  make soak SEEDS=5000 SEED=1 MINUTES=60
+#   make soak    the simulator over many seeds:  make soak SEEDS=5000 SEED=1 MINUTES=60 (of CPU)
+#   make docs    the documentation as a site, in build/site
 #   make spec    the TLA+ models of spec/, the larger ones too (SPEC_ARGS="--workers 2 NAME ...")
 #
 # Also: make test-slow, make ci (what CI runs), make clean, make java (says which Java 17 is found).
@@ -18,19 +19,24 @@ PYTHON ?= $(shell for p in python3.11 python3 python; do \
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FEAST_VENV := .venv-feast
+FEAST_STAMP := $(FEAST_VENV)/.installed
 # Ray asks for a token by default; tests start their own local Rays and pin the mode.
 RAY_TESTS := RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
 PYTEST := $(RAY_TESTS) $(BIN)/python -m pytest
+FEAST_PYTEST := $(RAY_TESTS) $(FEAST_VENV)/bin/python -m pytest --durations 15 tests/feast
+ASIDE := $(BIN)/python tests/aside.py
 JAVA_CHECK := $(BIN)/python -m stelae.recovery.java
 SEEDS ?= 1000
 SEED ?= 1
 SCENARIO ?= masters tables
+# Of CPU time, for each scenario: on a busy machine it takes longer.
 MINUTES ?= 600
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 SPEC_ARGS ?=
 
-.PHONY: help venv java java-17 demo test test-fast test-ray test-slow test-slow-alone test-slow-ray lint lint-style lint-types lint-imports tree bench soak spec ci clean
+.PHONY: help venv java java-17 demo docs test test-fast test-ray test-feast test-feast-own test-slow test-simulations test-slow-alone test-slow-ray test-slow-feast test-slow-simulations lint lint-style lint-types lint-imports tree bench soak spec ci clean
 
 help:
 	@sed -n '2,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
@@ -58,6 +64,16 @@ java-17:
 java: $(STAMP)
 	@$(JAVA_CHECK)
 
+# Feast asks for pandas below 3, and Stelae is tested with 3: it has an environment of its own, which
+# lies over .venv and sees its packages, but for those that Feast wants otherwise.
+$(FEAST_STAMP): $(STAMP) constraints-feast.txt
+	@echo "building $(FEAST_VENV)"
+	@rm -rf $(FEAST_VENV)
+	@$(BIN)/python -m venv --without-pip $(FEAST_VENV)
+	@echo "import site; site.addsitedir('$(abspath $(VENV))/lib/python3.11/site-packages')" > $(FEAST_VENV)/lib/python3.11/site-packages/below.pth
+	@$(BIN)/python -m pip --python $(FEAST_VENV)/bin/python install --quiet --disable-pip-version-check feast --constraint constraints-feast.txt
+	@touch $@
+
 # --- what it is for ---------------------------------------------------------------------------
 
 demo: $(STAMP)
@@ -68,6 +84,9 @@ bench: $(STAMP)
 
 soak: $(STAMP)
 	@for scenario in $(SCENARIO); do $(BIN)/python -c "$$SOAK" $$scenario $(SEED) $(SEEDS) $(MINUTES); done
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 define SOAK
 import sys
@@ -83,23 +102,54 @@ spec: $(STAMP)
 	$(BIN)/python tests/spec/tlc.py $(SPEC_ARGS)
 
 # --- tests ------------------------------------------------------------------------------------
-# pytest's exit code 5 says that no test has these markers; that is no failure of a part.
+# pytest's exit code 5 says that no test has these markers; that is no failure of a part, but for
+# simulations: there are always some.
+# Tests on Ray and of real servers wait for much of their time: simulations, whose time is virtual,
+# run aside, with what those leave of the CPU. Slow tests are handed out one at a time, the longest
+# first (tests/conftest.py), so that both cores work to the end.
 
-test: test-fast test-ray
+FAST := not slow and not ray and not spark
+SLOW := slow and not ray and not spark
+BY_FILE := -n 2 --dist worksteal --durations 25
+ONE_BY_ONE := -n 2 --dist load --maxschedchunk 1 --durations 25
+SIMULATIONS := $(PYTEST) $(BY_FILE) -m "$(FAST)" tests/simulation
+SIMULATIONS_SLOW := $(PYTEST) $(ONE_BY_ONE) -m "$(SLOW)" tests/simulation
+
+test: $(STAMP)
+	$(ASIDE) make --no-print-directory --keep-going test-fast test-ray test-feast --aside env $(SIMULATIONS)
 
 test-fast: $(STAMP)
-	$(PYTEST) -n 2 --dist worksteal -m "not slow and not ray and not spark"
+	$(PYTEST) $(BY_FILE) -m "$(FAST)" --ignore tests/simulation
 
 test-ray: $(STAMP)
-	$(PYTEST) -m "(ray or spark) and not slow" || test $$? -eq 5
+	$(PYTEST) --durations 15 -m "(ray or spark) and not slow" || test $$? -eq 5
 
-test-slow: test-slow-alone test-slow-ray
+test-feast: $(FEAST_STAMP)
+	$(FEAST_PYTEST) -m "not slow"
+
+# Feast's own tests, which only its repository has:  make test-feast-own FEAST_SOURCE=folder
+test-feast-own: $(FEAST_STAMP)
+	@test -n "$(FEAST_SOURCE)" || { echo "say where Feast's repository is: make test-feast-own FEAST_SOURCE=folder" >&2; exit 1; }
+	@$(BIN)/python -m pip --python $(FEAST_VENV)/bin/python install --quiet --disable-pip-version-check assertpy --constraint constraints-feast.txt
+	FEAST_SOURCE=$(abspath $(FEAST_SOURCE)) $(FEAST_PYTEST)/test_feast_suite.py -s
+
+test-simulations: $(STAMP)
+	$(SIMULATIONS)
+
+test-slow: $(STAMP)
+	$(ASIDE) make --no-print-directory --keep-going test-slow-alone test-slow-ray test-slow-feast --aside env $(SIMULATIONS_SLOW)
 
 test-slow-alone: $(STAMP)
-	$(PYTEST) -n 2 --dist worksteal -m "slow and not ray and not spark"
+	$(PYTEST) $(ONE_BY_ONE) -m "$(SLOW)" --ignore tests/simulation
 
 test-slow-ray: $(STAMP)
-	$(PYTEST) -m "slow and (ray or spark)" || test $$? -eq 5
+	$(PYTEST) --durations 25 -m "slow and (ray or spark)" || test $$? -eq 5
+
+test-slow-feast: $(FEAST_STAMP)
+	$(FEAST_PYTEST) -m slow
+
+test-slow-simulations: $(STAMP)
+	$(SIMULATIONS_SLOW)
 
 # --- checks -----------------------------------------------------------------------------------
 # mypy and import-linter cannot see that the rooms at the root are stelae.*; they get an installed tree.
@@ -125,4 +175,4 @@ ci:
 	.ci/run
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) $(FEAST_VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from stelae.core.messages import LOAD_UNKNOWN
+from stelae.core.messages.servers import LOAD_UNKNOWN
 from stelae.core.rpc import Blob
 
 LOOK_S = 1.0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from stelae.actors.logs.shared_appends import SharedAppends
 from stelae.actors.replica_upkeep import ReplicaUpkeep
-from stelae.core.backup_views import BackupsView, MediumLoad
 from stelae.core.ids import ServerUuid
-from stelae.core.messages import HeartbeatReply
+from stelae.core.logs.timelines import SafekeeperId
+from stelae.core.messages.backup_views import BackupsView, MediumLoad
+from stelae.core.messages.servers import HeartbeatReply
 from stelae.core.records import ServerInfo, ServerKind
-from stelae.core.timelines import SafekeeperId
 
 
 class Membership:
@@ -24,7 +25,8 @@ class Membership:
         """Of the list, as the masters number them; 0: there is none yet."""
         self.backups_view = BackupsView(0)
         self.upkeep = ReplicaUpkeep()
-        """Shared by all logs of this server."""
+        self.appends = SharedAppends()
+        """Both are shared by all logs of this server."""
         self._loads: dict[tuple[ServerUuid, str], MediumLoad] = {}
         self._short: dict[tuple[str, ...], str] = {}
         """What `short_medium` has found, until anything differs: each write asks."""
@@ -42,6 +44,28 @@ class Membership:
         self.backups_view = view
         self._loads = {(each.uuid, m.medium): m for each in view.loads for m in each.media}
         self._differs()
+
+    @property
+    def retiring(self) -> tuple[ServerUuid, ...]:
+        """Servers that are to be retired; few."""
+        return self.backups_view.retiring
+
+    @property
+    def leaving_backups(self) -> tuple[ServerUuid, ...]:
+        """Live backups that are to be retired."""
+        live = (self._by_uuid.get(uuid) for uuid in self.retiring)
+        return tuple(s.uuid for s in live if s is not None and s.kind is ServerKind.BACKUP)
+
+    def can_spare(self, media: tuple[str, ...]) -> bool:
+        """Whether backups that stay are enough for a segment with replicas on ``media``, by the
+        room they have: a full one is not chosen."""
+        staying = [[m for m in s.media if self._has_room(s, m)] for s in self.staying_backups()]
+        of_each = all(sum(m in roomy for roomy in staying) >= media.count(m) for m in {*media})
+        return of_each and sum(not {*media}.isdisjoint(r) for r in staying) >= len(media)
+
+    def _has_room(self, backup: ServerInfo, medium: str) -> bool:
+        load = self.load_of(backup.uuid, medium)
+        return load is None or load.free_segments > 0
 
     @property
     def copysets(self) -> tuple[tuple[ServerUuid, ...], ...]:
@@ -91,12 +115,18 @@ class Membership:
 
     def _is_short(self, media: tuple[str, ...]) -> Callable[[str], bool]:
         def is_short(medium: str) -> bool:
-            live = self.backups(medium)
+            # One that is to be retired takes rows while it is needed, and is chosen last.
+            gone = {*self.retiring}.difference(self.backups_view.needed)
+            live = [each for each in self.backups(medium) if each.uuid not in gone]
             loads = [self.load_of(backup.uuid, medium) for backup in live]
             roomy = sum(not load or not (load.is_low or not load.free_segments) for load in loads)
             return roomy < media.count(medium) <= len(live)
 
         return is_short
+
+    def staying_backups(self) -> list[ServerInfo]:
+        """Live backups that are not to be retired, in order of their UUIDs."""
+        return [each for each in self.all_backups() if each.uuid not in self.retiring]
 
     def all_backups(self) -> list[ServerInfo]:
         """Live backups, in order of their UUIDs."""

@@ -2,7 +2,9 @@
 
 How many replicas are on each backup, for placement by load; and turns at sending what is made anew:
 a few at a time, at a bounded rate, segments with the fewest replicas left first. Heads, and what is
-sealed for the first time, take no turns: writes and recoveries wait for them.
+sealed for the first time, take no turns: writes and recoveries wait for them. Nor does what has
+nowhere to go: the fewer replicas a segment has, the more turns it would take from all others. The
+rate is spent on what is sent, and on nothing else.
 
 Source: RAMCloud ``BackupSelector``, ``TaskQueue`` (bounded work in flight); research P-11.
 """
@@ -16,12 +18,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from stelae.core.ids import ServerUuid
-from stelae.core.replica_shortage import Shortage
+from stelae.core.logs.replica_shortage import Shortage
 from stelae.core.runtime import Clock
 
 TURNS = 4
 """Segments that one server sends at a time: as long as backups that do not answer hold up half of
 the turns, the rest go on at the bounded rate."""
+AFTER_ALL = 1 << 16
+"""Replicas left, as it were, of what waits until nothing else does."""
 
 
 @dataclass(order=True, slots=True)
@@ -57,31 +61,33 @@ class ReplicaUpkeep:
             del self.placed[backup]
 
     @asynccontextmanager
-    async def turn(
-        self, clock: Clock, *, left: int, size_bytes: int, bytes_per_s: float
-    ) -> AsyncIterator[None]:
-        """Hold a turn at sending a replica of a segment that has ``left`` others.
-
-        ``bytes_per_s``: of all turns together; 0: no bound.
-        """
+    async def turn(self, left: int) -> AsyncIterator[None]:
+        """Hold a turn at sending a replica of a segment that has ``left`` others."""
         self._number += 1
         waiter = _Waiter(left, self._number)
         heapq.heappush(self._waiting, waiter)
         self._grant()
         try:
             await waiter.granted.wait()
-            now = clock.monotonic()
-            pause_s = self._free_at_s - now
-            if bytes_per_s > 0:
-                self._free_at_s = max(now, self._free_at_s) + size_bytes / bytes_per_s
-            if pause_s > 0:
-                await clock.sleep(pause_s)
             yield
         finally:
             waiter.gone = True
             if waiter.granted.is_set():
                 self._running -= 1
                 self._grant()
+
+    async def pace(self, clock: Clock, size_bytes: int, bytes_per_s: float) -> None:
+        """Within a turn: wait until so much may be sent, now that there is what to send.
+
+        ``bytes_per_s``: of all turns together; 0: no bound.
+        """
+        if bytes_per_s <= 0:
+            return
+        now = clock.monotonic()
+        pause_s = self._free_at_s - now
+        self._free_at_s = max(now, self._free_at_s) + size_bytes / bytes_per_s
+        if pause_s > 0:
+            await clock.sleep(pause_s)
 
     def _grant(self) -> None:
         while self._waiting and self._running < TURNS:

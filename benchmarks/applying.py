@@ -16,17 +16,17 @@ import numpy as np
 import pyarrow as pa
 from generated import SCHEMA, rows
 
-from stelae.core.durability import segments
 from stelae.core.ids import ClientId, OpId, RequestId, TableId, TabletId
-from stelae.core.messages import Write, WriteOp
-from stelae.core.partition import Partitioning
+from stelae.core.messages.servers import Write, WriteOp
 from stelae.core.records import TableRecord, TableState
-from stelae.core.schema import TableSchema
-from stelae.core.values import batch_to_rows
-from stelae.storage.entry import encode_batch
-from stelae.storage.tablet_commands import Stamp, encode_alter, encode_write
-from stelae.storage.tablet_manifest import decode_manifest, open_image
-from stelae.storage.tablet_state import TabletStateMachine
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
+from stelae.core.tables.values import batch_to_rows
+from stelae.storage.rows.entry import encode_batch
+from stelae.storage.tablets.commands import Stamp, encode_alter, encode_write
+from stelae.storage.tablets.manifest import decode_manifest, open_image
+from stelae.storage.tablets.state import TabletStateMachine
 
 RUNS = 5
 BATCH_ROWS = 1_000

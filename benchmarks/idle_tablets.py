@@ -26,9 +26,9 @@ from figures import Figure, at_most, shown
 from master_process import CLUSTER, SECRET
 
 from stelae.client.database import AsyncDatabase
-from stelae.core.durability import replicas
 from stelae.core.ids import Address
-from stelae.core.partition import hash_partition
+from stelae.core.tables.durability import replicas
+from stelae.core.tables.partition import hash_partition
 from stelae.runtime.files import LocalDisk
 from stelae.runtime.handshake import Credentials
 from stelae.runtime.peers import TcpPeers

@@ -14,13 +14,13 @@ from clusters import cluster
 from figures import Figure, at_most, median, percentile, shown, timed
 
 from stelae import hash_partition, segments
-from stelae.core.durability import Durability
-from stelae.core.index_changes import with_index
-from stelae.core.indexes import IndexId
-from stelae.core.schema import TableSchema
-from stelae.storage.index_keys import EntryCodec
-from stelae.storage.indexlet import IndexletEntries
-from stelae.storage.row_entries import sorted_entries
+from stelae.core.tables.durability import Durability
+from stelae.core.tables.index_changes import with_index
+from stelae.core.tables.indexes import IndexId
+from stelae.core.tables.schema import TableSchema
+from stelae.storage.indexes.entry_keys import EntryCodec
+from stelae.storage.indexes.indexlet import IndexletEntries
+from stelae.storage.tablets.row_entries import sorted_entries
 
 SCHEMA = pa.schema(
     [

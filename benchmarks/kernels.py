@@ -15,12 +15,12 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from stelae.core.partition import hash_partition, range_partition
-from stelae.core.schema import TableSchema
-from stelae.storage.index import HashIndex
-from stelae.storage.keys import KeyCodec
-from stelae.storage.merge import Merged, Summary, merge
-from stelae.storage.partitioner import Partitioner
+from stelae.core.tables.partition import hash_partition, range_partition
+from stelae.core.tables.schema import TableSchema
+from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.rows.partitioner import Partitioner
+from stelae.storage.segments.index import HashIndex
+from stelae.storage.segments.merge import Merged, Summary, merge
 
 RUNS = 3
 SEGMENT_ROWS = 70_000
@@ -114,9 +114,8 @@ def measure_merge(rows: int) -> None:
             Summary(hashes, np.arange(start + 1, start + count + 1, dtype="u8"), kinds)
         )
     measure("merge, keys known by hash", lambda: merge(summaries), rows)
-    measure("merge and index", lambda: merge(summaries).index(), rows)
     half = len(summaries) // 2
-    measure("merge and index, halves on two threads", lambda: _both(summaries, half), rows)
+    measure("merge, halves on two threads", lambda: _both(summaries, half), rows)
     keyed = [Summary(s.hashes, s.versions, s.kinds, _keys(s.hashes)) for s in summaries[: half + 1]]
     measured = sum(map(len, keyed))
     measure(f"merge, {measured} rows with 20-byte keys", lambda: merge(keyed), measured)
@@ -126,9 +125,7 @@ def _both(summaries: list[Summary], half: int) -> None:
     done: list[Merged] = []
 
     def work(part: list[Summary]) -> None:
-        merged = merge(part)
-        merged.index()
-        done.append(merged)
+        done.append(merge(part))
 
     threads = [
         threading.Thread(target=work, args=(part,)) for part in (summaries[:half], summaries[half:])

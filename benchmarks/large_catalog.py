@@ -24,11 +24,17 @@ import uvloop
 from figures import Figure, at_most, median, percentile, shown
 from master_process import CLUSTER, SECRET
 
-from stelae.actors.tserver import TabletServer
-from stelae.client.masters import MastersClient
-from stelae.coordinator.reports import Reporter, tablet_fingerprint
+from stelae.actors.tserver.tserver import TabletServer
+from stelae.client.calls.masters import MastersClient
+from stelae.coordinator.known.reports import Reporter, tablet_fingerprint
 from stelae.core.ids import Address, TabletId
-from stelae.core.messages import GET_TABLE, HEARTBEAT, GetTable, TabletProgress, TabletReport
+from stelae.core.messages.servers import (
+    GET_TABLE,
+    HEARTBEAT,
+    GetTable,
+    TabletProgress,
+    TabletReport,
+)
 from stelae.core.settings import Settings
 from stelae.runtime.files import LocalDisk
 from stelae.runtime.handshake import Credentials
@@ -66,7 +72,7 @@ class SaidTablet:
     live_bytes: int = 1 << 20
     term: int = 1
     progress: TabletProgress = TabletProgress.SERVING
-
+    lacks_memory: bool = False
     said: TabletReport | None = None
 
     def report(self) -> TabletReport:
@@ -81,6 +87,9 @@ class SaidTablet:
         """It does."""
 
     def may_clean(self) -> bool:
+        return False
+
+    def may_compact(self) -> bool:
         return False
 
     async def close(self) -> None:

@@ -19,18 +19,18 @@ import msgspec
 import pyarrow as pa
 import uvloop
 
-from stelae.actors.master import Master
-from stelae.actors.replica import RoleChange
-from stelae.coordinator.catalog import CatalogBatch
-from stelae.core.durability import segments
+from stelae.actors.master.master import Master
+from stelae.actors.raft.replica import RoleChange
+from stelae.coordinator.catalog.catalog import CatalogBatch
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.messages import GET_TABLE, GetTable, Heartbeat
-from stelae.core.partition import hash_partition
+from stelae.core.messages.servers import GET_TABLE, GetTable, Heartbeat
 from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.rpc import Call
-from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import hash_partition
+from stelae.core.tables.schema import TableSchema
 from stelae.runtime.files import LocalDisk
 from stelae.runtime.handshake import Credentials
 from stelae.runtime.peers import TcpPeers

@@ -14,12 +14,15 @@ from figures import Figure, at_least, at_most, shown
 from generated import ROW_BYTES, SCHEMA, rows, tablet_numbers
 
 from stelae import hash_partition, segments, spark
+from stelae.planner.hardware import VM
+from stelae.planner.measured import read_measured
 
 TABLETS_EACH = 8
 GIGABYTE = 1_000_000_000
-LIMITS_S = {"native": {1: 1.5, 4: 4.0}, "spark": {1: 8.0, 4: 30.0}}
-"""By gigabytes."""
+LIMITS_S = {"native": {1: 1.5, 4: 4.0}, "spark": {1: 3.0, 4: 30.0}}
+"""By gigabytes. Spark may take twice as long as the native engine."""
 LOADED_MB_S = 400.0
+PLANNER_FACTOR = 2.0
 DEADLINE_S = 120.0
 
 
@@ -48,15 +51,15 @@ def measure(quick: bool, engine: str = "native", gigabytes: int = 1) -> list[Fig
         victim = servers(database, "tserver")[0]
         tablets = [t for t in database.status()["tablets"] if t["leader"] == victim["id"]]
         mine = {t["number"] for t in tablets}
-        probes, count = _fill(table, partition, mine, total_bytes)
-        _wait_sealed(database)
+        probes, count = fill(table, partition, mine, total_bytes)
+        wait_sealed(database)
         if engine == "spark":
             spark.warm(database)
         limit_s = LIMITS_S[engine][gigabytes]
         return _kill(database, table, victim, probes, count, survivors, engine, limit_s)
 
 
-def _fill(table: Any, partition: Any, mine: set[int], total_bytes: int) -> tuple[list[int], int]:
+def fill(table: Any, partition: Any, mine: set[int], total_bytes: int) -> tuple[list[int], int]:
     """Load rows into the tablets numbered ``mine``; return a key of each, and the row count."""
     wanted, loaded, start = total_bytes // ROW_BYTES, 0, 0
     probes: dict[int, int] = {}
@@ -74,7 +77,7 @@ def _fill(table: Any, partition: Any, mine: set[int], total_bytes: int) -> tuple
     return [probes[number] for number in sorted(probes)], loaded
 
 
-def _wait_sealed(database: Any) -> None:
+def wait_sealed(database: Any) -> None:
     """Let the load's own aftermath pass: all but the heads sealed, the machine at rest."""
     calm = 0
     deadline = time.monotonic() + 60.0
@@ -116,7 +119,24 @@ def _kill(
     rate = count * ROW_BYTES / 1e6 / max(loading_s, 1e-6)
     figures.append(at_least("… all rows in memory again", rate, LOADED_MB_S, "MB/s"))
     figures.append(shown("… all rows in memory", recovery["loaded_s"], "s", "since detection"))
-    return figures + _phases(recovery, killed_wall)
+    figures += _phases(recovery, killed_wall)
+    return figures + _predicted(figures)
+
+
+def _predicted(figures: list[Figure]) -> list[Figure]:
+    """What the planner says of the same recovery on this kind of machine, and how far off it is."""
+    suite = [{"name": figure.name, "value": figure.value} for figure in figures]
+    document = {"suites": {"recovery": {"figures": suite}}}
+    return [
+        at_most(
+            f"… planner against that: {each.name.removeprefix('recovery: … ')}",
+            each.factor,
+            PLANNER_FACTOR,
+            "× off",
+            f"{each.predicted:.3g} {each.unit} predicted, {each.measured:.3g} measured",
+        )
+        for each in read_measured(document, VM).comparisons
+    ]
 
 
 def wait_loaded(database: Any) -> dict[str, Any]:

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from figures import Figure, at_least, median, shown
 
-from stelae.core.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
-from stelae.storage.entry import (
+from stelae.core.tables.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
+from stelae.storage.rows.entry import (
     Entry,
     EntryKind,
     Prologue,
@@ -26,15 +26,18 @@ from stelae.storage.entry import (
     encode_prologue,
     read_entries,
 )
-from stelae.storage.image import Image, ImageMeta, build_image
-from stelae.storage.keys import KeyCodec
-from stelae.storage.merge import Summary, merge
-from stelae.storage.recovered import RecoveredSegment
+from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.segments.image import Image, ImageMeta, build_image
+from stelae.storage.segments.merge import Summary, merge
+from stelae.storage.segments.recovered import RecoveredSegment
 
 ROUNDS = 7
 SEGMENTS = 16
 SEGMENT_BYTES = 8 << 20
 WRITES_TO_A_KEY = 2.5
+NATIVE_M_ROWS_S = 25.0
+"""Of a first sketch of the merge on a machine of two cores: one thread, 2.5 writes to a key."""
+MERGE_SHARE = 0.6
 FIELDS = pa.schema([pa.field("id", pa.int64(), False), pa.field("body", pa.binary())])
 SCHEMA = TableSchema.of(FIELDS, ("id",))
 ENTRY_ROWS = 1000
@@ -88,21 +91,26 @@ def _merging(rows: int) -> list[Figure]:
         for at in starts
     ]
     slots = 1 << int(np.ceil(np.log2(rows / WRITES_TO_A_KEY / 0.6)))
-    table, out = np.zeros(3 * slots, np.uint64), np.zeros(rows, np.uint64)
+
+    def bare() -> int:
+        """Into new memory, as the tablet's index is."""
+        table, out = np.zeros(3 * slots, np.uint64), np.empty(rows, np.uint64)
+        return bare_merge(hashes, versions, table, out)
+
     found: dict[str, list[float]] = {"bare": [], "merge": []}
     counts: set[int] = set()
     for _ in range(ROUNDS + 1):
-        table[:] = 0
-        found["bare"].append(_seconds(lambda: counts.add(bare_merge(hashes, versions, table, out))))
-        found["merge"].append(_seconds(lambda: counts.add(len(merge(parts).index()))))
+        found["bare"].append(_seconds(lambda: counts.add(bare())))
+        found["merge"].append(_seconds(lambda: counts.add(len(merge(parts).index))))
     if len(counts) != 1:
         raise RuntimeError(f"the kernels do not agree how many keys there are: {sorted(counts)}")
     ratios = [b / m for b, m in zip(found["bare"][1:], found["merge"][1:], strict=True)]
     rate = rows / median(found["merge"][1:]) / 1e6
     note = f"bare: {rows / median(found['bare'][1:]) / 1e6:.1f} M rows/s"
+    target = MERGE_SHARE * NATIVE_M_ROWS_S
     return [
-        at_least(f"merge of {rows:,} rows against a bare kernel", median(ratios), 0.6, "×", note),
-        shown("… rows merged", rate, "M rows/s", "one core"),
+        at_least(f"merge of {rows:,} rows", rate, target, "M rows/s", "one core, new memory"),
+        shown("… against a bare kernel", median(ratios), "×", note),
     ]
 
 
@@ -179,7 +187,7 @@ def _image(number: int, batch: pa.RecordBatch, codec: KeyCodec) -> pa.Buffer:
 
 
 def _replay(segments: list[RecoveredSegment]) -> int:
-    return len(merge([each.summary for each in segments]).index())
+    return len(merge([each.summary for each in segments]).index)
 
 
 def _row_form(number: int, batch: pa.RecordBatch) -> bytes:

@@ -23,8 +23,8 @@ from row_load import Writers, Written, joined
 from stelae import replicas, segments
 from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
-from stelae.core.durability import Durability
-from stelae.core.messages import TabletLocation
+from stelae.core.messages.servers import TabletLocation
+from stelae.core.tables.durability import Durability
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime
 from stelae.runtime.handshake import Credentials

@@ -21,7 +21,7 @@ from generated import BODY_BYTES
 
 from stelae.core.errors import decode_error
 from stelae.core.ids import ClientId, RequestId, ServerUuid
-from stelae.core.messages import WRITE, TabletLocation, Write, WriteOp, WriteReply
+from stelae.core.messages.servers import WRITE, TabletLocation, Write, WriteOp, WriteReply
 from stelae.runtime.frames import (
     HEAD_BYTES,
     Kind,

@@ -28,6 +28,8 @@ SUITES: dict[str, tuple[str, dict[str, Any]]] = {
     "indexing": ("indexing", {}),
     "writes": ("writes", {}),
     "bulk": ("bulk", {}),
+    "ray-data": ("ray_data", {}),
+    "spark-read": ("spark_read", {}),
     "large-catalog": ("large_catalog", {}),
     "masters": ("masters", {}),
     "memory": ("memory", {}),
@@ -35,6 +37,7 @@ SUITES: dict[str, tuple[str, dict[str, Any]]] = {
     "replay": ("replaying", {}),
     "recovery": ("recovering", {"engine": "native"}),
     "recovery-large": ("recovering", {"engine": "native", "gigabytes": 4}),
+    "recovery-indexed": ("recovering_indexed", {}),
     "rows-on-demand": ("rows_on_demand", {}),
     "cold-start": ("cold_start", {}),
     "recovery-spark": ("recovering", {"engine": "spark"}),
@@ -42,13 +45,15 @@ SUITES: dict[str, tuple[str, dict[str, Any]]] = {
     "replica-writes": ("replica_writes", {}),
     "wal-writes": ("wal_writes", {}),
     "wal-moves": ("wal_moves", {}),
+    "drain": ("draining", {}),
     "tablet-copy": ("tablet_copy", {}),
     "idle-tablets": ("idle_tablets", {}),
+    "http": ("http_front", {}),
 }
 
 
 def _spark_is_here() -> str:
-    """Empty, or why Spark recovery cannot be measured."""
+    """Empty, or why nothing of Spark can be measured."""
     try:
         importlib.import_module("stelae.recovery.spark_session").check_spark()
     except Exception as error:
@@ -59,8 +64,8 @@ def _spark_is_here() -> str:
 def run_suite(name: str, quick: bool) -> tuple[list[Figure], dict[str, Any]]:
     """The figures of one suite, and the load of the machine while they were taken."""
     module, options = SUITES[name]
-    if name == "recovery-spark" and (reason := _spark_is_here()):
-        return [skipped("recovery by Spark", reason)], {}
+    if name in ("recovery-spark", "spark-read") and (reason := _spark_is_here()):
+        return [skipped(name, reason)], {}
     load, started = Load.begin(), time.perf_counter()
     measure: Callable[..., list[Figure]] = importlib.import_module(module).measure
     figures = measure(quick, **options)
@@ -97,7 +102,7 @@ def main() -> int:
         except Exception:
             broken += 1
             text = traceback.format_exc()
-            console.print(f"[red]{name} broke[/]\n{text}", highlight=False)
+            console.print(f"{name} broke\n{text}", highlight=False, markup=False)
             results["suites"][name] = {"error": text}
             continue
         show(console, name, figures, load)

@@ -21,8 +21,8 @@ from figures import Figure, at_least, median, shown
 
 from stelae import replicas
 from stelae.core.ids import TabletId
-from stelae.core.replica_messages import DataState
-from stelae.storage.superblock import decode_superblock
+from stelae.core.messages.replicas import DataState
+from stelae.storage.files.superblock import decode_superblock
 
 GIB = 1 << 30
 BODY_BYTES = 1000

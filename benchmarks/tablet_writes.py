@@ -18,18 +18,18 @@ from pathlib import Path
 import pyarrow as pa
 import uvloop
 
+from stelae.actors.logs.tablet_logs import segment_log_of
+from stelae.actors.logs.tablet_recovery import Intake
 from stelae.actors.membership import Membership
-from stelae.actors.tablet import Tablet
-from stelae.actors.tablet_logs import segment_log_of
-from stelae.actors.tablet_recovery import Intake
-from stelae.core.durability import segments
+from stelae.actors.tablet.tablet import Tablet
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.messages import Get, RecoveryEngine, Write, WriteOp
-from stelae.core.partition import Partitioning
+from stelae.core.messages.servers import Get, RecoveryEngine, Write, WriteOp
 from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.rpc import Call
-from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.runtime.files import LocalDisk
 from stelae.runtime.handshake import Credentials

@@ -16,7 +16,7 @@ from typing import Any
 import uvloop
 from master_process import CLUSTER, SECRET
 
-from stelae.actors.tserver import TabletServer
+from stelae.actors.tserver.tserver import TabletServer
 from stelae.core.ids import Address
 from stelae.core.settings import Settings
 from stelae.runtime.files import LocalDisk

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from stelae.client.masters import MastersClient
-from stelae.client.session import Session
-from stelae.core.alter import SchemaChange, schema_change
-from stelae.core.alter_messages import ALTER_TABLE, IS_ALTER_DONE, AlterTable, IsAlterDone
-from stelae.core.durability import Durability
+from stelae.client.calls.masters import MastersClient
+from stelae.client.calls.session import Session
+from stelae.client.given import check_durability, check_name
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -19,10 +18,13 @@ from stelae.core.errors import (
     OutcomeUnknown,
     RetryLater,
 )
+from stelae.core.messages.alter import ALTER_TABLE, IS_ALTER_DONE, AlterTable, IsAlterDone
 from stelae.core.records import TableRecord
 from stelae.core.runtime import Runtime
-from stelae.core.schema import TableSchema, is_plain_type, normal_type
-from stelae.core.values import to_wire
+from stelae.core.tables.alter import SchemaChange, schema_change
+from stelae.core.tables.durability import Durability
+from stelae.core.tables.schema import is_plain_type, normal_type
+from stelae.core.tables.values import to_wire
 
 POLL_S = 0.02
 LONGEST_POLL_S = 0.25
@@ -32,32 +34,41 @@ NewColumns: TypeAlias = pa.Schema | pa.Field | Sequence[pa.Field] | Mapping[str,
 """Columns to add: Arrow fields, or types by name (nullable)."""
 
 
-def requested_change(
-    schema: TableSchema,
-    table: str,
-    add_columns: NewColumns,
-    drop_columns: str | Sequence[str],
-    rename_columns: Mapping[str, str] | None,
-    defaults: Mapping[str, Any] | None,
-) -> SchemaChange:
-    """The change that a user asks for; whether it can be is the masters' to say.
+@dataclass(frozen=True, slots=True)
+class AskedAlter:
+    """What a user asks to have changed; whether it can be is the masters' to say."""
 
-    Raises:
-        InvalidArgument, ColumnNotFound: what is given is no change of columns at all.
-    """
-    added = _fields(add_columns)
-    drop = (drop_columns,) if isinstance(drop_columns, str) else tuple(drop_columns)
-    rename = dict(rename_columns or {})
-    if not all(isinstance(name, str) for name in (*drop, *rename, *rename.values())):
-        raise InvalidArgument("columns to drop and to rename are given by their names")
-    kinds = {rename.get(f.name, f.name): f.type for f in schema.arrow if f.name not in drop}
-    kinds |= {field.name: normal_type(field.type) for field in added}
-    values = {}
-    for name, value in (defaults or {}).items():
-        if name not in kinds:
-            raise ColumnNotFound(str(name), table, ", ".join(kinds))
-        values[name] = default_value(value, kinds[name], f"the default of column {name!r}")
-    return schema_change(added, drop, rename, values)
+    add_columns: NewColumns
+    drop_columns: str | Sequence[str]
+    rename_columns: Mapping[str, str] | None
+    defaults: Mapping[str, Any] | None
+    rename_to: str
+    durability: Durability | None
+
+    def change(self, table: TableRecord) -> SchemaChange:
+        """The change of columns.
+
+        Raises:
+            InvalidArgument, ColumnNotFound: what is given is no change of a table at all.
+        """
+        if self.rename_to:
+            check_name(self.rename_to)
+        if self.durability is not None:
+            check_durability(self.durability)
+        added, dropped = _fields(self.add_columns), self.drop_columns
+        drop = (dropped,) if isinstance(dropped, str) else tuple(dropped)
+        rename = dict(self.rename_columns or {})
+        if not all(isinstance(name, str) for name in (*drop, *rename, *rename.values())):
+            raise InvalidArgument("columns to drop and to rename are given by their names")
+        fields = table.schema.arrow
+        kinds = {rename.get(f.name, f.name): f.type for f in fields if f.name not in drop}
+        kinds |= {field.name: normal_type(field.type) for field in added}
+        values = {}
+        for name, value in (self.defaults or {}).items():
+            if name not in kinds:
+                raise ColumnNotFound(str(name), table.name, ", ".join(kinds))
+            values[name] = default_value(value, kinds[name], f"the default of column {name!r}")
+        return schema_change(added, drop, rename, values)
 
 
 def _fields(columns: NewColumns) -> list[pa.Field]:
@@ -106,6 +117,7 @@ class Alterations:
         change: SchemaChange,
         new_name: str,
         durability: Durability | None,
+        if_edition: str,
         timeout_s: float,
     ) -> TableRecord:
         """Have it in the catalog; the record as it is then.
@@ -115,7 +127,9 @@ class Alterations:
             OutcomeUnknown, RetryLater: as `MastersClient.call`.
         """
         with self._session.request() as request:
-            order = AlterTable(request, table.table_id, table.name, new_name, change, durability)
+            order = AlterTable(
+                request, table.table_id, table.name, new_name, change, durability, if_edition
+            )
             reply = await self._masters.call(ALTER_TABLE, order, timeout_s=timeout_s)
         return reply.table
 
@@ -145,7 +159,7 @@ class Alterations:
             else:
                 if reply.done:
                     return
-                waits_for = f"tablets {', '.join(reply.waiting)} to follow"
+                waits_for = reply.problem or f"tablets {', '.join(reply.waiting)} to follow"
             await clock.sleep(min(pause_s, max(deadline - clock.monotonic(), 0.0)))
             pause_s = min(2 * pause_s, LONGEST_POLL_S)
         raise NotDoneYet(f"the alter of {table.name!r}", waits_for)

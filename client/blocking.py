@@ -14,16 +14,16 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import pyarrow as pa
 
-from stelae.client.attempts import ATTEMPT_TIMEOUT_S
 from stelae.client.blocking_find import find_few
-from stelae.client.convert import Key, Rows
-from stelae.client.find_calls import Asked
-from stelae.client.group_calls import SUSPECT_S
-from stelae.client.group_route import Target
-from stelae.client.part import Part
+from stelae.client.calls.attempts import ATTEMPT_TIMEOUT_S
+from stelae.client.calls.convert import Key, Rows
+from stelae.client.calls.group_calls import SUSPECT_S
+from stelae.client.calls.group_route import Target
+from stelae.client.calls.part import Part, Versions
+from stelae.client.calls.parts import WasSplit
+from stelae.client.finds.calls import Asked
 from stelae.client.table import AsyncTable
-from stelae.client.writer import SmallWrite, Versions, version_range
-from stelae.core.catalog_messages import LINEARIZABLE
+from stelae.client.writer import SmallWrite, version_range
 from stelae.core.errors import (
     NoSpace,
     OutcomeUnknown,
@@ -33,7 +33,8 @@ from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.messages import GET, WRITE, TabletLocation, WriteOp, WriteReply
+from stelae.core.messages.catalog import LINEARIZABLE
+from stelae.core.messages.servers import GET, WRITE, TabletLocation, WriteOp, WriteReply
 from stelae.core.rpc import Method
 
 GROUP_ATTEMPT_S = 2 * SUSPECT_S
@@ -168,7 +169,10 @@ class BlockingTable:
         """
         clock = self.table.runtime.clock
         deadline = clock.monotonic() + timeout_s
-        where = self.table.cache.tablet(number)
+        try:
+            where = self.table.cache.tablet(number)
+        except WasSplit:
+            return None, None, timeout_s
         owner, limit_s = where.tablet.owner, ATTEMPT_TIMEOUT_S
         if where.tablet.is_group:
             target = self._replica(number, max_staleness_s)

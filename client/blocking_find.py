@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from stelae.client.find_calls import Asked
-from stelae.client.find_few import get_request, is_few, keys_by_tablet, rows_found
-from stelae.client.find_query import FEW, FindQuery
+from stelae.client.finds.calls import Asked
+from stelae.client.finds.few import as_tables, get_request, is_few, keys_by_tablet, rows_found
+from stelae.client.finds.query import FEW, FindQuery
 from stelae.core.errors import (
     ColumnNotFound,
     IndexNotFound,
@@ -22,9 +22,9 @@ from stelae.core.errors import (
     RetryElsewhere,
     RetryLater,
 )
-from stelae.core.index_messages import LOOKUP, IndexletLocation, Lookup
-from stelae.core.indexes import END, IndexletState, overlap
-from stelae.core.messages import GET, GetReply
+from stelae.core.messages.indexes import LOOKUP, IndexletLocation, Lookup
+from stelae.core.messages.servers import GET, GetReply
+from stelae.core.tables.indexes import END, IndexletState, overlap
 
 if TYPE_CHECKING:
     from stelae.client.blocking import BlockingTable
@@ -80,15 +80,16 @@ def _read(
 ) -> pa.Table | None:
     if not entries:
         return query.empty()
-    parts = keys_by_tablet(query, entries)
+    parts = keys_by_tablet(query, entries, blocking.table.cache.parts)
     if len(parts) > TABLETS_MAX:
         return None
-    replies: list[GetReply] = []
+    replies: dict[int, GetReply] = {}
     for number, keys in parts.items():
         request = partial(get_request, query, keys)
         reply, _, _ = blocking.attempt(number, GET, request, timeout_s)
         if reply is None:
             return None
-        replies.append(reply)
-    rows, _ = rows_found(query, entries, parts, replies)
+        replies[number] = reply
+    found, _ = rows_found(query, entries, parts, replies)
+    (rows,) = as_tables([found], query.row_type)
     return rows.select(query.names) if query.columns else rows

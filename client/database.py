@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+import copy
+from collections.abc import Sequence
+from typing import Any, Self, TypeVar
 
 import msgspec
 import pyarrow as pa
 
-from stelae.client.alter import NewColumns
-from stelae.client.attempts import DEFAULT_TIMEOUT_S
-from stelae.client.check import CheckReport, check_cluster
-from stelae.client.given import check_durability, check_name, indexed_columns, staleness
-from stelae.client.index_calls import Progress
-from stelae.client.locations import LOOKUP_TIMEOUT_S, TableCache, look_up
-from stelae.client.losses import LossCalls
-from stelae.client.masters import MastersClient
-from stelae.client.operators import OperatorCalls
-from stelae.client.safekeepers import SafekeeperCalls
-from stelae.client.session import Session
+from stelae.client.calls.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.calls.locations import LOOKUP_TIMEOUT_S, TableCache, look_up
+from stelae.client.calls.masters import MastersClient
+from stelae.client.calls.session import Session
+from stelae.client.check.check import CheckReport, check_cluster
+from stelae.client.database_api import DatabaseApi, check_new_table
+from stelae.client.given import check_name, indexed_columns, staleness
+from stelae.client.operating.losses import LossCalls
+from stelae.client.operating.operators import OperatorCalls
+from stelae.client.operating.safekeepers import SafekeeperCalls
+from stelae.client.operating.tokens import TokenCalls
+from stelae.client.operating.turns import TurnCalls
 from stelae.client.table import AsyncTable
-from stelae.core.catalog_messages import (
+from stelae.core.errors import (
+    InvalidArgument,
+    NameReserved,
+    NotDoneYet,
+    OutcomeUnknown,
+    RetryLater,
+)
+from stelae.core.ids import Address, ClientId, ServerUuid, TableId, TabletId, make_uuid
+from stelae.core.messages.catalog import (
     CREATE_TABLE,
     DELETE_TABLE,
     GET_TABLE,
@@ -39,16 +49,7 @@ from stelae.core.catalog_messages import (
     ListTables,
     TabletLocation,
 )
-from stelae.core.durability import Durability, segments
-from stelae.core.errors import (
-    InvalidArgument,
-    NameReserved,
-    NotDoneYet,
-    OutcomeUnknown,
-    RetryLater,
-)
-from stelae.core.ids import Address, ClientId, ServerUuid, TableId, TabletId, make_uuid
-from stelae.core.member_messages import (
+from stelae.core.messages.members import (
     ADD_MASTER,
     LIST_MASTERS,
     REMOVE_MASTER,
@@ -56,13 +57,14 @@ from stelae.core.member_messages import (
     MasterSet,
     RemoveMaster,
 )
-from stelae.core.partition import Partitioning, RangePartition
 from stelae.core.records import TableRecord
 from stelae.core.rpc import Empty, Method
 from stelae.core.runtime import Runtime
-from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
-from stelae.core.values import to_wire
+from stelae.core.tables.durability import Durability, segments
+from stelae.core.tables.partition import Partitioning, RangePartition
+from stelae.core.tables.schema import TableSchema
+from stelae.core.tables.values import to_wire
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
@@ -71,8 +73,12 @@ DEFAULT_DURABILITY = segments("disk", "disk")
 POLL_S = 0.02
 
 
-class AsyncDatabase(OperatorCalls, SafekeeperCalls, LossCalls):
+class AsyncDatabase(
+    DatabaseApi[AsyncTable], OperatorCalls, SafekeeperCalls, LossCalls, TokenCalls, TurnCalls
+):
     """One client of a cluster, over any `Runtime`. Safe to use from many tasks of one loop."""
+
+    table_class = AsyncTable
 
     def __init__(
         self, runtime: Runtime, masters: Sequence[Address], settings: Settings | None = None
@@ -82,6 +88,12 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls, LossCalls):
         self._masters = MastersClient(runtime, masters)
         self._session = Session(ClientId(make_uuid(runtime.rng)))
         self._tables: dict[TableId, AsyncTable] = {}
+
+    def with_session(self, session: Session) -> Self:
+        """The same database, its calls numbered by ``session``."""
+        other = copy.copy(self)
+        other._session, other._tables = session, {}
+        return other
 
     async def create_table(
         self,
@@ -108,10 +120,7 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls, LossCalls):
             ColumnNotFound: the key or ``indexes`` names a column that is not there.
             NotDoneYet: it was created, but some tablet is not served yet.
         """
-        check_name(name)
-        check_durability(durability)
-        if not isinstance(schema, pa.Schema):
-            raise InvalidArgument(f"schema is a {type(schema).__name__}; give a pyarrow.Schema")
+        check_new_table(name, schema, durability)
         columns = TableSchema.of(schema, (key,) if isinstance(key, str) else key)
         partitioning = _in_wire_form(partition or Partitioning(), columns)
         partitioning.check(columns.key)
@@ -122,15 +131,17 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls, LossCalls):
             while True:
                 left_s = deadline - self.runtime.clock.monotonic()
                 try:
-                    await self._masters.call(CREATE_TABLE, body, timeout_s=left_s)
+                    made = await self._masters.call(CREATE_TABLE, body, timeout_s=left_s)
                     break
                 except NameReserved:
                     if left_s <= 0:
                         raise
                     await self.runtime.clock.sleep(POLL_S)
+        table_id = made.table.table_id
         if not wait:
-            return self._open(TableCache(self._masters, await look_up(self._masters, name)))
-        return await self._wait_running(name, deadline)
+            found = await look_up(self._masters, name, table_id)
+            return self._open(TableCache(self._masters, found))
+        return await self._wait_running(name, table_id, deadline)
 
     async def is_create_done(
         self,
@@ -150,7 +161,7 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls, LossCalls):
             return await self._masters.call(method, request, timeout_s=timeout_s)
         return await self._masters.call_any(method, request, timeout_s=timeout_s)
 
-    async def _wait_running(self, name: str, deadline: float) -> AsyncTable:
+    async def _wait_running(self, name: str, table_id: TableId, deadline: float) -> AsyncTable:
         clock = self.runtime.clock
         cache: TableCache | None = None
         waits_for = "the masters"
@@ -158,7 +169,8 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls, LossCalls):
             try:
                 async with asyncio.timeout(left_s):
                     if cache is None:
-                        cache = TableCache(self._masters, await look_up(self._masters, name))
+                        found = await look_up(self._masters, name, table_id)
+                        cache = TableCache(self._masters, found)
                     else:
                         await cache.refresh()
             except (RetryLater, OutcomeUnknown, TimeoutError) as error:
@@ -166,9 +178,7 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls, LossCalls):
             else:
                 if cache.is_running:
                     return self._open(cache)
-                waiting = next(
-                    t for t in map(cache.tablet, range(cache.tablet_count)) if not t.address
-                )
+                waiting = next(t for t in map(cache.tablet, cache.numbers) if not t.address)
                 waits_for = waiting.problem or f"tablet {waiting.tablet.tablet_id} to be served"
             await clock.sleep(POLL_S)
         raise NotDoneYet(f"create_table({name!r})", waits_for)
@@ -179,11 +189,6 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls, LossCalls):
         return table
 
     async def table(self, name: str, *, max_staleness: float | None = None) -> AsyncTable:
-        """A handle on an existing table. Raises `TableNotFound`.
-
-        With ``max_staleness`` (seconds) any master may answer whose state is no older; so it works
-        while the masters have no leader. Where tablets are is then a hint, as it always is.
-        """
         check_name(name)
         body = GetTable(name, max_staleness_s=staleness(max_staleness))
         locations = await self._read(GET_TABLE, body, LOOKUP_TIMEOUT_S)
@@ -226,68 +231,16 @@ class AsyncDatabase(OperatorCalls, SafekeeperCalls, LossCalls):
         body = GetTable(name, max_staleness_s=staleness(max_staleness))
         return list((await self._read(GET_TABLE, body, timeout)).tablets)
 
-    async def delete_table(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        """Delete a table and all its rows, for ever. Raises `TableNotFound`."""
+    async def delete_table(
+        self, name: str, *, if_edition: str = "", timeout: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """Delete a table and all its rows, for ever; with ``if_edition`` only if it is still of
+        this edition. Raises `TableNotFound`, `TableChanged`."""
         check_name(name)
         with self._session.request() as request:
-            await self._masters.call(DELETE_TABLE, DeleteTable(request, name), timeout_s=timeout)
+            order = DeleteTable(request, name, if_edition)
+            await self._masters.call(DELETE_TABLE, order, timeout_s=timeout)
         self._tables = {i: table for i, table in self._tables.items() if table.name != name}
-
-    async def alter_table(
-        self,
-        name: str,
-        *,
-        add_columns: NewColumns = (),
-        drop_columns: str | Sequence[str] = (),
-        rename_columns: Mapping[str, str] | None = None,
-        defaults: Mapping[str, Any] | None = None,
-        rename_to: str = "",
-        wait: bool = True,
-        timeout: float = DEFAULT_TIMEOUT_S,
-    ) -> AsyncTable:
-        """Alter a table; see `AsyncTable.alter`. Raises `TableNotFound`."""
-        table = await self.table(name)
-        await table.alter(
-            add_columns=add_columns,
-            drop_columns=drop_columns,
-            rename_columns=rename_columns,
-            defaults=defaults,
-            rename_to=rename_to,
-            wait=wait,
-            timeout=timeout,
-        )
-        return table
-
-    async def create_index(
-        self,
-        name: str,
-        column: str,
-        *,
-        unique: bool = False,
-        wait: bool = True,
-        progress: Progress | None = None,
-        timeout: float = 3600.0,
-    ) -> None:
-        """Make an index of a column; see `AsyncTable.create_index`. Raises `TableNotFound`."""
-        table = await self.table(name)
-        await table.create_index(
-            column, unique=unique, wait=wait, progress=progress, timeout=timeout
-        )
-
-    async def drop_index(
-        self, name: str, column: str, *, timeout: float = DEFAULT_TIMEOUT_S
-    ) -> None:
-        """Drop the index of a column. Raises `TableNotFound`, `IndexNotFound`."""
-        table = await self.table(name)
-        await table.drop_index(column, timeout=timeout)
-
-    async def rename_table(
-        self, name: str, new_name: str, *, timeout: float = DEFAULT_TIMEOUT_S
-    ) -> AsyncTable:
-        """Rename a table. Raises `TableNotFound`, `TableExists`."""
-        table = await self.table(name)
-        await table.rename(new_name, timeout=timeout)
-        return table
 
     async def status(
         self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stelae.client.convert import RowCodec, is_table, to_arrow
-from stelae.core.catalog_messages import LINEARIZABLE
-from stelae.core.durability import Durability, Replicas, Segments, Wal
+from stelae.client.calls.convert import RowCodec, is_table, to_arrow
 from stelae.core.errors import InvalidArgument
-from stelae.core.index_changes import check_new_index
-from stelae.core.schema import MAX_NAME_LENGTH, TableSchema
-from stelae.core.values import check_batch, rows_to_batch
+from stelae.core.messages.catalog import LINEARIZABLE
+from stelae.core.messages.rows import WriteOp
+from stelae.core.tables.durability import Durability, Replicas, Segments, Wal
+from stelae.core.tables.index_changes import check_new_index
+from stelae.core.tables.schema import MAX_NAME_LENGTH, TableSchema
+from stelae.core.tables.values import WireRow, check_batch, rows_to_batch
 
 _VERSION_END = 1 << 63
 
@@ -115,16 +116,32 @@ def update_columns(rows: Sequence[Any], schema: TableSchema, table: str) -> tupl
     return tuple(name for name in schema.arrow.names if name in given)
 
 
-def check_rows(rows: Sequence[Any]) -> None:
-    """Raise InvalidArgument unless every row is a dict."""
-    for row in rows:
-        if not isinstance(row, Mapping):
-            raise InvalidArgument(f"a row is a dict, not a {type(row).__name__}")
+def wire_rows(
+    op: WriteOp, rows: Sequence[Any], schema: TableSchema, codec: RowCodec, table: str
+) -> tuple[list[WireRow], tuple[str, ...]]:
+    """Rows to write, given as dicts, as values of the columns that they have in common; (): all.
+
+    Raises:
+        InvalidArgument, ColumnNotFound, TooLarge: they are no rows of the table.
+    """
+    if op is WriteOp.UPDATE:
+        columns = update_columns(rows, schema, table)
+    else:
+        for row in rows:
+            if not isinstance(row, Mapping):
+                raise InvalidArgument(f"a row is a dict, not a {type(row).__name__}")
+        columns = codec.given(rows)
+    return [codec.row(row, columns) for row in rows], columns
 
 
-def given_columns(given: Sequence[str], schema: TableSchema) -> tuple[str, ...]:
-    """The columns of new rows, in schema order: those given, and those that have to be."""
-    needed = schema.required
+def written_columns(op: WriteOp, given: Sequence[str], schema: TableSchema) -> tuple[str, ...]:
+    """The columns of rows to write, in schema order: those given, and of new rows those that have
+    to be. Raises `InvalidArgument`: an update without the whole key."""
+    needed: Collection[str] = ()
+    if op is WriteOp.UPDATE:
+        check_key_given(given, schema)
+    else:
+        needed = schema.required
     return tuple(name for name in schema.arrow.names if name in given or name in needed)
 
 

@@ -8,41 +8,50 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from stelae.client.attempts import CONCURRENT_TABLETS, DEFAULT_TIMEOUT_S
-from stelae.client.convert import Key, Rows, decode_batch
-from stelae.client.filters import Where, normalize_filters
+from stelae.client.calls.attempts import CONCURRENT_TABLETS, DEFAULT_TIMEOUT_S
+from stelae.client.calls.convert import Key, Rows, decode_batch
+from stelae.client.calls.gathering import Gathering
+from stelae.client.calls.known import KnownTable
+from stelae.client.calls.locations import TableCache
+from stelae.client.calls.part import Versions
+from stelae.client.calls.parts import WasSplit
+from stelae.client.calls.retries import on_tablet
+from stelae.client.calls.session import Session
+from stelae.client.calls.shared_reads import SharedReads
+from stelae.client.finds.shared_finds import SharedFinds
+from stelae.client.finds.table_finds import TableFinds
 from stelae.client.given import chosen_columns, key_rows, staleness
-from stelae.client.known import KnownTable
-from stelae.client.locations import TableCache
-from stelae.client.reads import Found, ManyKeys, OneKey, WantedRows, merge_found
-from stelae.client.retries import all_or_first_error, on_tablet
-from stelae.client.scan import scan_all, scan_wanted
-from stelae.client.session import Session
+from stelae.client.scans.filters import Where, normalize_filters
+from stelae.client.scans.reads import Found, ManyKeys, OneKey, WantedRows, merge_found
+from stelae.client.scans.scan import scan_all, scan_wanted
+from stelae.client.scans.scan_pages import ScanPage, ScanPlace, scan_page
 from stelae.client.table_alterations import TableAlterations
-from stelae.client.table_finds import TableFinds
-from stelae.client.writer import TableWriter, Versions
+from stelae.client.table_api import AskedRows, AskedScan, TableApi
+from stelae.client.writer import TableWriter
 from stelae.core.errors import (
     SchemaChanged,
     StelaeError,
 )
 from stelae.core.ids import ServerUuid
-from stelae.core.messages import GET, GET_MANY, GetReply, TabletLocation, WriteOp
+from stelae.core.messages.servers import GET, GET_MANY, GetReply, TabletLocation, WriteOp
 from stelae.core.records import TableRecord
 from stelae.core.runtime import Runtime
-from stelae.core.schema import VERSION_COLUMN
 from stelae.core.settings import Settings
+from stelae.core.tables.schema import VERSION_COLUMN
+from stelae.core.tasks import all_or_first_error
 
 T = TypeVar("T")
 
 
-class AsyncTable(TableAlterations, TableFinds):
+class AsyncTable(TableAlterations, TableFinds, TableApi):
     """A handle on one table; cheap, shares its database's connections. Made by the database."""
 
     def __init__(
@@ -52,8 +61,11 @@ class AsyncTable(TableAlterations, TableFinds):
         self._settings = settings
         self.session = session
         self.cache = cache
+        self.shared_reads = SharedReads(runtime, cache)
+        self.shared_finds = SharedFinds(runtime, cache, self.shared_reads)
+        self._gathering = Gathering(runtime, cache)
         self._pinned = False
-        self._writer = TableWriter(runtime, settings, session, cache, KnownTable(cache.table))
+        self._writer = self._made(KnownTable(cache.table))
 
     # ---- what it is -------------------------------------------------------------------------
 
@@ -71,9 +83,12 @@ class AsyncTable(TableAlterations, TableFinds):
         return self.writer.known
 
     def _use(self, record: TableRecord) -> TableWriter:
-        known = KnownTable(record)
-        self._writer = TableWriter(self.runtime, self._settings, self.session, self.cache, known)
+        self._writer = self._made(KnownTable(record))
         return self._writer
+
+    def _made(self, known: KnownTable) -> TableWriter:
+        ours = (self.runtime, self._settings, self.session, self.cache)
+        return TableWriter(*ours, known, self._gathering)
 
     def at_version(self, version: int) -> AsyncTable:
         """The same table for a caller that knows this version of its schema, for ever.
@@ -100,89 +115,35 @@ class AsyncTable(TableAlterations, TableFinds):
         return self.known
 
     @property
-    def name(self) -> str:
-        return self.cache.table.name
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of its columns."""
-        return self.known.schema.arrow
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return self.known.schema.key
-
-    @property
     def record(self) -> TableRecord:
         return self.known.record
+
+    @property
+    def _newest(self) -> TableRecord:
+        return self.cache.table
 
     def with_session(self, session: Session) -> AsyncTable:
         """The same table, its writes numbered by ``session``."""
         other = copy.copy(self)
         other.session = session
-        other._use(self.known.record)
+        other._writer = other._made(self.known)
         return other
 
     # ---- writes -----------------------------------------------------------------------------
 
-    async def insert(self, rows: Rows, *, timeout: float = DEFAULT_TIMEOUT_S) -> Versions:
-        """Add rows that are not there yet; `RowExists` if one is, and that tablet is unchanged."""
-        return await self.writer.write(WriteOp.INSERT, rows, None, timeout)
+    async def _write(self, op: WriteOp, rows: Rows, if_version: Any, timeout_s: float) -> Versions:
+        return await self.writer.write(op, rows, if_version, timeout_s)
 
-    async def upsert(
-        self, rows: Rows, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
-    ) -> Versions:
-        """Add or replace rows, in order. Returns the version of each row, shape (rows,).
-
-        ``if_version``: the version that a row must have (0: must be absent); one number for one
-        row, or one for each.
-        """
-        return await self.writer.write(WriteOp.UPSERT, rows, if_version, timeout)
-
-    async def update(
-        self, rows: Rows, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
-    ) -> Versions:
-        """Change columns of rows that are there; `RowNotFound` otherwise. Rows hold the key and
-        the columns to change, the same for all rows of a call."""
-        return await self.writer.write(WriteOp.UPDATE, rows, if_version, timeout)
-
-    async def delete(
-        self, keys: Any, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
-    ) -> Versions:
-        """Delete rows by key: one key, a list, or a table of key columns. Absent is fine."""
-        return await self.writer.delete(keys, if_version, timeout)
+    async def _delete(self, keys: Any, if_version: Any, timeout_s: float) -> Versions:
+        return await self.writer.delete(keys, if_version, timeout_s)
 
     # ---- reads ------------------------------------------------------------------------------
 
-    async def get(
-        self,
-        key: Key,
-        *,
-        columns: Sequence[str] | None = None,
-        with_version: bool = False,
-        max_staleness: float | None = None,
-        timeout: float = DEFAULT_TIMEOUT_S,
-    ) -> dict[str, Any] | None:
-        """Read one row, linearizably; None if there is none.
-
-        ``with_version`` adds the row's version as ``_version``. With ``max_staleness`` (seconds)
-        any replica of a table with ``replicas(n)`` may answer whose state is provably no older,
-        so that reads go on without a leader, and are shared. Other tables answer as ever.
-
-        Raises:
-            TooStale: no replica had so new a state, in time.
-        """
-        one = self.one_key(key, columns, max_staleness)
+    async def _get(self, asked: AskedRows) -> dict[str, Any] | None:
+        one = self.one_key(asked.keys[0], asked.columns, asked.max_staleness)
         if one is None:
-            found = await self.get_many(
-                [key],
-                columns=columns,
-                with_versions=with_version,
-                max_staleness=max_staleness,
-                timeout=timeout,
-            )
-            return found.to_pylist()[0] if found.num_rows else None
-        return await self.get_one(one, with_version, timeout)
+            return await super()._get(asked)
+        return await self.get_one(one, asked.with_versions, asked.timeout_s)
 
     def one_key(
         self, key: Key, columns: Sequence[str] | None, max_staleness: float | None = None
@@ -193,7 +154,7 @@ class AsyncTable(TableAlterations, TableFinds):
         if not known.schema.is_plain:
             return None
         chosen = chosen_columns(columns, known.schema, known.name)
-        number = known.partitioner.tablet_number(wire)
+        number = known.number_of(wire, self.cache.parts)
         return OneKey(number, wire, chosen, known, staleness(max_staleness))
 
     async def get_one(
@@ -209,13 +170,9 @@ class AsyncTable(TableAlterations, TableFinds):
             one.columns = chosen_columns(one.columns or None, known.schema, known.name)
             if not known.schema.is_plain:
                 key = dict(zip(known.schema.key, one.key, strict=True))
-                found = await self.get_many(
-                    [key],
-                    columns=one.columns or None,
-                    with_versions=with_version,
-                    max_staleness=one.max_staleness,
-                )
-                return found.to_pylist()[0] if found.num_rows else None
+                columns, left_s = one.columns or None, deadline - clock.monotonic()
+                asked = AskedRows([key], columns, with_version, one.max_staleness, left_s)
+                return await super()._get(asked)
             reply = await self._send_one(one, deadline - clock.monotonic(), None)
         return self.row_of(one, reply, with_version)
 
@@ -228,16 +185,21 @@ class AsyncTable(TableAlterations, TableFinds):
             )
             return reply.body
 
-        return await on_tablet(
-            self.runtime,
-            self.cache,
-            one.number,
-            "get",
-            attempt,
-            timeout_s=timeout_s,
-            tried=tried,
-            max_staleness_s=one.max_staleness_s,
-        )
+        deadline = self.runtime.clock.monotonic() + timeout_s
+        while True:
+            try:
+                return await on_tablet(
+                    self.runtime,
+                    self.cache,
+                    one.number,
+                    "get",
+                    attempt,
+                    timeout_s=deadline - self.runtime.clock.monotonic(),
+                    tried=tried,
+                    max_staleness_s=one.max_staleness_s,
+                )
+            except WasSplit as split:
+                tried, one.number = split.tried, one.known.number_of(one.key, self.cache.parts)
 
     def row_of(self, one: OneKey, reply: GetReply, with_version: bool) -> dict[str, Any] | None:
         """The row that a `get` found, as people read it."""
@@ -250,24 +212,11 @@ class AsyncTable(TableAlterations, TableFinds):
             row[VERSION_COLUMN] = version
         return row
 
-    async def get_many(
-        self,
-        keys: Any,
-        *,
-        columns: Sequence[str] | None = None,
-        with_versions: bool = False,
-        max_staleness: float | None = None,
-        timeout: float = DEFAULT_TIMEOUT_S,
-    ) -> pa.Table:
-        """Read many rows by key; those found, in the order of their keys.
-
-        ``keys``: a list of keys, an Arrow array (one key column), or a table of key columns.
-        ``max_staleness``: see `get`.
-        """
+    async def _get_many(self, asked: AskedRows) -> pa.Table:
         wanted = await self.runtime.offload(
-            self.many_keys, keys, columns, with_versions, max_staleness
+            self.many_keys, asked.keys, asked.columns, asked.with_versions, asked.max_staleness
         )
-        found = await self.find_many(wanted, timeout)
+        found = await self.find_many(wanted, asked.timeout_s)
         return await self.runtime.offload(self.table_of, wanted, found)
 
     def many_keys(
@@ -298,9 +247,10 @@ class AsyncTable(TableAlterations, TableFinds):
     async def _find_many(self, wanted: ManyKeys, timeout_s: float) -> list[Found]:
         turns = asyncio.Semaphore(CONCURRENT_TABLETS)
 
-        async def part(number: int) -> Found:
-            _, places, blob = wanted.parts[number]
+        clock = self.runtime.clock
+        deadline = clock.monotonic() + timeout_s
 
+        async def part(number: int, places: NDArray[np.int64], blob: pa.Buffer) -> list[Found]:
             async def attempt(
                 where: TabletLocation, owner: ServerUuid | None, limit_s: float
             ) -> Any:
@@ -313,58 +263,48 @@ class AsyncTable(TableAlterations, TableFinds):
                     destination=owner,
                 )
 
-            async with turns:
-                reply = await on_tablet(
-                    self.runtime,
-                    self.cache,
-                    number,
-                    "get_many",
-                    attempt,
-                    timeout_s=timeout_s,
-                    max_staleness_s=wanted.max_staleness_s,
-                )
+            try:
+                async with turns:
+                    reply = await on_tablet(
+                        self.runtime,
+                        self.cache,
+                        number,
+                        "get_many",
+                        attempt,
+                        timeout_s=deadline - clock.monotonic(),
+                        max_staleness_s=wanted.max_staleness_s,
+                    )
+            except WasSplit:
+                again = await self.runtime.offload(self.writer.split, decode_batch(blob))
+                cut = [part(n, places[rows], keys) for n, (_, rows, keys) in again.items()]
+                return [found for each in await all_or_first_error(cut) for found in each]
             at = np.frombuffer(reply.blobs[1], np.int32)
-            return decode_batch(reply.blobs[0]), places[at]
+            return [(decode_batch(reply.blobs[0]), places[at])]
 
-        return await all_or_first_error([part(number) for number in sorted(wanted.parts)])
+        parts = [part(number, *wanted.parts[number][1:]) for number in sorted(wanted.parts)]
+        return [found for each in await all_or_first_error(parts) for found in each]
 
     def table_of(self, wanted: ManyKeys, found: list[Found]) -> pa.Table:
         """The rows that tablets found, in the order of the keys. May run in any thread."""
         return merge_found(found, wanted.names, wanted.known.schema.arrow)
 
-    async def scan_batches(
-        self,
-        *,
-        columns: Sequence[str] | None = None,
-        where: Where = None,
-        limit: int | None = None,
-        with_versions: bool = False,
-        max_staleness: float | None = None,
-        timeout: float = 600.0,
-    ) -> AsyncIterator[pa.RecordBatch]:
-        """Read rows as batches, tablet by tablet; each tablet at one point of its log.
-
-        ``where`` takes the filter lists of ``pyarrow.parquet.read_table(filters=)``. A tablet
-        whose server dies meanwhile is read anew before any of its rows are handed out.
-        ``max_staleness``: see `get`.
-
-        Raises:
-            SchemaChanged: a column that is read was dropped after the first rows were handed out.
-        """
-        left = limit
-        wanted = self._scan_of(columns, where, with_versions, max_staleness)
-        for number in range(self.cache.tablet_count):
+    async def _batches(self, asked: AskedScan) -> AsyncGenerator[pa.RecordBatch, None]:
+        left = asked.limit
+        wanted = self._wanted(asked)
+        is_first = True
+        for number in self.cache.numbers:
             if left is not None and left <= 0:
                 return
-            read = (self.runtime, self.cache, number, left, timeout)
+            read = (self.runtime, self.cache, number, left, asked.timeout_s)
             try:
                 batches = await scan_wanted(wanted, *read)
             except SchemaChanged as error:
-                if number:
+                if not is_first:
                     raise  # rows were handed out in the columns of before
                 await self._newer_than(wanted.known, error)
-                wanted = self._scan_of(columns, where, with_versions, max_staleness)
+                wanted = self._wanted(asked)
                 batches = await scan_wanted(wanted, *read)
+            is_first = False
             for batch in batches:
                 if left is not None:
                     batch = batch.slice(0, left)
@@ -372,54 +312,38 @@ class AsyncTable(TableAlterations, TableFinds):
                 if batch.num_rows:
                     yield batch
 
-    async def scan(
-        self,
-        *,
-        columns: Sequence[str] | None = None,
-        where: Where = None,
-        limit: int | None = None,
-        with_versions: bool = False,
-        max_staleness: float | None = None,
-        timeout: float = 600.0,
-    ) -> pa.Table:
-        """Read all rows that match, as one Arrow table; tablets are read side by side.
-
-        ``max_staleness``: see `get`.
-        """
+    async def _scan(self, asked: AskedScan) -> pa.Table:
         clock = self.runtime.clock
-        deadline = clock.monotonic() + timeout
-        wanted = self._scan_of(columns, where, with_versions, max_staleness)
+        deadline = clock.monotonic() + asked.timeout_s
+        wanted = self._wanted(asked)
         try:
-            return await scan_all(self.runtime, self.cache, wanted, limit, timeout)
+            return await scan_all(self.runtime, self.cache, wanted, asked.limit, asked.timeout_s)
         except SchemaChanged as error:
             await self._newer_than(wanted.known, error)
-            wanted = self._scan_of(columns, where, with_versions, max_staleness)
             left_s = deadline - clock.monotonic()
-            return await scan_all(self.runtime, self.cache, wanted, limit, left_s)
+            again = self._wanted(asked)
+            return await scan_all(self.runtime, self.cache, again, asked.limit, left_s)
 
-    async def count(
-        self, *, where: Where = None, max_staleness: float | None = None, timeout: float = 600.0
-    ) -> int:
-        """How many rows there are (that match). ``max_staleness``: see `get`."""
-        table = await self.scan(
-            columns=[self.key[0]], where=where, max_staleness=max_staleness, timeout=timeout
-        )
-        return int(table.num_rows)
-
-    # ---- helpers ----------------------------------------------------------------------------
-
-    def _scan_of(
+    async def scan_page(
         self,
-        columns: Sequence[str] | None,
-        where: Where,
-        with_versions: bool,
-        max_staleness: float | None,
-    ) -> WantedRows:
+        rows: int,
+        *,
+        after: ScanPlace | None = None,
+        columns: Sequence[str] | None = None,
+        where: Where = None,
+        with_versions: bool = False,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> ScanPage:
+        """At most ``rows`` rows, and the place to go on ``after``; see `scan_page`."""
+        asked = AskedScan(columns, where, rows, with_versions, None, timeout)
+        return await scan_page(self.runtime, self.cache, self._wanted(asked), rows, after, timeout)
+
+    def _wanted(self, asked: AskedScan) -> WantedRows:
         known = self.known
         return WantedRows(
             known,
-            chosen_columns(columns, known.schema, known.name),
-            normalize_filters(where, known.schema, known.name),
-            with_versions,
-            staleness(max_staleness),
+            chosen_columns(asked.columns, known.schema, known.name),
+            normalize_filters(asked.where, known.schema, known.name),
+            asked.with_versions,
+            staleness(asked.max_staleness),
         )

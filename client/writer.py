@@ -7,6 +7,7 @@ one part is refused, others may have been done, and the error's note says how ma
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,30 +16,29 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stelae.client.convert import Rows, decode_batch, encode_batch, is_table, to_arrow
-from stelae.client.gathering import Gathering
+from stelae.client.calls.convert import Rows, decode_batch, encode_batch, is_table, to_arrow
+from stelae.client.calls.gathering import Gathering
+from stelae.client.calls.known import KnownTable
+from stelae.client.calls.locations import TableCache
+from stelae.client.calls.part import CutReply, Part, Versions, versions_in
+from stelae.client.calls.parts import WasSplit
+from stelae.client.calls.retries import on_tablet
+from stelae.client.calls.session import Session
 from stelae.client.given import (
-    check_key_given,
-    check_rows,
-    given_columns,
     row_versions,
     update_columns,
+    wire_rows,
+    written_columns,
 )
-from stelae.client.known import KnownTable
-from stelae.client.locations import TableCache
-from stelae.client.part import Part
-from stelae.client.retries import most_telling, on_tablet
-from stelae.client.session import Session
-from stelae.core.errors import SchemaChanged, StelaeError, TooLarge
-from stelae.core.ids import RequestId, ServerUuid
-from stelae.core.messages import WRITE, TabletLocation, Write, WriteOp, WriteReply
+from stelae.core.errors import SchemaChanged, StaleRequest, StelaeError, TooLarge
+from stelae.core.ids import ClientId, RequestId, ServerUuid
+from stelae.core.messages.servers import WRITE, TabletLocation, Write, WriteOp, WriteReply
 from stelae.core.runtime import Runtime
-from stelae.core.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema
 from stelae.core.settings import Settings
-from stelae.core.values import WireRow, check_batch, rows_to_batch
-from stelae.storage.versions import SchemaView
-
-Versions = NDArray[np.uint64]
+from stelae.core.tables.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema
+from stelae.core.tables.values import WireRow, check_batch, rows_to_batch
+from stelae.core.tasks import most_telling
+from stelae.storage.rows.versions import SchemaView
 
 
 @dataclass(slots=True)
@@ -60,6 +60,7 @@ class TableWriter:
         session: Session,
         cache: TableCache,
         known: KnownTable,
+        gathering: Gathering,
     ) -> None:
         self.known = known
         self._runtime = runtime
@@ -70,7 +71,7 @@ class TableWriter:
         self._name = known.name
         self._codec = known.codec
         self._partitioner = known.partitioner
-        self._gathering = Gathering(runtime, cache, self.send_part)
+        self._gathering = gathering
 
     async def delete(self, keys: Any, if_version: Any, timeout_s: float) -> Versions:
         """Delete rows by key; see `AsyncTable.delete`."""
@@ -108,12 +109,7 @@ class TableWriter:
             return None
         if not 0 < len(rows) < self._settings.arrow_rows:
             return None
-        if op is WriteOp.UPDATE:
-            columns = update_columns(rows, self._schema, self._name)
-        else:
-            check_rows(rows)
-            columns = self._codec.given(rows)
-        wire = [self._codec.row(row, columns) for row in rows]
+        wire, columns = wire_rows(op, rows, self._schema, self._codec, self._name)
         return self._cut(op, wire, columns, if_version)
 
     def small_delete(self, keys: Any, if_version: Any) -> SmallWrite | None:
@@ -131,7 +127,8 @@ class TableWriter:
         expected = row_versions(if_version, len(rows))
         if len(rows) * MAX_ROW_BYTES > MAX_CALL_BYTES:  # tservers see each row, not the whole call
             _check_call_size(rows)
-        numbers = [self._partitioner.tablet_number(self._key_of(op, row, columns)) for row in rows]
+        keys, parts_now = [self._key_of(op, row, columns) for row in rows], self._cache.parts
+        numbers = [self.known.number_of(key, parts_now) for key in keys]
         if len(rows) == 1 or len(set(numbers)) == 1:
             version = self._schema.version
             part = Part(numbers[0], op, tuple(rows), columns, expected, version)
@@ -171,11 +168,8 @@ class TableWriter:
         if op is WriteOp.DELETE:
             columns = self._schema.key
             table = table.select([c for c in columns if c in table.column_names])
-        elif op is WriteOp.UPDATE:
-            check_key_given(table.column_names, self._schema)
-            columns = tuple(n for n in self._schema.arrow.names if n in table.column_names)
         else:
-            columns = given_columns(table.column_names, self._schema)
+            columns = written_columns(op, table.column_names, self._schema)
         return await self._runtime.offload(
             check_batch, table, self._schema, columns=columns, table=self._name
         )
@@ -209,9 +203,36 @@ class TableWriter:
         await _all_parts([part(number) for number in sorted(parts)])
         return versions
 
+    async def write_once(
+        self, op: WriteOp, rows: Rows, client_id: ClientId, sequence: int, timeout_s: float
+    ) -> int:
+        """Write rows under a request id that the caller has of its own; returns how many.
+
+        Whoever writes the same rows under the same id again, be it from another process, has them
+        applied once. A caller begins request ``sequence`` of a client only once all those before it
+        are done, which servers then forget.
+        """
+        batch = await self._check(op, to_arrow(rows, self._schema.arrow, self._codec.defaults))
+        if not batch.num_rows:
+            return 0
+        parts = await self._runtime.offload(self.split, batch)
+        whole = op is WriteOp.DELETE or batch.num_columns == len(self._schema.column_ids)
+        columns = () if whole else batch.schema.names
+        request, version = RequestId(client_id, sequence, sequence), self._schema.version
+
+        async def write(number: int) -> None:
+            blob = parts[number][2]
+            part = Part(number, op, (), tuple(columns), (), version, (blob,))
+            # Of one that is older than what was begun since, the caller has had the answer.
+            with contextlib.suppress(StaleRequest):
+                await self.send_part(part, request, timeout_s)
+
+        await _all_parts([write(number) for number in sorted(parts)])
+        return int(batch.num_rows)
+
     def split(self, batch: pa.RecordBatch) -> dict[int, tuple[int, NDArray[np.int64], pa.Buffer]]:
         """Cut a batch by tablet: number → (rows, their places, Arrow IPC stream). Runs off-loop."""
-        numbers = self._partitioner.tablet_numbers(batch)
+        numbers = self.known.numbers_of(batch, self._cache.parts)
         return {
             number: (rows.num_rows, places, encode_batch(rows))
             for number, (rows, places) in self._partitioner.split(batch, numbers).items()
@@ -221,8 +242,8 @@ class TableWriter:
 
     def receiver(self, part: Part) -> str:
         """Whom the session numbers the part for: a place in the table, and not its tablet, as what
-        a tablet knows of requests goes over to its successor."""
-        return f"{self._cache.table.table_id}/{part.number}"
+        a tablet knows of requests goes over to its successor, or to its parts."""
+        return f"{self._cache.table.table_id}/{self._cache.parts.place(part.number)}"
 
     def request_of(self, part: Part, where: TabletLocation, request: RequestId) -> Write:
         """The message that carries a part; the same whenever it is repeated."""
@@ -238,7 +259,7 @@ class TableWriter:
 
     async def _write_part(self, part: Part, timeout_s: float) -> WriteReply:
         with self._session.request(self.receiver(part)) as request:
-            return await self._gathering.send(part, request, timeout_s)
+            return await self._gathering.send(part, request, timeout_s, self.send_part)
 
     async def send_part(
         self, part: Part, request: RequestId, timeout_s: float, tried: StelaeError | None = None
@@ -255,7 +276,45 @@ class TableWriter:
             if fresh.version <= part.schema_version:
                 raise
             part = await self._runtime.offload(self._with_schema, part, fresh)
-            return await self._send_part(part, request, deadline - clock.monotonic(), None)
+            return await self.send_part(part, request, deadline - clock.monotonic(), None)
+        except WasSplit as split:
+            return await self._send_cut(part, request, deadline, split.tried)
+
+    async def _send_cut(
+        self, part: Part, request: RequestId, deadline: float, tried: StelaeError | None
+    ) -> WriteReply:
+        """Send a part to the tablets that have its rows by now, under the one request id.
+
+        The split tablet may have carried it out: then all of them know the answer. If it has not,
+        none does, and each does what it gets once. One that is cut again is told apart by its rows.
+        """
+        clock = self._runtime.clock
+        cuts = await self._runtime.offload(self._cut_again, part)
+        replies = await asyncio.gather(
+            *(self.send_part(cut, request, deadline - clock.monotonic(), tried) for cut, _ in cuts),
+            return_exceptions=True,
+        )
+        errors = [reply for reply in replies if isinstance(reply, BaseException)]
+        if errors:
+            raise most_telling(errors)
+        versions = np.empty(sum(len(chosen) for _, chosen in cuts), np.uint64)
+        for (cut, chosen), reply in zip(cuts, replies, strict=True):
+            assert isinstance(reply, WriteReply), "all were answered"
+            versions[chosen] = versions_in(reply, cut)
+        return CutReply(int(versions[0]), len(versions), versions)
+
+    def _cut_again(self, part: Part) -> list[tuple[Part, NDArray[np.int64]]]:
+        """A part by the tablets that its rows are in now, and which rows each gets. May run off the
+        loop."""
+        parts_now, batch = self._cache.parts, part.keys
+        if batch is not None:
+            numbers = self.known.numbers_of(batch, parts_now)
+        else:
+            keys = [self._key_of(part.op, row, part.columns) for row in part.rows]
+            found = [self.known.number_of(key, parts_now) for key in keys]
+            numbers = np.array(found, np.int32)
+        chosen = {n: np.flatnonzero(numbers == n) for n in np.unique(numbers).tolist()}
+        return [(part.some(rows, number), rows) for number, rows in chosen.items()]
 
     def _with_schema(self, part: Part, fresh: TableSchema) -> Part:
         """The part in the columns of a newer schema. May run off the loop."""
@@ -267,7 +326,16 @@ class TableWriter:
             if part.op is not WriteOp.DELETE:
                 columns = tuple(rows.schema.names)
             rows, blobs = (), (encode_batch(rows),)
-        return Part(part.number, part.op, tuple(rows), columns, part.expected, fresh.version, blobs)
+        return Part(
+            part.number,
+            part.op,
+            tuple(rows),
+            columns,
+            part.expected,
+            fresh.version,
+            blobs,
+            part.levels,
+        )
 
     async def _send_part(
         self, part: Part, request: RequestId, timeout_s: float, tried: StelaeError | None
@@ -323,6 +391,8 @@ def _versions_of_nothing(if_version: Any) -> Versions:
 
 def version_range(reply: WriteReply) -> Versions:
     """The versions of a part's rows, shape (rows,)."""
+    if isinstance(reply, CutReply):
+        return np.asarray(reply.versions, np.uint64)
     if reply.row_count == 1:
         return np.array((reply.first_version,), np.uint64)
     first = np.uint64(reply.first_version)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from stelae.consensus.log_view import LogView
 from stelae.consensus.messages import AppendRequest, AppendResponse, SnapshotRequest
 from stelae.core.ids import OpId, ServerUuid
-from stelae.core.replication import Snapshot
+from stelae.core.logs.replication import Snapshot
 
 
 def answer_append(

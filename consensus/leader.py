@@ -33,7 +33,7 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import OpId, ServerUuid, TabletId
-from stelae.core.replication import Configuration, Entry, Peer
+from stelae.core.logs.replication import Configuration, Entry, Peer
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from stelae.core.ids import OpId
-from stelae.core.replication import (
+from stelae.core.logs.replication import (
     Configuration,
     Entry,
     EntryKind,

@@ -21,7 +21,7 @@ import msgspec
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.replication import Configuration, Peer
+from stelae.core.logs.replication import Configuration, Peer
 
 
 class ChangeKind(enum.StrEnum):

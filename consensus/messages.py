@@ -14,8 +14,8 @@ import msgspec
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.replica_messages import DataState
-from stelae.core.replication import Configuration, Entry, EntryKind, configuration_of
+from stelae.core.logs.replication import Configuration, Entry, EntryKind, configuration_of
+from stelae.core.messages.replicas import DataState
 from stelae.core.rpc import Method
 
 

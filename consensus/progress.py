@@ -16,7 +16,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass
 
-from stelae.core.replication import Snapshot
+from stelae.core.logs.replication import Snapshot
 
 
 class ProgressState(enum.Enum):

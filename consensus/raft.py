@@ -43,7 +43,7 @@ from stelae.consensus.status import check_invariants, status_of
 from stelae.consensus.tombstone import may_vote
 from stelae.core.errors import NotLeader, TabletNotReady
 from stelae.core.ids import OpId, ServerUuid, TabletId
-from stelae.core.replication import (
+from stelae.core.logs.replication import (
     Configuration,
     Entry,
     EntryKind,

@@ -15,7 +15,7 @@ from stelae.consensus.leader import ReadReady
 from stelae.consensus.messages import Message
 from stelae.consensus.progress import PeerStatus
 from stelae.core.ids import OpId, ServerUuid
-from stelae.core.replication import Configuration, Entry, Snapshot, TermAndVote
+from stelae.core.logs.replication import Configuration, Entry, Snapshot, TermAndVote
 
 
 class Role(enum.Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stelae.consensus.ready import Role, Status
-from stelae.core.replication import TermAndVote
+from stelae.core.logs.replication import TermAndVote
 
 if TYPE_CHECKING:
     from stelae.consensus.raft import Raft

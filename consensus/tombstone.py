@@ -26,7 +26,7 @@ from stelae.consensus.messages import (
     VoteResponse,
 )
 from stelae.core.ids import OpId, ServerUuid
-from stelae.core.replication import TermAndVote
+from stelae.core.logs.replication import TermAndVote
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ from stelae.core.errors import (
     TabletTombstoned,
 )
 from stelae.core.ids import OpId, TabletId
-from stelae.core.replication import Entry
-from stelae.core.timelines import (
+from stelae.core.logs.replication import Entry
+from stelae.core.logs.timelines import (
     NOBODY,
     AcceptorState,
     LogExtent,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from stelae.consensus.wal_history import last_common_lsn
 from stelae.consensus.wal_log import ProposerLog
 from stelae.consensus.wal_messages import WalVoteResponse
-from stelae.core.timelines import LogPosition, term_at
+from stelae.core.logs.timelines import LogPosition, term_at
 
 
 class TakeOverKind(enum.Enum):

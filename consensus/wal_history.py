@@ -7,7 +7,7 @@ matching), and histories are equal up to where the logs part. Neon compares them
 
 from __future__ import annotations
 
-from stelae.core.timelines import TermHistory, cut_history
+from stelae.core.logs.timelines import TermHistory, cut_history
 
 
 def last_common_lsn(

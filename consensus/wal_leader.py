@@ -22,8 +22,8 @@ from stelae.consensus.wal_messages import (
 from stelae.consensus.wal_ready import Fetch, ProposerSettings, WalReadReady
 from stelae.core.errors import Overloaded
 from stelae.core.ids import TabletId
-from stelae.core.replication import Entry, EntryKind
-from stelae.core.timelines import ProposerId, SafekeeperId, TimelineConfiguration
+from stelae.core.logs.replication import Entry, EntryKind
+from stelae.core.logs.timelines import ProposerId, SafekeeperId, TimelineConfiguration
 
 
 @dataclass(frozen=True, slots=True)

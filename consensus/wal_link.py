@@ -12,7 +12,7 @@ import enum
 from collections import deque
 
 from stelae.consensus.wal_messages import ToProposer
-from stelae.core.timelines import SafekeeperId
+from stelae.core.logs.timelines import SafekeeperId
 
 REQUESTS_MAX = 128
 """Of entries, unanswered in one session: a safekeeper keeps so many apart that came too early."""

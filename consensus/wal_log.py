@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from stelae.core.ids import OpId
-from stelae.core.replication import Entry
-from stelae.core.timelines import TermHistory, cut_history, extended_history, term_at
+from stelae.core.logs.replication import Entry
+from stelae.core.logs.timelines import TermHistory, cut_history, extended_history, term_at
 
 
 class ProposerLog:

@@ -20,9 +20,8 @@ from msgspec.structs import replace
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, TabletId
-from stelae.core.replication import Entry
-from stelae.core.rpc import Body, Empty, Method
-from stelae.core.timelines import (
+from stelae.core.logs.replication import Entry
+from stelae.core.logs.timelines import (
     NOBODY,
     LogPosition,
     ProposerId,
@@ -33,6 +32,7 @@ from stelae.core.timelines import (
     check_configuration,
     check_history,
 )
+from stelae.core.rpc import Body, Empty, Method
 
 BESIDE_BYTES = 4 << 10
 """Bodies from this size on can travel beside their mail."""

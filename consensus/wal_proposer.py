@@ -43,8 +43,8 @@ from stelae.consensus.wal_ready import (
 )
 from stelae.core.errors import NotLeader, Overloaded, TabletNotReady
 from stelae.core.ids import OpId, TabletId
-from stelae.core.replication import Entry, EntryKind
-from stelae.core.timelines import (
+from stelae.core.logs.replication import Entry, EntryKind
+from stelae.core.logs.timelines import (
     NO_GENERATION,
     ProposerId,
     SafekeeperId,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from stelae.consensus.wal_link import LinkState
 from stelae.consensus.wal_messages import ToAcceptor
 from stelae.core.errors import InvalidArgument
-from stelae.core.replication import Entry
-from stelae.core.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.logs.replication import Entry
+from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
 
 
 @dataclass(frozen=True, slots=True)

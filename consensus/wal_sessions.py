@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stelae.consensus.wal_messages import ProposerGreeting, ToAcceptor, WalAppendRequest
-from stelae.core.timelines import ProposerId
+from stelae.core.logs.timelines import ProposerId
 
 PROPOSERS_MAX = 16
 WAITING_MAX = 256

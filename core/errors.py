@@ -25,6 +25,10 @@ class StelaeError(Exception):
     """Base of everything a caller of Stelae may handle; ``args`` are the constructor's."""
 
     template: ClassVar[str] = "{0}"
+    by_name: ClassVar[dict[str, type[StelaeError]]] = {}  # subclasses, for `decode_error`
+
+    def __init_subclass__(cls) -> None:
+        StelaeError.by_name[cls.__name__] = cls
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -88,6 +92,27 @@ class TableExists(Rejected):
 
     def __init__(self, table: str) -> None:
         super().__init__(table)
+
+
+class TableChanged(Rejected):
+    template = "table {0!r} is of edition {2} by now, and was to be of {1}"
+
+    def __init__(self, table: str, expected: str, found: str) -> None:
+        super().__init__(table, expected, found)
+
+
+class TokenExists(Rejected):
+    template = "there is a token named {0!r} already"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+
+
+class TokenNotFound(Rejected):
+    template = "there is no token named {0!r}"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
 
 
 class TabletNotFound(Rejected):
@@ -214,6 +239,12 @@ class StaleRequest(Rejected):
         super().__init__(client_id, sequence, first_incomplete)
 
 
+class KeyReused(Rejected):
+    """A key stands for one request; this is another one than it stood for first."""
+
+    template = "the Idempotency-Key was sent with another request before: take another key"
+
+
 class ConfigurationMismatch(Rejected):
     """Compare-and-set on a group's members: they are no longer those that the caller saw."""
 
@@ -230,6 +261,23 @@ class CopyOver(Rejected):
 
     def __init__(self, session: str) -> None:
         super().__init__(session)
+
+
+class SnapshotLost(Rejected):
+    """What a reader had pinned is let go. The same rows cannot be had again; the table can be read
+    anew, at a later point."""
+
+    template = "the snapshot of tablet {0} is not kept by {1} any more ({2}): read the table anew"
+
+    def __init__(self, tablet_id: str, server: str, reason: str) -> None:
+        super().__init__(tablet_id, server, reason)
+
+
+class BackupNotFound(Rejected):
+    template = "there is no backup {0!r} in {1}; it has {2}"
+
+    def __init__(self, backup: str, url: str, found: str) -> None:
+        super().__init__(backup, url, found)
 
 
 # ---- RetryElsewhere -------------------------------------------------------------------------
@@ -319,10 +367,12 @@ class TooStale(RetryElsewhere):
 
 
 class Overloaded(RetryLater):
+    """``retry_after_s``: when there will be room, where that is known; else it is not kept."""
+
     template = "{0} is at its limit of {1}; try again shortly"
 
-    def __init__(self, what: str, limit: int) -> None:
-        super().__init__(what, limit)
+    def __init__(self, what: str, limit: int, retry_after_s: float = 0.0) -> None:
+        super().__init__(what, limit, *([retry_after_s] if retry_after_s else []))
 
 
 class OutOfMemory(RetryLater):
@@ -370,6 +420,15 @@ class NotEnoughServers(RetryLater):
 
     def __init__(self, what: str, needed: int, kind: str, found: int) -> None:
         super().__init__(what, needed, kind, found)
+
+
+class ArchiveBusy(RetryLater):
+    """Files of an archive are not deleted while a backup is being made that may need them."""
+
+    template = "{0}: {1}"
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason)
 
 
 class NameReserved(RetryLater):
@@ -422,13 +481,6 @@ class SegmentsMissing(DataLost):
 # ---- wire -----------------------------------------------------------------------------------
 
 
-def _subclasses(root: type[StelaeError]) -> dict[str, type[StelaeError]]:
-    found = {root.__name__: root}
-    for child in root.__subclasses__():
-        found.update(_subclasses(child))
-    return found
-
-
 def encode_error(error: StelaeError) -> bytes:
     """Encode for the wire: class name and constructor parameters, as msgpack."""
     return msgspec.msgpack.encode((type(error).__name__, error.args))
@@ -437,7 +489,7 @@ def encode_error(error: StelaeError) -> bytes:
 def decode_error(data: bytes) -> StelaeError:
     """Rebuild an error; a class this version does not know comes back as `StelaeError`."""
     name, args = msgspec.msgpack.decode(data, type=tuple[str, tuple[Any, ...]])
-    known = _subclasses(StelaeError).get(name)
+    known = StelaeError if name == StelaeError.__name__ else StelaeError.by_name.get(name)
     if known is None:
         return StelaeError(f"{name}: {args}")
     return known(*args)

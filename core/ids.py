@@ -41,6 +41,51 @@ class RequestId(msgspec.Struct, frozen=True, array_like=True):
     first_incomplete: int
 
 
+_KEYED = "key-"
+
+
+def keyed_client(digest: str) -> ClientId:
+    """Who makes one call under a key, and is not heard of again: told by its id, as tablets keep
+    what they know of such clients apart from what they know of others."""
+    return ClientId(_KEYED + digest)
+
+
+def is_keyed(client_id: str) -> bool:
+    """Whether a client is one of `keyed_client`."""
+    return client_id.startswith(_KEYED)
+
+
+_JOB = "job-"
+_STREAM = "stream-"
+
+
+def job_client(digest: str) -> ClientId:
+    """Who writes a piece of a job's rows, a call after the other, and is not heard of again."""
+    return ClientId(_JOB + digest)
+
+
+def is_job(client_id: str) -> bool:
+    """Whether a client is one of `job_client`."""
+    return client_id.startswith(_JOB)
+
+
+def stream_client(series: str, batch: int, digest: str) -> ClientId:
+    """The same of a batch of a stream. Of a ``series`` (hex digits) a batch is begun only once all
+    of those before it are over for good. ``digest``: of the piece."""
+    assert batch >= 0
+    return ClientId(f"{_STREAM}{series}-{batch}-{digest}")
+
+
+def series_of(client_id: str) -> tuple[str, int] | None:
+    """Series and batch of one of `stream_client`; None: it is another one, or none we made."""
+    if not client_id.startswith(_STREAM):
+        return None
+    series, _, rest = client_id.removeprefix(_STREAM).partition("-")
+    batch, _, digest = rest.partition("-")
+    is_one = series and digest and batch.isascii() and batch.isdecimal()
+    return (series, int(batch)) if is_one else None
+
+
 def make_uuid(rng: random.Random) -> str:
     """Draw 32 hex digits from ``rng``; the only way Stelae makes ids, so that a seed fixes them."""
     return uuid.UUID(int=rng.getrandbits(128), version=4).hex

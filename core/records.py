@@ -6,14 +6,14 @@ import enum
 
 import msgspec
 
-from stelae.core.durability import Durability
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.losses import KeptLog
-from stelae.core.partition import Partitioning
-from stelae.core.replication import Configuration
+from stelae.core.logs.losses import KeptLog
+from stelae.core.logs.replication import Configuration
+from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.schema import TableSchema
-from stelae.core.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
+from stelae.core.tables.durability import Durability
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 
 
 class ServerKind(enum.StrEnum):
@@ -61,6 +61,19 @@ class SafekeeperRecord(msgspec.Struct, frozen=True, array_like=True):
     generation: int = 1
 
 
+class BackupRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One backup that the cluster counts on, heard or not: it may hold what no other does."""
+
+    uuid: ServerUuid
+    """A backup that lost its disk has a new one, and is another."""
+    name: str
+    machine: str
+    """That it ran on last."""
+    media: tuple[str, ...]
+    registered_at: float
+    """Wall clock of the leader master that heard it first."""
+
+
 class MasterMember(msgspec.Struct, frozen=True, array_like=True):
     """One master of the replicated set; a non-voter is being brought up."""
 
@@ -98,6 +111,11 @@ class TableRecord(msgspec.Struct, frozen=True):
     """So often the durability was altered, this time included. An alter that is not done can only
     be taken back: of all the changes until one is done, every second one leads to the same."""
 
+    @property
+    def edition(self) -> str:
+        """Which table it is, and the how-manieth version of this record."""
+        return f"{self.table_id}.{self.generation}"
+
     def has_changed(self, tablet: TabletRecord) -> bool:
         """Whether it has what the table becomes, if that becomes another.
 
@@ -120,15 +138,20 @@ class TableRecord(msgspec.Struct, frozen=True):
 
 
 class ServerMark(msgspec.Struct, frozen=True):
-    """What operators want of a tserver, by its UUID; kept until it is taken back."""
+    """What operators want of a tserver or backup, by its UUID; kept until it is taken back."""
 
     uuid: ServerUuid
     name: str
     retiring: bool = False
-    """It gets nothing new, and its replicas are moved to others, one after the other."""
+    """It gets nothing new, and what it has is moved to others, by and by."""
     maintenance: bool = False
     """It gets nothing new and leads nothing; while it is away its replicas are not replaced."""
     generation: int = 1
+    kind: ServerKind | None = None
+    """None: not known; a new leader master has to know it before it hears the server."""
+    needed: bool = False
+    """Of a backup that is to be retired: without it the others are too few for some table just
+    now, so it takes what comes, though it may hold nothing. The masters see to it themselves."""
 
 
 class Copysets(msgspec.Struct, frozen=True):
@@ -171,6 +194,24 @@ class ReplicaMove(msgspec.Struct, frozen=True, array_like=True):
     target: ServerUuid
 
 
+class Inheritance(msgspec.Struct, frozen=True, array_like=True):
+    """What a part of a split tablet has of that tablet's log, until it has all rows in its own.
+
+    ``head``, ``length`` and ``crc`` say where that log ends, for all parts alike: replicas of its
+    open head may differ in a tail that no client was told of, and one write must not count for some
+    parts only.
+    """
+
+    log: TabletId
+    term: int
+    """In which its backups are fenced: above each in which it was owned."""
+    head: int
+    length: int
+    """What is beyond is not read."""
+    crc: int
+    """Over the headers of the entries in these bytes."""
+
+
 class TabletRecord(msgspec.Struct, frozen=True):
     """One tablet. Of one term there is one owner: a change of owner raises the term.
 
@@ -181,7 +222,8 @@ class TabletRecord(msgspec.Struct, frozen=True):
     tablet_id: TabletId
     table_id: TableId
     number: int
-    """Place in the table's partitioning: range * buckets + bucket."""
+    """Place in the table's partitioning: range * buckets + bucket. Of a part of a split tablet,
+    place and share (`stelae.core.tables.shares`)."""
     state: TabletState
     term: int
     owner: ServerUuid
@@ -207,8 +249,17 @@ class TabletRecord(msgspec.Struct, frozen=True):
     """The tablet in whose place it is to be; until then nobody finds it."""
     kept: KeptLog | None = None
     """While it is recovered without what an operator has given up: what of its log there is."""
+    inherits: Inheritance | None = None
+    """Of a part of a split tablet, until backups have all of its rows in its own log."""
 
     @property
     def is_group(self) -> bool:
         """Whether its replicas are a Raft group."""
         return self.configuration is not None
+
+    @property
+    def may_be_served(self) -> bool:
+        """Whether its owner may be serving it. One that was not handed over yet has never been
+        served in this term; but in the former one, and by the same owner, if a loss was accepted of
+        one that ran (`stelae.coordinator.backups.losses`)."""
+        return self.state is TabletState.RUNNING or self.kept is not None

@@ -29,8 +29,7 @@ class Method(Generic[Q, R]):
     reply: type[R]
 
 
-@dataclass(frozen=True, slots=True)
-class Call(Generic[Q]):
+class Call(msgspec.Struct, Generic[Q], frozen=True):
     """A request as its handler sees it. ``blobs`` are read-only views into the receive buffer."""
 
     body: Q
@@ -39,8 +38,7 @@ class Call(Generic[Q]):
     """What was left of the caller's deadline when the request arrived."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply(Generic[R]):
+class Reply(msgspec.Struct, Generic[R], frozen=True):
     """What a handler returns and a caller receives."""
 
     body: R

@@ -1,10 +1,10 @@
 """Everything a server may ask of the world.
 
 Servers are plain async classes over a `Runtime`. Two implementations exist: the real one
-(`stelae.runtime`, asyncio over TCP and files; `stelae.actors.ray_runtime` adds Ray's objects and
-metrics) and the deterministic world of `stelae.simulation`. Both run on an asyncio loop, so
-servers use ``asyncio`` locks, events and ``asyncio.timeout`` freely; time, chance, network, disk
-and ids come only from here.
+(`stelae.runtime`, asyncio over TCP and files; `stelae.actors.hosting.ray_runtime` adds Ray's
+objects and metrics) and the deterministic world of `stelae.simulation`. Both run on an asyncio
+loop, so servers use ``asyncio`` locks, events and ``asyncio.timeout`` freely; time, chance,
+network, disk and ids come only from here.
 """
 
 from __future__ import annotations
@@ -143,6 +143,26 @@ class File(Protocol):
         """What the file system that it lies on has left, for whoever writes to it."""
         ...
 
+    @property
+    def place(self) -> str:
+        """Where it is, for other servers of this machine: see `Disk.open_near`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NearFile(Protocol):
+    """A file of another server on this machine, which goes on writing to it: what is read may be
+    anything, half old and half new, and is checked before it is believed."""
+
+    def read_cached(self, offset: int, length: int) -> bytes | None:
+        """Bytes that lie in memory. None: they do not, or there are none; this never waits."""
+        ...
+
+    def fill_cached(self, offset: int, buffer: memoryview) -> bool:
+        """The same into a buffer; false: not all of it. On any thread."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -157,6 +177,11 @@ class Disk(Protocol):
 
     async def open(self, path: str) -> File:
         """Open for reading and writing; made (durably named) if absent."""
+        ...
+
+    def open_near(self, place: str) -> NearFile | None:
+        """The file of some server at that `File.place`. None: it is not on this machine, or not to
+        be read from here."""
         ...
 
     async def read(self, path: str) -> bytes:
@@ -217,6 +242,11 @@ class Objects(Protocol):
 
     async def put(self, buffer: pa.Buffer) -> ObjectHandle:
         """The object is a copy where others can fetch it. Raises Overloaded: there is no room."""
+        ...
+
+    async def move(self, buffer: pa.Buffer) -> tuple[ObjectHandle, pa.Buffer]:
+        """`put`, and what `get` gives then: who goes on with the copy needs one wait for both.
+        Raises Overloaded: there is no room."""
         ...
 
     async def get(self, handle: ObjectHandle) -> pa.Buffer:

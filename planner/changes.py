@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from stelae.core.errors import InvalidArgument
-from stelae.core.units import parse_duration, parse_size
+from stelae.core.spec.units import parse_duration, parse_size
 from stelae.planner.hardware import Hardware
 from stelae.planner.layout import Layout, Lost, Medium, Mode, Scatter
 from stelae.planner.risk import Failures
@@ -47,6 +47,10 @@ def _share(text: str) -> float:
     return value
 
 
+def _size_or_off(text: str) -> float:
+    return 0.0 if text == "off" else float(parse_size(text))
+
+
 def _scatter(text: str) -> Scatter:
     if text == "random":
         return Scatter()
@@ -77,6 +81,7 @@ LAYOUT_WORDS: dict[str, tuple[str, Reader]] = {
     "tablets": ("tablets_per_server", _count),
     "takers": ("takers_max", _count),
     "live": ("live_share", _share),
+    "split-above": ("split_above_bytes", _size_or_off),
     "medium": ("medium", Medium),
     "copysets": ("scatter", _scatter),
     "rereplication": ("rereplication_bytes_per_s", _rate),

@@ -17,6 +17,8 @@ from stelae.core.errors import InvalidArgument
 MIB = 1 << 20
 COUNT_MAX = 1_000_000
 REPLICAS_MAX = 16
+PARTS_MAX = 64
+"""Of a tablet that is split at its recovery."""
 SUMMARY_ROW_BYTES = 8
 """What a merge reads of a row: its hash. Versions and kinds are said in short, mostly (seed 003:
 ids only, 8 bytes)."""
@@ -93,6 +95,10 @@ class Layout:
     """That each tablet server sends, at most, to make lost replicas anew; 0: no bound."""
     live_share: float = 0.75
     """Of the log: the rest has been overwritten or deleted, and not been cleaned away yet."""
+    split_above_bytes: float = 0.0
+    """Tablets with longer logs are recovered in parts, at as many servers; 0: none are."""
+    split_above_rows: float = 0.0
+    """The same, of rows."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -183,6 +189,31 @@ class Layout:
         return self.tablets_per_server * self.servers_lost
 
     @property
+    def parts_per_tablet(self) -> int:
+        """In which a tablet is recovered: a power of two, and no more than servers live
+        (`docs/decisions.md`, §41)."""
+        tablet_bytes = self.log_per_server / self.tablets_per_server
+        wanted = 1.0
+        if self.split_above_bytes:
+            wanted = tablet_bytes / self.split_above_bytes
+            if self.split_above_rows:
+                wanted = max(wanted, tablet_bytes / self.row_bytes / self.split_above_rows)
+        parts, most = 1, min(PARTS_MAX, self.servers - self.servers_lost)
+        while parts < wanted and 2 * parts <= most:
+            parts *= 2
+        return parts
+
+    @property
+    def recovered_tablets(self) -> int:
+        """Those lost, or their parts."""
+        return self.lost_tablets * self.parts_per_tablet
+
+    @property
+    def fetched_segments(self) -> int:
+        """So often one is fetched: each part of a tablet needs all of its segments."""
+        return self.lost_segments * self.parts_per_tablet
+
+    @property
     def living_machines(self) -> int:
         return self.machines - (self.lost is Lost.MACHINE)
 
@@ -196,7 +227,7 @@ class Layout:
     def takers(self) -> int:
         """Tablet servers that get some of what was lost. If none is left, one is started again."""
         living = max(1, self.servers - self.servers_lost)
-        return min(living, self.lost_tablets, self.takers_max or living)
+        return min(living, self.recovered_tablets, self.takers_max or living)
 
     @property
     def taking_machines(self) -> int:
@@ -204,12 +235,12 @@ class Layout:
 
     @property
     def tablets_per_taker(self) -> int:
-        return math.ceil(self.lost_tablets / self.takers)
+        return math.ceil(self.recovered_tablets / self.takers)
 
     @property
     def share_of_busiest_taker(self) -> float:
-        """Of what is lost: tablets are not divided."""
-        return self.tablets_per_taker / self.lost_tablets
+        """Of what is lost: tablets, or their parts, are not divided."""
+        return self.tablets_per_taker / self.recovered_tablets
 
     @property
     def takers_per_machine(self) -> int:
@@ -219,9 +250,9 @@ class Layout:
     @property
     def share_of_busiest_machine(self) -> float:
         """Of what is lost. Takers stand on machines in turn, and get tablets in turn."""
-        each, more = divmod(self.lost_tablets, self.takers)
+        each, more = divmod(self.recovered_tablets, self.takers)
         most = self.takers_per_machine * each + math.ceil(more / self.taking_machines)
-        return most / self.lost_tablets
+        return most / self.recovered_tablets
 
     def with_changes(self, **changes: Any) -> Layout:
         """Another layout. Raises `InvalidArgument`."""

@@ -114,11 +114,12 @@ def recovery_times(hardware: Hardware, layout: Layout) -> RecoveryTimes:
 
 def moved_bytes(layout: Layout) -> float:
     """V: of whole rows L; of keys and versions R × (bytes of a row's summary), k times that where
-    every replica's are asked for (seed 003: 8 bytes an object, k = 2)."""
+    every replica's are asked for (seed 003: 8 bytes an object, k = 2). All of it for each part of a
+    tablet that is split."""
     if layout.mode is Mode.WHOLE:
-        return layout.lost_bytes
+        return layout.lost_bytes * layout.parts_per_tablet
     copies = layout.replicas if layout.summaries_of_all_replicas else 1
-    return layout.lost_rows * layout.summary_row_bytes * copies
+    return layout.lost_rows * layout.summary_row_bytes * copies * layout.parts_per_tablet
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +139,13 @@ class SegmentWork:
 def segment_work(hardware: Hardware, layout: Layout) -> SegmentWork:
     """One of S equal segments: disk = seek + bytes / disk rate (the whole segment, also where only
     its keys travel: the rest is needed right after); send, link, take = bytes that travel / rate;
-    take also = rows / merge rate."""
-    count = max(1, layout.lost_segments)
+    take also = rows / merge rate. Of a tablet that is split each part fetches the segment: the disk
+    is read for the first one, and of its rows each part merges its own."""
+    count = max(1, layout.fetched_segments)
     size_bytes, moved = layout.lost_bytes / count, moved_bytes(layout) / count
     reads_disk = layout.medium is Medium.DISK
-    disk_s = hardware.disk_seek_s + size_bytes / hardware.disk_read_bytes_per_s
+    seek_s = hardware.disk_seek_s / layout.parts_per_tablet
+    disk_s = seek_s + size_bytes / hardware.disk_read_bytes_per_s
     rows = layout.lost_rows / count
     return SegmentWork(
         disk_s=disk_s if reads_disk and size_bytes else 0.0,
@@ -195,11 +198,11 @@ def reading(hardware: Hardware, layout: Layout) -> Phase:
     chunk for each of 8,192 machines: 8 ms + 8 MB / 150 MB/s = 61 ms.
     """
     work = segment_work(hardware, layout)
-    most = busiest(layout.lost_segments, max(1, layout.reading_machines))
+    most = busiest(layout.fetched_segments, max(1, layout.reading_machines))
     if layout.medium is not Medium.DISK:
         text = f"from memory ({layout.medium})"
         return _overlapped("reading", 0.0, Limit.DISK, text, _rest_s(hardware, layout, 0.0))
-    even = layout.lost_segments / max(1, layout.reading_machines)
+    even = layout.fetched_segments / max(1, layout.reading_machines)
     text = (
         f"{most:,} segments on the busiest disk (on average {even:,.1f}) × {seconds(work.disk_s)}"
     )
@@ -214,7 +217,7 @@ def network(hardware: Hardware, layout: Layout) -> Phase:
     rest_s = _rest_s(hardware, layout, work.link_s)
     if layout.living_machines == 1:
         return _overlapped("network", 0.0, Limit.NETWORK, "one machine: no link", rest_s)
-    out_s = busiest(layout.lost_segments, max(1, layout.reading_machines)) * work.link_s
+    out_s = busiest(layout.fetched_segments, max(1, layout.reading_machines)) * work.link_s
     moved = moved_bytes(layout)
     in_s = layout.share_of_busiest_machine * moved / hardware.network_bytes_per_s
     where = "into the busiest taker" if in_s >= out_s else "out of the busiest backup"
@@ -231,8 +234,8 @@ def replay(hardware: Hardware, layout: Layout) -> Phase:
     A machine does both, for takers and backups stand side by side.
     """
     work = segment_work(hardware, layout)
-    take_s = layout.share_of_busiest_machine * layout.lost_segments * work.take_s
-    send_s = busiest(layout.lost_segments, max(1, layout.reading_machines)) * work.send_s
+    take_s = layout.share_of_busiest_machine * layout.fetched_segments * work.take_s
+    send_s = busiest(layout.fetched_segments, max(1, layout.reading_machines)) * work.send_s
     threads = min(hardware.cores, hardware.server_threads * layout.takers_per_machine)
     both_s = (take_s + send_s) / hardware.cores
     time_s = max(both_s, take_s / threads)
@@ -246,7 +249,7 @@ def replay(hardware: Hardware, layout: Layout) -> Phase:
 def fetching(hardware: Hardware, layout: Layout) -> Phase:
     """(segments of the busiest taker) × (one segment's time, alone) / (fetches at once): with few
     fetches at a time a taker waits for answers, whatever the rates."""
-    segments = math.ceil(layout.share_of_busiest_taker * layout.lost_segments)
+    segments = math.ceil(layout.share_of_busiest_taker * layout.fetched_segments)
     alone_s = segment_s(hardware, layout)
     rounds = math.ceil(segments / hardware.fetches)
     text = f"{segments:,} segments of one taker, {hardware.fetches} at once, × {seconds(alone_s)}"
@@ -299,13 +302,30 @@ def again_replicated_s(hardware: Hardware, layout: Layout) -> float:
     return max(share / hardware.network_bytes_per_s, write_s, bound_s)
 
 
+def inherited_s(hardware: Hardware, layout: Layout) -> float:
+    """Until parts of split tablets have their rows in their own logs: k × (live rows that were
+    lost), out of the takers at the rate of re-replication, and onto all disks."""
+    if layout.parts_per_tablet == 1:
+        return 0.0
+    written = layout.replicas * layout.lost_bytes * layout.live_share
+    disks = max(1, layout.reading_machines) * hardware.disk_write_bytes_per_s
+    write_s = 0.0 if layout.medium is Medium.RAM else written / disks
+    rate = layout.rereplication_bytes_per_s
+    return max(write_s, layout.share_of_busiest_taker * written / rate if rate else 0.0)
+
+
 def replicating(hardware: Hardware, layout: Layout) -> Phase:
-    """Nothing, if the backups live: segments are adopted. Else `again_replicated_s`."""
+    """If the backups live, segments are adopted, but for those of tablets that are split
+    (`inherited_s`). Else `again_replicated_s`."""
     name = "re-replication"
+    if layout.lost is Lost.SERVER and layout.parts_per_tablet > 1:
+        text = f"each tablet in {layout.parts_per_tablet} parts, which write their rows once"
+        time_s = inherited_s(hardware, layout)
+        return Phase(name, time_s, Limit.DISK, text, is_waited_for=False)
     if layout.lost is Lost.SERVER:
         text = "segments are adopted where they lie"
         return Phase(name, 0.0, Limit.DISK, text, is_waited_for=False)
-    time_s = again_replicated_s(hardware, layout)
+    time_s = again_replicated_s(hardware, layout) + inherited_s(hardware, layout)
     by_disk = hardware.disk_write_bytes_per_s < hardware.network_bytes_per_s
     limit = Limit.DISK if by_disk and layout.medium is not Medium.RAM else Limit.NETWORK
     text = f"{size(lost_replica_bytes(layout))} over {counted(layout.machines - 1, 'machine')}"

@@ -118,8 +118,8 @@ class _Run:
             _Taker(self.machines[i % layout.taking_machines], hardware.server_threads)
             for i in range(layout.takers)
         ]
-        self.tablet_of = [s % layout.lost_tablets for s in range(layout.lost_segments)]
-        self.left = [0] * layout.lost_tablets
+        self.tablet_of = [s % layout.recovered_tablets for s in range(layout.fetched_segments)]
+        self.left = [0] * layout.recovered_tablets
         for tablet in self.tablet_of:
             self.left[tablet] += 1
         self.served: list[float] = []
@@ -142,7 +142,7 @@ class _Run:
         count = max(1, self.layout.reading_machines)
         loads = [0] * count
         placed: list[int] = []
-        for _ in range(self.layout.lost_segments):
+        for _ in range(self.layout.fetched_segments):
             drawn = [self.dice.randrange(count) for _ in range(candidates)]
             chosen = min(drawn, key=loads.__getitem__)
             loads[chosen] += 1
@@ -152,7 +152,7 @@ class _Run:
 
     def run(self) -> None:
         layout = self.layout
-        order = sorted(range(layout.lost_segments), key=lambda s: (self.tablet_of[s], s))
+        order = sorted(range(layout.fetched_segments), key=lambda s: (self.tablet_of[s], s))
         for segment in order:
             self._taker(segment).waiting.append(segment)
         for tablet, left in enumerate(self.left):
@@ -223,10 +223,9 @@ def simulate(
     Raises:
         InvalidArgument: it has more segments than can be simulated in reasonable time.
     """
-    if layout.lost_segments > SEGMENTS_MAX:
-        raise InvalidArgument(
-            f"{layout.lost_segments:,} segments are too many to simulate (at most {SEGMENTS_MAX:,})"
-        )
+    if layout.fetched_segments > SEGMENTS_MAX:
+        count = f"{layout.fetched_segments:,} segments"
+        raise InvalidArgument(f"{count} are too many to simulate (at most {SEGMENTS_MAX:,})")
     run = _Run(hardware, layout, chances or Chances())
     run.run()
     detected = detection(hardware).time_s
@@ -238,7 +237,7 @@ def simulate(
         last_taken_s=run.last_taken,
         serves_again_s=served[-1],
         tablets_s=served,
-        segments=layout.lost_segments,
+        segments=layout.fetched_segments,
         busiest_disk=run.busiest_disk,
         slow_machines=sum(machine.slowness > 1 for machine in run.machines),
     )

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.indexes import IndexletRecord
-from stelae.core.messages import RecoveryEngine, SegmentSource
+from stelae.core.messages.servers import RecoveryEngine, SegmentSource
 from stelae.core.records import ServerInfo, TableRecord, TabletRecord
+from stelae.core.tables.indexes import IndexletRecord
 
 EnginePolicy: TypeAlias = Literal["auto", "native", "spark"]
 

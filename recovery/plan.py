@@ -39,7 +39,8 @@ none, those are taken only if all replicas of their head are at hand: then no ot
 what is lost is what that medium does not promise.
 
 Where an operator has accepted that something is lost (`stelae.recovery.losses`), the plan is what
-the tablet's record says is kept, and nothing else.
+the tablet's record says is kept, and nothing else; or the whole log without what it says is given
+up, if the tablet was served without that.
 
 Of a ``wal`` tablet the end of the log is a timeline on safekeepers, and backups hold nothing but
 sealed segments: `plan_sealed`.
@@ -49,13 +50,13 @@ Source: RAMCloud, `Recovery::buildReplicaMap` and `findLogDigest`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from stelae.core.errors import SegmentsMissing
 from stelae.core.ids import segment_name
-from stelae.core.losses import KeptLog, KeptSegment
-from stelae.core.messages import LogInventory, ReplicaInfo, ReplicaState, SegmentSource
+from stelae.core.logs.losses import KeptLog, KeptSegment
+from stelae.core.messages.servers import LogInventory, ReplicaInfo, ReplicaState, SegmentSource
 from stelae.core.records import ServerInfo, TabletRecord
 
 MAX_NAMED = 8
@@ -85,17 +86,18 @@ def plan_recovery(
         return ()
     by_segment = segments_of(inventories)
     final = {s: held for s, held in by_segment.items() if is_final(held)}
-    if tablet.kept is not None:
-        return _plan_kept(tablet, tablet.kept, by_segment)
+    if tablet.kept is not None and tablet.kept.is_list:
+        return plan_kept(tablet, tablet.kept, by_segment)
     replicas = find_head(tablet, media_count, by_segment)
     if not replicas:
         raise SegmentsMissing(tablet.tablet_id, "the open segment that ends its log")
-    head, digest = replicas[0].replica.segment_id, replicas[0].replica.digest
-    missing = [s for s in digest if s != head and s not in final]
+    head = replicas[0].replica.segment_id
+    before = [s for s in wanted_of(tablet, replicas[0].replica.digest) if s != head]
+    missing = [s for s in before if s not in final]
     if missing:
-        raise SegmentsMissing(tablet.tablet_id, _names(missing))
-    sources = [_final_source(s, final[s]) for s in sorted(digest) if s != head]
-    sources.append(_source(replicas, sealed=False, is_head=True))
+        raise SegmentsMissing(tablet.tablet_id, names_of(missing))
+    sources = [final_source(s, final[s]) for s in before]
+    sources.append(source_of(replicas, sealed=False, is_head=True))
     return tuple(sources)
 
 
@@ -116,7 +118,13 @@ def find_head(
     return replicas if whole or len(replicas) >= media_count else []
 
 
-def _plan_kept(
+def wanted_of(tablet: TabletRecord, digest: Iterable[int]) -> list[int]:
+    """The segments that a head names, ascending, without those that were given up."""
+    given_up = tablet.kept.given_up if tablet.kept is not None else ()
+    return [segment for segment in sorted(digest) if segment not in given_up]
+
+
+def plan_kept(
     tablet: TabletRecord, kept: KeptLog, by_segment: Mapping[int, Sequence[Held]]
 ) -> tuple[SegmentSource, ...]:
     """What is left of an incomplete log, as it was when its loss was accepted."""
@@ -127,11 +135,11 @@ def _plan_kept(
         if not replicas:
             missing.append(each.segment_id)
         elif each.epoch < 0:
-            sources.append(_final_source(each.segment_id, replicas))
+            sources.append(final_source(each.segment_id, replicas))
         else:
-            sources.append(_source(replicas, sealed=False, is_head=True))
+            sources.append(source_of(replicas, sealed=False, is_head=True))
     if missing:
-        raise SegmentsMissing(tablet.tablet_id, _names(missing))
+        raise SegmentsMissing(tablet.tablet_id, names_of(missing))
     return tuple(sources)
 
 
@@ -153,7 +161,7 @@ def plan_sealed(inventories: Mapping[ServerInfo, LogInventory]) -> tuple[Segment
     """
     by_segment = segments_of(inventories)
     final = {s: [h for h in held if _is_final(h)] for s, held in by_segment.items()}
-    return tuple(_final_source(s, final[s]) for s in sorted(final) if final[s])
+    return tuple(final_source(s, final[s]) for s in sorted(final) if final[s])
 
 
 def segments_of(inventories: Mapping[ServerInfo, LogInventory]) -> dict[int, list[Held]]:
@@ -191,7 +199,7 @@ def _head_replicas(held: Sequence[Held]) -> list[Held]:
     return sorted(kept, key=lambda h: -h.replica.length)
 
 
-def _final_source(segment_id: int, held: Sequence[Held]) -> SegmentSource:
+def final_source(segment_id: int, held: Sequence[Held]) -> SegmentSource:
     """A closed segment: sealed (columnar) replicas if there are any, else those in row form."""
     final = [h for h in held if _is_final(h)]
     latest = max(h.replica.term for h in final)
@@ -208,10 +216,10 @@ def _final_source(segment_id: int, held: Sequence[Held]) -> SegmentSource:
         if (h.replica.state, h.replica.length, h.replica.crc)
         == (newest.state, newest.length, newest.crc)
     ]
-    return _source(same, sealed=newest.state is ReplicaState.SEALED, is_head=False)
+    return source_of(same, sealed=newest.state is ReplicaState.SEALED, is_head=False)
 
 
-def _source(held: Sequence[Held], *, sealed: bool, is_head: bool) -> SegmentSource:
+def source_of(held: Sequence[Held], *, sealed: bool, is_head: bool) -> SegmentSource:
     first = held[0].replica
     return SegmentSource(
         segment_id=first.segment_id,
@@ -220,10 +228,11 @@ def _source(held: Sequence[Held], *, sealed: bool, is_head: bool) -> SegmentSour
         replicas=tuple((h.backup.uuid, h.backup.address, h.replica.medium) for h in held),
         is_head=is_head,
         epoch=first.epoch,
+        may_be_short=is_head and first.may_be_short,
     )
 
 
-def _names(segments: Sequence[int]) -> str:
+def names_of(segments: Collection[int]) -> str:
     named = ", ".join(segment_name(segment) for segment in sorted(segments)[:MAX_NAMED])
     more = f" and {len(segments) - MAX_NAMED} more" if len(segments) > MAX_NAMED else ""
     return f"segment{'s' if len(segments) > 1 else ''} {named}{more}"

@@ -13,26 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import select
+import socket
 
 import numpy as np
 import pyarrow as pa
-from pyspark.daemon import manager
+from pyspark import daemon
 
-from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
+from stelae.core.tables.schema import TableSchema
 from stelae.recovery import spark_job, spark_tables
 from stelae.recovery.spark_link import ClusterLink, connected
 from stelae.runtime.handshake import SECRET_BYTES
-from stelae.storage.image import (
+from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.rows.layout import Layout, versions_from
+from stelae.storage.segments.image import (
     IMAGE_TRAILER_BYTES,
     ImageMeta,
     build_image,
     read_tail,
     summary_range,
 )
-from stelae.storage.keys import KeyCodec
-from stelae.storage.layout import Layout, versions_from
-from stelae.storage.merge import merge
+from stelae.storage.segments.winners import find_winners
 
 LOADED = (spark_job, spark_tables)
 """What tasks import, here once for all workers."""
@@ -41,10 +43,10 @@ _ROWS = 16
 
 def rehearse() -> int:
     """Do once what a task does, but for calls to servers: pyarrow, pandas behind it, and others
-    load parts of themselves when they are first used. Returns the number of rows merged."""
+    load parts of themselves when they are first used. Returns the number of rows that won."""
     with connected(ClusterLink("rehearsal", (), bytes(SECRET_BYTES), Settings())) as (_, run):
         run(asyncio.sleep(0))
-    merged = 0
+    won = 0
     for kind in (pa.int64(), pa.string()):
         schema = TableSchema.of(pa.schema([pa.field("key", kind, False), ("n", pa.int64())]), "key")
         numbers = pa.array(range(_ROWS), pa.int64())
@@ -55,12 +57,29 @@ def rehearse() -> int:
         trailer = image.slice(image.size - IMAGE_TRAILER_BYTES)
         offset, _ = summary_range(trailer, image.size, "a rehearsal")
         tail = read_tail(image.slice(offset), "a rehearsal")
-        merged += len(merge([tail.summary]).hashes)
-    return merged
+        won += int(find_winners([tail.summary])[0].sum())
+    return won
+
+
+def serve_task(connection: socket.socket, authenticated: bool) -> int:
+    """PySpark's ``worker``: waits for one task, in a fork, and carries it out.
+
+    Executor and worker write in small pieces. Without these options a piece waits until the one
+    before it is acknowledged, which kernels put off for 40 ms.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    select.select([connection], [], [])
+    # Holds until the next answer goes out; so set when the task has come, not once for all.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+    return int(_serve_task(connection, authenticated))
+
+
+_serve_task = daemon.worker
 
 
 if __name__ == "__main__":
     rehearse()
     gc.collect()
     gc.freeze()  # PySpark collects after each task: not what all workers share
-    manager()
+    daemon.worker = serve_task
+    daemon.manager()

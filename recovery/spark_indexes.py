@@ -5,7 +5,7 @@ backups; as entries, sorted, cut by the indexlets' ranges; handed to their owner
 once the tablet says that it was brought back from the same log. Nothing of it goes through Spark.
 
 What fails here fails nothing else: an indexlet asks the tablet itself for what nobody has offered.
-Source: design §9, §11; `stelae.core.index_offers` says why an offer is right.
+Source: design §9, §11; `stelae.core.messages.index_offers` says why an offer is right.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from stelae.core.errors import CorruptData, SegmentsMissing, StelaeError, TabletNotReady
 from stelae.core.ids import Address, ServerUuid, segment_name
-from stelae.core.index_messages import PIECE_BYTES, TabletStamp, epoch_of
-from stelae.core.index_offers import (
+from stelae.core.messages.index_offers import (
     COMPARE_LOG,
     OFFER_ENTRIES,
     READ_COLUMNS,
@@ -29,16 +28,16 @@ from stelae.core.index_offers import (
     OfferEntries,
     ReadColumns,
 )
-from stelae.core.indexes import IndexDefinition
+from stelae.core.messages.indexes import PIECE_BYTES, TabletStamp, epoch_of
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
+from stelae.core.tables.indexes import IndexDefinition
 from stelae.recovery.engine import IndexletTarget, RecoveryJob
 from stelae.recovery.spark_log import CONCURRENT_FETCHES, LogSegment, from_any_replica
-from stelae.storage.entry import decode_batch, encode_batch
-from stelae.storage.kernel_api import Bools
-from stelae.storage.log_entries import LogEntries
-from stelae.storage.merge import Merged
+from stelae.storage.indexes.log_entries import LogEntries
+from stelae.storage.kernels.api import Bools
+from stelae.storage.rows.entry import decode_batch, encode_batch
 
 COMPARE_S = 30.0
 """How long the tablet may take to load its log, and to be handed over."""
@@ -64,7 +63,7 @@ async def offer_indexes(
     settings: Settings,
     job: RecoveryJob,
     segments: Sequence[LogSegment],
-    merged: Merged,
+    live: Sequence[Bools],
 ) -> IndexOutcome:
     """Give all indexlets that are named in the job this tablet's entries."""
     if not job.indexlets:
@@ -73,7 +72,7 @@ async def offer_indexes(
     offered = entries = 0
     try:
         made = [
-            await _entries(runtime, settings, job, index, targets, segments, merged.live)
+            await _entries(runtime, settings, job, index, targets, segments, live)
             for index, targets in _by_index(job)
         ]
         await _compare(runtime, settings, job, segments)

@@ -1,9 +1,10 @@
 """The recovery job: tablets' summaries merged by tasks of the whole cluster, results installed.
 
-One task for each executor core, each with a group of tablets. A task fetches the summaries from the
-backups itself, runs the same kernels as the native engine, and hands each result to the tserver
-that takes the tablet over, which meanwhile loads the rows (`INSTALL_MERGE`, fenced by the term).
-Then it gives lost indexlets what the tablet has for them (`stelae.recovery.spark_indexes`).
+One task for each executor core, each with a group of tablets. A task reads the summaries, past the
+backups where they lie on its machine, finds which rows win, as the native engine would, and hands
+that to the tserver that takes the tablet over, which meanwhile reads the same (`INSTALL_MERGE`,
+fenced by the term). Then it gives lost indexlets what the tablet has for them
+(`stelae.recovery.spark_indexes`).
 Only counts, times and errors go through Spark: rows through its JVM cost four times as much.
 
 What a task does may be done twice: a second result changes nothing, and one of an earlier term is
@@ -20,21 +21,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
-from stelae.core.messages import INSTALL_MERGE, InstallMerge
+from stelae.core.messages.servers import INSTALL_MERGE, InstallMerge
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.recovery.engine import RecoveryJob
+from stelae.recovery.near_replicas import NearReplicas
 from stelae.recovery.spark_indexes import IndexOutcome, offer_indexes, promise_indexes
 from stelae.recovery.spark_link import ClusterLink, connected
 from stelae.recovery.spark_log import fetch_log
-from stelae.storage.merge import Merged, merge
+from stelae.storage.buffers import BufferPool
+from stelae.storage.kernels.api import Bools
+from stelae.storage.segments.merge import winners_as_bits
+from stelae.storage.segments.winners import find_winners
 
 CONCURRENT_TABLETS = 4
-"""Of one task: some wait for backups while others merge."""
+"""Of one task: some wait until the tablet itself can be compared with, for indexlets."""
+CONCURRENT_MERGES = 2
+"""Of one task, which has one core: one log is read while another is merged."""
+POOL_BYTES = 256 << 20
+"""Memory that is used for one tablet after the other: its first touch is what costs (§20)."""
 logger = logging.getLogger(__name__)
 encode_jobs = msgspec.msgpack.Encoder().encode
 _decode_jobs = msgspec.msgpack.Decoder(tuple[RecoveryJob, ...]).decode
@@ -107,43 +117,61 @@ def merge_group(link: ClusterLink, group: bytes) -> list[TabletOutcome]:
         return run(merge_tablets(runtime, link.settings, jobs))
 
 
+class _Means:
+    """What the tablets of a task have in common."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.pool = BufferPool(POOL_BYTES)
+        self.near = NearReplicas(runtime, self.pool)
+        self.turns = asyncio.Semaphore(CONCURRENT_MERGES)
+        self.merging = asyncio.Lock()
+
+
 async def merge_tablets(
     runtime: Runtime, settings: Settings, jobs: Sequence[RecoveryJob]
 ) -> list[TabletOutcome]:
     """Merge and install each tablet; what fails, fails alone and is named in its outcome."""
     turns = asyncio.Semaphore(CONCURRENT_TABLETS)
+    means = _Means(runtime)
 
     async def one(job: RecoveryJob) -> TabletOutcome:
         async with turns:
             try:
-                return await _merge_tablet(runtime, settings, job)
+                return await _merge_tablet(runtime, settings, job, means)
             except StelaeError as error:
                 return TabletOutcome(job.tablet.tablet_id, problem=str(error) or repr(error))
 
     return list(await asyncio.gather(*(one(job) for job in jobs)))
 
 
-async def _merge_tablet(runtime: Runtime, settings: Settings, job: RecoveryJob) -> TabletOutcome:
+async def _merge_tablet(
+    runtime: Runtime, settings: Settings, job: RecoveryJob, means: _Means
+) -> TabletOutcome:
     promising = asyncio.ensure_future(promise_indexes(runtime, settings, job))
     try:
-        return await _merge_promised(runtime, settings, job)
+        return await _merge_promised(runtime, settings, job, means)
     finally:
         promising.cancel()  # as a rule it has ended long ago; nobody waits for it
 
 
-async def _merge_promised(runtime: Runtime, settings: Settings, job: RecoveryJob) -> TabletOutcome:
-    began = time.perf_counter()
-    segments = await fetch_log(runtime, settings, job)
-    fetched = time.perf_counter()
-    merged = await runtime.offload(merge, [segment.summary for segment in segments])
-    done = time.perf_counter()
-    await install(runtime, settings, job, merged)
-    installed = time.perf_counter()
-    indexes = await offer_indexes(runtime, settings, job, segments, merged)
+async def _merge_promised(
+    runtime: Runtime, settings: Settings, job: RecoveryJob, means: _Means
+) -> TabletOutcome:
+    async with means.turns:
+        began = time.perf_counter()
+        segments = await fetch_log(runtime, settings, job, means.near)
+        fetched = time.perf_counter()
+        summaries = [segment.summary for segment in segments]
+        async with means.merging:
+            live = await runtime.offload(find_winners, summaries, means.pool)
+        done = time.perf_counter()
+        await install(runtime, settings, job, live)
+        installed = time.perf_counter()
+    indexes = await offer_indexes(runtime, settings, job, segments, live)
     return TabletOutcome(
         job.tablet.tablet_id,
         row_count=sum(len(segment.summary) for segment in segments),
-        winner_count=len(merged.hashes),
+        winner_count=sum(int(np.count_nonzero(mask)) for mask in live),
         summary_bytes=sum(segment.size_bytes for segment in segments),
         fetch_s=fetched - began,
         merge_s=done - fetched,
@@ -152,13 +180,16 @@ async def _merge_promised(runtime: Runtime, settings: Settings, job: RecoveryJob
     )
 
 
-async def install(runtime: Runtime, settings: Settings, job: RecoveryJob, merged: Merged) -> None:
-    """Hand a merge to the tserver that takes the tablet over."""
+async def install(
+    runtime: Runtime, settings: Settings, job: RecoveryJob, live: Sequence[Bools]
+) -> None:
+    """Tell which rows won to the tserver that takes the tablet over."""
+    counts = tuple([len(mask) for mask in live])
     await runtime.peers.call(
         job.owner.address,
         INSTALL_MERGE,
-        InstallMerge(job.tablet.tablet_id, job.tablet.term, merged.next_version),
+        InstallMerge(job.tablet.tablet_id, job.tablet.term, counts),
         timeout_s=settings.call_timeout_s,
-        blobs=[pa.py_buffer(a) for a in (merged.hashes, merged.positions, *merged.live)],
+        blobs=[pa.py_buffer(winners_as_bits(live))],
         destination=job.owner.uuid,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -49,13 +50,35 @@ def connected(link: ClusterLink) -> Iterator[tuple[RealRuntime, Run]]:
     A task of its own connects in a few milliseconds, so nothing is kept between tasks: there is
     no state that a reused Python worker could carry from one session or cluster to the next.
     """
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with _runner() as run:
 
         async def open_runtime() -> RealRuntime:
             return client_runtime(link.cluster, link.secret)
 
-        runtime = runner.run(open_runtime())
+        runtime = run(open_runtime())
         try:
-            yield runtime, runner.run
+            yield runtime, run
         finally:
-            runner.run(runtime.close())
+            run(runtime.close())
+
+
+@contextmanager
+def _runner() -> Iterator[Run]:
+    """A loop in this thread; in one of its own where this thread has a loop that runs, as that of a
+    notebook."""
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        with runner:
+            yield runner.run
+        return
+    with ThreadPoolExecutor(1, "stelae") as thread:
+
+        def run(work: Coroutine[Any, Any, T]) -> T:
+            return thread.submit(runner.run, work).result()
+
+        try:
+            yield run
+        finally:
+            thread.submit(runner.close).result()

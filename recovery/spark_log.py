@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from stelae.core.errors import SegmentsMissing, StelaeError
+from stelae.core.errors import CorruptData, SegmentsMissing, StelaeError
 from stelae.core.ids import Address, ServerUuid, segment_name
-from stelae.core.messages import (
+from stelae.core.messages.servers import (
     READ_SUMMARIES,
     Certified,
     ReadSummaries,
@@ -28,11 +28,12 @@ from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.recovery.engine import RecoveryJob
-from stelae.storage.entry import read_entries
-from stelae.storage.image import read_tail
-from stelae.storage.keys import KeyCodec
-from stelae.storage.merge import Summary
-from stelae.storage.recovered import RecoveredSegment
+from stelae.recovery.near_replicas import NearReplicas
+from stelae.storage.rows.entry import read_entries
+from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.segments.image import read_tail
+from stelae.storage.segments.merge import Summary
+from stelae.storage.segments.recovered import RecoveredSegment
 
 CONCURRENT_FETCHES = 8
 ROUNDS = 3
@@ -56,8 +57,11 @@ class LogSegment:
     """That were fetched."""
 
 
-async def fetch_log(runtime: Runtime, settings: Settings, job: RecoveryJob) -> list[LogSegment]:
-    """The segments of a log in the order of its sources.
+async def fetch_log(
+    runtime: Runtime, settings: Settings, job: RecoveryJob, near: NearReplicas
+) -> list[LogSegment]:
+    """The segments of a log in the order of its sources: what lies on this machine past the
+    backups, and all else from them.
 
     Raises:
         SegmentsMissing: none of a segment's replicas could be read; the message names them all.
@@ -65,7 +69,10 @@ async def fetch_log(runtime: Runtime, settings: Settings, job: RecoveryJob) -> l
     codec = KeyCodec(job.table.schema)
     turns = asyncio.Semaphore(CONCURRENT_FETCHES)
 
-    async def fetch(source: SegmentSource) -> LogSegment | None:
+    async def fetch(place: int, source: SegmentSource) -> LogSegment | None:
+        if place in found:
+            return found[place]
+
         async def read(backup: ServerUuid, address: Address) -> LogSegment:
             reply = await runtime.peers.call(
                 address,
@@ -81,12 +88,37 @@ async def fetch_log(runtime: Runtime, settings: Settings, job: RecoveryJob) -> l
         async with turns:
             return await from_any_replica(runtime, settings, source, read)
 
-    fetched = await asyncio.gather(*(fetch(source) for source in job.sources))
+    found = await _read_near(runtime, job, near, codec)
+    fetched = await asyncio.gather(*(fetch(*each) for each in enumerate(job.sources)))
     missing = [s.segment_id for s, f in zip(job.sources, fetched, strict=True) if f is None]
     if missing:
         names = ", ".join(segment_name(segment) for segment in missing)
         raise SegmentsMissing(job.tablet.tablet_id, f"a readable replica of segments {names}")
     return [one for one in fetched if one is not None]
+
+
+async def _read_near(
+    runtime: Runtime, job: RecoveryJob, near: NearReplicas, codec: KeyCodec
+) -> dict[int, LogSegment]:
+    """By their places among the sources."""
+    replicas = await near.read(job.tablet.tablet_id, job.sources)
+
+    def check() -> dict[int, LogSegment]:
+        checked: dict[int, LogSegment] = {}
+        for place, one in replicas.items():
+            source = job.sources[place]
+            try:
+                checked[place] = read_summary(source, one.info, one.data, codec, one.where)
+            except CorruptData as error:
+                unlike.append(error)
+        return checked
+
+    unlike: list[CorruptData] = []
+    checked = await runtime.offload(check)
+    if unlike:
+        runtime.metrics.count("near_replicas_unlike", len(unlike))
+        logger.info("read from backups instead: %s", unlike[0])
+    return checked
 
 
 async def from_any_replica(

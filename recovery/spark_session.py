@@ -1,4 +1,4 @@
-"""Spark on RayDP: its configuration, its start and end, and warming it up.
+"""Spark on RayDP: its configuration, its start and end.
 
 Everything that a Spark user would have to know about this mix of versions is set here: Java's
 opened internals, the Python of the workers, sizes, and the settings that keep a session usable on a
@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -29,18 +28,15 @@ from stelae.recovery.java import (
     python_environment,
     spark_options,
 )
-from stelae.recovery.spark_job import encode_jobs, run_groups
-from stelae.recovery.spark_link import ClusterLink
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 JVM_END_S = 2.0
-WARM_ROUNDS = 4
-"""Warm-up jobs at most until each core has a Python worker."""
-WARM_JOBS = 16
-"""Empty recovery jobs after that."""
 DAEMON_MODULE = "stelae.recovery.spark_daemon"
+RECOVERY_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Of a session whose JVMs see no rows: its code is compiled once, quickly, not again and better for
+as long as hundreds of jobs last; and no threads collect garbage of which there is none."""
 CLOSURE_BYTES = 256 << 20
 """Closures below this size travel in the task, not through Spark's files: they hold the secret."""
 
@@ -97,6 +93,11 @@ def spark_configuration(size: SessionSize) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.broadcast.UDFCompressionThreshold": str(CLOSURE_BYTES),
     }
+
+
+def recovery_configuration() -> dict[str, str]:
+    """Over `spark_configuration`, of a session that runs recovery jobs and nothing else."""
+    return spark_options(RECOVERY_JAVA_OPTIONS)
 
 
 def start_session(name: str, size: SessionSize, configuration: dict[str, str]) -> Any:
@@ -167,26 +168,3 @@ def wait_executors(spark: Any, executors: int, timeout_s: float) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{found} of {executors} Spark executors came up in {timeout_s} s")
         time.sleep(POLL_S)
-
-
-def warm_up(spark: Any, link: ClusterLink, size: SessionSize) -> int:
-    """Run empty recovery jobs until each core has had a Python worker, and some more.
-
-    The first job of a session costs seconds (class loading), the next few some tenths more (the
-    JVM's compiler); this is when they are paid. Returns the number of Python workers seen.
-    """
-    cores = size.total_cores
-    workers: dict[tuple[str, int], None] = {}
-    for _ in range(WARM_ROUNDS):
-        found = spark.sparkContext.parallelize(range(cores), cores).map(_who).collect()
-        workers.update(dict.fromkeys(found))
-        if len(workers) >= cores:
-            break
-    for _ in range(WARM_JOBS):
-        run_groups(spark, link, [encode_jobs(())] * cores)
-    return len(workers)
-
-
-def _who(_: int) -> tuple[str, int]:
-    """In a Python worker: which one it is."""
-    return socket.gethostname(), os.getpid()

@@ -11,13 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from stelae.client.calls.locations import TableCache, look_up
+from stelae.client.calls.masters import MastersClient
 from stelae.client.database import AsyncDatabase
-from stelae.client.filters import WireFilters
-from stelae.client.locations import TableCache, look_up
-from stelae.client.masters import MastersClient
-from stelae.client.scan import scan_tablet
+from stelae.client.scans.filters import WireFilters
+from stelae.client.scans.scan import scan_tablet
 from stelae.core.errors import InvalidArgument, StelaeError
-from stelae.core.schema import TableSchema
+from stelae.core.tables.schema import TableSchema
 from stelae.recovery.spark_link import ClusterLink, connected
 from stelae.runtime.real import RealRuntime
 

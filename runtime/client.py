@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stelae.core.rpc import Blob
-from stelae.core.runtime import File
+from stelae.core.runtime import File, NearFile
 from stelae.runtime.handshake import Credentials
+from stelae.runtime.near_files import open_near
 from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime, end_process_on_broken_invariant
 
 
 class NoDisk:
-    """The disk of a process that has none: to use it is a bug."""
+    """The disk of a process that has none: to use it is a bug. Those of others it may read."""
 
     @property
     def boot(self) -> str:
@@ -20,6 +21,9 @@ class NoDisk:
 
     async def open(self, path: str) -> File:
         raise AssertionError(f"a client has no disk for {path}")
+
+    def open_near(self, place: str) -> NearFile | None:
+        return open_near(place)
 
     async def read(self, path: str) -> bytes:
         raise AssertionError(f"a client has no disk for {path}")

@@ -86,6 +86,8 @@ class Connection(asyncio.BufferedProtocol):
         self.reason: StelaeError | None = None
         self._owner = owner
         self._handshake: Handshake | None = handshake
+        self.knows_requests = False
+        """Whether the peer is a server that understands for which request a call is."""
         self._limits = limits
         self._answers = answers
         self._loop = asyncio.get_running_loop()
@@ -208,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
             self.reason = handshake.error
             self.close()
         elif handshake.done:
-            self._handshake = None
+            self._handshake, self.knows_requests = None, handshake.knows_requests
             assert self._handshake_timer is not None
             self._handshake_timer.cancel()
             self._owner.connection_ready(self)

@@ -21,6 +21,7 @@ from typing import TypeVar
 from stelae.core.errors import AlreadyRunning
 from stelae.core.rpc import Blob
 from stelae.runtime.frames import byte_view
+from stelae.runtime.near_files import CachedFile, open_near, place_of
 from stelae.runtime.processes import boot_id
 from stelae.runtime.sync_pace import SyncPace
 
@@ -129,6 +130,10 @@ class LocalFile:
         found = os.fstatvfs(self._descriptor)
         return found.f_bavail * found.f_frsize
 
+    @property
+    def place(self) -> str:
+        return place_of(self._descriptor, self._path)
+
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -183,6 +188,9 @@ class LocalDisk:
         if self._sync_in_thread:
             self._pace = SyncPace(like=self._pace)
         return LocalFile(descriptor, str(full), pace=self._pace)
+
+    def open_near(self, place: str) -> CachedFile | None:
+        return open_near(place)
 
     async def read(self, path: str) -> bytes:
         return await self._run(self._full(path).read_bytes)
@@ -262,9 +270,9 @@ async def _in_thread(work: Callable[[], T]) -> T:
     cancelled: asyncio.CancelledError | None = None
     while not thread.done():
         try:
-            return await asyncio.shield(thread)
+            await asyncio.wait([thread])
         except asyncio.CancelledError as error:
-            cancelled = error
+            cancelled = error  # and is raised below, whatever comes of the work
     if cancelled is not None:
         thread.exception()  # seen by nobody else, as who waited for it is gone
         raise cancelled

@@ -24,8 +24,10 @@ from typing import NamedTuple
 import pyarrow as pa
 from crc32c import crc32c
 
+from stelae.core.current import is_sane_id
 from stelae.core.memory import populate
 from stelae.core.rpc import Blob
+from stelae.core.tracing import sane_parent
 
 HEAD_BYTES = 32
 SINGLE_BYTES_MAX = 64 * 1024
@@ -35,6 +37,9 @@ BLOBS_MAX = 4096
 POPULATED_BYTES = 1024 * 1024  # at once: about a millisecond
 BLOB_ALIGNMENT = 64  # what Arrow wants of its buffers, so that they can be used where they lie
 NO_DESTINATION = bytes(16)
+ASKED_BY = b"\0"
+"""Between a method's name, the id of the request that the call is for, and its trace, where there
+are any."""
 
 _HEAD_CRC = struct.Struct("<I")
 _HEAD_REST = struct.Struct("<IIBBHQQ")
@@ -155,6 +160,18 @@ def encode_request(
     start = head + _lengths(len(views)).pack(*[view.nbytes for view in views]) + name + body
     buffers: list[Blob] = [start]
     return buffers, _append_blobs(buffers, len(start), views)
+
+
+def asked_by(name: bytes, request_id: str, trace: str) -> bytes:
+    """A method's name, with what the call is for."""
+    return ASKED_BY.join((name, request_id.encode(), trace.encode()))
+
+
+def asked_of(name: bytes) -> tuple[bytes, str, str]:
+    """The other way: name, request's id, ``traceparent``; what is not sane is left out."""
+    parts = name.split(ASKED_BY)
+    request_id, trace = (part.decode("ascii", "replace") for part in (*parts[1:3], b"", b"")[:2])
+    return parts[0], request_id if is_sane_id(request_id) else "", sane_parent(trace)
 
 
 def encode_reply(body: bytes, blobs: Sequence[Blob] = ()) -> tuple[list[Blob], int]:

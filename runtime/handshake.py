@@ -41,6 +41,11 @@ MESSAGE_BYTES = max(_HELLO.size, _CHALLENGE.size, _WELCOME.size, _PROOF_BYTES)
 """The size of the largest message; both ends receive into a buffer of this size."""
 
 
+KNOWS_REQUESTS = 0x100
+"""With the status of a CHALLENGE, where those of before see nothing: the server understands the id
+and the trace that may follow a method's name (`stelae.runtime.frames.ASKED_BY`)."""
+
+
 class Status(enum.IntEnum):
     OK = 0
     OTHER_VERSION = 1
@@ -81,6 +86,8 @@ class Handshake:
         self._transcript = b""
         self.needed = 0
         self.done = False
+        self.knows_requests = False
+        """Whether the server at the other end does."""
         self.error: StelaeError | None = None
 
     def start(self) -> bytes:
@@ -133,6 +140,7 @@ class ClientHandshake(Handshake):
                 )
             )
         self._transcript += proof
+        self.knows_requests = bool(status & KNOWS_REQUESTS)
         self.needed = _WELCOME.size
         return mine.proof(b"client", self._transcript)
 
@@ -170,7 +178,7 @@ class ServerHandshake(Handshake):
         self.error = Overloaded("connections", limit)
         return self._challenge(Status.BUSY, bytes(_NONCE_BYTES), bytes(_PROOF_BYTES))
 
-    def _challenge(self, status: Status, nonce: bytes, proof: bytes) -> bytes:
+    def _challenge(self, status: int, nonce: bytes, proof: bytes) -> bytes:
         return _CHALLENGE.pack(_MAGIC, self._credentials.version, status, nonce, proof)
 
     def feed(self, message: bytes) -> bytes:
@@ -184,7 +192,7 @@ class ServerHandshake(Handshake):
         if version != mine.version:
             self._fail(ProtocolMismatch(self._peer, version, mine.version))
             return self._challenge(Status.OTHER_VERSION, bytes(_NONCE_BYTES), bytes(_PROOF_BYTES))
-        challenge = self._challenge(Status.OK, self._entropy(_NONCE_BYTES), b"")
+        challenge = self._challenge(Status.OK | KNOWS_REQUESTS, self._entropy(_NONCE_BYTES), b"")
         self._transcript = message + challenge[:-_PROOF_BYTES]
         proof = mine.proof(b"server", self._transcript)
         self._transcript += proof

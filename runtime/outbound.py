@@ -15,6 +15,8 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from stelae.core import tracing
+from stelae.core.current import CURRENT
 from stelae.core.errors import (
     DeadlineExpired,
     InvalidArgument,
@@ -37,6 +39,7 @@ from stelae.runtime.frames import (
     SINGLE_BYTES_MAX,
     FrameError,
     Kind,
+    asked_by,
     byte_view,
     decode_reply,
     encode_request,
@@ -194,13 +197,36 @@ class Outbound:
         """Send a request for which there is room; return its id and its size in bytes."""
         assert self._connection is not None
         timeout_ms = min(int(timeout_s * 1000) + 1, _TIMEOUT_MS_MAX)
-        buffers, size = encode_request(timeout_ms, to, method.name.encode(), body, blobs)
+        name, entry = method.name.encode(), CURRENT.get()
+        knows = self._connection.knows_requests
+        if knows and entry is not None and (entry[0] or entry[3]):
+            trace, settle = self._traced(method, settle, entry[3])
+            name = asked_by(name, entry[0], trace)
+        buffers, size = encode_request(timeout_ms, to, name, body, blobs)
         self._last_call_id = call_id = self._last_call_id + 1
         bucket = self._deadlines.add(call_id, self._loop.time() + timeout_s)
         self._pending[call_id] = _Pending(settle, method, timeout_s, bucket, memory)
         alone = len(self._pending) == 1
         self._connection.send(Kind.REQUEST, call_id, buffers, size, alone=alone)
         return call_id, size
+
+    def _traced(
+        self, method: Method[Any, Any], settle: Callable[[Outcome], None], parent: str
+    ) -> tuple[str, Callable[[Outcome], None]]:
+        """The trace to send with a call, and who is told of its end: a span of its own, if any."""
+        spans = tracing.active
+        if spans is None or not parent:
+            return parent, settle
+        span = spans.begin(method.name, "client", parent, {"server.address": str(self.address)})
+        if span is None:
+            return parent, settle
+
+        def ended(outcome: Outcome) -> None:
+            failed = isinstance(outcome, Exception)
+            span.end(f"{type(outcome).__name__}: {outcome}" if failed else "")
+            settle(outcome)
+
+        return span.context, ended
 
     def _forget(self, call_id: int) -> _Pending | None:
         pending = self._pending.pop(call_id, None)

@@ -9,12 +9,14 @@ between actors")
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
+from stelae.core.current import CURRENT
 from stelae.core.errors import (
     InvalidArgument,
     StelaeError,
@@ -197,7 +199,10 @@ class TcpPeers:
             raise Unavailable(address, "this end is closed")
         task = self._connecting.get(address)
         if task is None:
-            task = asyncio.create_task(self._dial(address), name=f"connect to {address}")
+            context = contextvars.copy_context()
+            context.run(CURRENT.set, None)  # the connection outlives whoever was the first
+            dial, name = self._dial(address), f"connect to {address}"
+            task = asyncio.create_task(dial, name=name, context=context)
             self._connecting[address] = task
             task.add_done_callback(lambda done: self._dialled(address, done))
         await asyncio.wait((task,), timeout=max(0.0, timeout_s))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
 import socket
 import threading
@@ -22,7 +23,15 @@ _DEAD_STATES = ("X", "x")
 _ZOMBIE = "Z"
 _PR_SET_THP_DISABLE = 41  # of <linux/prctl.h>
 _LEAST_PRIORITY = 19
+_GC_THRESHOLDS = (20_000, 20, 20)
 T = TypeVar("T")
+
+
+def calm_collector() -> None:
+    """Leave what a server is made of out of garbage collections: they would stall its loop."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def boot_id() -> str:
@@ -47,9 +56,9 @@ def _started(stat: list[str]) -> float:
     return int(stat[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def this_process() -> ProcessIdentity:
+def this_process(node: str = "") -> ProcessIdentity:
     pid = os.getpid()
-    return ProcessIdentity(node_name(), pid, _started(_stat(pid)))
+    return ProcessIdentity(node or node_name(), pid, _started(_stat(pid)))
 
 
 def process_gone(here: ProcessIdentity, node: str, pid: int, started: float) -> bool:

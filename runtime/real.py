@@ -83,6 +83,9 @@ class LocalObjects:
         weakref.finalize(handle, self._buffers.pop, handle.number, None)
         return handle
 
+    async def move(self, buffer: pa.Buffer) -> tuple[ObjectHandle, pa.Buffer]:
+        return await self.put(buffer), buffer
+
     async def get(self, handle: ObjectHandle) -> pa.Buffer:
         assert isinstance(handle, LocalObject), f"{handle!r} is not of this store"
         return self._buffers[handle.number]
@@ -128,7 +131,8 @@ class CountingMetrics:
 
 
 class RealRuntime:
-    """See `stelae.core.runtime.Runtime`. The parts with a default may be given instead."""
+    """See `stelae.core.runtime.Runtime`. The parts with a default may be given instead; ``node`` is
+    what its machine is called, if it has a name of its own."""
 
     def __init__(
         self,
@@ -138,6 +142,7 @@ class RealRuntime:
         objects: Objects | None = None,
         metrics: Metrics | None = None,
         offload_threads: int = _OFFLOAD_THREADS,
+        node: str = "",
     ) -> None:
         self._clock = RealClock()
         self._rng = random.Random(int.from_bytes(os.urandom(32)))
@@ -145,7 +150,7 @@ class RealRuntime:
         self._disk = disk
         self._objects: Objects = LocalObjects() if objects is None else objects
         self._metrics: Metrics = CountingMetrics() if metrics is None else metrics
-        self._identity = this_process()
+        self._identity = this_process(node)
         self._threads = ThreadPoolExecutor(offload_threads, thread_name_prefix="offload")
         self._offloaded = 0
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 
+from stelae.core import tracing
+from stelae.core.current import CURRENT
 from stelae.core.errors import (
     DeadlineExpired,
     InvalidArgument,
@@ -30,13 +32,16 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import ServerUuid
 from stelae.core.rpc import Blob, Call, Gathered, Handler, Handlers, Outcome, Reply
+from stelae.core.tasks import Rest
 from stelae.runtime.connection import Connection
 from stelae.runtime.frames import (
+    ASKED_BY,
     NO_DESTINATION,
     SINGLE_BYTES_MAX,
     FrameError,
     Kind,
     Request,
+    asked_of,
     decode_request,
     encode_reply,
 )
@@ -168,29 +173,8 @@ class Service:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-class _Rest:
-    """What remains of a coroutine that has run to its first wait."""
-
-    def __init__(self, work: Coroutine[Any, Any, None], waits_for: Any) -> None:
-        self._work = work
-        self._waits_for = waits_for
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        waits_for = self._waits_for
-        while True:
-            value, thrown = None, None
-            try:
-                value = yield waits_for
-            except BaseException as error:
-                thrown = error
-            try:
-                waits_for = self._work.send(value) if thrown is None else self._work.throw(thrown)
-            except StopIteration:
-                return
-
-
 async def _resume(work: Coroutine[Any, Any, None], waits_for: Any) -> None:
-    await _Rest(work, waits_for)
+    await Rest(work, waits_for)
 
 
 class Inbound:
@@ -203,6 +187,7 @@ class Inbound:
         self._running = 0
         self._held: dict[int, int] = {}  # sizes of large requests, received or running
         self._held_bytes = 0
+        self._spans: dict[int, tracing.Span] = {}
 
     # ---- Owner ------------------------------------------------------------------------------
 
@@ -241,7 +226,11 @@ class Inbound:
         if not payload.readonly:
             payload = memoryview(bytes(payload))  # views of the receive buffer would not stay valid
         request = decode_request(payload)
-        route = self._service.routes.get(request.name)
+        routes, asked_by, trace = self._service.routes, "", ""
+        route = routes.get(request.name)
+        if route is None and ASKED_BY in request.name:
+            name, asked_by, trace = asked_of(request.name)
+            route = routes.get(name)
         timeout_s = request.timeout_ms / 1000 - age_s
         refusal = self._refusal(request, route, timeout_s)
         if refusal is not None:
@@ -258,8 +247,23 @@ class Inbound:
             return
         self._running += 1
         call = Call(body, request.blobs, timeout_s)
+        if trace:
+            trace = self._begin_span(route, call_id, body, trace)
+        # Until the next request of this connection:
+        CURRENT.set((asked_by, route.name, body, trace))
         if not self._service.gathers(route, _Arrived(self, call_id, call)):
             self.carry_out(route, call_id, call)
+
+    def _begin_span(self, route: _Route, call_id: int, body: Any, parent: str) -> str:
+        """The trace that calls to others belong to."""
+        tablet = getattr(body, "tablet_id", "")
+        about = {"stelae.tablet": tablet} if isinstance(tablet, str) and tablet else {}
+        spans = tracing.active
+        span = None if spans is None else spans.begin(route.name, "server", parent, about)
+        if span is None:
+            return parent
+        self._spans[call_id] = span
+        return span.context
 
     def carry_out(self, route: _Route, call_id: int, call: Call[Any]) -> None:
         """Run a request's handler."""
@@ -301,6 +305,9 @@ class Inbound:
 
     def answer(self, route: _Route, call_id: int, outcome: Outcome | Exception) -> None:
         """Send what a request came to."""
+        if self._spans and (span := self._spans.pop(call_id, None)) is not None:
+            failed = isinstance(outcome, Exception)
+            span.end(f"{type(outcome).__name__}: {outcome}" if failed else "")
         if isinstance(outcome, Reply):
             try:
                 buffers, size = self._encoded(route, outcome)

@@ -1,1 +1,2 @@
-"""(docstring to be written with the room)"""
+"""The HTTP front: an application over a client's database, its status page, and its place in Ray
+Serve."""

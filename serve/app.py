@@ -9,50 +9,71 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request
+from fastapi import APIRouter, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import HTMLResponse, Response
 
+from stelae.core.current import request_id
 from stelae.core.errors import StelaeError
-from stelae.serve import control, finds, losses, rows, scans, tables
-from stelae.serve.control_models import (
+from stelae.serve.audit import AuditLog
+from stelae.serve.following import TokenFollower
+from stelae.serve.gateway import DatabaseSource, Gateway, InvalidBody, gateway_of
+from stelae.serve.guard import Guard, Limits
+from stelae.serve.models.control import (
     MigrateRequest,
     MigrateSafekeeperRequest,
     SafekeeperStatusRequest,
     UpsertSafekeeperRequest,
 )
-from stelae.serve.gateway import DatabaseSource, Gateway, InvalidBody, gateway_of
-from stelae.serve.guard import Guard, Limits
-from stelae.serve.index_models import CreateIndexRequest, FindRequest
-from stelae.serve.losses import AcceptLossRequest
-from stelae.serve.models import (
-    AlterTableRequest,
+from stelae.serve.models.indexes import CreateIndexRequest, FindRequest
+from stelae.serve.models.openapi import finish, problems
+from stelae.serve.models.status import (
     Cluster,
+    CopyListing,
+    ProblemInfo,
+    RecoveryListing,
+    ServerListing,
+    TabletStatus,
+)
+from stelae.serve.models.tables import (
+    AlterTableRequest,
     CreateTableRequest,
-    Document,
     GetRequest,
     Health,
     Problem,
     ScanRequest,
     WriteRequest,
 )
-from stelae.serve.openapi import finish, problems
-from stelae.serve.page import HEADERS, status_page
+from stelae.serve.pages.page import REFRESH_S, headers, status_page
+from stelae.serve.pages.tables import View
 from stelae.serve.problems import (
     INTERNAL,
     INVALID_REQUEST,
     METHOD_NOT_ALLOWED,
     NOT_FOUND,
+    UNHEALTHY,
     ProblemType,
     all_problems,
     error_response,
     has_condition,
     plain_response,
 )
-from stelae.serve.tables import json_response
+from stelae.serve.request_ids import HEADER, RequestIds
+from stelae.serve.routes import cluster_spec, control, finds, losses, operators, rows, scans, tables
+from stelae.serve.routes import tokens as token_routes
+from stelae.serve.routes.losses import AcceptLossRequest
+from stelae.serve.routes.operators import (
+    MoveRequest,
+    ReplicasRequest,
+    RetireRequest,
+    StepDownRequest,
+)
+from stelae.serve.routes.row_shortcut import RowShortcut
+from stelae.serve.routes.tables import json_response
+from stelae.serve.routes.tokens import CreateTokenRequest
 from stelae.serve.tokens import TokenVerifier
 
 logger = logging.getLogger(__name__)
@@ -80,6 +101,12 @@ _BODIES = (
     MigrateSafekeeperRequest,
     MigrateRequest,
     AcceptLossRequest,
+    cluster_spec.ClusterSpecRequest,
+    MoveRequest,
+    ReplicasRequest,
+    StepDownRequest,
+    RetireRequest,
+    CreateTokenRequest,
 )
 
 
@@ -87,14 +114,22 @@ def make_app(
     database: DatabaseSource,
     tokens: TokenVerifier,
     limits: Limits | None = None,
+    token_key: bytes = b"",
+    audit: AuditLog | None = None,
+    specs: cluster_spec.ClusterSpecs | None = None,
+    *,
+    is_named: bool = False,
 ) -> FastAPI:
     """The application.
 
+    ``specs``: who carries out what is put to the cluster's spec; None: nobody does here.
     ``database``: an `AsyncDatabase` of the loop that the application will run in, or a function
     that makes one there, called at the first request; what it made is closed with the application.
+    ``is_named``: whoever stands before it gives answers the ids of their requests.
+    ``token_key``: the same in all replicas, so that each understands the tokens of another.
     """
     limits = limits or Limits()
-    gateway = Gateway(database, limits)
+    gateway = Gateway(database, limits, token_key)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -112,16 +147,27 @@ def make_app(
         redirect_slashes=False,
     )
     app.state.gateway = gateway
+    app.state.cluster_specs = specs
+    app.include_router(rows.router)  # first, as routes are tried in turn
     app.include_router(_health)
     app.include_router(_status)
     app.include_router(tables.router)
-    app.include_router(rows.router)
     app.include_router(scans.router)
     app.include_router(finds.router)
     app.include_router(control.router)
     app.include_router(losses.router)
+    app.include_router(cluster_spec.router)
+    app.include_router(operators.router)
+    app.include_router(token_routes.router)
     _add_error_handlers(app)
-    app.add_middleware(Guard, verifier=tokens, limits=limits)
+    app.state.tokens = tokens
+    app.add_middleware(RowShortcut, handlers=_HANDLERS)
+    follower = TokenFollower(tokens, gateway.database)
+    app.add_middleware(
+        Guard, tokens=follower, limits=lambda: gateway.limits, audit=audit or AuditLog()
+    )
+    app.add_middleware(RequestIds, is_named=is_named)
+    app.state.is_named = is_named
     return app
 
 
@@ -141,7 +187,7 @@ _status = APIRouter(tags=["status"])
 @_health.get(
     "/healthz",
     response_model=Health,
-    responses={503: {"description": "The masters do not answer.", "model": Health}},
+    responses={503: {"description": "The masters do not answer.", "model": Problem}},
 )
 async def healthz(request: Request) -> Response:
     """Whether the cluster's masters answer. The one path that needs no token."""
@@ -149,14 +195,20 @@ async def healthz(request: Request) -> Response:
         await gateway_of(request).check_health()
     except StelaeError as error:
         logger.warning("unhealthy: %s", error)
-        return json_response({"status": "unavailable"}, 503)
+        return plain_response(UNHEALTHY, f"the masters do not answer: {error}")
     return json_response({"status": "ok"})
 
 
 @_status.get("/", response_class=HTMLResponse, responses=problems(503))
-async def page(request: Request) -> Response:
+async def page(
+    request: Request,
+    table: Annotated[str, Query(max_length=1000, description="Tablets of this table alone.")] = "",
+    page: Annotated[int, Query(ge=1, le=1_000_000, description="Of the tablets.")] = 1,
+    refresh: Annotated[int, Query(ge=0, le=3600, description="Seconds; 0: never.")] = REFRESH_S,
+) -> Response:
     """The status page. A browser may give the token as password (any user name)."""
-    return HTMLResponse(status_page(await _document(request)), headers=HEADERS)
+    shown = status_page(await _document(request), View(table, page, refresh))
+    return HTMLResponse(shown, headers=headers())
 
 
 @_status.get("/v1/cluster", response_model=Cluster, responses=problems(503))
@@ -169,25 +221,25 @@ async def cluster(request: Request) -> Response:
     return json_response(await _document(request, gateway_of(request).max_staleness(request)))
 
 
-@_status.get("/v1/servers", response_model=Document, responses=problems(503))
+@_status.get("/v1/servers", response_model=ServerListing, responses=problems(503))
 async def servers(request: Request) -> Response:
     """All servers."""
     return json_response({"servers": (await _document(request))["servers"]})
 
 
-@_status.get("/v1/recoveries", response_model=Document, responses=problems(503))
+@_status.get("/v1/recoveries", response_model=RecoveryListing, responses=problems(503))
 async def recoveries(request: Request) -> Response:
     """Recoveries, past and under way."""
     return json_response({"recoveries": (await _document(request))["recoveries"]})
 
 
-@_status.get("/v1/copies", response_model=Document, responses=problems(503))
+@_status.get("/v1/copies", response_model=CopyListing, responses=problems(503))
 async def copies(request: Request) -> Response:
     """Copies of tablets from one server to another: under way, throttled, or about to begin."""
     return json_response({"copies": (await _document(request))["copies"]})
 
 
-@_status.get("/v1/tablets/{tablet_id}", response_model=Document, responses=problems(404, 503))
+@_status.get("/v1/tablets/{tablet_id}", response_model=TabletStatus, responses=problems(404, 503))
 async def tablet(request: Request, tablet_id: str) -> Response:
     """One tablet: where it is, its state, leader, term and durability."""
     for found in (await _document(request))["tablets"]:
@@ -196,7 +248,7 @@ async def tablet(request: Request, tablet_id: str) -> Response:
     raise HTTPException(404, f"there is no tablet {tablet_id[:80]!r}")
 
 
-@_status.get("/problems/{slug}", response_model=Document, responses=problems(404))
+@_status.get("/problems/{slug}", response_model=ProblemInfo, responses=problems(404))
 async def problem(slug: str) -> Response:
     """What a problem type means."""
     kind = all_problems().get(slug)
@@ -215,10 +267,8 @@ async def _document(request: Request, max_staleness: float | None = None) -> dic
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    app.add_exception_handler(StelaeError, _stelae_error)
-    app.add_exception_handler(InvalidBody, _invalid_body)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(StarletteHTTPException, _http_error)
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -258,4 +308,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _unexpected(request: Request, error: Exception) -> Response:
     """Starlette raises it again after this answer, so that the server's log has its trace."""
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return plain_response(INTERNAL, f"an unexpected {type(error).__name__}; the log has more")
+    # This answer goes out past all middleware.
+    named = {} if request.app.state.is_named else {HEADER: request_id()}
+    detail = f"an unexpected {type(error).__name__}; the log has more"
+    return plain_response(INTERNAL, detail, headers=named)
+
+
+_HANDLERS = {
+    StelaeError: _stelae_error,
+    InvalidBody: _invalid_body,
+    RequestValidationError: _validation_error,
+    StarletteHTTPException: _http_error,
+}

@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from stelae.core.errors import InvalidArgument, TooLarge
-from stelae.core.values import value_sizes
+from stelae.core.tables.values import value_sizes
 from stelae.serve.problems import MalformedBody
 
-_HEADER_DICTIONARY = 2
-_HEADER_BATCH = 3
+SCHEMA, DICTIONARY, _HEADER_BATCH = 1, 2, 3
+"""Kinds of messages."""
+_CONTINUES = 0xFFFFFFFF
 MAX_MESSAGES = 10_000
 
 
@@ -46,6 +47,29 @@ def read_stream(data: bytes, *, size_bytes_max: int, rows_max: int) -> pa.Table:
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, struct.error) as error:
         raise MalformedBody(f"the body is not an Arrow IPC stream: {error}") from None
     return table
+
+
+def message_head(data: bytes | bytearray) -> tuple[int | None, int] | None:
+    """Of the message at the beginning of ``data``: its kind, and how many bytes it has in all.
+
+    With its metadata not here yet: no kind, and how many bytes are needed to tell. None: it is the
+    end of the stream. Raises MalformedBody. ``data`` has 8 bytes at least.
+    """
+    mark, size = struct.unpack_from("<II", data, 0)
+    if mark != _CONTINUES:
+        raise MalformedBody("the body is not an Arrow IPC stream")
+    if not size:
+        return None
+    if len(data) < 8 + size:
+        return None, 8 + size
+    try:
+        table = _Flat(bytes(data[8 : 8 + size]), 0).follow()
+        kind, body = table.byte(1), table.long(3)
+    except struct.error as error:
+        raise MalformedBody(f"the body is not an Arrow IPC stream: {error}") from None
+    if body < 0 or kind not in (SCHEMA, DICTIONARY, _HEADER_BATCH):
+        raise MalformedBody("the body is not an Arrow IPC stream of rows")
+    return kind, 8 + size + body
 
 
 def check_row_count(rows: int, rows_max: int) -> None:
@@ -89,10 +113,10 @@ def _claimed_bytes(message: pa.ipc.Message) -> int:
     size = 0 if body is None else body.size
     table = _Flat(bytes(message.metadata), 0).follow()
     kind = table.byte(1)
-    if kind not in (_HEADER_DICTIONARY, _HEADER_BATCH) or body is None:
+    if kind not in (DICTIONARY, _HEADER_BATCH) or body is None:
         return size
     batch = table.child(2)
-    if kind == _HEADER_DICTIONARY:
+    if kind == DICTIONARY:
         batch = batch.child(1)
     if not batch.has(3):
         return size
@@ -133,6 +157,10 @@ class _Flat:
     def byte(self, number: int) -> int:
         at = self._field(number)
         return self._read("<B", at) if at else 0
+
+    def long(self, number: int) -> int:
+        at = self._field(number)
+        return self._read("<q", at) if at else 0
 
     def child(self, number: int) -> _Flat:
         at = self._field(number)

@@ -8,7 +8,9 @@ so a change of tokens needs no restart. A Serve that others use is used too, nev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hmac
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,16 +27,27 @@ from stelae.core.errors import AlreadyRunning, RetryLater
 from stelae.core.ids import Address
 from stelae.core.settings import Settings
 from stelae.runtime.client import client_runtime
+from stelae.runtime.free_ports import free_port
+from stelae.runtime.logs import log_as
+from stelae.runtime.processes import calm_collector
+from stelae.runtime.traces import trace_as
 from stelae.serve.app import make_app
-from stelae.serve.environment import free_port
+from stelae.serve.audit import AUDIT_FOLDER as AUDIT_FOLDER
+from stelae.serve.audit import AuditLog
 from stelae.serve.guard import Limits
+from stelae.serve.routes.cluster_spec import ClusterSpecs
 from stelae.serve.tokens import TokenEntry, TokenVerifier
 
-MAX_ONGOING_REQUESTS = 300
-"""Of one replica; the application itself refuses beyond `Limits.requests`, with a problem."""
-MAX_QUEUED_REQUESTS = 300
+SPARE_REQUESTS = 44
+"""So many more than `Limits.requests` reach a replica: the application refuses with a problem."""
 START_TIMEOUT_S = 60
 APP_PREFIX = "stelae-"
+REPLICA_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+"""Of our replicas alone: they work in the loop that reads requests, as nothing there blocks it for
+long. So a request need not change threads, nor its answer."""
+REPLICA_LOGGING: dict[str, Any] = {"enable_access_log": False, "log_level": "WARNING"}
+"""Of Serve's own lines. It makes one for each request, and drops it: at this level it makes none.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,12 @@ class GatewayPlan:
     secret: bytes
     settings: Settings
     limits: Limits = field(default_factory=Limits)
+    specs: Callable[[], ClusterSpecs] | None = None
+    """Who carries out what is put to the cluster's spec."""
+    audit_folder: str = ""
+    """On the replica's node; empty: the program's log alone."""
+    traces_endpoint: str = ""
+    """Of the collector of traces; empty: the file names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +76,14 @@ class Deployed:
     started_serve: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files of a Serve that is started here. HAProxy mode knows none: Serve's own proxy it is."""
+
+    cert: str
+    key: str
+
+
 def app_name(cluster: str) -> str:
     return APP_PREFIX + cluster
 
@@ -66,41 +93,66 @@ def open_database(plan: GatewayPlan) -> AsyncDatabase:
     return AsyncDatabase(client_runtime(plan.cluster, plan.secret), plan.masters, plan.settings)
 
 
+def token_key(plan: GatewayPlan) -> bytes:
+    """What the replicas sign with: never the cluster's secret itself."""
+    return hmac.digest(plan.secret, b"http tokens", "sha256")
+
+
 def build_app(plan: GatewayPlan, verifier: TokenVerifier) -> FastAPI:
     """The application of one replica."""
-    return make_app(partial(open_database, plan), verifier, plan.limits)
+    name = f"http-{os.getpid()}"
+    log_as(cluster=plan.cluster, kind="http", server=name)
+    trace_as(plan.traces_endpoint, cluster=plan.cluster, kind="http", server=name)
+    specs = None if plan.specs is None else plan.specs()
+    app = make_app(
+        partial(open_database, plan),
+        verifier,
+        plan.limits,
+        token_key(plan),
+        AuditLog(plan.audit_folder or None),
+        specs,
+        is_named=True,
+    )
+    calm_collector()
+    return app
 
 
 def gateway_deployment(plan: GatewayPlan, tokens: Sequence[TokenEntry], replicas: int) -> Any:
     """The Serve application, for `serve.run` or a Serve config of the user's own."""
-    verifier_of_process: list[TokenVerifier] = []
+    apps_of_process: list[FastAPI] = []
 
     def build() -> FastAPI:
-        verifier = TokenVerifier()
-        verifier_of_process.append(verifier)
-        return build_app(plan, verifier)
+        app = build_app(plan, TokenVerifier())
+        apps_of_process.append(app)
+        return app
 
     @serve.ingress(build)
     class StelaeGateway:
         """One replica of the HTTP API."""
 
         def reconfigure(self, user_config: dict[str, Any]) -> None:
-            """Take the tokens that are good from now on."""
+            """Take the tokens that are good from now on, and the bounds that hold."""
             entries = msgspec.convert(user_config["tokens"], list[TokenEntry])
-            for verifier in verifier_of_process:
-                verifier.replace(entries)
+            limits = msgspec.convert(user_config["limits"], Limits)
+            for app in apps_of_process:
+                app.state.tokens.replace(entries)
+                app.state.gateway.limits = limits
 
     deployment = serve.deployment(
         name="gateway",
         num_replicas=replicas,
-        max_ongoing_requests=MAX_ONGOING_REQUESTS,
-        max_queued_requests=MAX_QUEUED_REQUESTS,
+        max_ongoing_requests=plan.limits.requests + SPARE_REQUESTS,
+        max_queued_requests=plan.limits.requests + SPARE_REQUESTS,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
-        user_config={"tokens": msgspec.to_builtins(list(tokens))},
-        ray_actor_options={"num_cpus": 0},
+        user_config={
+            "tokens": msgspec.to_builtins(list(tokens)),
+            "limits": msgspec.to_builtins(plan.limits),
+            "traces_endpoint": plan.traces_endpoint,  # told to `traces_of`: a process has one
+        },
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": REPLICA_ENVIRONMENT}},
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=5,
-        logging_config={"enable_access_log": False},
+        logging_config=REPLICA_LOGGING,
     )(StelaeGateway)
     return deployment.bind()
 
@@ -108,11 +160,12 @@ def gateway_deployment(plan: GatewayPlan, tokens: Sequence[TokenEntry], replicas
 def deploy(
     plan: GatewayPlan,
     tokens: Sequence[TokenEntry],
-    *,
     host: str,
     port: int,
     replicas: int = 1,
+    *,
     started_serve: bool | None = None,
+    tls: Tls | None = None,
 ) -> Deployed:
     """Start the API (or bring the running one up to date), and wait until it answers.
 
@@ -121,22 +174,28 @@ def deploy(
     ``started_serve``: what an earlier `Deployed` said, when this is an update.
 
     Raises:
-        AlreadyRunning: the port is in use.
+        AlreadyRunning: the port is in use; or Serve runs without the TLS that is wanted.
         RetryLater: no replica became healthy.
     """
     running = serve_address()
     ours = running is None if started_serve is None else started_serve
     if running is None:
         port = port or free_port(host)
-        _start_serve(host, port)
+        _start_serve(host, port, tls)
+    elif tls is not None and not running.startswith("https://"):
+        raise AlreadyRunning(
+            f"Serve runs at {running} without TLS, and serve.tls wants it: end that Serve, or give "
+            "the certificate to whatever stands before it"
+        )
     name = app_name(plan.cluster)
     prefix = "/" if ours else f"/stelae/{plan.cluster}"
     try:
         serve.run(gateway_deployment(plan, tokens, replicas), name=name, route_prefix=prefix)
     except (RuntimeError, TimeoutError, RayServeException) as error:
         raise RetryLater(f"the HTTP API did not start: {error}") from error
-    address = serve_address() or f"{host}:{port}"
-    return Deployed(f"http://{address}{prefix.rstrip('/')}", name, ours)
+    scheme = "http" if tls is None else "https"
+    address = serve_address() or f"{scheme}://{host}:{port}"
+    return Deployed(f"{address}{prefix.rstrip('/')}", name, ours)
 
 
 def undeploy(cluster: str, *, started_serve: bool) -> None:
@@ -151,22 +210,85 @@ def undeploy(cluster: str, *, started_serve: bool) -> None:
 
 
 def serve_address() -> str | None:
-    """``host:port`` of the Serve that runs on this Ray; None if there is none."""
+    """``http://host:port`` of the Serve that runs on this Ray; None if there is none."""
+    options = _serve_options()
+    if options is None:
+        return None
+    host, port = _place(options)
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    scheme = "https" if options.get("ssl_certfile") else "http"
+    return f"{scheme}://{shown}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """One of Serve's own, as the controller knows it."""
+
+    node_id: str
+    address: str
+    """Of its node."""
+    actor: str
+    """Its name, in Serve's namespace."""
+
+
+def proxies_of(cluster: str) -> tuple[list[Proxy], str]:
+    """The proxies of the Serve on this Ray, and the path of the cluster's front in it; empty: the
+    cluster has none."""
+    try:
+        details = ray.serve.context._get_global_client().get_serve_details()
+    except RayServeException:
+        return [], ""
+    prefix = details["applications"].get(app_name(cluster), {}).get("route_prefix") or ""
+    found = [
+        Proxy(node_id, str(each["node_ip"]), str(each["actor_name"]))
+        for node_id, each in sorted(details["proxies"].items())
+    ]
+    return found, prefix
+
+
+def limits_of(cluster: str) -> Limits | None:
+    """What the replicas that run were told to take on; None: nothing is known of it."""
+    config = _user_config(cluster)
+    return msgspec.convert(config["limits"], Limits) if "limits" in config else None
+
+
+def traces_of(cluster: str) -> str:
+    """Where the replicas that run were told to send traces; empty: nowhere."""
+    return str(_user_config(cluster).get("traces_endpoint", ""))
+
+
+def _user_config(cluster: str) -> Mapping[str, Any]:
+    details = ray.serve.context._get_global_client().get_serve_details()
+    deployments = details["applications"].get(app_name(cluster), {}).get("deployments", {})
+    config = deployments.get("gateway", {}).get("deployment_config", {}).get("user_config")
+    return config or {}
+
+
+def serve_place() -> tuple[str, int] | None:
+    """Host and port as the Serve that runs on this Ray was given them; None if there is none."""
+    options = _serve_options()
+    return None if options is None else _place(options)
+
+
+def _place(options: Mapping[str, Any]) -> tuple[str, int]:
+    return options.get("host") or "127.0.0.1", int(options.get("port", 8000))
+
+
+def _serve_options() -> Mapping[str, Any] | None:
     try:
         details = ray.serve.context._get_global_client().get_serve_details()
     except RayServeException:
         return None
-    options = details.get("http_options") or {}
-    host = options.get("host") or "127.0.0.1"
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    return f"{shown}:{options.get('port', 8000)}"
+    options: Mapping[str, Any] = details.get("http_options") or {}
+    return options
 
 
-def _start_serve(host: str, port: int) -> None:
+def _start_serve(host: str, port: int, tls: Tls | None) -> None:
+    files = {} if tls is None else {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key}
     try:
         serve.start(
             proxy_location="HeadOnly",
-            http_options=HTTPOptions(host=host, port=port, request_timeout_s=660),
+            http_options=HTTPOptions(host=host, port=port, request_timeout_s=660, **files),
             logging_config={"enable_access_log": False},
         )
     except (RuntimeError, OSError, ValueError) as error:

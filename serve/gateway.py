@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
@@ -17,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from stelae.client.database import AsyncDatabase
 from stelae.client.given import staleness
-from stelae.client.http_protocol import (
+from stelae.client.http.protocol import (
     ARROW_TYPE,
     JSON_TYPE,
     NDJSON_TYPE,
@@ -32,6 +33,7 @@ from stelae.core.errors import (
     SchemaChanged,
     TableNotFound,
 )
+from stelae.core.tasks import within
 from stelae.serve.guard import Limits
 from stelae.serve.problems import MalformedBody, UnsupportedMedia
 
@@ -61,9 +63,13 @@ class Gateway:
         self,
         source: DatabaseSource,
         limits: Limits,
+        token_key: bytes = b"",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
+        """Others may take their place at any time."""
+        self.token_key = token_key or secrets.token_bytes(32)
+        """Signs what clients bring back and nobody may make up; the same in all replicas."""
         self._source = source
         self._database: AsyncDatabase | None = None
         self._opening = asyncio.Lock()
@@ -147,7 +153,8 @@ class Gateway:
         InvalidArgument."""
         text = request.headers.get(TIMEOUT_HEADER)
         if text is None:
-            return self.limits.timeout_s if default_s is None else default_s
+            limits = self.limits
+            return limits.timeout_s if default_s is None else min(default_s, limits.timeout_max_s)
         try:
             timeout_s = float(text)
         except ValueError:
@@ -172,8 +179,7 @@ class Gateway:
     async def body(self, request: Request, timeout_s: float) -> bytes:
         """The whole body (the guard bounds it). Raises TooLarge, Overloaded, DeadlineExpired."""
         try:
-            async with asyncio.timeout(timeout_s):
-                return await request.body()
+            return await within(timeout_s, request.body())
         except TimeoutError:
             raise DeadlineExpired("reading the body", "the client to send it") from None
         except ClientDisconnect:

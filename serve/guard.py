@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -18,9 +20,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stelae.core.errors import Overloaded, StelaeError, TooLarge
-from stelae.core.schema import MAX_CALL_BYTES
+from stelae.core.tables.schema import MAX_CALL_BYTES
+from stelae.core.tokens import Role
+from stelae.serve.audit import BODY_BYTES, AuditLog
+from stelae.serve.following import TokenFollower
 from stelae.serve.problems import NotAuthenticated, error_response
-from stelae.serve.tokens import Principal, TokenVerifier
+from stelae.serve.tokens import Principal
 
 OPEN_PATHS = ("/healthz",)
 BROWSER_PATHS = ("/",)
@@ -48,29 +53,39 @@ class Limits:
 class Guard:
     """ASGI middleware; see the module."""
 
-    def __init__(self, app: ASGIApp, verifier: TokenVerifier, limits: Limits) -> None:
+    def __init__(
+        self, app: ASGIApp, tokens: TokenFollower, limits: Callable[[], Limits], audit: AuditLog
+    ) -> None:
         self._app = app
-        self._verifier = verifier
-        self._limits = limits
+        self._tokens = tokens
+        self._audit = audit
+        self._limits_now = limits
         self._requests = 0
         self._bytes = 0
 
+    @property
+    def _limits(self) -> Limits:
+        return self._limits_now()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _path(scope) in OPEN_PATHS:
+        if scope["type"] == "http" and not path_of(scope):  # the prefix itself, without a slash
+            scope = {**scope, "path": scope["path"] + "/"}
+        if scope["type"] != "http" or path_of(scope) in OPEN_PATHS:
             await self._pass(scope, receive, send)
             return
         headers = Headers(scope=scope)
         try:
-            principal = self._authenticate(scope, headers)
-            self._admit(headers)
+            principal = await self._authenticate(scope, headers)
+            self._admit(scope, headers)
         except StelaeError as error:
             await self._refusal(scope, error)(scope, receive, send)
             return
-        scope.setdefault("state", {})["principal"] = principal
+        state = scope.setdefault("state", {})
         counted = _CountedBody(self, receive)
+        state.update(principal=principal, audit=self._audit, counted=counted)
         self._requests += 1
         try:
-            await self._app(scope, counted.receive, send)
+            await self._app(scope, counted.receive, _audited(state, counted, send))
         finally:
             self._requests -= 1
             self._bytes -= counted.size_bytes
@@ -82,7 +97,7 @@ class Guard:
             return
         await self._app(scope, receive, send)
 
-    def _authenticate(self, scope: Scope, headers: Headers) -> Principal:
+    async def _authenticate(self, scope: Scope, headers: Headers) -> Principal:
         given = headers.get("authorization", "")
         if not given:
             raise NotAuthenticated("send the header Authorization: Bearer <token>")
@@ -91,11 +106,13 @@ class Guard:
             rest = _basic_password(rest)
         elif scheme.lower() != "bearer":
             raise NotAuthenticated("the header Authorization must begin with Bearer")
-        return self._verifier.verify(rest.strip())
+        return await self._tokens.verify(rest.strip())
 
-    def _admit(self, headers: Headers) -> None:
+    def _admit(self, scope: Scope, headers: Headers) -> None:
         if self._requests >= self._limits.requests:
             raise Overloaded("the number of concurrent requests", self._limits.requests)
+        if _is_stream(scope):
+            return
         length = headers.get("content-length", "")
         if length.isascii() and length.isdecimal() and int(length) > self._limits.body_bytes:
             raise TooLarge("the body", int(length), self._limits.body_bytes)
@@ -114,31 +131,68 @@ class Guard:
             raise Overloaded("the size of all bodies in hand", self._limits.bodies_bytes)
         self._bytes += more_bytes
 
+    def give_back(self, size_bytes: int) -> None:
+        """Bytes of a body that is still arriving are not in hand any more."""
+        self._bytes -= size_bytes
+
 
 class _CountedBody:
     def __init__(self, guard: Guard, receive: Receive) -> None:
         self._guard = guard
         self._receive = receive
         self.size_bytes = 0
+        self.head = b""
+        """How it begins."""
+
+    def release(self, size_bytes: int) -> None:
+        """So much of it was dealt with, and is not in hand any more."""
+        self.size_bytes -= size_bytes
+        self._guard.give_back(size_bytes)
 
     async def receive(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
-            size = len(message.get("body", b""))
+            body = message.get("body", b"")
+            size = len(body)
+            if len(self.head) < BODY_BYTES:
+                self.head += body[:BODY_BYTES]
             self._guard.take(size, self.size_bytes)
             self.size_bytes += size
         return message
 
 
-def _path(scope: Scope) -> str:
+def _audited(state: dict[str, Any], body: _CountedBody, send: Send) -> Send:
+    """Note how a call ends that only admins may make, before it is answered."""
+
+    async def noting(message: Message) -> None:
+        if message["type"] == "http.response.start" and (entry := state.get("audited")):
+            await state["audit"].end(entry, message["status"], body.head)
+        await send(message)
+
+    return noting
+
+
+def path_of(scope: Scope) -> str:
     """The path below where this application is mounted."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path.removeprefix(root.rstrip("/")) if root else path
 
 
+def _is_stream(scope: Scope) -> bool:
+    """Whether a body is read in windows, and so may be longer than any body in hand."""
+    query: bytes = scope.get("query_string", b"")
+    return path_of(scope).endswith("/rows:write") and b"stream=true" in query.split(b"&")
+
+
+def release_body(request: Request, size_bytes: int) -> None:
+    """So much of the request's body was dealt with."""
+    counted: _CountedBody = request.state.counted
+    counted.release(size_bytes)
+
+
 def _is_page(scope: Scope) -> bool:
-    return scope["method"] == "GET" and _path(scope) in BROWSER_PATHS
+    return scope["method"] == "GET" and path_of(scope) in BROWSER_PATHS
 
 
 def _basic_password(text: str) -> str:
@@ -146,6 +200,19 @@ def _basic_password(text: str) -> str:
         return base64.b64decode(text, validate=True).decode().partition(":")[2]
     except (binascii.Error, ValueError):
         raise NotAuthenticated("the header Authorization is not well formed") from None
+
+
+def require(request: Request, role: Role) -> Principal:
+    """Who asks, if that is enough for the role; what only admins may do is noted first.
+
+    Raises `NotPermitted`.
+    """
+    principal = principal_of(request)
+    if role is Role.ADMIN:
+        audit: AuditLog = request.state.audit
+        request.state.audited = audit.begin(request.scope, principal.name, principal.role.value)
+    principal.check(role)
+    return principal
 
 
 def principal_of(request: Request) -> Principal:

@@ -8,6 +8,7 @@ the same request id, 500 tell the operator. (design §12)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,9 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from stelae.client.http_protocol import PROBLEM_TYPE
+from stelae.client.http.protocol import PROBLEM_TYPE, wait_s_of
 from stelae.core import errors
+from stelae.core.current import request_id
 from stelae.core.errors import StelaeError, VersionMismatch
 
 
@@ -41,6 +43,24 @@ class SafekeeperNotFound(errors.InvalidArgument):
     """The path names a safekeeper that never registered."""
 
 
+class TokenShown(errors.TokenExists):
+    """The token's request is repeated, and its text was in the first answer alone."""
+
+    template = (
+        "token {0!r} was made by a request with this Idempotency-Key, and shown in its first "
+        "answer alone: if that is lost, revoke the token (DELETE /v1/tokens/{0}) and make one with "
+        "another key"
+    )
+
+
+class OperationNotFound(errors.InvalidArgument):
+    """The path names an operation that is not known (any more)."""
+
+
+class PreconditionFailed(errors.InvalidArgument):
+    """`If-Match` does not name what is there, or `If-None-Match` does."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProblemType:
     """One row of the table of problems."""
@@ -55,6 +75,7 @@ class ProblemType:
         return f"/problems/{self.slug}"
 
 
+CONDITION_FAILED = ProblemType(412, "precondition-failed", "It is not what it was any more")
 PROBLEMS: dict[type[BaseException], ProblemType] = {
     errors.Rejected: ProblemType(400, "rejected", "The request was refused"),
     errors.InvalidArgument: ProblemType(400, "invalid-argument", "The request is not valid"),
@@ -68,10 +89,18 @@ PROBLEMS: dict[type[BaseException], ProblemType] = {
     errors.TableNotFound: ProblemType(404, "table-not-found", "There is no such table"),
     errors.TabletNotFound: ProblemType(404, "tablet-not-found", "There is no such tablet"),
     SafekeeperNotFound: ProblemType(404, "safekeeper-not-found", "There is no such safekeeper"),
+    OperationNotFound: ProblemType(404, "operation-not-found", "There is no such operation"),
+    PreconditionFailed: CONDITION_FAILED,
+    errors.TableChanged: CONDITION_FAILED,
     errors.RowNotFound: ProblemType(404, "row-not-found", "There is no such row"),
+    errors.TokenExists: ProblemType(409, "token-exists", "A token of that name exists"),
+    TokenShown: ProblemType(409, "token-shown", "A token is shown once"),
+    errors.KeyReused: ProblemType(422, "key-reused", "The key stands for another request"),
+    errors.TokenNotFound: ProblemType(404, "token-not-found", "There is no such token"),
     errors.TableExists: ProblemType(409, "table-exists", "A table of that name exists"),
     errors.RowExists: ProblemType(409, "row-exists", "A row with that key exists"),
     errors.VersionMismatch: ProblemType(409, "version-mismatch", "The row has another version"),
+    errors.SnapshotLost: ProblemType(410, "snapshot-lost", "Its pages are kept no more"),
     errors.StaleRequest: ProblemType(409, "stale-request", "The request is outdated"),
     errors.AlreadyRunning: ProblemType(409, "already-running", "It runs already"),
     errors.MigrationUnderWay: ProblemType(409, "migration-under-way", "It is changed already"),
@@ -106,6 +135,7 @@ PROBLEMS: dict[type[BaseException], ProblemType] = {
 PRECONDITION_FAILED = ProblemType(412, "version-mismatch", "The row has another version")
 INVALID_REQUEST = ProblemType(422, "invalid-request", "The request does not fit the schema")
 INTERNAL = PROBLEMS[StelaeError]
+UNHEALTHY = PROBLEMS[errors.NoQuorum]
 NOT_FOUND = ProblemType(404, "not-found", "There is nothing at this path")
 METHOD_NOT_ALLOWED = ProblemType(405, "method-not-allowed", "Not with this method")
 
@@ -143,7 +173,8 @@ def error_document(error: StelaeError, kind: ProblemType) -> dict[str, Any]:
 def error_response(error: StelaeError, *, conditional: bool = False) -> Response:
     """The whole answer for an error."""
     kind = problem_type(error, conditional=conditional)
-    return problem_response(error_document(error, kind), kind)
+    headers = {"Retry-After": str(math.ceil(wait_s))} if (wait_s := wait_s_of(error)) else None
+    return problem_response(error_document(error, kind), kind, headers)
 
 
 def plain_response(
@@ -169,8 +200,10 @@ def problem_response(
     document: Mapping[str, Any], kind: ProblemType, headers: Mapping[str, str] | None = None
 ) -> Response:
     all_headers = dict(headers or {})
+    if asked_by := request_id():
+        document = {**document, "request_id": asked_by}
     if kind.retry_after_s is not None:
-        all_headers["Retry-After"] = str(kind.retry_after_s)
+        all_headers.setdefault("Retry-After", str(kind.retry_after_s))
     if kind.status == 401:
         all_headers["WWW-Authenticate"] = 'Bearer realm="stelae"'
     return Response(

@@ -1,16 +1,14 @@
 """Bearer tokens: who may do what over HTTP.
 
-A token is 32 random bytes as text. The token file (JSON, mode 0600) keeps only SHA-256 hashes: what
-has 256 bits of chance in it needs no slow hash. Only the admin token made at launch also lies in
-clear, in a file of its own beside it, so that its owner can use it. Invariants: comparing takes the
-same time whatever is wrong; a file that others can read is refused. (design §12)
+The masters' catalog has the tokens that are made while the cluster runs; a file (JSON, mode 0600)
+has the one made at launch, which must work before there is a catalog. Both keep only SHA-256
+hashes, and so do replicas: how long a look-up by the hash takes tells nobody anything of a token.
+Only the admin token made at launch also lies in clear, in a file of its own, so that its owner can
+use it. Invariant: a file that others can read is refused. (design §12)
 """
 
 from __future__ import annotations
 
-import enum
-import hashlib
-import hmac
 import os
 import secrets
 import stat
@@ -19,25 +17,21 @@ from pathlib import Path
 
 import msgspec
 
+from stelae.actors.hosting.kept_files import ADMIN_TOKEN_FILE as ADMIN_TOKEN_FILE
+from stelae.actors.hosting.kept_files import TOKENS_FILE as TOKENS_FILE
 from stelae.core.errors import InvalidArgument
+from stelae.core.tokens import (
+    LAUNCH_TOKEN,
+    MAX_TOKENS,
+    AccessTokens,
+    Role,
+    check_token_name,
+    hash_token,
+)
 from stelae.serve.problems import NotAuthenticated, NotPermitted
 
 TOKEN_BYTES = 32
-MAX_TOKENS = 1000
-TOKENS_FILE = "tokens.json"
-ADMIN_TOKEN_FILE = "admin-token"
-
-
-class Role(enum.StrEnum):
-    """Each may do what those before it may."""
-
-    READ = "read"
-    WRITE = "write"
-    ADMIN = "admin"
-
-    def includes(self, other: Role) -> bool:
-        order = list(Role)
-        return order.index(self) >= order.index(other)
+PREFIX = "stelae_"
 
 
 class TokenEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,36 +61,60 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 class TokenVerifier:
-    """Knows tokens by their hashes. `replace` takes a new list while it runs."""
+    """Knows tokens by their hashes: those of a file, and those of the masters' catalog."""
 
     def __init__(self, entries: Iterable[TokenEntry] = ()) -> None:
-        self._entries: tuple[TokenEntry, ...] = ()
+        self._of_file: tuple[TokenEntry, ...] = ()
+        self._access = AccessTokens(generation=-1)
+        self._known: dict[str, Principal] = {}
         self.replace(entries)
 
+    @property
+    def generation(self) -> int:
+        """Of the catalog's tokens; -1: they have not been asked for yet."""
+        return self._access.generation
+
     def replace(self, entries: Iterable[TokenEntry]) -> None:
-        self._entries = tuple(entries)
+        """Take a new list of the file's."""
+        self._of_file = tuple(entries)
+        self._make()
+
+    def follow(self, access: AccessTokens) -> None:
+        """Take what the masters have now. What they revoked is good no more, wherever it is from;
+        an older list than the one that is known changes nothing."""
+        if access.generation > self._access.generation:
+            self._access = access
+            self._make()
+
+    def _make(self) -> None:
+        known = {entry.sha256: Principal(entry.name, entry.role) for entry in self._of_file}
+        for token in self._access.tokens:
+            known[token.sha256] = Principal(token.name, token.role)
+        for sha256 in self._access.revoked:
+            known.pop(sha256, None)
+        self._known = known
 
     def verify(self, token: str) -> Principal:
         """Who has this token. Raises `NotAuthenticated`."""
-        digest = hash_token(token)
-        found: TokenEntry | None = None
-        for entry in self._entries:  # all of them, whichever fits
-            if hmac.compare_digest(entry.sha256, digest):
-                found = entry
+        found = self._known.get(hash_token(token))
         if found is None:
             raise NotAuthenticated("this token is not known")
-        return Principal(found.name, found.role)
+        return found
+
+    def of_file(self) -> list[TokenEntry]:
+        """Those made at launch that are good."""
+        return [entry for entry in self._of_file if entry.sha256 in self._known]
 
 
-def hash_token(token: str) -> str:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+def new_token() -> str:
+    """The text of a new token."""
+    return PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def make_token(name: str, role: Role) -> tuple[str, TokenEntry]:
     """A new token: its text, to be given to its owner once, and its entry for the file."""
-    if not 0 < len(name) <= 100 or not name.isprintable():
-        raise InvalidArgument(f"token name {name!r}: 1 to 100 printable characters")
-    token = "stelae_" + secrets.token_urlsafe(TOKEN_BYTES)
+    check_token_name(name)
+    token = new_token()
     return token, TokenEntry(name, role, hash_token(token))
 
 
@@ -132,8 +150,9 @@ def write_tokens(path: str | os.PathLike[str], entries: Sequence[TokenEntry]) ->
 def make_admin_token(folder: str | os.PathLike[str]) -> str:
     """Make the admin token of a cluster, or find the one made before; return its text.
 
-    ``admin-token`` in ``folder`` has it in clear, ``tokens.json`` beside it its hash. A token
-    revoked in ``tokens.json`` (or files that do not fit together) is made anew.
+    ``admin-token`` in ``folder`` has it in clear, ``tokens.json`` beside it its hash. A token that
+    is not in ``tokens.json`` any more (or files that do not fit together) is made anew; what was
+    revoked over HTTP, `stelae.tokens.drop_revoked` takes out of there.
     """
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)
@@ -144,8 +163,8 @@ def make_admin_token(folder: str | os.PathLike[str]) -> str:
         digest = hash_token(token)
         if any(entry.sha256 == digest and entry.role is Role.ADMIN for entry in entries):
             return token
-    token, entry = make_token("admin", Role.ADMIN)
-    write_tokens(root / TOKENS_FILE, [e for e in entries if e.name != "admin"] + [entry])
+    token, entry = make_token(LAUNCH_TOKEN, Role.ADMIN)
+    write_tokens(root / TOKENS_FILE, [e for e in entries if e.name != LAUNCH_TOKEN] + [entry])
     _write_private(clear, token.encode() + b"\n")
     return token
 
@@ -162,3 +181,20 @@ def _write_private(path: Path, data: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def entries_of_folder(folder: str | os.PathLike[str]) -> list[TokenEntry]:
+    """Those of a cluster's token file, if there is one. Raises InvalidArgument."""
+    file = Path(folder) / TOKENS_FILE
+    return read_tokens(file) if file.exists() else []
+
+
+def hash_of_file(folder: str | os.PathLike[str], name: str) -> str:
+    """The hash of the token of that name in a cluster's file; empty: it has none."""
+    return next((e.sha256 for e in entries_of_folder(folder) if e.name == name), "")
+
+
+def drop_of_file(folder: str | os.PathLike[str], sha256: str) -> None:
+    """Take a token out of a cluster's file, so that no launch hands it to replicas again."""
+    entries = [entry for entry in entries_of_folder(folder) if entry.sha256 != sha256]
+    write_tokens(Path(folder) / TOKENS_FILE, entries)

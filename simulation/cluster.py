@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stelae.actors.backup import Backup
-from stelae.actors.cas_files import FilesBackend
-from stelae.actors.cas_store import CasStore
-from stelae.actors.master import Master
-from stelae.actors.migration_runner import RunnerSettings
-from stelae.actors.safekeeper import Safekeeper
-from stelae.actors.tserver import GivenUp, TabletServer
+from stelae.actors.backup.backup import Backup
+from stelae.actors.cas.files import FilesBackend
+from stelae.actors.cas.store import CasStore
+from stelae.actors.master.master import Master
+from stelae.actors.master.migration_runner import RunnerSettings
+from stelae.actors.safekeeper.safekeeper import Safekeeper
+from stelae.actors.tserver.tserver import GivenUp, TabletServer
 from stelae.client.database import AsyncDatabase
 from stelae.core.ids import Address
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
 from stelae.simulation.node import Factory
 from stelae.simulation.world import World
-from stelae.storage.frames import MediumSpec
+from stelae.storage.media.frames import MediumSpec
 
 CLUSTER = "simulated"
 MEMORY_LIMIT_BYTES = 64 << 20
@@ -28,6 +28,8 @@ LOADING_S = (0.0, 4.0, 12.0, 30.0)
 between. 0: as fast as it goes."""
 ROW_BYTES = 250
 """About what a row takes in the log, beside its value."""
+HEADS_BYTES = 64 << 10
+"""Of a log in which little was written: what heads say, which are closed by faults and alters."""
 MEDIA = {
     "disk": MediumSpec(name="disk", path="disk"),
     "ram": MediumSpec(name="ram", size_bytes=16 << 20),
@@ -37,7 +39,7 @@ MEDIA = {
 def _load_rate(world: World) -> float:
     work = world.options.workload
     loading_s = world.rng("loading").choice(LOADING_S)
-    size_bytes = work.clients * work.operations * (work.value_bytes + ROW_BYTES)
+    size_bytes = work.clients * work.operations * (work.value_bytes + ROW_BYTES) + HEADS_BYTES
     return size_bytes / loading_s if loading_s else 0.0
 
 

@@ -17,9 +17,10 @@ import errno
 import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from stelae.core.rpc import Blob
+from stelae.core.runtime import NearFile
+from stelae.simulation.content import Content, Pending, apply
 from stelae.simulation.options import Options
 from stelae.simulation.process import Process
 
@@ -33,57 +34,8 @@ class InjectedDiskError(OSError):
     """An error that the world made, not the server: the server may stop because of it."""
 
 
-@dataclass(slots=True)
-class _Pending:
-    """One operation on a file since its last sync; ``data`` None means truncate to ``offset``."""
-
-    offset: int
-    data: bytes | None
-
-
-class _Content:
-    """What a file holds: as read (``live``), as a crash would leave at least (``durable``)."""
-
-    __slots__ = ("allocated", "durable", "live", "pending", "synced", "unreadable")
-
-    def __init__(self, data: bytes = b"") -> None:
-        self.live = bytearray(data)
-        self.durable = bytearray(data)
-        self.pending: list[_Pending] = []
-        self.synced = 0  # operations ever made durable, so that overlapping syncs agree
-        self.allocated = len(data)
-        self.unreadable = False
-
-    def apply(self, operation: _Pending) -> None:
-        _apply(self.live, operation)
-        self.pending.append(operation)
-        self.allocated = max(self.allocated, len(self.live))
-
-    def sync_to(self, mark: int) -> None:
-        """Make the operations up to the ``mark``-th ever durable."""
-        count = mark - self.synced
-        if count > 0:
-            for operation in self.pending[:count]:
-                _apply(self.durable, operation)
-            del self.pending[:count]
-            self.synced = mark
-
-
-_Names = tuple[tuple[str, _Content | None], ...]
+_Names = tuple[tuple[str, Content | None], ...]
 """Names that change together or not at all; None removes a name."""
-
-
-def _apply(target: bytearray, operation: _Pending) -> None:
-    if operation.data is None:
-        size = operation.offset
-        if len(target) > size:
-            del target[size:]
-        else:
-            target.extend(bytes(size - len(target)))
-        return
-    if len(target) < operation.offset:
-        target.extend(bytes(operation.offset - len(target)))
-    target[operation.offset : operation.offset + len(operation.data)] = operation.data
 
 
 class SimDisk:
@@ -93,8 +45,8 @@ class SimDisk:
         self._rng = rng
         self._options = options
         self._note = note
-        self._files: dict[str, _Content] = {}
-        self._named: dict[str, _Content] = {}
+        self._files: dict[str, Content] = {}
+        self._named: dict[str, Content] = {}
         self._unnamed: list[_Names] = []
         self.full = False
         """While set, whatever needs space fails, with `refusal`."""
@@ -108,6 +60,7 @@ class SimDisk:
         self.on_sync: Callable[[float], None] | None = None
         """Called once, when a sync begins, with its latency in seconds: to crash in its midst."""
         self.syncs_in_flight = 0
+        self.name = ""
         self.boots = 0  # of its machine, as far as that loses what is not synced
 
     # ---- for the world and tests --------------------------------------------------------------
@@ -124,7 +77,7 @@ class SimDisk:
         for path, content in self._named.items():
             for operation in content.pending:
                 if keep_all:
-                    _apply(content.durable, operation)
+                    apply(content.durable, operation)
                 elif not drop_all:
                     self._settle(path, content, operation)
             content.live = bytearray(content.durable)
@@ -163,7 +116,7 @@ class SimDisk:
         """Let every later reading of a file fail with EIO, as that of a bad sector does."""
         self._files[path].unreadable = True
 
-    def check_readable(self, content: _Content, path: str) -> None:
+    def check_readable(self, content: Content, path: str) -> None:
         if content.unreadable:
             self._note(f"disk cannot read {path}")
             raise InjectedDiskError(errno.EIO, "Input/output error", path)
@@ -176,11 +129,11 @@ class SimDisk:
         content = self._named.get(path)
         return b"" if content is None else bytes(content.durable)
 
-    def _settle(self, path: str, content: _Content, operation: _Pending) -> None:
+    def _settle(self, path: str, content: Content, operation: Pending) -> None:
         """Keep, drop or tear one pending operation of a crashed disk."""
         fate = self._rng.random()
         if fate < 0.35:
-            _apply(content.durable, operation)
+            apply(content.durable, operation)
         elif fate < 0.6 or operation.data is None or not operation.data:
             return
         elif fate < 0.8:
@@ -189,7 +142,7 @@ class SimDisk:
             if torn and self._rng.random() < self._options.flip_rate:
                 torn[self._rng.randrange(cut)] ^= 1 << self._rng.randrange(8)
             self._note(f"disk tears {path} at {operation.offset}+{cut} of {len(operation.data)}")
-            _apply(content.durable, _Pending(operation.offset, bytes(torn)))
+            apply(content.durable, Pending(operation.offset, bytes(torn)))
         else:
             self._note(f"disk keeps some sectors of {path} at {operation.offset}")
             start, end = operation.offset, operation.offset + len(operation.data)
@@ -198,7 +151,7 @@ class SimDisk:
                 first, last = max(sector, start), min(sector + SECTOR_BYTES, end)
                 if self._rng.random() < 0.5:
                     piece = operation.data[first - start : last - start]
-                    _apply(content.durable, _Pending(first, piece))
+                    apply(content.durable, Pending(first, piece))
                 sector += SECTOR_BYTES
 
     # ---- for views ----------------------------------------------------------------------------
@@ -206,7 +159,7 @@ class SimDisk:
     def latency(self, least_s: float, mean_s: float) -> float:
         return (least_s + self._rng.expovariate(1.0 / mean_s)) * self.slowness
 
-    def check_space(self, content: _Content, end: int) -> None:
+    def check_space(self, content: Content, end: int) -> None:
         if end <= content.allocated:
             return
         full = self.full
@@ -217,13 +170,13 @@ class SimDisk:
             self._note("disk is full")
             raise InjectedDiskError(self.refusal, os.strerror(self.refusal))
 
-    def find(self, path: str) -> _Content | None:
+    def find(self, path: str) -> Content | None:
         return self._files.get(path)
 
     def is_unnamed(self, path: str) -> bool:
         return any(changed == path for names in self._unnamed for changed, _ in names)
 
-    def begin_names(self, *names: tuple[str, _Content | None]) -> None:
+    def begin_names(self, *names: tuple[str, Content | None]) -> None:
         """Change names, together (None removes one); they are durable after `finish_names`."""
         _name(self._files, names)
         self._unnamed.append(names)
@@ -233,7 +186,7 @@ class SimDisk:
             _name(self._named, names)
         self._unnamed.clear()
 
-    async def sync(self, content: _Content, path: str) -> None:
+    async def sync(self, content: Content, path: str) -> None:
         mark = content.synced + len(content.pending)
         latency_s = self.latency(self._options.sync_min_s, self._options.sync_mean_s)
         if self.on_sync is not None:
@@ -251,13 +204,13 @@ class SimDisk:
         covered = content.pending[: max(0, mark - content.synced)]
         for operation in covered:  # clean pages now, whether they were written or not
             if self._rng.random() < 0.5:
-                _apply(content.durable, operation)
+                apply(content.durable, operation)
         del content.pending[: len(covered)]
         content.synced += len(covered)
         self._note(f"disk fails the sync of {path}")
         raise InjectedDiskError(errno.EIO, f"Input/output error: {path}")
 
-    def sync_at_once(self, content: _Content) -> bool:
+    def sync_at_once(self, content: Content) -> bool:
         """Now and then a disk is quick; whatever is to befall a sync befalls a slow one."""
         failing = self.fail_next_sync or self.fail_syncs or self.on_sync is not None
         if self.slowness > 1.0 or failing or self._rng.random() < SLOW_SYNC_PROBABILITY:
@@ -290,7 +243,7 @@ class SimDisk:
                 return cancelled
 
 
-def _name(content_by_path: dict[str, _Content], names: _Names) -> None:
+def _name(content_by_path: dict[str, Content], names: _Names) -> None:
     for path, content in names:
         if content is None:
             content_by_path.pop(path, None)
@@ -307,7 +260,7 @@ def _check_path(path: str) -> str:
 class SimFile:
     """An open file of one process."""
 
-    def __init__(self, disk: SimDisk, process: Process, content: _Content, path: str) -> None:
+    def __init__(self, disk: SimDisk, process: Process, content: Content, path: str) -> None:
         self._disk = disk
         self._process = process
         self._content = content
@@ -329,7 +282,7 @@ class SimFile:
         data = b"".join(memoryview(buffer).cast("B") for buffer in buffers)
         self._disk.check_space(self._content, offset + len(data))
         if data:
-            self._content.apply(_Pending(offset, data))
+            self._content.apply(Pending(offset, data))
 
     def read_at(self, offset: int, length: int) -> bytes:
         self._check()
@@ -353,18 +306,23 @@ class SimFile:
     def truncate(self, size: int) -> None:
         self._check()
         self._disk.check_space(self._content, size)
-        self._content.apply(_Pending(size, None))
+        self._content.apply(Pending(size, None))
 
     def preallocate(self, size: int) -> None:
         self._check()
         self._disk.check_space(self._content, size)
         if size > len(self._content.live):
-            self._content.apply(_Pending(size, None))
+            self._content.apply(Pending(size, None))
 
     @property
     def room_bytes(self) -> int:
         self._check()
         return 0 if self._disk.full else ROOM_BYTES
+
+    @property
+    def place(self) -> str:
+        self._check()
+        return f"{self._disk.name}:{self._path}"
 
     def close(self) -> None:
         self._closed = True
@@ -373,10 +331,17 @@ class SimFile:
 class SimDiskView:
     """A `Disk` for one process; it stops working when the process ends."""
 
-    def __init__(self, disk: SimDisk, process: Process, options: Options) -> None:
+    def __init__(
+        self,
+        disk: SimDisk,
+        process: Process,
+        options: Options,
+        near: Callable[[str], NearFile | None] = lambda place: None,
+    ) -> None:
         self._disk = disk
         self._process = process
         self._options = options
+        self._near = near
         self.boot = f"boot {disk.boots}"
 
     async def _settle_names(self) -> None:
@@ -389,13 +354,17 @@ class SimDiskView:
         self._process.check()
         content = self._disk.find(path)
         if content is None:
-            content = _Content()
+            content = Content()
             self._disk.check_space(content, 1)
             self._disk.begin_names((path, content))
             await self._settle_names()
         elif self._disk.is_unnamed(path):  # another task is making it right now
             await self._settle_names()
         return SimFile(self._disk, self._process, content, path)
+
+    def open_near(self, place: str) -> NearFile | None:
+        self._process.check()
+        return self._near(place)
 
     async def read(self, path: str) -> bytes:
         _check_path(path)
@@ -416,9 +385,9 @@ class SimDiskView:
     async def replace(self, path: str, data: bytes) -> None:
         _check_path(path)
         self._process.check()
-        content = _Content()
+        content = Content()
         self._disk.check_space(content, max(1, len(data)))
-        content.apply(_Pending(0, bytes(data)))
+        content.apply(Pending(0, bytes(data)))
         cancelled: asyncio.CancelledError | None = None
         try:
             await self._disk.sync(content, path)
@@ -435,7 +404,7 @@ class SimDiskView:
         self._process.check()
         content = self._disk.find(path)
         if content is None:
-            content = _Content()
+            content = Content()
             self._disk.check_space(content, 1)
             self._disk.begin_names((path, content))
         file = SimFile(self._disk, self._process, content, path)

@@ -51,7 +51,6 @@ class SimHandle(asyncio.TimerHandle):
         self,
         callback: Callable[..., object],
         args: tuple[Any, ...],
-        loop: SimLoop,
         context: contextvars.Context | None,
         when: float,
     ) -> None:
@@ -62,12 +61,10 @@ class SimHandle(asyncio.TimerHandle):
         else:
             self._context = context
             self.process = context.get(PROCESS)
-        self._loop = loop
         self._callback: Callable[..., object] | None = callback
         self._args = args
         self._cancelled = False
         self._when = when
-        self._scheduled = False
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -83,6 +80,8 @@ class SimHandle(asyncio.TimerHandle):
 
 class SimTask(asyncio.Task[T]):
     """A task that hashes by its number, so that sets of tasks have one order in every run."""
+
+    __slots__ = ("number", "sim_context")
 
     def __init__(
         self,
@@ -102,6 +101,8 @@ class SimTask(asyncio.Task[T]):
 
 class SimFuture(asyncio.Future[T]):
     """A future that hashes by its number, for the same reason, and knows whose it is."""
+
+    __slots__ = ("number", "process")
 
     number: int
     process: Process | None
@@ -151,7 +152,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> SimHandle:
-        handle = SimHandle(callback, args, self, context, self._now)
+        handle = SimHandle(callback, args, context, self._now)
         self._ready.append(handle)
         return handle
 
@@ -162,10 +163,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> SimHandle:
-        handle = SimHandle(callback, args, self, context, when)
-        self._timers_made += 1  # ties keep the order of their making
-        heapq.heappush(self._timers, (when, self._timers_made, handle))
-        return handle
+        return self._set_timer(when, callback, args, context)
 
     def call_later(  # type: ignore[override]
         self,
@@ -174,7 +172,19 @@ class SimLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> SimHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        return self._set_timer(self._now + delay, callback, args, context)
+
+    def _set_timer(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+    ) -> SimHandle:
+        handle = SimHandle(callback, args, context, when)
+        self._timers_made += 1  # ties keep the order of their making
+        heapq.heappush(self._timers, (when, self._timers_made, handle))
+        return handle
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, *args: Any, **kwargs: Any
@@ -205,19 +215,20 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._tasks_made += 1
         task = SimTask(coro, self._tasks_made, self, name or f"task-{self._tasks_made}", context)
         process = context.get(PROCESS)
-        if process is not None and not process.alive:  # a ``finally`` of a dead process
+        if process is None:
+            self._world_tasks[task] = None
+        elif process.alive:
+            process.tasks[task] = None
+        else:  # a ``finally`` of a dead process
             _finish(task)
             return task
-        self._tasks_of(process)[task] = None
         task.add_done_callback(self._task_done, context=context)
         return task
 
-    def _tasks_of(self, process: Process | None) -> dict[asyncio.Task[Any], None]:
-        return self._world_tasks if process is None else process.tasks
-
     def _task_done(self, task: SimTask[Any]) -> None:
         process = PROCESS.get()
-        self._tasks_of(process).pop(task, None)
+        tasks = self._world_tasks if process is None else process.tasks
+        tasks.pop(task, None)
         # Private, unchanged since 3.4, guarded by a test: True until somebody asks for the error.
         if not task.cancelled() and task._log_traceback:
             reference = weakref.ref(task)
@@ -306,15 +317,18 @@ class SimLoop(asyncio.AbstractEventLoop):
                 gc.enable()
 
     def _run_until(self, task: SimTask[Any], end: float) -> None:
-        ready, draw, shuffle = self._ready, self._draw, self._shuffle
+        ready, draw, shuffle, is_over = self._ready, self._draw, self._shuffle, task.done
         moved_at = collected_at = self.steps
-        while not task.done():
+        look_at = 0  # nothing but the callback itself needs a look before so many
+        while not is_over():
             if not ready:
                 self._advance(end)
                 moved_at = self.steps
             count = len(ready)
-            chosen = int(draw() * count) if count > 1 and draw() < shuffle else 0
-            handle = ready.pop(chosen)
+            if count == 1:
+                handle = ready.pop()
+            else:
+                handle = ready.pop(int(draw() * count) if draw() < shuffle else 0)
             if handle._cancelled:
                 continue
             process = handle.process
@@ -322,16 +336,18 @@ class SimLoop(asyncio.AbstractEventLoop):
                 if process.alive:
                     process.held.append(handle)
                 continue
-            self.steps += 1
+            self.steps = steps = self.steps + 1
             self.mix = (self.mix * 1_000_003 + count) & 0xFFFF_FFFF_FFFF
             self._call(handle)
             if self._failure is not None:
                 raise self._failure
-            if self.steps - moved_at > LIVELOCK_CALLBACKS:
-                raise SimulationError(f"livelock: time stands still at {self._now:.6f} s")
-            if self.steps - collected_at > COLLECT_EVERY:
-                collected_at = self.steps
-                gc.collect(1)
+            if steps > look_at:
+                if steps - moved_at > LIVELOCK_CALLBACKS:
+                    raise SimulationError(f"livelock: time stands still at {self._now:.6f} s")
+                if steps - collected_at > COLLECT_EVERY:
+                    collected_at = steps
+                    gc.collect(1)
+                look_at = min(moved_at + LIVELOCK_CALLBACKS, collected_at + COLLECT_EVERY)
 
     def _call(self, handle: SimHandle) -> None:
         assert handle._callback is not None

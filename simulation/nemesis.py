@@ -284,7 +284,8 @@ class Nemesis:
             return
         self._lost_at_s = now_s
         node = world.nodes[name]
-        if action.fraction < ZOMBIE_RATE and node.running and not node.fixed_port:
+        may_move = node.running and not node.fixed_port and world.may_outlive(name)
+        if action.fraction < ZOMBIE_RATE and may_move:
             zombie = world.move(name)
             self._after(action.duration_s, lambda _: world.crash(zombie), action)
         else:

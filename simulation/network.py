@@ -84,7 +84,7 @@ class _Request:
         self.is_unknown = True
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class _Answer:
     body: bytes
     blobs: tuple[bytes, ...]
@@ -160,7 +160,7 @@ class Network:
         self._clogged_until_s[sender, receiver] = self._loop.time() + duration_s
 
     def is_blocked(self, sender: str, receiver: str) -> bool:
-        return (sender, receiver) in self._blocked
+        return bool(self._blocked) and (sender, receiver) in self._blocked
 
     def reset(self, first: str, second: str) -> None:
         """Break the connections between two nodes: calls become unknown, watches end."""
@@ -217,20 +217,20 @@ class Network:
         """Carry a message over a link. False if it is lost at once."""
         if self.is_blocked(sender, receiver):
             return self._park(sender, receiver, arrive)
-        clogged_s = self._clogged_until_s.get((sender, receiver), 0.0) - self._loop.time()
-
-        def at_receiver() -> None:
-            if not self.is_blocked(sender, receiver):
-                arrive()
-            else:
-                self._park(sender, receiver, arrive)
-
         latency_s = self.latency(size)
-        slow = self.bandwidths.get((sender, receiver))
-        if slow is not None:
+        if self.bandwidths and (slow := self.bandwidths.get((sender, receiver))) is not None:
             latency_s += size / slow
-        self._later(max(0.0, clogged_s) + latency_s, at_receiver)
+        if self._clogged_until_s:
+            until_s = self._clogged_until_s.get((sender, receiver), 0.0)
+            latency_s = max(0.0, until_s - self._loop.time()) + latency_s
+        self._later(latency_s, self._at_receiver, sender, receiver, arrive)
         return True
+
+    def _at_receiver(self, sender: str, receiver: str, arrive: Callable[[], None]) -> None:
+        if not self.is_blocked(sender, receiver):
+            arrive()
+        else:
+            self._park(sender, receiver, arrive)
 
     def _park(self, sender: str, receiver: str, arrive: Callable[[], None]) -> bool:
         parked = self._parked.setdefault((sender, receiver), [])
@@ -385,7 +385,7 @@ class SimPeers:
             address=address,
             method=method.name,
             body=msgspec.msgpack.encode(request),
-            blobs=tuple(memoryview(blob).tobytes() for blob in blobs),
+            blobs=tuple([memoryview(blob).tobytes() for blob in blobs]),
             timeout_s=timeout_s,
             sent_s=self._loop.time(),
             destination=destination,
@@ -480,7 +480,7 @@ class SimPeers:
         call = Call(body, tuple(map(memoryview, request.blobs)), timeout_s)
         reply = await self._arrivals.carry_out(handler, call)
         assert isinstance(reply.body, method.reply), f"{method.name} answers {method.reply}"
-        blobs = tuple(memoryview(blob).tobytes() for blob in reply.blobs)
+        blobs = tuple([memoryview(blob).tobytes() for blob in reply.blobs])
         return _Answer(msgspec.msgpack.encode(reply.body), blobs, None)
 
     async def watch(self, address: Address) -> None:

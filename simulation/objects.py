@@ -64,6 +64,10 @@ class SimObjects:
         self._store.made += 1
         return SimObject(self._process, copy, b"%d" % self._store.made)
 
+    async def move(self, buffer: pa.Buffer) -> tuple[SimObject, pa.Buffer]:
+        handle = await self.put(buffer)
+        return handle, await self.get(handle)
+
     async def get(self, handle: ObjectHandle) -> pa.Buffer:
         self._process.check()
         assert isinstance(handle, SimObject), "a handle of another world"

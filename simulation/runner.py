@@ -24,6 +24,10 @@ from stelae.simulation.world import World
 SEED_BASE_VARIABLE = "STELAE_SEED_BASE"
 KEPT_SEEDS = Path("tests/simulation/seeds.txt")
 """Relative to the root of the checkout: lines ``scenario seed  # cause``."""
+FINDS = Path("tests/simulation/finds.txt")
+"""The same of planted bugs: lines ``scenario seed bug``, of which the last one holds."""
+SEARCH_SEEDS = 3
+"""A find that took more than so many seeds is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,25 +108,37 @@ def run_seeds(
     *,
     budget_s: float = 60.0,
     kept: Path = KEPT_SEEDS,
+    part: tuple[int, int] = (0, 1),
+    with_kept: bool = True,
 ) -> list[Outcome]:
     """Run the kept seeds and then ``seeds`` (or so many derived ones), within ``budget_s``.
 
     Args:
-        budget_s: of wall time; kept seeds always run, new ones while there is time.
+        budget_s: of this process's CPU time, so that a busy machine runs no fewer; kept seeds
+            always run, new ones while there is time.
+        part: (number, parts): every so-manieth of all these seeds, from that one on. All parts
+            together run what one run without parts does; each may have a process of its own.
         kept: the list of seeds that failed once.
+        with_kept: False where another test runs them, on the same commit.
 
     Returns:
         The outcomes, all good; at least one seed has run.
 
     Raises:
         AssertionError: a seed failed; the text has the replay command and the evidence.
+        ValueError: there is no seed to run; that would be a success of nothing.
     """
+    number_of_part, parts = part
+    assert 0 <= number_of_part < parts
     chosen = derive_seeds(scenario.name, seeds) if isinstance(seeds, int) else list(seeds)
-    old = kept_seeds(scenario.name, kept)
-    end_s = time.monotonic() + budget_s
+    chosen = chosen[number_of_part::parts]
+    old = kept_seeds(scenario.name, kept)[number_of_part::parts] if with_kept else []
+    if not old + chosen:
+        raise ValueError(f"part {number_of_part} of {parts} of {scenario.name!r} has no seed")
+    end_s = time.process_time() + budget_s
     outcomes: list[Outcome] = []
     for number, seed in enumerate(old + chosen):
-        if number >= max(1, len(old)) and time.monotonic() > end_s:
+        if number >= max(1, len(old)) and time.process_time() > end_s:
             break
         outcome = run_seed(scenario, seed)
         outcomes.append(outcome)
@@ -137,18 +153,45 @@ def run_seeds(
 
 
 def find_bug(
-    scenario: Scenario, bug: str, max_seeds: int = 100, *, base: str = "planted"
+    scenario: Scenario,
+    bug: str,
+    max_seeds: int = 100,
+    *,
+    base: str = "planted",
+    finds: Path = FINDS,
 ) -> Outcome:
     """Run seeds with a planted bug until one fails: proof that the simulator can see it.
+
+    The one of these seeds that found it last is the first, as a search may take minutes.
 
     Raises:
         AssertionError: no seed of ``max_seeds`` found it.
     """
-    for seed in derive_seeds(scenario.name, max_seeds, base):
+    seeds = derive_seeds(scenario.name, max_seeds, base)
+    last = last_find(scenario.name, bug, finds)
+    seeds.sort(key=lambda seed: seed != last)  # stable: all others in their order
+    for number, seed in enumerate(seeds, 1):
         outcome = run_seed(scenario, seed, bug=bug)
         if outcome.failure is not None:
+            if number > SEARCH_SEEDS:
+                remember_find(scenario.name, seed, bug, finds)
             return outcome
     raise AssertionError(f"bug {bug!r} of {scenario.name} was not found in {max_seeds} seeds")
+
+
+def last_find(scenario: str, bug: str, path: Path = FINDS) -> int | None:
+    """The seed that found a planted bug the last time that it took long."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    words = [line.split(maxsplit=2) for line in lines]
+    found = [int(line[1]) for line in words if line[::2] == [scenario, bug]]
+    return found[-1] if found else None
+
+
+def remember_find(scenario: str, seed: int, bug: str, path: Path = FINDS) -> None:
+    """Let the next search begin with ``seed``; nothing happens where there is no checkout."""
+    if path.parent.is_dir():
+        with path.open("a") as finds:
+            finds.write(f"{scenario} {seed} {bug}\n")
 
 
 def shrink_failure(

@@ -41,8 +41,10 @@ class Scenario:
 
 
 SCENARIOS: dict[str, str] = {
+    "blackouts": "tests/simulation/loading.py:BLACKOUTS",
     "cleaning": "tests/simulation/cleaning.py:SCENARIO",
     "alters": "tests/simulation/alters.py:SCENARIO",
+    "cold_starts": "tests/simulation/cold_starts.py:SCENARIO",
     "entries": "tests/simulation/entries.py:SCENARIO",
     "durabilities": "tests/simulation/durabilities.py:SCENARIO",
     "engines": "tests/simulation/engines.py:SCENARIO",
@@ -56,10 +58,13 @@ SCENARIOS: dict[str, str] = {
     "media": "tests/simulation/media.py:SCENARIO",
     "offers": "tests/simulation/engines.py:OFFERS",
     "replicas": "tests/simulation/replicas.py:SCENARIO",
+    "retired": "tests/simulation/retirements.py:SCENARIO",
     "safekeepers": "tests/simulation/safekeepers.py:SCENARIO",
+    "splits": "tests/simulation/splits.py:SCENARIO",
     "strikes": "tests/simulation/tables.py:STRUCK",
     "tables": "tests/simulation/tables.py:SCENARIO",
     "timelines": "tests/simulation/timelines.py:SCENARIO",
+    "unindexed_splits": "tests/simulation/splits.py:UNINDEXED",
     "wal": "tests/simulation/wal_tables.py:SCENARIO",
 }
 """Name -> ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` of a `Scenario`."""

@@ -12,6 +12,8 @@ from typing import TextIO
 
 LINES_KEPT = 60
 """Per node."""
+HASHED_TOGETHER = 256
+"""Lines: a call of the hash takes longer than what it does for one."""
 
 
 class Story:
@@ -21,6 +23,7 @@ class Story:
         self._time = time
         self._trace = trace
         self._hash = hashlib.sha256()
+        self._not_hashed: list[str] = []
         self._lines: dict[str, deque[tuple[float, int, str]]] = {}
         self._count = 0
 
@@ -32,13 +35,20 @@ class Story:
         if lines is None:
             lines = self._lines[node] = deque(maxlen=LINES_KEPT)
         lines.append((now_s, self._count, text))
-        self._hash.update(f"{now_s!r} {node} {text}\n".encode())
+        self._not_hashed.append(f"{now_s!r} {node} {text}\n")
+        if len(self._not_hashed) >= HASHED_TOGETHER:
+            self._take_in()
         if self._trace is not None:
             self._trace.write(f"{now_s:12.6f} {node:<12} {text}\n")
 
     def digest(self) -> str:
         """SHA-256 over all events so far, as hex."""
+        self._take_in()
         return self._hash.hexdigest()
+
+    def _take_in(self) -> None:
+        self._hash.update("".join(self._not_hashed).encode())
+        self._not_hashed.clear()
 
     def tell(self, nodes: list[str] | None = None) -> str:
         """The last lines of the nodes named (or of all), merged in the order they happened."""

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from stelae.core.timelines import LogPosition, SafekeeperId, TimelineConfiguration
+from stelae.core.logs.timelines import LogPosition, SafekeeperId, TimelineConfiguration
 
 MigratorId: TypeAlias = str
 LifeOfProposer: TypeAlias = str

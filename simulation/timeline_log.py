@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from stelae.core.timelines import LogPosition
+from stelae.core.logs.timelines import LogPosition
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,14 @@ from contextvars import ContextVar
 from typing import Any
 from unittest.mock import patch
 
-from stelae.actors.cas_files import FilesBackend
-from stelae.actors.cas_store import _stored
-from stelae.actors.safekeeper_pulls import PullReceiver
-from stelae.actors.timeline import Timeline
-from stelae.actors.timeline_store import TimelineStore
+from stelae.actors.cas.files import FilesBackend
+from stelae.actors.cas.store import _stored
+from stelae.actors.logs import timeline_proposer
+from stelae.actors.master import migration_runner
+from stelae.actors.safekeeper import safekeeper_timeline
+from stelae.actors.safekeeper.safekeeper_pulls import PullReceiver
+from stelae.actors.safekeeper.timeline import Timeline
+from stelae.actors.safekeeper.timeline_store import TimelineStore
 from stelae.consensus.wal_acceptor import AcceptorReady, WalAcceptor
 from stelae.consensus.wal_history import last_common_lsn
 from stelae.consensus.wal_messages import (
@@ -38,12 +41,12 @@ from stelae.consensus.wal_messages import (
 from stelae.consensus.wal_proposer import WalProposer
 from stelae.consensus.wal_ready import ProposerReady
 from stelae.consensus.wal_sessions import Session
-from stelae.coordinator.migration import Migration
-from stelae.coordinator.migration_steps import Step
-from stelae.coordinator.timeline_catalog import TimelineCatalog
-from stelae.core.configurations import FIRST_GENERATION, StoredRecord
+from stelae.coordinator.catalog.timelines import TimelineCatalog
+from stelae.coordinator.migration.migration import Migration
+from stelae.coordinator.migration.steps import Step
 from stelae.core.ids import OpId, TabletId
-from stelae.core.timelines import (
+from stelae.core.logs.configurations import FIRST_GENERATION, StoredRecord
+from stelae.core.logs.timelines import (
     SafekeeperId,
     SwitchReply,
     TimelineConfiguration,
@@ -52,7 +55,7 @@ from stelae.core.timelines import (
 )
 from stelae.simulation import timeline_events as trace
 from stelae.simulation.timeline_trace import NotInModelError, TimelineTrace
-from stelae.storage.timeline_control import FOREVER, TimelineControl
+from stelae.storage.files.timeline_control import FOREVER, TimelineControl
 
 _Step = tuple[type[trace.TraceEvent], dict[str, Any]]
 
@@ -97,14 +100,13 @@ class TimelineRecorder:
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Watch all servers that are made meanwhile."""
-        actors = "stelae.actors"
         with ExitStack() as stack:
-            for name, watched in (
-                (f"{actors}.safekeeper_timeline.WalAcceptor", _WatchedAcceptor),
-                (f"{actors}.timeline_proposer.WalProposer", _WatchedProposer),
-                (f"{actors}.migration_runner.Migration", _WatchedMigration),
+            for module, name, watched in (
+                (safekeeper_timeline, "WalAcceptor", _WatchedAcceptor),
+                (timeline_proposer, "WalProposer", _WatchedProposer),
+                (migration_runner, "Migration", _WatchedMigration),
             ):
-                stack.enter_context(patch(name, functools.partial(watched, self)))
+                stack.enter_context(patch.object(module, name, functools.partial(watched, self)))
             for owner, method, around in (
                 (TimelineCatalog, "commit", self._around_commit),
                 (FilesBackend, "swap", self._around_backend),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from stelae.core.timelines import (
+from stelae.core.logs.timelines import (
     LogPosition,
     SafekeeperId,
     TimelineConfiguration,

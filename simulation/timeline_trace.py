@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NoReturn
 
-from stelae.core.timelines import (
+from stelae.core.logs.timelines import (
     LogPosition,
     SafekeeperId,
     TimelineConfiguration,

@@ -21,6 +21,7 @@ from stelae.core.runtime import ProcessIdentity
 from stelae.simulation.disk import InjectedDiskError, SimDisk, SimDiskView
 from stelae.simulation.instance import SimClock, SimMetrics, SimRuntime
 from stelae.simulation.loop import SimLoop
+from stelae.simulation.near_files import SimNearFile
 from stelae.simulation.network import Network, SimPeers
 from stelae.simulation.node import Factory, Node, SimulationFailure
 from stelae.simulation.objects import SimObjects, SimStore
@@ -66,6 +67,9 @@ class World:
         """For the nemesis: the node whose isolation hurts most right now."""
         self.may_lose_disk: Callable[[str], bool] = lambda name: True
         """For the nemesis: whether the promise of durability covers the loss of this disk now."""
+        self.may_outlive: Callable[[str], bool] = lambda name: True
+        """For the nemesis: whether a process that loses its disk may live on for a while. What it
+        is given meanwhile is lost with it."""
         self.timelines: Callable[[], bytes] = lambda: b""
         """The trace of timelines, as lines, where a scenario has it recorded."""
         self._restart_rng = self.rng("restarts")
@@ -197,7 +201,18 @@ class World:
         def note(text: str) -> None:
             self.note(name, text)
 
-        return SimDisk(self.rng(f"disk/{name}"), self.options, note)
+        disk = SimDisk(self.rng(f"disk/{name}"), self.options, note)
+        disk.name = name
+        return disk
+
+    def _open_near(self, node: Node, process: Process, place: str) -> SimNearFile | None:
+        """A file of any server on the node's machine, for ``process`` of that node."""
+        name, _, path = place.partition(":")
+        other = self.nodes.get(name)
+        content = None if other is None else other.disk.find(path)
+        if other is None or content is None or other.machine != node.machine:
+            return None
+        return SimNearFile(content, process, self.rng(f"near/{node.name}/{node.lives}/{place}"))
 
     def _new_life(self, node: Node) -> Process:
         options = self.options
@@ -218,7 +233,9 @@ class World:
             clock=SimClock(self.loop, process, drift, skew_s),
             rng=self.rng(f"server/{node.name}/{node.lives}"),
             peers=SimPeers(self.network, process, node.address, self.loop),
-            disk=SimDiskView(node.disk, process, options),
+            disk=SimDiskView(
+                node.disk, process, options, functools.partial(self._open_near, node, process)
+            ),
             objects=SimObjects(process, self.objects),
             metrics=metrics,
             identity=identity,

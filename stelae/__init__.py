@@ -16,12 +16,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from stelae.core.durability import replicas, segments, wal
 from stelae.core.errors import StelaeError
-from stelae.core.partition import hash_and_range, hash_partition, range_partition
+from stelae.core.tables.durability import replicas, segments, wal
+from stelae.core.tables.partition import hash_and_range, hash_partition, range_partition
 
 if TYPE_CHECKING:
     from stelae.api import Database, Table
+    from stelae.backups import list_backups, prune_backups, verify_backups
     from stelae.cluster import connect, launch
     from stelae.planning import plan
 
@@ -30,11 +31,14 @@ _LAZY = {
     "Table": "stelae.api",
     "connect": "stelae.cluster",
     "launch": "stelae.cluster",
+    "list_backups": "stelae.backups",
     "plan": "stelae.planning",
+    "prune_backups": "stelae.backups",
+    "verify_backups": "stelae.backups",
 }
 """Imported at first use, so that ``import stelae`` is quick and rooms can import the package."""
 
-_MODULES = ("errors", "spark")
+_MODULES = ("data", "errors", "spark")
 """Parts of the package that people name without importing them, e.g. ``stelae.spark.read``."""
 
 __all__ = [
@@ -45,10 +49,13 @@ __all__ = [
     "hash_and_range",
     "hash_partition",
     "launch",
+    "list_backups",
     "plan",
+    "prune_backups",
     "range_partition",
     "replicas",
     "segments",
+    "verify_backups",
     "wal",
 ]
 

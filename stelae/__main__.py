@@ -1,6 +1,6 @@
 """``python -m stelae``: the command line."""
 
-from stelae.cli import main
+from stelae.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import uvloop
@@ -95,7 +96,8 @@ class Loop:
 
 
 class Bridged:
-    """The async twin of an object that lives on a `Loop`: its coroutines, awaitable anywhere."""
+    """The async twin of an object that lives on a `Loop`: its coroutines, awaitable anywhere, and
+    what yields by and by, from whatever loop it is iterated over."""
 
     def __init__(self, loop: Loop, target: Any, wrap: Callable[[Any], Any] = lambda x: x) -> None:
         self._loop = loop
@@ -104,6 +106,8 @@ class Bridged:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._target, name)
+        if inspect.isasyncgenfunction(found):
+            return functools.wraps(found)(functools.partial(self._pieces, found))
         if not asyncio.iscoroutinefunction(found):
             return found
 
@@ -112,3 +116,18 @@ class Bridged:
             return self._wrap(await self._loop.bridge(found(*args, **kwargs)))
 
         return call
+
+    async def _pieces(
+        self, found: Callable[..., AsyncGenerator[Any, None]], *args: Any, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        pieces = found(*args, **kwargs)
+        over = object()
+
+        async def following() -> Any:
+            return await anext(pieces, over)
+
+        try:
+            while (piece := await self._loop.bridge(following())) is not over:
+                yield piece
+        finally:
+            await self._loop.bridge(pieces.aclose())

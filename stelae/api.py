@@ -6,7 +6,7 @@ calls of one row or a few go straight from the caller's thread. All errors are o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,27 +14,27 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.aio import Bridged, Loop
+from stelae.backups import Backups
 from stelae.client.alter import NewColumns
-from stelae.client.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.blocking import BlockingTable
-from stelae.client.convert import Key, Rows, to_arrow
+from stelae.client.calls.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.calls.convert import Key, Rows, to_arrow
 from stelae.client.database import DEFAULT_DURABILITY, AsyncDatabase
-from stelae.client.filters import Where
+from stelae.client.scans.filters import Where
 from stelae.client.table import AsyncTable
-from stelae.core.catalog_messages import TabletLocation
-from stelae.core.durability import Durability
-from stelae.core.errors import InvalidArgument
-from stelae.core.messages import WriteOp
-from stelae.core.partition import Partitioning
+from stelae.core.errors import InvalidArgument, StelaeError
+from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.servers import WriteOp
+from stelae.core.tables.durability import Durability
+from stelae.core.tables.partition import Partitioning
 from stelae.indexes import DatabaseIndexes, TableIndexes
 from stelae.operations import Operations
+from stelae.progress import count_bar
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.direct import DirectCalls
 
 Versions = NDArray[np.uint64]
 LOAD_BATCH_BYTES = 16 << 20
-CHANGE_TIMEOUT_S = 60.0
-"""For changes of servers, which may have to be brought up."""
 
 
 class Table(TableIndexes):
@@ -57,6 +57,12 @@ class Table(TableIndexes):
     @property
     def key(self) -> tuple[str, ...]:
         return self._table.key
+
+    @property
+    def edition(self) -> str:
+        """Which table it is, and how often its description was changed, as far as is known here:
+        for ``if_edition``."""
+        return self._table.edition
 
     def insert(self, rows: Rows, *, timeout: float = DEFAULT_TIMEOUT_S) -> Versions:
         """Add rows that are not there yet; raises `RowExists` if one is."""
@@ -92,7 +98,12 @@ class Table(TableIndexes):
         self, rows: Any, *, batch_bytes: int = LOAD_BATCH_BYTES, timeout: float = DEFAULT_TIMEOUT_S
     ) -> int:
         """Upsert any amount of rows, in several calls; returns how many. Not atomic as a whole."""
-        return sum(batch.num_rows for batch in self.load_batches(rows, batch_bytes, timeout))
+        data, done = to_arrow(rows, self.schema), 0
+        with count_bar(f"load of {self.name}", None) as tell:
+            for part in self.load_batches(data, batch_bytes, timeout):
+                done += part.num_rows
+                tell(done, data.num_rows)
+        return done
 
     def load_batches(
         self, rows: Any, batch_bytes: int = LOAD_BATCH_BYTES, timeout: float = DEFAULT_TIMEOUT_S
@@ -196,6 +207,7 @@ class Table(TableIndexes):
         defaults: Mapping[str, Any] | None = None,
         rename_to: str = "",
         durability: Durability | None = None,
+        if_edition: str = "",
         wait: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> None:
@@ -203,7 +215,8 @@ class Table(TableIndexes):
 
         ``alter(add_columns={"seats": pa.int16()}, defaults={"seats": 180}, drop_columns="dest",
         rename_columns={"departed": "departure"})``; ``alter(durability=wal(3))``.
-        ``wait=False``: see `is_alter_done`.
+        ``wait=False``: see `is_alter_done`. ``if_edition``: only if the table is still of this
+        `edition`; else `TableChanged`.
         """
         self._loop.run(
             self._table.alter(
@@ -213,6 +226,7 @@ class Table(TableIndexes):
                 defaults=defaults,
                 rename_to=rename_to,
                 durability=durability,
+                if_edition=if_edition,
                 wait=wait,
                 timeout=timeout,
             )
@@ -232,8 +246,13 @@ class Table(TableIndexes):
     def __repr__(self) -> str:
         return f"<stelae table {self.name!r}, key ({', '.join(self.key)})>"
 
+    def _repr_html_(self) -> str:
+        from stelae.html_views import table_html
 
-class Database(Operations, DatabaseIndexes):
+        return table_html(self._table.record)
+
+
+class Database(Operations, DatabaseIndexes, Backups):
     """A cluster, as its user sees it. Close it when done; a launched cluster then ends with it."""
 
     def __init__(
@@ -253,10 +272,13 @@ class Database(Operations, DatabaseIndexes):
         """How Spark tasks reach the cluster; None where the connection is HTTP."""
         self.ray_address = "auto"
         """Of the Ray that the cluster lives in, for changes of its servers."""
+        self.home = ""
+        """A folder with the cluster's files, if it was connected by one."""
         self.aio = Bridged(loop, database, self._wrap_async)
 
     def _wrap_async(self, found: Any) -> Any:
-        return Bridged(self._loop, found) if isinstance(found, AsyncTable) else found
+        is_table = isinstance(found, self._database.table_class)
+        return Bridged(self._loop, found) if is_table else found
 
     def create_table(
         self,
@@ -324,9 +346,12 @@ class Database(Operations, DatabaseIndexes):
         """Where the tablets of a table are, by number; raises `TableNotFound`."""
         return self._loop.run(self._database.locate_table(name, max_staleness=max_staleness))
 
-    def delete_table(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        """Delete a table and all its rows, for ever; raises `TableNotFound`."""
-        self._loop.run(self._database.delete_table(name, timeout=timeout))
+    def delete_table(
+        self, name: str, *, if_edition: str = "", timeout: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """Delete a table and all its rows, for ever; raises `TableNotFound`. ``if_edition``: only
+        if it is still of this `edition` of `Table`; else `TableChanged`."""
+        self._loop.run(self._database.delete_table(name, if_edition=if_edition, timeout=timeout))
 
     def alter_table(
         self,
@@ -338,6 +363,7 @@ class Database(Operations, DatabaseIndexes):
         defaults: Mapping[str, Any] | None = None,
         rename_to: str = "",
         durability: Durability | None = None,
+        if_edition: str = "",
         wait: bool = True,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> Table:
@@ -350,6 +376,7 @@ class Database(Operations, DatabaseIndexes):
             defaults=defaults,
             rename_to=rename_to,
             durability=durability,
+            if_edition=if_edition,
             wait=wait,
             timeout=timeout,
         )
@@ -363,6 +390,54 @@ class Database(Operations, DatabaseIndexes):
         table.rename(new_name, timeout=timeout)
         return table
 
+    def export_table(
+        self,
+        name: str,
+        url: str,
+        *,
+        replace: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> dict[str, Any]:
+        """Write a table, as it is now, into a folder of Parquet files; returns its manifest.
+
+        ``url`` is a local path or a URL of pyarrow.fs or fsspec. The manifest is written last, and
+        makes it an export. ``replace``: over an export that is there, whole or not. ``progress``
+        is told of rows done, and of how many.
+
+        Raises:
+            InvalidArgument: there is something already; or Parquet lacks the type of a column.
+            SnapshotLost: a server ended meanwhile; what is written is no export.
+        """
+        from stelae.transfers import export_table
+
+        with count_bar(f"export of {name}", progress) as tell:
+            return export_table(self, name, url, replace=replace, progress=tell)
+
+    def import_table(
+        self,
+        url: str,
+        name: str | None = None,
+        *,
+        partition: Partitioning | None = None,
+        durability: Durability | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Table:
+        """Upsert the rows of an export into its table, or table ``name``; made if there is none.
+
+        ``partition``, ``durability``: of a table that is made, where not as it was. Files are
+        checked first. Not atomic; again is fine, and brings the exported rows back as they were.
+
+        Raises:
+            InvalidArgument: there is no whole export, or the table has other columns.
+            CorruptData: files are not what was written.
+        """
+        from stelae.transfers import import_table
+
+        with count_bar(f"import from {url}", progress) as tell:
+            return import_table(
+                self, url, name, partition=partition, durability=durability, progress=tell
+            )
+
     def status(
         self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> dict[str, Any]:
@@ -372,43 +447,6 @@ class Database(Operations, DatabaseIndexes):
         """
         work = self._database.status(max_staleness=max_staleness, timeout=timeout)
         return self._loop.run(work)
-
-    def masters(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[dict[str, Any]]:
-        """The masters: ``name``, ``uuid``, ``address``, and whether each is a ``voter`` yet."""
-        self._require_inside()
-        from stelae.masters import list_masters
-
-        return list_masters(self, timeout=timeout)
-
-    def add_master(
-        self, name: str | None = None, *, timeout: float = CHANGE_TIMEOUT_S
-    ) -> list[dict[str, Any]]:
-        """Start one more master, bring it up, and give it a vote; returns all masters.
-
-        A lost master is replaced by adding a new one and then removing the lost one.
-
-        Raises:
-            RetryLater: it was not to be done in time, and was undone: the text says why.
-            InvalidArgument: there is a master of that name.
-        """
-        self._require_inside()
-        from stelae.masters import add_master
-
-        return add_master(self, name, timeout=timeout)
-
-    def remove_master(
-        self, master: str, *, timeout: float = CHANGE_TIMEOUT_S
-    ) -> list[dict[str, Any]]:
-        """Take a master (name or UUID) out of the set and end it; returns those who remain.
-
-        Raises:
-            InvalidArgument: there is none, or several of that name, or it is the last.
-            RetryLater: too few of the others answer, or another change is under way.
-        """
-        self._require_inside()
-        from stelae.masters import remove_master
-
-        return remove_master(self, master, timeout=timeout)
 
     def close(self) -> None:
         """End the connections; again is fine."""
@@ -429,17 +467,12 @@ class Database(Operations, DatabaseIndexes):
         return f"<stelae database {self.cluster!r}>"
 
     def _repr_html_(self) -> str:
-        status = self.status()
-        rows = "".join(
-            f"<tr><td>{s['id']}</td><td>{s['kind']}</td><td>{s['state']}</td>"
-            f"<td>{s.get('role', '')}</td><td>{s['address']}</td></tr>"
-            for s in status["servers"]
-        )
-        return (
-            f"<b>Stelae cluster {self.cluster}</b>: {len(status['tables'])} tables"
-            f"<table><tr><th>server</th><th>kind</th><th>state</th><th>role</th>"
-            f"<th>address</th></tr>{rows}</table>"
-        )
+        from stelae.html_views import database_html, unreachable_html
+
+        try:
+            return database_html(self.cluster, self.status())
+        except StelaeError as error:
+            return unreachable_html(self.cluster, error)
 
 
 def check_timeout(timeout: float) -> None:

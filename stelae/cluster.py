@@ -7,13 +7,11 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import ray
 
-from stelae import launcher, ray_session
-from stelae.actors.ray_host import cluster_actors
+from stelae.actors.hosting.ray_host import cluster_actors
 from stelae.aio import Loop
 from stelae.api import Database
 from stelae.client.database import AsyncDatabase
@@ -21,15 +19,21 @@ from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.core.ids import Address
 from stelae.core.records import ServerKind, ServerState
 from stelae.core.settings import Settings
-from stelae.core.spec import ClusterSpec
-from stelae.core.spec_file import load_spec
-from stelae.masters import scale_masters
+from stelae.core.spec.file import load_spec
+from stelae.core.spec.models import ClusterSpec
+from stelae.hosting import cluster_state, launcher, locks, ray_session
+from stelae.hosting.asked import keep_spec
+from stelae.hosting.cluster_files import publish, take_from_machines, tell_at_rest
+from stelae.hosting.masters import scale_masters
+from stelae.hosting.node_checks import check_launch
+from stelae.progress import words_bar
 from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_session import stop_session
 from stelae.runtime.client import client_runtime
 from stelae.runtime.direct import DirectCalls
 from stelae.runtime.handshake import Credentials
+from stelae.tokens import drop_revoked
 
 D = TypeVar("D", bound=Database)
 
@@ -39,18 +43,14 @@ POLL_S = 0.05
 Progress = Callable[[str], None]
 
 
-def _silent(_: str) -> None:
-    """No progress is shown."""
-
-
 class LaunchedDatabase(Database):
     """A database whose cluster this process has launched: closing it takes the cluster down."""
 
     spec: ClusterSpec
-    state: launcher.ClusterState
+    state: cluster_state.ClusterState
     actors: dict[str, Any]
     owns_ray: bool
-    lock: launcher.LaunchLock
+    lock: locks.LaunchLock
 
     @property
     def http_url(self) -> str:
@@ -81,7 +81,8 @@ class LaunchedDatabase(Database):
             if ray.is_initialized():
                 if self.owns_ray and "raydp" in sys.modules:
                     stop_session()  # of Spark: it cannot outlive the Ray that it runs in
-                launcher.take_down(self.state, self.actors, owns_ray=self.owns_ray)
+                tell = _tell_nobody if self.owns_ray else tell_at_rest
+                launcher.take_down(self.state, self.actors, owns_ray=self.owns_ray, tell=tell)
         finally:
             self.lock.release()
 
@@ -101,7 +102,7 @@ class LaunchedDatabase(Database):
 def launch(
     spec: str | os.PathLike[str] | Mapping[str, Any] | ClusterSpec | None = None,
     *,
-    progress: Progress = _silent,
+    progress: Progress | None = None,
     **overrides: Any,
 ) -> LaunchedDatabase:
     """Stand a cluster up on Ray, and return a database on it once every server is live.
@@ -116,21 +117,27 @@ def launch(
         NotEnoughServers: some server did not come up in time.
     """
     checked = load_spec(spec, **overrides)
+    if checked.placement is not None:  # then each machine may have the files of the cluster
+        ray_session.start_ray(checked)
+        take_from_machines(checked)
     state, lock = launcher.prepare(checked)
     try:
-        return _launch(checked, state, lock, progress)
+        with words_bar(f"launch of {checked.cluster}", progress) as tell:
+            return _launch(checked, state, lock, tell)
     except BaseException:
         lock.release()
         raise
 
 
 def _launch(
-    spec: ClusterSpec, state: launcher.ClusterState, lock: launcher.LaunchLock, progress: Progress
+    spec: ClusterSpec, state: cluster_state.ClusterState, lock: locks.LaunchLock, progress: Progress
 ) -> LaunchedDatabase:
     progress("starting Ray")
     owns_ray = ray_session.start_ray(spec)
     actors: dict[str, Any] = {}
     try:
+        check_launch(spec, state, [plan.name for plan in launcher.plans(spec, state)])
+        state = launcher.place(spec, state)
         progress("starting servers")
         front = _Background(lambda: launcher.start_http(spec, state))
         launcher.start_servers(spec, state, actors)
@@ -142,17 +149,23 @@ def _launch(
             [Address(a) for a in state.masters.values()],
             spec.settings(),
         )
-        database.spec, database.actors = spec, actors
+        database.spec, database.actors, database.home = spec, actors, str(state.folder)
         database.owns_ray, database.lock = owns_ray, lock
         try:
             _wait_live(database, spec, len(state.masters))
             if len(state.masters) != spec.masters.count:
                 scale_masters(database, spec.masters.count, progress)
-                state = replace(state, masters=launcher.load_state(state.data_dir).masters)
             if spec.serve is not None:
                 progress("waiting for the HTTP front")
-            database.state = launcher.running(state, front.result())
+            # masters, with their machines, may have come since this state was read
+            state = cluster_state.at_rest(cluster_state.newest(state))
+            http = front.result()
+            if http.url and drop_revoked(database, state.data_dir):
+                http = launcher.start_http(spec, state, http.started_serve)
+            database.state = launcher.running(state, http)
             database.state.save()
+            keep_spec(state.data_dir, spec, is_done=True)
+            publish(state.folder, spec.cluster)
         except BaseException:
             Database.close(database)
             raise
@@ -198,7 +211,11 @@ def _wait_live(database: Database, spec: ClusterSpec, masters: int) -> None:
     database._loop.run(all_live())
 
 
-def take_down_in_ray(state: launcher.ClusterState) -> bool:
+def _tell_nobody(state: cluster_state.ClusterState) -> None:
+    """Of a Ray of its own: all servers are on this machine, and use its one folder."""
+
+
+def take_down_in_ray(state: cluster_state.ClusterState) -> bool:
     """Take down a cluster that lives in a Ray of others; false if it is not there.
 
     Raises:
@@ -206,15 +223,23 @@ def take_down_in_ray(state: launcher.ClusterState) -> bool:
         StelaeError: some server does not end.
     """
     if not ray.is_initialized():
-        ray_session.join_ray(state.ray_address)
+        ray_session.join_ray(state.ray_address or "auto")
     actors = cluster_actors(state.cluster)
     if actors:
-        launcher.take_down(state, actors, owns_ray=False)
+        launcher.take_down(state, actors, owns_ray=False, tell=tell_at_rest)
     return bool(actors)
 
 
-def connect(cluster: str | os.PathLike[str], *, token: str | None = None) -> Database:
+def connect(
+    cluster: str | os.PathLike[str],
+    *,
+    token: str | None = None,
+    ca_file: str | os.PathLike[str] | None = None,
+) -> Database:
     """Connect to a running cluster: by name in this Ray, by its data_dir, or by URL over HTTP.
+
+    ``ca_file``: with ``https://``, whose certificates are believed (PEM); those that httpx brings
+    along if absent.
 
     Raises:
         InvalidArgument: neither a cluster's name, nor a data_dir, nor a URL.
@@ -224,12 +249,13 @@ def connect(cluster: str | os.PathLike[str], *, token: str | None = None) -> Dat
         raise InvalidArgument(f"connect({cluster!r}): a cluster's name, its data_dir, or a URL")
     cluster = os.fspath(cluster)
     if cluster.startswith(("http://", "https://")):
-        return _connect_http(cluster, token)
-    if os.path.isdir(cluster):
-        state = launcher.load_state(cluster)
+        return _connect_http(cluster, token, ca_file)
+    if cluster_state.is_folder(cluster):
+        state = cluster_state.load_state(cluster)
         masters = [Address(address) for address in state.masters.values()]
         database = _attach(Database, state.cluster, state.secret, masters, Settings())
         database.ray_address = state.ray_address or "auto"
+        database.home = cluster
         return database
     if not ray.is_initialized():
         ray_session.join_ray("auto")
@@ -237,13 +263,13 @@ def connect(cluster: str | os.PathLike[str], *, token: str | None = None) -> Dat
     return _attach(Database, cluster, plan.secret, found, plan.settings)
 
 
-def _connect_http(url: str, token: str | None) -> Database:
-    from stelae.client.http import HttpDatabase
+def _connect_http(url: str, token: str | None, ca_file: str | os.PathLike[str] | None) -> Database:
+    from stelae.client.http.database import HttpDatabase
 
     if token is None:
         raise InvalidArgument("connecting over HTTP needs token=; launch wrote one to its data_dir")
     loop = Loop()
-    return Database(loop, HttpDatabase(url, token), url)  # type: ignore[arg-type]
+    return Database(loop, HttpDatabase(url, token, ca_file=ca_file), url)  # type: ignore[arg-type]
 
 
 def _attach(

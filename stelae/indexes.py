@@ -12,12 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.aio import Loop
-from stelae.client.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.blocking import BlockingTable
+from stelae.client.calls.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.database import AsyncDatabase
-from stelae.client.find_calls import Asked, Page, find, find_page, find_pages, takes
-from stelae.client.index_calls import Progress
+from stelae.client.finds.calls import Asked, Page, find, find_page, find_pages, takes
+from stelae.client.finds.index_calls import Progress
 from stelae.client.table import AsyncTable
+from stelae.progress import bar, index_told
 
 FILL_TIMEOUT_S = 3600.0
 
@@ -71,11 +72,16 @@ class TableIndexes:
         another thread. ``unique=True`` is refused, and the text says what to do in its place.
         Raises `IndexExists`, `ColumnNotFound`, `InvalidArgument`; `NotDoneYet`: it goes on.
         """
-        self._loop.run(
-            self._table.create_index(
-                column, unique=unique, wait=wait, progress=progress, timeout=timeout
+        with bar(f"index of {column}") as tell:
+            self._loop.run(
+                self._table.create_index(
+                    column,
+                    unique=unique,
+                    wait=wait,
+                    progress=progress or index_told(tell),
+                    timeout=timeout,
+                )
             )
-        )
 
     def drop_index(self, column: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Drop the index of a column; raises `IndexNotFound`."""
@@ -99,11 +105,17 @@ class DatabaseIndexes:
         timeout: float = FILL_TIMEOUT_S,
     ) -> None:
         """Make an index of a table's column; see `Table.create_index`. Raises `TableNotFound`."""
-        self._loop.run(
-            self._database.create_index(
-                name, column, unique=unique, wait=wait, progress=progress, timeout=timeout
+        with bar(f"index of {column}") as tell:
+            self._loop.run(
+                self._database.create_index(
+                    name,
+                    column,
+                    unique=unique,
+                    wait=wait,
+                    progress=progress or index_told(tell),
+                    timeout=timeout,
+                )
             )
-        )
 
     def drop_index(self, name: str, column: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Drop the index of a table's column; raises `TableNotFound`, `IndexNotFound`."""

@@ -18,7 +18,7 @@ from stelae.planner.resources import CLEANING_SHARE, memory_of
 from stelae.planner.risk import Failures
 
 if TYPE_CHECKING:
-    from stelae.core.spec import ClusterSpec
+    from stelae.core.spec.models import ClusterSpec
 
 RESULT_BYTES_MAX = 16 << 20
 DEFAULT_MEDIUM = "disk"
@@ -34,7 +34,7 @@ def plan(config: Any = None, *, hardware: str = "", **changes: object) -> Plan:
     Raises:
         InvalidArgument: the file, a name or a value is not as it should be.
     """
-    from stelae.core.spec_file import load_spec
+    from stelae.core.spec.file import load_spec
 
     texts = [f"{name.replace('_', '-')}={value}" for name, value in changes.items()]
     rates = rates_named(hardware) if hardware else None
@@ -83,6 +83,8 @@ def layout_of(spec: ClusterSpec) -> Layout:
         mode=Mode.METADATA_FIRST if spec.recovery.metadata_first else Mode.WHOLE,
         segment_bytes=spec.segment_size_bytes,
         rereplication_bytes_per_s=float(spec.backups.rereplication_bytes_per_s),
+        split_above_bytes=float(spec.recovery.split_above_bytes),
+        split_above_rows=float(spec.recovery.split_above_rows),
     )
     size = spec.backups.copysets
     if layout.replicas <= size <= layout.backup_machines:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from stelae.aio import Loop
 from stelae.client.database import AsyncDatabase
-from stelae.client.safekeepers import CALL_TIMEOUT_S, WAIT_TIMEOUT_S
+from stelae.client.operating.safekeepers import CALL_TIMEOUT_S, WAIT_TIMEOUT_S
 from stelae.core.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from stelae.client.timeline_views import MemberView
-    from stelae.core.timeline_messages import (
+    from stelae.client.operating.timeline_views import MemberView
+    from stelae.core.messages.timelines import (
         MigrationList,
         MigrationResult,
         SafekeeperView,

@@ -4,11 +4,14 @@
 
     spark = stelae.spark.session(db)                   # RayDP; or any SparkSession you have
     flights = stelae.spark.read(spark, "flights", columns=["dest"], where=[("dep_delay", ">", 60)])
-    stelae.spark.write(flights.groupBy("dest").count(), "delays")
+    stelae.spark.write(flights.groupBy("dest").count(), "delays", mode="error", key="dest")
+    stelae.spark.write_stream(events, "events", checkpoint="/data/events")
+    spark.read.format("stelae").option("table", "flights").load()  # see `jar`
 
 Tasks read from the tservers and write to them directly, over Stelae's own TCP, with columns and
 filters applied there; no file and no object store is in between. The workers need the ``stelae``
-package, and a network way to the tservers.
+package, and a network way to the tservers. Whoever can use the Spark session can use the cluster:
+what opens it travels with the tasks.
 
 Types: Spark has no unsigned integers, so uint8 to uint32 become the next larger signed type and
 uint64 becomes ``decimal(20,0)``; float16 becomes float; date64 becomes date; timestamps become
@@ -20,21 +23,45 @@ would lose something.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import ray
 
-from stelae import launcher
-from stelae.actors.ray_host import NAMESPACE, cluster_actors
-from stelae.actors.spark_host import SPARK_NAME, START_TIMEOUT_S, spark_actor
-from stelae.api import Database
-from stelae.client.filters import Where, normalize_filters
-from stelae.core.errors import InvalidArgument, StelaeError, Unavailable
-from stelae.core.ids import Address
-from stelae.core.settings import Settings
+from stelae.actors.hosting.ray_host import NAMESPACE, cluster_actors
+from stelae.actors.hosting.spark_host import SPARK_NAME, START_TIMEOUT_S, spark_actor
+from stelae.client.scans.filters import Where
+from stelae.connectors.data_tasks import WriteId
+from stelae.connectors.link import Cluster, link_of
+from stelae.connectors.spark_holds import hold_for
+from stelae.connectors.spark_jar import NoJar, jar_path
+from stelae.connectors.spark_streams import is_noted, note_batch
+from stelae.connectors.spark_tasks import (
+    PARTITION_BYTES,
+    WritePlan,
+    check_columns,
+    create_table,
+    delete_share,
+    outcome,
+    pin_and_hold,
+    plan_read,
+    read_share,
+    rows_of,
+)
+from stelae.core.errors import (
+    InvalidArgument,
+    StelaeError,
+    TableExists,
+    TableNotFound,
+    Unavailable,
+)
+from stelae.core.records import TableRecord
+from stelae.core.tables.durability import Durability
+from stelae.core.tables.partition import Partitioning
 from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_session import (
     SessionSize,
@@ -43,17 +70,24 @@ from stelae.recovery.spark_session import (
     stop_session,
     wait_executors,
 )
-from stelae.recovery.spark_tables import locate, read_tablet, spark_type, write_partition
+from stelae.recovery.spark_tables import locate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
     from pyspark.sql.types import StructType
 
-Cluster = Database | str | None
-"""A database, a cluster's name in this Ray, its data_dir; None: the one cluster in this Ray."""
-WriteMode = Literal["upsert", "update", "delete"]
+logger = logging.getLogger(__name__)
 
-MODES = ("upsert", "update", "delete")
+WriteMode = Literal[
+    "upsert", "update", "delete", "append", "overwrite", "ignore", "error", "errorifexists"
+]
+
+MODES = ("upsert", "update", "delete", "append", "overwrite", "ignore", "error", "errorifexists")
+STREAM_MODES = ("upsert", "update", "delete", "append")
+DAEMON_MODULE = "stelae.connectors.spark_daemon"
+JAR_LISTS = ("spark.jars",)
+JAR_PATHS = ("raydp.executor.extraClassPath",)
 SESSION_SIZE = SessionSize(executors=2, cores=1, memory_bytes=1 << 30)
 
 
@@ -94,7 +128,14 @@ def session(
     size = SessionSize(
         executors or size.executors, cores or size.cores, memory_bytes or size.memory_bytes
     )
-    spark = start_session("stelae-user", size, configuration or {})
+    source = {
+        "spark.stelae.ray": ray.get_runtime_context().gcs_address,
+        "spark.python.daemon.module": DAEMON_MODULE,
+    }
+    with contextlib.suppress(StelaeError):  # there are several: it is said with each table then
+        source["spark.stelae.cluster"] = link_of(cluster).cluster
+    configuration = _with_jar({**source, **(configuration or {})})
+    spark = start_session("stelae-user", size, configuration)
     try:
         wait_executors(spark, size.executors, timeout)
     except TimeoutError as error:
@@ -114,6 +155,32 @@ def _session_size(cluster: Cluster) -> SessionSize:
     return SessionSize(spec.spark.executors, spec.spark.cores, spec.spark.memory_bytes)
 
 
+def _with_jar(configuration: dict[str, str]) -> dict[str, str]:
+    """What a session of ours needs for ``format("stelae")``, where that can be had."""
+    try:
+        jar = str(jar_path())
+    except NoJar as error:
+        logger.info('no format("stelae"): %s', error)
+        return configuration
+    given = {name: configuration.get(name, "") for name in (*JAR_LISTS, *JAR_PATHS)}
+    ours = {name: ",".join(filter(None, [given[name], jar])) for name in JAR_LISTS}
+    ours |= {name: ":".join(filter(None, [given[name], jar])) for name in JAR_PATHS}
+    return {**configuration, **ours}
+
+
+def jar() -> str:
+    """The path of the jar that makes ``format("stelae")`` known to a Spark session of your own:
+    give it as ``spark.jars`` when you start it. Sessions of `session` have it already.
+
+    Raises:
+        InvalidArgument: it is not there, and cannot be made; the text says what is missing.
+    """
+    try:
+        return str(jar_path())
+    except NoJar as error:
+        raise InvalidArgument(f'format("stelae") needs a jar: {error}') from None
+
+
 def stop() -> None:
     """End the session that `session` started in this process, with its JVMs."""
     stop_session()
@@ -122,7 +189,7 @@ def stop() -> None:
 def state(cluster: Cluster = None) -> dict[str, Any]:
     """The cluster's own session, which recoveries use: ``state`` is warm, starting or cold."""
     try:
-        actor = ray.get_actor(f"{_link(cluster).cluster}/{SPARK_NAME}", namespace=NAMESPACE)
+        actor = ray.get_actor(f"{link_of(cluster).cluster}/{SPARK_NAME}", namespace=NAMESPACE)
     except ValueError:
         return {"state": "cold", "problem": ""}
     found: dict[str, Any] = _asked(actor.state.remote())
@@ -135,7 +202,7 @@ def warm(cluster: Cluster = None) -> dict[str, Any]:
     Raises:
         Unavailable, InvalidArgument: it cannot be started; the text says why.
     """
-    name = _link(cluster).cluster
+    name = link_of(cluster).cluster
     servers = cluster_actors(name)
     master = next((found for kind, found in servers.items() if kind.startswith("master")), None)
     if master is None:
@@ -163,47 +230,50 @@ def _asked(answer: Any) -> Any:
 def read(
     spark: SparkSession,
     table: str,
-    *,
     columns: Sequence[str] | None = None,
     where: Where = None,
+    *,
     cluster: Cluster = None,
+    partition_bytes: int = PARTITION_BYTES,
 ) -> DataFrame:
-    """A table as a DataFrame: one partition for each tablet, read when Spark needs it.
+    """A table, as it is now, as a DataFrame: one partition for each tablet, or several of about
+    ``partition_bytes``; the rows are read when Spark needs them.
 
     ``columns`` and ``where`` (as in ``Table.scan``) are applied by the tservers; what Spark filters
-    afterwards is not. Each tablet is read at one point of its log, at each action anew: ``cache()``
-    the DataFrame where two actions must see the same rows.
+    afterwards is not. Each tablet is pinned at one point of its log: all actions, and tasks that
+    run again, see the same rows. Pins live as long as Spark can still use the DataFrame, or what
+    was made of it; one is lost when its server ends or is short of memory. Then an action fails
+    with `SnapshotLost`, and what helps is to `read` anew.
 
     Raises:
         TableNotFound, ColumnNotFound, InvalidArgument: as of ``Table.scan``; or a column has a type
             that Spark does not know.
+        Overloaded: a tserver has as many pins as it keeps.
     """
-    link = _link(cluster)
-    cache = locate(link, table)
-    schema = cache.table.schema
-    names = tuple(schema.arrow.names if columns is None else columns)
-    schema.check_columns(names, table)
-    version = schema.version
-    filters = normalize_filters(where, schema, table)
-    target = pa.schema([_spark_field(schema.arrow.field(name), table) for name in names])
+    if partition_bytes <= 0:
+        raise InvalidArgument(f"partition_bytes={partition_bytes}: a number of bytes")
+    link = link_of(cluster)
+    snapshot, held = pin_and_hold(link, table)
+    try:
+        plan = plan_read(link, snapshot, columns, where, partition_bytes)
+        kind = _struct_type(plan.target)
+    except BaseException:
+        held.end()
+        raise
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from read_tablet(link, table, number, names, filters, target, version)
+        for number in _numbers(batches):
+            yield from read_share(plan, number)
 
-    count = cache.tablet_count
-    return spark.range(0, count, 1, count).mapInArrow(task, _struct_type(target))
+    count = len(plan.shares)
+    frame = spark.range(0, count, 1, count).mapInArrow(task, kind)
+    hold_for(frame, held)
+    return frame
 
 
-def _spark_field(field: pa.Field, table: str) -> pa.Field:
-    kind = spark_type(field.type)
-    if kind is None:
-        raise InvalidArgument(
-            f"column {field.name!r} of {table!r} has type {field.type}, which Spark does not "
-            "know: name the columns to read with columns="
-        )
-    return pa.field(field.name, kind, nullable=field.nullable)
+def _numbers(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    for batch in batches:
+        yield from batch.column(0).to_pylist()
 
 
 def _struct_type(schema: pa.Schema) -> StructType:
@@ -215,85 +285,164 @@ def _struct_type(schema: pa.Schema) -> StructType:
 # ---- writing --------------------------------------------------------------------------------
 
 
-def write(df: DataFrame, table: str, *, mode: WriteMode = "upsert", cluster: Cluster = None) -> int:
+def write(
+    df: DataFrame,
+    table: str,
+    mode: WriteMode = "upsert",
+    *,
+    key: str | Sequence[str] | None = None,
+    partition: Partitioning | None = None,
+    durability: Durability | None = None,
+    cluster: Cluster = None,
+) -> int:
     """Write a DataFrame's rows into a table, each partition straight to the tservers.
 
-    Returns how many rows were written. ``mode``: ``upsert`` adds or replaces; ``update`` changes
-    the columns given of rows that are there; ``delete`` takes the key columns. Spark may run a task
-    twice, and these come to the same then; that is why there is no ``insert``. Rows with the same
-    key in one partition are applied in order; in different partitions, in any order. The write as a
-    whole is not atomic.
+    Returns how many rows were written. ``mode``:
+
+    - ``upsert`` adds or replaces; ``update`` changes the columns given of rows that are there;
+      ``delete`` takes the key columns.
+    - ``append`` adds, and fails where a row with other values is there already.
+    - ``overwrite`` writes all rows, and then deletes what was there before and is still unchanged:
+      the table is never empty meanwhile, and what others write meanwhile stays.
+    - ``error`` (or ``errorifexists``) fails if the table is there, ``ignore`` does nothing then;
+      else they make it.
+
+    With ``key`` (and ``partition``, ``durability``, as of ``create_table``) a table that is not
+    there is made, in all modes but ``update`` and ``delete``. A task that Spark runs again, or runs
+    twice at a time, writes nothing twice. Rows with the same key in one partition are applied in
+    order; in different ones, in any order. The write as a whole is not atomic: if it fails, some
+    rows are there, and it may simply be run again.
 
     Raises:
-        TableNotFound, InvalidArgument: no such table, mode, or columns.
-        Unavailable: some rows could not be written; the text has the first reason. Others may be.
+        TableNotFound, TableExists, InvalidArgument: no such table, mode, or columns.
+        RowExists, RowNotFound, Unavailable, …: the first reason why rows were not written.
+        SnapshotLost: of an overwrite, all rows are written, but not all old ones deleted.
     """
     if mode not in MODES:
         raise InvalidArgument(
-            f"mode={mode!r}: one of {', '.join(MODES)}; an insert would fail when Spark repeats "
-            "a task"
+            f"mode={mode!r}: one of {', '.join(MODES)} (append does what an insert would)"
         )
-    link = _link(cluster)
-    schema = locate(link, table).table.schema
-    schema.check_columns(df.columns, table)
-    if mode == "delete":
-        df = df.select(*schema.key)
-    missing = [name for name in schema.key if name not in df.columns]
-    if missing:
-        raise InvalidArgument(f"the DataFrame lacks the key column {missing[0]!r} of {table!r}")
+    link = link_of(cluster)
+    record = _made(link, df, table, mode, key, partition, durability)
+    if record is None:
+        return 0
+    if mode in ("ignore", "error", "errorifexists"):
+        mode = "append"
+    if mode != "overwrite":
+        return _write(df, link, record, mode, WriteId(uuid.uuid4().hex))
+    snapshot, held = pin_and_hold(link, table)
+    try:
+        count = _write(df, link, record, mode, WriteId(uuid.uuid4().hex))
+        plan = plan_read(link, snapshot, record.schema.key, None, PARTITION_BYTES)
 
-    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        count, problem = write_partition(link, table, mode, batches)
-        yield pa.RecordBatch.from_pydict({"rows": [count], "problem": [problem]})
+        def delete(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            found = [delete_share(plan, number) for number in _numbers(batches)]
+            yield pa.RecordBatch.from_pydict({"rows": found})
 
-    outcomes = df.mapInArrow(task, "rows long, problem string").collect()
-    problems = [outcome.problem for outcome in outcomes if outcome.problem]
-    count: int = sum(outcome.rows for outcome in outcomes)
-    if problems:
-        raise Unavailable(
-            f"write to {table!r}",
-            f"{len(problems)} of {len(outcomes)} partitions failed ({count} rows are written): "
-            f"{problems[0]}",
-        )
+        shares = len(plan.shares)
+        df.sparkSession.range(0, shares, 1, shares).mapInArrow(delete, "rows long").collect()
+    finally:
+        held.end()
     return count
 
 
-# ---- clusters -------------------------------------------------------------------------------
+def _made(
+    link: ClusterLink,
+    df: DataFrame,
+    table: str,
+    mode: str,
+    key: str | Sequence[str] | None,
+    partition: Partitioning | None,
+    durability: Durability | None,
+) -> TableRecord | None:
+    """The table to write to; None: there is nothing to do."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        record = locate(link, table).table
+    except TableNotFound as error:
+        if key is None or mode in ("update", "delete"):
+            if mode not in ("update", "delete"):
+                error.add_note("with key=, the write makes the table")
+            raise
+        schema = to_arrow_schema(df.schema)
+        return create_table(link, table, schema, key, partition, durability)
+    if mode in ("error", "errorifexists"):
+        raise TableExists(table)
+    return None if mode == "ignore" else record
 
 
-def _link(cluster: Cluster) -> ClusterLink:
-    """How tasks reach the cluster meant.
+def _write(
+    df: DataFrame, link: ClusterLink, record: TableRecord, mode: str, write_id: WriteId
+) -> int:
+    names = check_columns(df.columns, record.schema, mode, record.name)
+    plan = WritePlan(link, record.name, record.schema, mode, write_id)
 
-    Raises:
-        InvalidArgument: there are several, or none, or the connection is HTTP.
-        Unavailable: no cluster of that name runs here.
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        yield outcome(plan, context.partitionId() if context else 0, batches)
+
+    found = df.select(*names).mapInArrow(task, "rows long, problem binary").collect()
+    return rows_of([(row.rows, row.problem) for row in found], f"write to {record.name!r}")
+
+
+# ---- streams --------------------------------------------------------------------------------
+
+
+def write_stream(
+    df: DataFrame,
+    table: str,
+    mode: WriteMode = "upsert",
+    *,
+    checkpoint: str,
+    output_mode: str = "append",
+    trigger: dict[str, Any] | None = None,
+    cluster: Cluster = None,
+) -> StreamingQuery:
+    """Start a query that writes a streaming DataFrame into a table, each batch exactly once.
+
+    ``checkpoint``: Spark's folder for the query; started anew with it, the query goes on where it
+    was. ``mode``: as of `write`, of rows. ``output_mode``, ``trigger``: as of ``writeStream``, for
+    example ``trigger={"processingTime": "5 seconds"}``.
     """
-    if isinstance(cluster, Database):
-        if cluster.link is None:
-            raise InvalidArgument(
-                "Spark tasks need the cluster itself: connect by its name inside its Ray, not "
-                "over HTTP"
-            )
-        return cluster.link
-    if cluster is None:
-        cluster = _only_cluster()
-    if os.path.isdir(cluster):
-        found = launcher.load_state(cluster)
-        masters = tuple(Address(address) for address in found.masters.values())
-        return ClusterLink(found.cluster, masters, found.secret, Settings())
-    plan, listening = launcher.find_cluster(cluster)
-    return ClusterLink(cluster, tuple(listening), plan.secret, plan.settings)
+    work = batch_writer(table, mode, cluster=cluster)
+    writer = df.writeStream.outputMode(output_mode).option("checkpointLocation", checkpoint)
+    if trigger:
+        writer = writer.trigger(**trigger)
+    return writer.foreachBatch(work).start()
 
 
-def _only_cluster() -> str:
-    if not ray.is_initialized():
-        raise InvalidArgument("no Ray is connected here: say which cluster with cluster=")
-    names: dict[str, None] = {}
-    for entry in ray.util.list_named_actors(all_namespaces=True):
-        name, slash, _ = entry["name"].partition("/")
-        if entry["namespace"] == NAMESPACE and slash:
-            names[name] = None
-    if len(names) != 1:
-        found = ", ".join(sorted(names)) or "none"
-        raise InvalidArgument(f"say which cluster with cluster=; this Ray has {found}")
-    return next(iter(names))
+def batch_writer(
+    table: str, mode: WriteMode = "upsert", *, stream: str | None = None, cluster: Cluster = None
+) -> Callable[[DataFrame, int], None]:
+    """What `write_stream` gives to ``foreachBatch``, for queries that you start yourself.
+
+    A batch that is in the table already is left out, also after a restart from the checkpoint; one
+    that broke off is written again under the same request ids. Batches are counted for each table,
+    ``mode`` and ``stream``: by default the query's own id, which is in its checkpoint. Two writers
+    of one table in one ``foreachBatch`` need a ``stream`` each, unless their modes differ. A batch
+    of a ``stream`` that a query with another checkpoint has counted already fails with
+    `InvalidArgument`.
+    """
+    if mode not in STREAM_MODES:
+        raise InvalidArgument(f"mode={mode!r}: for streams, one of {', '.join(STREAM_MODES)}")
+    link = link_of(cluster)
+    locate(link, table)
+
+    def write_batch(df: DataFrame, batch: int) -> None:
+        context = df.sparkSession.sparkContext
+        query = context.getLocalProperty("sql.streaming.queryId") or ""
+        if not (stream or query):
+            raise InvalidArgument("this is no streaming query: say which stream with stream=")
+        name = f"{stream or query}/{mode}"
+        record = locate(link, table).table
+        if is_noted(link, name, record, batch, query):
+            return
+        # A query with another checkpoint counts anew: its batches are another series.
+        write_id = WriteId(f"{name}/{query}/{record.table_id}", batch)
+        count = _write(df, link, record, mode, write_id)
+        note_batch(link, name, record, batch, count, query)
+
+    return write_batch

@@ -49,7 +49,9 @@ class BufferPool:
                 return memory
             self._free.appendleft(memory)
         # Not a bytearray, which would write its zeros page by page.
-        size_bytes = max(1, -(-size // _ROUNDING_BYTES)) * _ROUNDING_BYTES
+        # Of few sizes, so that one serves for the next that is a little larger.
+        rounding = max(_ROUNDING_BYTES, 1 << max(0, size.bit_length() - 3))
+        size_bytes = max(1, -(-size // rounding)) * rounding
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         populate(memory)
         return memory

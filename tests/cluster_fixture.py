@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from stelae.actors.backup import Backup
-from stelae.actors.cas_backends import open_backend
-from stelae.actors.cas_store import CasStore
-from stelae.actors.master import Master
-from stelae.actors.safekeeper import Safekeeper
-from stelae.actors.tserver import TabletServer
+from stelae.actors.backup.backup import Backup
+from stelae.actors.cas.backends import open_backend
+from stelae.actors.cas.store import CasStore
+from stelae.actors.master.master import Master
+from stelae.actors.safekeeper.safekeeper import Safekeeper
+from stelae.actors.tserver.tserver import TabletServer
 from stelae.client.database import AsyncDatabase
 from stelae.core.ids import Address
 from stelae.core.settings import Settings
@@ -22,7 +22,7 @@ from stelae.runtime.files import LocalDisk
 from stelae.runtime.handshake import Credentials
 from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
-from stelae.storage.frames import MediumSpec
+from stelae.storage.media.frames import MediumSpec
 
 CLUSTER = "test"
 SECRET = bytes(range(32))

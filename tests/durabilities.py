@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from stelae.core.durability import Durability, Replicas, Segments, Wal, replicas, segments, wal
+from stelae.core.tables.durability import (
+    Durability,
+    Replicas,
+    Segments,
+    Wal,
+    replicas,
+    segments,
+    wal,
+)
 
 ALL: tuple[Durability, ...] = (
     segments(),

@@ -9,11 +9,19 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.services import need
+
 USER = "postgres"
 
 
-def find_binaries() -> Path | None:
-    """Where ``initdb`` and ``postgres`` are: Debian keeps them out of PATH."""
+def needed_binaries() -> Path:
+    """Where ``initdb`` and ``postgres`` are; without them the test is skipped, or fails."""
+    missing = "PostgreSQL is not installed (Debian: apt-get install postgresql)"
+    return need(_find_binaries(), missing)
+
+
+def _find_binaries() -> Path | None:
+    """Debian keeps them out of PATH."""
     candidates = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     on_path = shutil.which("initdb")
     if on_path:

@@ -23,8 +23,8 @@ from pyarrow import feather
 
 import stelae
 from stelae import Database, Table, hash_partition, segments
-from stelae.cli import problems_of
-from stelae.demo_writers import Ledger, Writers, check_table, load_table
+from stelae.cli.app import problems_of
+from stelae.demo.writers import Ledger, Writers, check_table, load_table
 
 ROWS, TEXT_BYTES = 600_000, 960
 """About 600 MB."""

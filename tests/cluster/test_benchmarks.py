@@ -12,9 +12,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = [
-    "launch", "writes", "bulk", "memory", "replay", "recovery", "recovery-large",
+    "launch", "writes", "bulk", "memory", "replay", "recovery",
     "rows-on-demand", "cold-start", "large-catalog", "masters", "failover", "replica-writes",
-    "wal-writes", "wal-moves", "tablet-copy", "idle-tablets", "indexing",
+    "wal-writes", "wal-moves", "tablet-copy", "idle-tablets", "indexing", "recovery-indexed",
+    "ray-data", "http", "spark-read",
 ]  # fmt: skip
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pyarrow as pa
 import pytest
 import ray
 
 import stelae
-from stelae import errors, hash_partition
-from stelae.demo_writers import check_table, load_table
+from stelae import errors, hash_partition, segments
+from stelae.demo.writers import check_table, load_table
+from stelae.hosting import cluster_state
+from tests.traces_collector import collecting
 
 pytestmark = pytest.mark.ray
 
+BACKUPS = ("backup-2", "backup-3")
+LOOK_S = 30.0
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string())])
 ROWS = pa.table({"id": range(20_000), "name": [f"row {i}" for i in range(20_000)]}, schema=SCHEMA)
 READ_IN_ANOTHER_PROCESS = """
@@ -78,3 +84,66 @@ def test_a_cluster_is_launched_once_closed_whole_and_comes_back_from_disk(
     assert checked.rows == ROWS.num_rows
     (later,) = table.upsert({"id": 7, "name": "third"})
     assert later > version
+    db.close()
+    _start_without_backups(folder, small_spec)
+
+
+def _start_without_backups(folder: Path, small_spec: Callable[..., dict[str, Any]]) -> None:
+    """Cold, with the disks of two of three backups away: these are named, though no master has
+    heard them, and nothing is given up. With them all is there."""
+    with stelae.launch(small_spec(folder, backups={"count": 1})) as db:
+        deadline = time.monotonic() + LOOK_S
+        while not (report := db.losses()).waiting:
+            assert time.monotonic() < deadline, "some segments are on the other two"
+            time.sleep(0.2)
+        assert report.silent_backups == BACKUPS
+        assert all(each.silent_s < 0 for each in report.silent)
+        assert [each["id"] for each in db.status()["backups_not_heard"]] == list(BACKUPS)
+        with pytest.raises(errors.InvalidArgument, match=r"backup-2 on .*backup-3 on .*--gone"):
+            db.accept_loss(report, by="somebody")
+    with stelae.launch(small_spec(folder)) as db:
+        assert db.table("t").get(7, timeout=LOOK_S) == {"id": 7, "name": "third"}
+        assert db.table("t").count() == ROWS.num_rows
+        assert not db.losses().accepted
+
+
+def test_a_request_is_one_trace_from_the_front_to_the_tablet_server(
+    ray_folder: Path, launch_small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All processes of the cluster send their spans to where `traces` of its file says."""
+    pytest.importorskip("opentelemetry.sdk.trace", reason="the extra [traces] is not installed")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")  # ms, instead of five seconds
+    trace = "ab" * 16
+    with collecting() as collector:
+        few = {"count": 1}
+        db = launch_small(
+            "traced",
+            masters=few,
+            tservers={**few, "memory": "128MiB"},
+            backups=few,
+            serve={"host": "127.0.0.1", "port": 0},
+            traces={"endpoint": collector.url},
+        )
+        db.create_table("t", SCHEMA, key="id", durability=segments("disk"))
+        folder = ray_folder / "traced"
+        token = (folder / cluster_state.ADMIN_TOKEN_FILE).read_text().strip()
+        answer = httpx.put(
+            f"{cluster_state.load_state(folder).http}/v1/tables/t/rows/7",
+            json={"name": "traced"},
+            headers={
+                "Authorization": f"Bearer {token}",
+                "traceparent": f"00-{trace}-{'cd' * 8}-01",
+            },
+            timeout=LOOK_S,
+        )
+        assert answer.status_code == 200, answer.text
+        deadline = time.monotonic() + LOOK_S
+        while True:
+            found = collector.spans(bytes.fromhex(trace))
+            ids = {span.span_id for _, span in found} | {bytes.fromhex("cd" * 8)}
+            is_whole = all(span.parent_span_id in ids for _, span in found)
+            if is_whole and {"http", "tserver"} <= {kind for kind, _ in found}:
+                break
+            assert time.monotonic() < deadline, [(kind, span.name) for kind, span in found]
+            time.sleep(0.1)
+        db.close()

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from stelae import Database, Table, errors, hash_partition, replicas, segments, wal
-from stelae.cli import problems_of
-from stelae.core.durability import Durability
-from stelae.demo_writers import Writers, check_table, load_table
+from stelae.cli.app import problems_of
+from stelae.core.tables.durability import Durability
+from stelae.demo.writers import Writers, check_table, load_table
 
 pytestmark = pytest.mark.ray
 
@@ -73,7 +73,9 @@ def is_whole(db: Database, killed: dict[str, int]) -> bool:
 
 def test_empty_servers_are_small_and_load_no_data_science(db: Database) -> None:
     """An empty server has at most 300 MB resident, and none has pandas, plots or Spark loaded."""
-    for server in servers_of(db):
+    servers = servers_of(db)
+    assert servers
+    for server in servers:
         process = psutil.Process(server["pid"])
         size = process.memory_info().rss
         assert size <= EMPTY_BYTES_MAX, f"{server['id']}: {size / 1e6:.0f} MB"

@@ -15,7 +15,7 @@ import pytest
 
 import stelae
 from stelae import errors
-from stelae.masters import scale_masters
+from stelae.hosting.masters import scale_masters
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

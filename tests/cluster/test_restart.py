@@ -49,5 +49,29 @@ def test_servers_restart_one_by_one_while_a_table_of_replicas_is_written(
         assert database.check(checksums=True, wait=20).is_well
         database.restart_server("master-1", progress=told.append)
         assert database.check(wait=20).is_well
-        with pytest.raises(errors.InvalidArgument, match="no tserver, master or safekeeper"):
-            database.restart_server("backup-1")
+        _restart_backups(database, told)
+
+
+def _restart_backups(database: Any, told: list[str]) -> None:
+    """They come back with what they have on disk; what is in memory alone keeps one from going."""
+    disks = database.create_table("d", SCHEMA, key="id", durability=stelae.segments("disk", "disk"))
+    disks.upsert([{"id": n, "name": "x"} for n in range(1000)])
+
+    def restart_all() -> None:
+        for number in (1, 2, 3):
+            database.restart_server(f"backup-{number}", progress=told.append)
+
+    restart_all()
+    assert disks.count() == 1000
+    assert database.check(wait=20).is_well
+    database.create_table("m", SCHEMA, key="id", durability=stelae.segments("ram")).upsert(
+        {"id": 1, "name": "x"}
+    )
+    with pytest.raises(errors.InvalidArgument, match="segments of m are in its memory"):
+        restart_all()
+    lonely = database.create_table("s", SCHEMA, key="id", durability=stelae.segments())
+    lonely.upsert({"id": 1, "name": "x"})
+    (owner,) = [t["leader"] for t in database.status()["tablets"] if t["table"] == "s"]
+    with pytest.raises(errors.InvalidArgument, match="rows of s"):
+        database.restart_server(owner)
+    assert lonely.count() == 1

@@ -17,7 +17,7 @@ import pytest
 from pyarrow import feather
 
 import stelae
-from stelae.demo_writers import Ledger, check_table
+from stelae.demo.writers import Ledger, check_table
 from tests.cluster.segments_load import (
     FIRST_LAST_ID,
     IDS_EACH,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 import stelae
 import stelae.spark
 from stelae.core.errors import InvalidArgument, TableNotFound
+from tests.java_compiler import needed_jar
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark, pytest.mark.slow]
 
@@ -58,7 +60,7 @@ def spark_processes() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["name", "cmdline"]):
         line = " ".join(process.info["cmdline"] or [])
-        if process.info["name"] == "java" or "stelae.actors.spark_process" in line:
+        if process.info["name"] == "java" or "stelae.actors.hosting.spark_process" in line:
             found.append(process)
     return found
 
@@ -217,17 +219,67 @@ def test_what_cannot_be_read_or_written_is_refused_before_spark_runs(db: Any, sp
         stelae.spark.session(db)
 
 
+def by_source(frame: Any, mode: str) -> None:
+    """Into the copy by ``format("stelae")``."""
+    frame.write.format("stelae").option("mode", mode).mode("append").save("copy")
+
+
+@pytest.mark.parametrize("door", ["write", "source"])
+def test_an_executor_killed_during_a_write_costs_no_row_and_doubles_none(
+    db: Any, spark: Any, door: str
+) -> None:
+    """Spark runs its tasks again on another one; an append does not meet its own rows."""
+    if door == "source":
+        needed_jar()
+    copy = db.create_table("copy", SCHEMA, key="id", partition=stelae.hash_partition("id", 4))
+    frame = stelae.spark.read(spark, "flights", cluster=db)
+    if door == "source":
+        source = spark.read.format("stelae").load("flights")
+        assert source.count() == ROWS
+        assert source.filter("id < 10").count() == 10
+
+    def slowly(batches: Any) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            time.sleep(0.05)
+            yield batch
+
+    slow = frame.mapInArrow(slowly, frame.schema)
+    users = executors("stelae.connectors.spark_daemon")
+    assert users, "no Python worker of the user's session"
+
+    def kill_one() -> None:
+        deadline = time.monotonic() + 30.0
+        while door == "write" and not copy.count() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5 if door == "source" else 0.0)
+        users[0].kill()
+
+    killing = threading.Thread(target=kill_one)
+    killing.start()
+    if door == "write":
+        assert stelae.spark.write(slow, "copy", "append", cluster=db) == ROWS
+    else:
+        by_source(slow, "append")
+    killing.join()
+    assert not users[0].is_running() or is_zombie(users[0])
+    assert copy.scan().sort_by("id").equals(db["flights"].scan().sort_by("id"))
+    db.delete_table("copy")
+    stelae.recovery.spark_session.wait_executors(spark, 2, 60.0)
+
+
 def driver_of(db: Any) -> psutil.Process:
     """The process that holds the cluster's session, which is warm."""
     assert stelae.spark.warm(db)["state"] == "warm"
-    return next(p for p in spark_processes() if "stelae.actors.spark_process" in p.cmdline())
+    return next(
+        p for p in spark_processes() if "stelae.actors.hosting.spark_process" in p.cmdline()
+    )
 
 
 def is_zombie(process: psutil.Process) -> bool:
     return bool(process.status() == psutil.STATUS_ZOMBIE)
 
 
-def executors() -> list[psutil.Process]:
+def executors(daemon: str = "stelae.recovery.spark_daemon") -> list[psutil.Process]:
     """JVMs with Python workers of ours, the oldest first: those of the cluster's own session."""
     found = []
     for process in spark_processes():
@@ -236,7 +288,7 @@ def executors() -> list[psutil.Process]:
             lines = [child.cmdline() for child in children if not is_zombie(child)]
         except psutil.NoSuchProcess:
             continue  # it ended while it was looked at
-        if any("stelae.recovery.spark_daemon" in line for line in lines):
+        if any(daemon in line for line in lines):
             found.append(process)
     return sorted(found, key=lambda process: process.create_time())
 

@@ -17,11 +17,12 @@ import psutil
 import pytest
 import yaml
 
-from stelae.launcher import load_state, lock_holder
+from stelae.hosting.cluster_state import load_state
+from stelae.hosting.locks import lock_holder
 
 pytestmark = pytest.mark.ray
 
-STELAE = (sys.executable, "-c", "from stelae.cli import main; main()")
+STELAE = (sys.executable, "-c", "from stelae.cli.app import main; main()")
 UP_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 60.0
 Spec = Callable[..., dict[str, Any]]

@@ -22,8 +22,8 @@ import pytest
 
 from stelae import Database
 from stelae.core.ids import TabletId
-from stelae.core.timeline_messages import TimelineView
-from stelae.core.timelines import SafekeeperId, TimelineConfiguration, has_majority
+from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration, has_majority
+from stelae.core.messages.timelines import TimelineView
 from tests.cluster.wal_faults import (
     LIMIT_S,
     SAFEKEEPERS,
@@ -37,7 +37,7 @@ from tests.cluster.wal_faults import (
     wait_at_rest,
     wait_whole,
 )
-from tests.postgres import Postgres, find_binaries
+from tests.postgres import Postgres, needed_binaries
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -238,10 +238,7 @@ class PostgresStore:
     """A real PostgreSQL, killed without a checkpoint; its URL says all."""
 
     def __init__(self, folder: Path) -> None:
-        binaries = find_binaries()
-        if binaries is None:
-            pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-        self._server = Postgres(binaries)
+        self._server = Postgres(needed_binaries())
         self._server.create()
         self.url = self._server.url
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,16 +9,14 @@ from pathlib import Path
 import httpx
 from fastapi import FastAPI
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from cluster_fixture import LocalCluster, local_cluster
-
-from stelae.client.http import HttpDatabase
-from stelae.core.durability import Durability, segments
+from stelae.client.http.database import HttpDatabase
 from stelae.core.ids import TabletId
+from stelae.core.tables.durability import Durability, segments
+from stelae.core.tokens import Role
 from stelae.serve.app import make_app
 from stelae.serve.guard import Limits
-from stelae.serve.tokens import Role, TokenVerifier, make_token
+from stelae.serve.tokens import TokenVerifier, make_token
+from tests.cluster_fixture import LocalCluster, local_cluster
 
 SAFEKEEPERS = 4
 """One more than a table of ``wal(3)`` needs: its logs can move."""

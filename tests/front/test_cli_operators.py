@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from cluster_fixture import CLUSTER, SECRET, LocalCluster, local_cluster
-
-from stelae import cli, cli_check, cli_quarantine, cli_servers, cli_tables
 from stelae.aio import Loop
 from stelae.api import Database
+from stelae.cli import app as cli
+from stelae.cli import check as cli_check
+from stelae.cli import quarantine as cli_quarantine
+from stelae.cli import servers as cli_servers
+from stelae.cli import tables as cli_tables
 from stelae.client.database import AsyncDatabase
-from stelae.core.durability import replicas, segments
 from stelae.core.errors import InvalidArgument
-from stelae.core.messages import WriteOp
+from stelae.core.messages.servers import WriteOp
+from stelae.core.tables.durability import replicas, segments
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime
+from tests.cluster_fixture import CLUSTER, SECRET, LocalCluster, local_cluster
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from cluster_fixture import LocalCluster, local_cluster
-
-from stelae import cli_check, cli_safekeepers, cli_timelines
 from stelae.aio import Loop
 from stelae.api import Database
-from stelae.cli_timelines import aborted, is_decided
-from stelae.core.configurations import TimelineId
-from stelae.core.durability import segments, wal
+from stelae.cli import check as cli_check
+from stelae.cli import safekeepers as cli_safekeepers
+from stelae.cli import timelines as cli_timelines
+from stelae.cli.timelines import aborted, is_decided
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.partition import hash_partition
+from stelae.core.logs.configurations import TimelineId
+from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus
+from stelae.core.messages.timelines import MigrationProgress, MigrationResult, SafekeeperView
 from stelae.core.records import SafekeeperRecord
-from stelae.core.timeline_messages import MigrationProgress, MigrationResult, SafekeeperView
-from stelae.core.timelines import SafekeeperId, SafekeeperStatus
+from stelae.core.tables.durability import segments, wal
+from stelae.core.tables.partition import hash_partition
+from tests.cluster_fixture import LocalCluster, local_cluster
 from tests.front.http_world import copies_held
+from tests.front.safekeeper_operator import Operator, story
 from tests.front.test_cli_operators import database_of, run
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
@@ -125,78 +124,7 @@ async def test_safekeepers_and_logs_are_shown_to_people_and_programs(
         await (await cluster.database.table("w")).insert([{"id": n} for n in range(10)])
         await cluster.database.create_table("s", SCHEMA, key="id", durability=segments("disk"))
         (tablet,), (other,) = [await tablets_of(cluster, name) for name in ("w", "s")]
-        await asyncio.to_thread(story, capsys, tablet, other)
-
-
-def story(capsys: pytest.CaptureFixture[str], tablet: str, other: str) -> None:
-    """A healthy cluster, as operators of safekeepers see it."""
-
-    def document(*arguments: str, code: int = 0) -> Any:
-        found, out = run(capsys, *arguments, "--json")
-        assert found == code, out
-        return json.loads(out)
-
-    listed = document("safekeeper", "list")["safekeepers"]
-    assert [s["id"] for s in listed] == [1, 2, 3, 4]
-    assert all(s["live"] and s["status"] == "active" for s in listed)
-    name_of = {s["id"]: s["name"] for s in listed}
-    assert sum(s["timelines"] for s in listed) == 3
-    assert "safekeeper-3" in run(capsys, "safekeeper", "list")[1]
-
-    members = [s["id"] for s in listed if s["timelines"]]
-    (spare,) = [s["id"] for s in listed if not s["timelines"]]
-    shown = document("tablet", "safekeepers", tablet)
-    assert shown["configuration"] == {"generation": 1, "sk_set": members, "new_sk_set": None}
-    assert [m["id"] for m in shown["members"]] == members
-    assert max(m["flush_lsn"] for m in shown["members"]) >= 1
-    assert all(m["term"] >= 1 for m in shown["members"] if m["flush_lsn"])
-    code, out = run(capsys, "tablet", "safekeepers", tablet)
-    assert (code, f"generation 1: safekeepers {members}" in out) == (0, True), out
-    assert run(capsys, "tablet", "safekeepers", "0" * 32)[0] == 1
-    assert run(capsys, "tablet", "safekeepers", other)[0] == 2
-
-    desired = sorted([*members[1:], spare])
-    code, out = run(
-        capsys, "safekeeper", "migrate", "--tablet", tablet, "--to", ",".join(map(str, desired))
-    )
-    assert (code, f"is on safekeepers {desired}" in out) == (0, True), out
-    moved = document("tablet", "safekeepers", tablet)
-    assert moved["configuration"] == {"generation": 3, "sk_set": desired, "new_sk_set": None}
-    assert all(m["flush_lsn"] >= 1 and m["generation"] == 3 for m in moved["members"])
-
-    status = document("safekeeper", "status")
-    assert status["problems"] == []
-    assert len(status["safekeepers"]) == 4
-    assert status["migrations"]["ended"][-1]["verdict"] == "done"
-    one = document("safekeeper", "status", name_of[spare])
-    assert [t["timeline_id"] for t in one["timelines"]] == [tablet]
-    assert document("safekeeper", "status", str(members[0]))["timelines"] == []
-    out = run(capsys, "safekeeper", "status", str(spare))[1]
-    assert "its logs" in out
-    assert f"move to {desired}" in out
-
-    assert run(capsys, "safekeeper", "set-status", str(spare), "offline")[0] == 0
-    assert document("safekeeper", "set-status", name_of[1], "active")["status"] == "active"
-    wanted = ",".join(map(str, members))
-    for wrong in ("9,8,7", "1,2", f"1,1,{spare}", "1,2,nobody", "1,2,3,4"):
-        code, out = run(capsys, "safekeeper", "migrate", "--table", "w", "--to", wrong)
-        assert code == 2, (wrong, out)
-    assert run(capsys, "safekeeper", "migrate", "--table", "s", "--to", wanted)[0] == 2
-    assert run(capsys, "safekeeper", "migrate", "--table", "none", "--to", wanted)[0] == 1
-    for command in ("status", "scrub"):
-        assert run(capsys, "safekeeper", command, "99")[0] == 2
-        assert run(capsys, "safekeeper", command, "nobody")[0] == 2
-    assert run(capsys, "safekeeper", "set-status", "99", "active")[0] == 2
-    still = document("tablet", "safekeepers", tablet)
-    assert still["configuration"] == moved["configuration"], "what was refused changed nothing"
-
-    code, out = run(capsys, "safekeeper", "abort", tablet)
-    assert (code, "stays where it is: there is nothing to take back" in out) == (0, True), out
-    assert run(capsys, "safekeeper", "abort", "0" * 32)[0] == 1
-    assert run(capsys, "safekeeper", "abort", other)[0] == 2
-    scrubbed = document("safekeeper", "scrub", name_of[members[0]])
-    assert (scrubbed["removed"], scrubbed["problems"]) == ([], {})
-    assert "logs; 0 were removed" in run(capsys, "safekeeper", "scrub", str(members[0]))[1]
+        await asyncio.to_thread(story, Operator(capsys, tablet, other))
 
 
 async def test_ctrl_c_ends_waiting_and_not_the_move(
@@ -384,7 +312,7 @@ async def test_a_check_sees_logs_that_are_not_whole(
 
 
 def cli_main(*arguments: str) -> None:
-    from stelae import cli
+    from stelae.cli import app as cli
 
     cli.main(list(arguments))
 

@@ -19,17 +19,13 @@ import psutil
 import pyarrow as pa
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from cluster_fixture import local_cluster
-
-from stelae import cli, demo, hash_partition
-from stelae.core.durability import segments
+from stelae import hash_partition
+from stelae.cli import app as cli
 from stelae.core.errors import InvalidArgument, RetryLater
-from stelae.demo_data import FLIGHTS_ROWS, flights_tables, generated_tables
-from stelae.demo_strikes import TURNS, lose_power
-from stelae.demo_writers import Acknowledged, Ledger, Writers, check_table, load_table
-from stelae.report import (
+from stelae.core.tables.durability import segments
+from stelae.demo import run as demo
+from stelae.demo.data import FLIGHTS_ROWS, flights_tables, generated_tables
+from stelae.demo.report import (
     DemoResult,
     Round,
     Strike,
@@ -39,6 +35,9 @@ from stelae.report import (
     summary,
     write_report,
 )
+from stelae.demo.strikes import TURNS, lose_power
+from stelae.demo.writers import Acknowledged, Ledger, Writers, check_table, load_table
+from tests.cluster_fixture import local_cluster
 
 # ---- data -----------------------------------------------------------------------------------
 

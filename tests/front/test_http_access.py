@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from stelae.core.tokens import Role
+from stelae.serve import app as app_module
 from stelae.serve.app import make_app
 from stelae.serve.guard import Limits
-from stelae.serve.tokens import Role
 from tests.front.http_flights import flights_of, make_flights
 from tests.front.http_world import World, problem_of
 
@@ -62,7 +63,7 @@ async def test_health_says_when_the_masters_do_not_answer(world: World, tmp_path
     app = make_app(lost, world.verifier)
     async with world.client(None, app) as client:
         response = await client.get("/healthz")
-    assert (response.status_code, response.json()) == (503, {"status": "unavailable"})
+    problem_of(response, 503, "no-quorum")
     async with world.client(Role.READ, app) as client:
         response = await client.get(
             "/v1/tables/t/rows/1", headers={"X-Request-Timeout-Seconds": "0.2"}
@@ -213,4 +214,39 @@ async def test_the_description_names_every_route_and_resolves(http: httpx.AsyncC
         for operation in operations.values():
             for status, answer in operation["responses"].items():
                 if status[0] in "45" and "Health" not in json.dumps(answer):
-                    assert list(answer["content"]) == ["application/problem+json"]
+                    kinds = [] if status == "408" else ["application/problem+json"]
+                    kinds += ["text/plain"] if status in ("408", "429", "503") else []
+                    assert list(answer["content"]) == kinds
+
+
+async def test_every_json_body_is_described_with_an_example_that_is_one(
+    http: httpx.AsyncClient,
+) -> None:
+    """Of a JSON body there is an example, and the models themselves take it."""
+    document = (await http.get("/openapi.json")).json()
+    models = {model.__name__: model for model in app_module._BODIES}
+    shown = 0
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            if "requestBody" not in operation:
+                continue
+            body = operation["requestBody"]["content"]["application/json"]
+            assert body["example"] is not None, (method, path)
+            name = body["schema"].get("$ref", "").rpartition("/")[2]
+            if name:
+                models[name].model_validate(body["example"])
+            shown += 1
+    assert shown > 15
+
+
+async def test_bounds_that_change_hold_at_once(world: World) -> None:
+    """In an application that runs, as `stelae apply` changes them: in the guard, and in routes."""
+    app = make_app(world.cluster.database, world.verifier)
+    async with world.client(app=app) as client:
+        assert (await client.post("/v1/tables", content=b"x" * 2000)).status_code == 400
+        app.state.gateway.limits = Limits(body_bytes=1000, timeout_max_s=5.0)
+        problem_of(await client.post("/v1/tables", content=b"x" * 2000), 413, "too-large")
+        late = await client.get("/v1/tables", headers={"X-Request-Timeout-Seconds": "6"})
+        problem_of(late, 400, "invalid-argument")
+        app.state.gateway.limits = Limits()
+        assert (await client.post("/v1/tables", content=b"x" * 2000)).status_code == 400

@@ -8,9 +8,9 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from stelae.client.http_protocol import SCHEMA_VERSION_HEADER
+from stelae.client.http.protocol import SCHEMA_VERSION_HEADER
 from stelae.core.errors import ColumnNotFound, InvalidArgument, TableExists, TableNotFound
-from stelae.serve.tokens import Role
+from stelae.core.tokens import Role
 from tests.durabilities import as_json
 from tests.front.http_world import World, problem_of
 

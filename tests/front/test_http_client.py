@@ -11,7 +11,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from stelae.client.http import HttpDatabase
+from stelae.client.http.database import HttpDatabase
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -25,8 +25,8 @@ from stelae.core.errors import (
     Unavailable,
     VersionMismatch,
 )
-from stelae.core.partition import hash_and_range, hash_partition, range_partition
-from stelae.serve.tokens import Role
+from stelae.core.tables.partition import hash_and_range, hash_partition, range_partition
+from stelae.core.tokens import Role
 from tests.front.http_world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -6,7 +6,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from stelae.client.http_protocol import NEXT_PAGE_HEADER
+from stelae.client.http.protocol import NEXT_PAGE_HEADER
 from tests.front.http_flights import flights_of, make_flights
 from tests.front.http_world import ARROW, World, problem_of
 

@@ -8,10 +8,10 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from stelae.core.catalog_messages import LINEARIZABLE
 from stelae.core.errors import InvalidArgument, TableNotFound, TabletNotFound
-from stelae.core.messages import GET, GET_MANY, SCAN
-from stelae.core.partition import hash_partition
+from stelae.core.messages.catalog import LINEARIZABLE
+from stelae.core.messages.servers import GET, GET_MANY, SCAN
+from stelae.core.tables.partition import hash_partition
 from tests.front.http_world import World, problem_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

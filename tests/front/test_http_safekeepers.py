@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from cluster_fixture import local_cluster
 
-from stelae.core.durability import wal
 from stelae.core.ids import TabletId
-from stelae.serve.tokens import Role
+from stelae.core.tables.durability import wal
+from stelae.core.tokens import Role
+from tests.cluster_fixture import local_cluster
 from tests.front.http_world import World, copies_held, problem_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

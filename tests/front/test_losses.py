@@ -10,14 +10,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from cluster_fixture import LocalCluster, local_cluster
 
-from stelae import cli, cli_recover
-from stelae.client.losses import words_of
-from stelae.core.durability import segments
-from stelae.core.ids import TableId, TabletId
-from stelae.core.losses import LossReport, LostSegment, TabletLoss
-from stelae.serve.tokens import Role
+from stelae.actors.master.master import Master
+from stelae.cli import app as cli
+from stelae.cli import recover as cli_recover
+from stelae.client.operating.losses import words_of
+from stelae.coordinator.catalog.backups import BackupChanges
+from stelae.coordinator.catalog.catalog import CatalogBatch
+from stelae.core.ids import ServerUuid, TableId, TabletId
+from stelae.core.logs.losses import LossReport, LostSegment, SegmentFacts, TabletLoss
+from stelae.core.records import BackupRecord
+from stelae.core.tables.durability import segments
+from stelae.core.tokens import Role
+from stelae.runtime.real import CountingMetrics
+from tests.cluster_fixture import LocalCluster, local_cluster
 from tests.front.http_world import World, problem_of
 from tests.front.test_cli_operators import database_of, run
 
@@ -86,6 +92,82 @@ async def test_the_command_shows_what_is_missing_and_gives_it_up_for_those_who_s
     assert (code, "Ada" in out) == (0, True), out
 
 
+async def register_another(cluster: LocalCluster) -> None:
+    """A backup that the catalog knows, and that is not there."""
+    leading = [m.coordinator for m in cluster.masters if m.coordinator is not None]
+    record = BackupRecord(ServerUuid("lost"), "backup-9", "burned", ("ram",), 5.0)
+    batch = CatalogBatch(backups=BackupChanges((record,)))
+    await leading[0].operations.change(lambda: batch)
+
+
+async def test_the_command_names_backups_that_are_not_heard_and_waits_for_them(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until it is told that they are gone, which is on record, too."""
+    monkeypatch.setattr(cli_recover, "open_cluster", lambda _: database_of(cluster))
+
+    async def call(*words: str) -> tuple[int, str]:
+        return await asyncio.to_thread(run, capsys, *words)
+
+    await register_another(cluster)
+    tablet = await lose(cluster)
+    problems = cli.problems_of(await cluster.database.status())
+    assert "backup-9, a backup on machine burned, has not been heard yet" in problems
+    code, out = await call("recover")
+    assert code == 1
+    assert "what is missing may be on" in out
+    assert "backup-9 on machine burned (lost) has not reported since this leader master" in out
+    (silent,) = json.loads((await call("recover", "--json"))[1])["silent"]
+    assert (silent["name"], silent["silent_s"], silent["live"]) == ("backup-9", None, False)
+    assert (await call("recover", "--gone", "backup-9"))[0] == 2
+    code, out = await call("recover", "--accept-loss", "--yes")
+    assert code == 2
+    assert not (await cluster.database.losses()).accepted
+    words = ("--accept-loss", "--yes", "--json", "--gone", "backup-9")
+    code, out = await call("recover", *words)
+    (accepted,) = json.loads(out)["accepted"]
+    assert (code, accepted["tablet"]) == (0, tablet)
+    assert accepted["backups_gone"] == ["backup-9 (lost)"]
+    assert not (await cluster.database.status())["backups_not_heard"]
+
+
+async def test_of_a_tablet_that_is_served_the_command_shows_the_rows_that_are_missing(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not while they are in its server's memory only; after the yes all else is served."""
+    monkeypatch.setattr(cli_recover, "open_cluster", lambda _: database_of(cluster))
+
+    async def call(*words: str) -> tuple[int, str]:
+        return await asyncio.to_thread(run, capsys, *words)
+
+    table = await cluster.database.create_table(
+        "t", SCHEMA, key="id", durability=segments("ram"), timeout=WAIT_S
+    )
+    await table.upsert([{"id": n, "text": "x"} for n in range(10)])
+    (tablet,) = [t for server in cluster.tservers for t in server._tablets.values()]
+    tablet._missing.lacks = (SegmentFacts(1 << 32 | 900, 5, 300, 7),)
+    tablet._missing.in_memory_only = 1
+    for _ in range(int(WAIT_S / 0.05)):
+        code, out = await call("recover")
+        if code:
+            break
+        await asyncio.sleep(0.05)
+    assert (code, "is served, and lacks" in out, "1.900: 5 rows" in out) == (1, True, True), out
+    code, out = await call("recover", "--accept-loss", "--yes")
+    assert code == 1
+    tablet._missing.in_memory_only = 0
+    for _ in range(int(WAIT_S / 0.05)):
+        code, out = await call("recover", "--accept-loss", "--yes", "--json", "--by", "Ada")
+        if code == 0:
+            break
+        await asyncio.sleep(0.05)
+    (accepted,) = json.loads(out)["accepted"]
+    assert (accepted["served"], accepted["end_lost"]) == (True, False)
+    assert (await table.scan(timeout=WAIT_S)).num_rows == 10
+    code, out = await call("recover")
+    assert (code, "Ada" in out) == (0, True), out
+
+
 async def test_over_http_admins_give_it_up_with_the_fingerprint_of_what_they_saw(
     cluster: LocalCluster,
 ) -> None:
@@ -94,16 +176,22 @@ async def test_over_http_admins_give_it_up_with_the_fingerprint_of_what_they_saw
     async with world.client() as http, world.client(Role.READ) as reader:
         empty: dict[str, Any] = (await reader.get("/v1/losses")).json()
         assert (empty["waiting"], empty["accepted"]) == ([], [])
-        order = {"fingerprint": empty["fingerprint"]}
-        refused = await http.post("/v1/losses:accept", json=order)
+        other = {"fingerprint": empty["fingerprint"]}
+        refused = await http.post("/v1/losses:accept", json=other)
         problem_of(refused, 400, "invalid-argument")
+        await register_another(cluster)
         await lose(cluster)
         seen = (await reader.get("/v1/losses")).json()
         assert len(seen["waiting"]) == 1
-        problem_of(await http.post("/v1/losses:accept", json=order), 400, "invalid-argument")
-        order = {"fingerprint": seen["fingerprint"], "by": "Ada"}
+        problem_of(await http.post("/v1/losses:accept", json=other), 400, "invalid-argument")
+        order: dict[str, Any] = {"fingerprint": seen["fingerprint"], "by": "Ada"}
         assert (await reader.post("/v1/losses:accept", json=order)).status_code == 403
         assert (await http.post("/v1/losses:accept", json={})).status_code == 422
+        waits = problem_of(
+            await http.post("/v1/losses:accept", json=order), 400, "invalid-argument"
+        )
+        assert "backup-9 on machine burned" in str(waits)
+        order["gone"] = ["lost"]
         done = await http.post("/v1/losses:accept", json=order)
         assert done.status_code == 200, done.text
         (accepted,) = done.json()["accepted"]
@@ -134,3 +222,27 @@ def test_a_loss_is_told_in_words() -> None:
     assert len(lines) == 5
     assert LossReport((loss,), "f").accepted == ()
     assert cli.FAILED == cli_recover.WAITING
+
+
+async def test_a_tablet_that_waits_for_segments_is_told_until_they_are_given_up(
+    cluster: LocalCluster,
+) -> None:
+    """The gauge that the alert goes by, from the loss to the operator's word."""
+    (master,) = cluster.masters
+    await lose(cluster)
+    await until_gauge(master, "cluster_tablets_incomplete", 1.0)
+    await cluster.database.accept_loss(await cluster.database.losses(), by="somebody")
+    await until_gauge(master, "cluster_tablets_incomplete", 0.0)
+    await until_gauge(master, "cluster_losses_accepted", 1.0)
+
+
+async def until_gauge(master: Master, name: str, value: float) -> None:
+    metrics = master.runtime.metrics
+    assert isinstance(metrics, CountingMetrics)
+    for _ in range(int(WAIT_S / 0.05)):
+        master._gauges._next_s = 0.0  # do not wait for the next look
+        master.measure()
+        if metrics.gauges[name, ()] == value:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{name} is {metrics.gauges[name, ()]}")

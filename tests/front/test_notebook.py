@@ -1,4 +1,4 @@
-"""The quickstart notebook runs from top to bottom, as a reader would run it."""
+"""The notebooks run from top to bottom, as a reader would run them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "quickstart.ipynb"
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+PLOTLY = "application/vnd.plotly.v1+json"
+ELSEWHERE = {"one_cluster"}
+"""It has Feast, and is run in Feast's environment, by tests/feast."""
+IN_THE_END = {
+    "quickstart": ("image/png", 1, "acknowledged rows are there, and all 50000 from before"),
+    "crash_and_recovery": (PLOTLY, 3, "acknowledged changes are there, and all 100000 rows"),
+    "safekeepers": (PLOTLY, 1, "acknowledged rows are there; 4 logs have moved"),
+}
+"""The kind of its plots, how many there are, and what it says once every row was found."""
 
 
 @pytest.fixture
@@ -22,29 +32,42 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-def test_the_quickstart_notebook_runs_and_plots_a_recovery(folder: Path) -> None:
-    """Every cell runs in a fresh kernel; the plot is there; every acknowledged row was found."""
+def executed(name: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """The outputs of all cells, run in a fresh kernel, and what was printed."""
     import nbformat
     from nbclient import NotebookClient
 
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     NotebookClient(
         notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     ).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    printed = "".join(output.get("text", "") for output in outputs)
-    assert any("image/png" in output.get("data", {}) for output in outputs)
-    assert "acknowledged rows are there, and all 50000 from before" in printed
-    assert (folder / ".stelae" / "quickstart" / "cluster.json").exists()
+    return outputs, "".join(output.get("text", "") for output in outputs)
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_THE_END)
+def test_a_notebook_runs_and_plots(name: str, folder: Path) -> None:
+    """Every cell runs; the plots are there; every acknowledged row was found."""
+    kind, plots, found = IN_THE_END[name]
+    outputs, printed = executed(name, folder)
+    assert sum(kind in output.get("data", {}) for output in outputs) == plots
+    assert found in printed
+    assert list((folder / ".stelae").glob("*/cluster.json"))
+
+
+def test_every_notebook_is_run() -> None:
+    """Here, or elsewhere."""
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == {*IN_THE_END, *ELSEWHERE}
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
     """What is in the repository is the text; outputs are made by running it."""
     import nbformat
 
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert code

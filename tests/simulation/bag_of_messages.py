@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from stelae.coordinator.migration import Migration
-from stelae.coordinator.migration_steps import (
+from stelae.coordinator.migration.migration import Migration
+from stelae.coordinator.migration.steps import (
     Abort,
     Create,
     Effect,
@@ -34,15 +34,15 @@ from stelae.coordinator.migration_steps import (
     Verdict,
     WriteRecord,
 )
-from stelae.core.configurations import (
+from stelae.core.errors import OutcomeUnknown, StelaeError
+from stelae.core.ids import TableId, TabletId
+from stelae.core.logs.configurations import (
     CasReply,
     StoredRecord,
     TimelineId,
     check_succession,
 )
-from stelae.core.errors import OutcomeUnknown, StelaeError
-from stelae.core.ids import TableId, TabletId
-from stelae.core.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
+from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from tests.simulation.model_safekeepers import (
     Copy,
     Drop,

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from stelae.actors.freshness import Freshness
-from stelae.actors.raft_handlers import raft_handlers
-from stelae.actors.replica import Replica, ReplicaSettings
-from stelae.actors.replica_storage import SnapshotFile
-from stelae.actors.tombstone import Tombstone
+from stelae.actors.raft.freshness import Freshness
+from stelae.actors.raft.raft_handlers import raft_handlers
+from stelae.actors.raft.replica import Replica, ReplicaSettings
+from stelae.actors.raft.replica_storage import SnapshotFile
+from stelae.actors.raft.tombstone import Tombstone
 from stelae.consensus.settings import RaftSettings
 from stelae.core.errors import (
     NotLeader,
@@ -28,7 +28,7 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import OpId, ServerUuid, TabletId
-from stelae.core.replication import Snapshot, TermAndVote
+from stelae.core.logs.replication import Snapshot, TermAndVote
 from stelae.core.rpc import EMPTY, Call, Empty, Method, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.settings import Settings
@@ -38,12 +38,12 @@ from stelae.simulation.checkers import require_rows
 from stelae.simulation.history import History
 from stelae.simulation.nemesis import Nemesis
 from stelae.simulation.scenarios import Scenario
-from stelae.storage.consensus_metadata import (
+from stelae.storage.files.consensus_metadata import (
     ConsensusMetadata,
     decode_consensus_metadata,
     encode_consensus_metadata,
 )
-from tests.simulation.test_replica import (
+from tests.simulation.registers import (
     GET,
     GROUP,
     NAMES,

@@ -14,16 +14,15 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from stelae.actors.copy_jobs import CopyJobs
-from stelae.actors.copy_source import CopySources
-from stelae.actors.copy_starter import CopyStarter
-from stelae.actors.raft_handlers import raft_handlers
-from stelae.actors.replica import Replica, ReplicaSettings
-from stelae.actors.tablet_store import TabletStore
-from stelae.actors.tombstone import Tombstone
+from stelae.actors.raft.raft_handlers import raft_handlers
+from stelae.actors.raft.replica import Replica, ReplicaSettings
+from stelae.actors.raft.tombstone import Tombstone
+from stelae.actors.replicated.copy_jobs import CopyJobs
+from stelae.actors.replicated.copy_source import CopySources
+from stelae.actors.replicated.copy_starter import CopyStarter
+from stelae.actors.replicated.tablet_store import TabletStore
 from stelae.consensus.membership import ChangeKind, MemberChange
 from stelae.consensus.settings import RaftSettings
-from stelae.core.durability import segments
 from stelae.core.errors import (
     CorruptData,
     NoSpace,
@@ -32,23 +31,24 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.messages import Write, WriteOp
-from stelae.core.partition import Partitioning
+from stelae.core.logs.replication import Configuration, Peer, Snapshot, TermAndVote
+from stelae.core.messages.replicas import DataState
+from stelae.core.messages.servers import Write, WriteOp
 from stelae.core.records import TableRecord, TableState
-from stelae.core.replica_messages import DataState
-from stelae.core.replication import Configuration, Peer, Snapshot, TermAndVote
 from stelae.core.rpc import EMPTY, Call, Empty, Handler, Handlers, Method, Reply
 from stelae.core.runtime import Runtime
-from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.simulation import World
-from stelae.storage.outcomes import answer
-from stelae.storage.superblock import StoredFile
-from stelae.storage.tablet_commands import Stamp, encode_alter, encode_write
-from stelae.storage.tablet_manifest import decode_manifest, open_image
-from stelae.storage.tablet_state import TabletStateMachine
-from tests.simulation.test_replica import GET, PUT, TICK_S, Get, Put, Row
+from stelae.storage.files.superblock import StoredFile
+from stelae.storage.rows.outcomes import answer
+from stelae.storage.tablets.commands import Stamp, encode_alter, encode_write
+from stelae.storage.tablets.manifest import decode_manifest, open_image
+from stelae.storage.tablets.state import TabletStateMachine
+from tests.simulation.registers import GET, PUT, TICK_S, Get, Put, Row
 
 FOUNDERS = ("s1", "s2", "s3")
 SPARE = "s4"

@@ -12,9 +12,9 @@ import contextlib
 import pyarrow as pa
 
 from stelae.client.table import AsyncTable
-from stelae.core.durability import segments
 from stelae.core.errors import OutcomeUnknown, RetryElsewhere, RetryLater, VersionMismatch
-from stelae.core.partition import hash_partition
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.nemesis import Nemesis
 from stelae.simulation.options import Options

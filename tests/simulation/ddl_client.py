@@ -16,23 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from stelae.client.calls.masters import MastersClient
 from stelae.client.database import AsyncDatabase
-from stelae.client.masters import MastersClient
-from stelae.core.alter import schema_change
-from stelae.core.alter_messages import ALTER_TABLE, AlterTable
-from stelae.core.catalog_messages import (
-    CREATE_TABLE,
-    DELETE_TABLE,
-    GET_TABLE,
-    LINEARIZABLE,
-    LIST_TABLES,
-    CreateTable,
-    DeleteTable,
-    GetTable,
-    ListTables,
-    TableLocations,
-)
-from stelae.core.durability import segments
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -45,9 +30,24 @@ from stelae.core.errors import (
     TableNotFound,
 )
 from stelae.core.ids import Address, ClientId, RequestId, TableId
-from stelae.core.partition import hash_partition
+from stelae.core.messages.alter import ALTER_TABLE, AlterTable
+from stelae.core.messages.catalog import (
+    CREATE_TABLE,
+    DELETE_TABLE,
+    GET_TABLE,
+    LINEARIZABLE,
+    LIST_TABLES,
+    CreateTable,
+    DeleteTable,
+    GetTable,
+    ListTables,
+    TableLocations,
+)
 from stelae.core.records import TableRecord, TableState, TabletState
-from stelae.core.schema import TableSchema
+from stelae.core.tables.alter import schema_change
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import hash_partition
+from stelae.core.tables.schema import TableSchema
 from stelae.simulation import World
 from stelae.simulation.cluster import SimCluster
 from tests.simulation.catalog_history import (

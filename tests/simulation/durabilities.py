@@ -17,12 +17,12 @@ from typing import Any
 
 from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
-from stelae.core.durability import Durability, Replicas, Wal, replicas, segments, wal
 from stelae.core.errors import InvalidArgument, OutcomeUnknown, RetryElsewhere, RetryLater
-from stelae.core.partition import hash_partition
+from stelae.core.logs.succession import Succession, SuccessionStage
+from stelae.core.messages.safekeepers import TimelinePresence
 from stelae.core.records import TableRecord, TableState, TabletState
-from stelae.core.safekeeper_calls import TimelinePresence
-from stelae.core.succession import Succession, SuccessionStage
+from stelae.core.tables.durability import Durability, Replicas, Wal, replicas, segments, wal
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation.checkers import require_rows
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History

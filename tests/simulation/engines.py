@@ -3,8 +3,8 @@ can.
 
 The engine's tasks are the real ones, on processes of their own; what stands in for Spark places
 them, and has them die, run twice, go on long after everybody has given them up, or answer nothing.
-In ``engines`` what the ``tables`` scenario demands of rows holds; in ``offers``, where indexlets
-get lost with tablets, what the ``entries`` scenario demands of indexes.
+In ``engines`` what the ``tables`` scenario demands of rows holds, in most runs with an index; in
+``offers``, where indexlets get lost with tablets, what the ``entries`` scenario demands of indexes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from stelae.actors.indexlet_offers import IndexletOffers
-from stelae.actors.master import Master
-from stelae.actors.merge_offer import MergeOffer
+from stelae.actors.indexing.indexlet_offers import IndexletOffers
+from stelae.actors.master.master import Master
+from stelae.actors.tablet.merge_offer import MergeOffer
 from stelae.client.database import AsyncDatabase
-from stelae.core.durability import segments
 from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.records import TabletState
 from stelae.core.runtime import Runtime
+from stelae.core.tables.durability import segments
 from stelae.recovery import spark_indexes, spark_log
 from stelae.recovery.engine import RecoveryJob, SparkState
 from stelae.recovery.spark_job import TabletOutcome, group_jobs, merge_tablets
@@ -36,6 +36,9 @@ from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
 from tests.simulation import entries, tables
+from tests.simulation.index_watch import in_some_runs
+from tests.simulation.planting import planting
+from tests.simulation.remembered_images import remembered_images
 
 CORES = 2
 PIECE_BYTES = 64
@@ -196,9 +199,13 @@ def _another_log_is_offered() -> Any:
         turned = replace(source, replicas=source.replicas[::-1])
         return await read(runtime, settings, turned, fetch)
 
+    async def nothing(*given: Any) -> dict[int, Any]:
+        return {}
+
     stack = contextlib.ExitStack()
     stack.enter_context(patch.object(spark_indexes, "_compare", compare))
     stack.enter_context(patch.object(spark_log, "from_any_replica", shortest_first))
+    stack.enter_context(patch.object(spark_log, "_read_near", nothing))
     return stack
 
 
@@ -209,16 +216,22 @@ BUGS: dict[str, Callable[[], Any]] = {
 }
 
 
-def planted(bug: str) -> Any:
-    """A context in which the servers have this bug; "" for none."""
-    return BUGS[bug]() if bug else contextlib.nullcontext()
+planted = planting(BUGS)
 
 
 async def run(world: World, bug: str = "") -> None:
     """One seed of ``engines``; ``bug`` is one of `BUGS`."""
-    with planted(bug):
+    with planted(bug), remembered_images():
         cluster = SparkCluster(world, **tables.cleaning_of(world))
-        await tables.run_tables(world, ("kill",), longest_gap_s=3.0, cluster=cluster)
+        indexes, make_beside = in_some_runs(world)
+        await tables.run_tables(
+            world,
+            ("kill",),
+            longest_gap_s=3.0,
+            make_beside=make_beside,
+            cluster=cluster,
+            indexes=indexes,
+        )
 
 
 async def run_offers(world: World, bug: str = "") -> None:

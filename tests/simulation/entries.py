@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -20,13 +20,12 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from stelae.actors import index_removals, indexlet_hand_over
-from stelae.actors.indexed_tablet import IndexedTablet
-from stelae.actors.indexlet import Indexlet
-from stelae.actors.tablet import Tablet
+from stelae.actors.indexing import index_removals, indexlet_hand_over
+from stelae.actors.indexing.indexed_tablet import IndexedTablet
+from stelae.actors.indexing.indexlet import Indexlet
+from stelae.actors.tablet.tablet import Tablet
 from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
-from stelae.core.durability import Durability, replicas, segments, wal
 from stelae.core.errors import (
     NotDoneYet,
     OutcomeUnknown,
@@ -34,20 +33,22 @@ from stelae.core.errors import (
     RetryElsewhere,
     RetryLater,
 )
-from stelae.core.index_messages import HandOverStage, IndexletProgress
-from stelae.core.indexes import IndexDefinition, IndexletState, in_range
-from stelae.core.messages import TabletProgress
-from stelae.core.partition import hash_partition
+from stelae.core.messages.indexes import IndexletProgress
+from stelae.core.messages.servers import TabletProgress
 from stelae.core.records import TableRecord, TabletState
+from stelae.core.tables.durability import Durability, replicas, segments, wal
+from stelae.core.tables.indexes import IndexDefinition, IndexletState, in_range
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.nemesis import Nemesis
 from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
-from stelae.storage import indexlet as indexlet_storage
-from stelae.storage.index_keys import EntryCodec
+from stelae.storage.indexes import indexlet as indexlet_storage
+from stelae.storage.indexes.entry_keys import EntryCodec
 from tests.simulation import tables
 from tests.simulation.planted_indexes import planted
+from tests.simulation.remembered_images import batches_of, remembered_images
 
 SCHEMA = pa.schema(
     [
@@ -236,15 +237,18 @@ class Watch:
             if server is None or not server._lease.is_valid:
                 continue
             held = server.indexlets._indexlets.values()
-            found += [Held(name, i) for i in held if i.progress is IndexletProgress.SERVING]
+            found += [Held(name, each) for each in held if _answers(each)]
         return found
 
     def rows(self, tablet: IndexedTablet, index: IndexDefinition) -> dict[bytes, None]:
         """The entries that a tablet's rows need."""
         memory = tablet.index_memory
         codec = EntryCodec(memory.schema, index)
-        batches = memory.scan_snapshot().batches(codec.columns)
-        return dict.fromkeys(e for b in batches for e in codec.encode_batch(b).to_pylist())
+        batches = [*batches_of(memory.scan_snapshot(), codec.columns)]
+        if not batches:
+            return {}
+        # At once: batches are small, and there are many looks.
+        return dict.fromkeys(codec.encode_batch(pa.concat_batches(batches)).to_pylist())
 
     def look(self) -> None:
         """Raise AssertionError if a row is missing in an indexlet that may answer for it."""
@@ -274,7 +278,9 @@ class Watch:
         """How the indexes differ from the rows; empty: they do not, and all of it serves."""
         table, catalog = self.table(), self.catalog()
         tablets = self.tablets()
-        if table is None or len(tablets) != TABLETS:
+        records = () if table is None else catalog.tablets_of(table.table_id)
+        there = [each for each in records if not each.succeeds and not each.state.is_gone]
+        if table is None or not there or len(tablets) != len(there):
             return f"{len(tablets)} tablets serve"
         for tablet in tablets:
             if under_way := tablet.entries_under_way():
@@ -291,15 +297,28 @@ class Watch:
             mine = [h for h in self.indexlets() if h.indexlet.record.index_id == index.index_id]
             if len(mine) != len(records):
                 return f"{len(mine)} of {len(records)} indexlets serve"
-            if any(h.indexlet.hand_over is not None for h in mine):
-                stages = [h.indexlet.hand_over for h in mine if h.indexlet.hand_over is not None]
-                if any(each.stage is not HandOverStage.FAILED for each in stages):
-                    return "an indexlet is handed over"
+            if unrest := _unrest(mine):
+                return unrest
             found = sorted(e for h in mine for e in h.indexlet.entries.live_entries())
             if found != sorted(needed):
                 extra = [e for e in found if e not in needed]
                 return f"too much {extra}, missing {sorted(set(needed) - set(found))}"
         return ""
+
+
+def _answers(indexlet: Indexlet) -> bool:
+    return indexlet.progress is IndexletProgress.SERVING and indexlet.lineage.lacking is None
+
+
+def _unrest(held: Sequence[Held]) -> str:
+    """What these indexlets have to do yet; empty: nothing."""
+    for each in held:
+        indexlet = each.indexlet
+        if indexlet.report().tablets_to_compare:
+            return f"indexlet {indexlet.indexlet_id} is to be compared with tablets"
+        if indexlet.is_handing_over:
+            return f"indexlet {indexlet.indexlet_id} is handed over"
+    return ""
 
 
 async def run(world: World, bug: str = "") -> None:
@@ -316,6 +335,7 @@ def _small(rng: random.Random) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(indexlet_storage, "TAIL_MAX", rng.choice((2, 8, 4096))))
         stack.enter_context(patch.object(indexlet_hand_over, "PIECE_BYTES", rng.choice((30, 4096))))
+        stack.enter_context(remembered_images())
         if rng.random() < 0.3:
             stack.enter_context(patch.object(index_removals, "QUEUE_BYTES", 300))
         yield
@@ -428,3 +448,14 @@ def options(seed: int) -> Options:
 
 
 SCENARIO = Scenario("entries", run, options)
+
+
+async def settled(cluster: SimCluster) -> None:
+    """Wait until the indexes have the entries of all rows and no others, wherever the rows are."""
+    watch = Watch(cluster, Tally())
+    for _ in range(300):
+        if not (difference := watch.difference()):
+            return
+        watch.look()
+        await asyncio.sleep(0.1)
+    raise AssertionError(difference)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.client.convert import decode_batch, encode_batch
+from stelae.client.calls.convert import decode_batch, encode_batch
 from stelae.client.database import AsyncDatabase
-from stelae.core.catalog_messages import GET_TABLE, GetTable, ReplicaLocation
-from stelae.core.durability import replicas
 from stelae.core.errors import NotLeader, TabletNotHere, TooStale
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.messages import (
+from stelae.core.logs.replication import Configuration, Peer
+from stelae.core.messages.catalog import GET_TABLE, GetTable, ReplicaLocation
+from stelae.core.messages.servers import (
     GET,
     GET_MANY,
     SCAN,
@@ -35,13 +35,13 @@ from stelae.core.messages import (
     Write,
     WriteReply,
 )
-from stelae.core.partition import Partitioning
 from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
-from stelae.core.replication import Configuration, Peer
 from stelae.core.rpc import Call, Reply
 from stelae.core.runtime import Runtime
-from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
+from stelae.core.tables.durability import replicas
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.simulation import World
 from stelae.simulation.node import Factory

@@ -3,7 +3,8 @@
 Clients write, delete, read and look rows up by an indexed column; indexes are made and dropped
 under them; indexlets are so small that they split all the time, and servers are retired, so that
 they move; servers of every kind crash, hang and are cut off; the table has any durability, and in
-some runs gets another one. What the ``tables`` scenario demands of rows holds, and (`IndexJudge`):
+some runs gets another one; in some its tablets are split at their recoveries, which are many then.
+What the ``tables`` scenario demands of rows holds, and (`IndexJudge`):
 
 - a look-up finds every row that had the value all the time that it took;
 - it finds nothing that never had it, each row once, in order;
@@ -21,8 +22,7 @@ import pyarrow as pa
 
 from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
-from stelae.coordinator.catalog import Catalog
-from stelae.core.durability import Durability, replicas, segments, wal
+from stelae.coordinator.catalog.catalog import Catalog
 from stelae.core.errors import (
     IndexExists,
     IndexNotFound,
@@ -33,10 +33,11 @@ from stelae.core.errors import (
     RetryLater,
     StelaeError,
 )
-from stelae.core.index_messages import HandOverStage, IndexletProgress
-from stelae.core.indexes import IndexletState
-from stelae.core.partition import hash_partition
+from stelae.core.messages.indexes import HandOverStage, IndexletProgress
 from stelae.core.records import TableState, TabletState
+from stelae.core.tables.durability import Durability, replicas, segments, wal
+from stelae.core.tables.indexes import IndexletState
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation.checkers import require_rows
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History
@@ -45,6 +46,7 @@ from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
 from tests.simulation import durabilities, tables
+from tests.simulation.blackouts import Blackouts
 from tests.simulation.index_judge import IndexJudge, group_of
 from tests.simulation.planted_finds import planted
 
@@ -71,6 +73,25 @@ BUG_TIMEOUT_S = 60.0
 CALM_S = 10.0
 PAUSE_S = 2.0
 CHANGES_MAX = 14
+SLOW_SHARE = 0.5
+"""Of runs: the rows of a recovered tablet follow so slowly that most work meets it without them."""
+LOADING_S = (25.0, 60.0)
+"""So long the rows of a whole run would take then. An alter of durability waits for them."""
+SPLIT_SHARE = 0.3
+"""Of runs: recoveries split tablets of which a few segments have been written."""
+SPLIT_ABOVE_BYTES = (1500, 6000)
+BLACKOUT_SHARE = 0.3
+"""Of runs: all servers lose their power at once, again and again."""
+BLACKOUT_GAPS_S = (8.0, 16.0)
+CRASHES_S = (2.0, 5.0)
+"""Between crashes of tablet servers then, on average."""
+ROW_BYTES = 150
+FETCHES = ("single_rows_fetched", "row_pieces_fetched", "segment_columns_read")
+AT_ONCE_SHARE = 0.3
+"""Of the runs: their clients make several look-ups at once, which go together. The rows of tables
+with owners only are read together."""
+OWNED = (segments("disk", "disk"), wal(3, ("disk", "disk")))
+MORE_AT_ONCE = (0, 2, 4)
 FIND_SHARE = 0.6
 UNRELIABLE = (RetryLater, RetryElsewhere, OutcomeUnknown)
 
@@ -85,16 +106,21 @@ class Tally:
     changes: dict[str, int] = field(default_factory=dict)
     """Of indexlets, by the masters; and what operators did."""
     restarted: int = 0
+    fetched: int = 0
+    """Rows and pieces of rows that somebody waited for, and columns for fills, from backups."""
 
 
 class Client(tables.Client):
     """A client that also looks rows up. The group of a row stands in its value."""
 
     judge: IndexJudge
+    at_once: random.Random | None = None
+    """Draws how many look-ups it makes at the same time; None: one."""
 
     async def _one(self, table: AsyncTable) -> None:
         if self._rng.random() < FIND_SHARE:
-            await self._find(table)
+            more = 0 if self.at_once is None else self.at_once.choice(MORE_AT_ONCE)
+            await asyncio.gather(*[self._find(table) for _ in range(1 + more)])
         else:
             await super()._one(table)
 
@@ -222,16 +248,38 @@ async def run(world: World, bug: str = "") -> None:
     world.note("world", str(tally))
 
 
+def _settings(world: World, rng: random.Random) -> tuple[dict[str, Any], float]:
+    """Of the cluster; and how long it is between crashes of tablet servers, 0: there are none."""
+    settings = durabilities._settings(rng)
+    settings["indexlet_entries_max"] = rng.choice([2, 5, 1000])
+    loading = world.rng("rows follow")
+    if loading.random() < SLOW_SHARE:
+        settings["metadata_first"] = True
+        work = world.options.workload
+        size_bytes = work.clients * work.operations * (work.value_bytes + ROW_BYTES)
+        settings["load_bytes_per_s"] = size_bytes / loading.choice(LOADING_S)
+    splitting = world.rng("tablets are split")
+    if splitting.random() >= SPLIT_SHARE:
+        return settings, 0.0
+    crash_every_s = splitting.choice(CRASHES_S)
+    settings["metadata_first"] = True
+    settings["split_above_bytes"] = splitting.choice(SPLIT_ABOVE_BYTES)
+    return settings, crash_every_s
+
+
 async def run_indexes(world: World, heal_s: float = HEAL_TIMEOUT_S) -> Tally:
     """Work under faults; then all is healed, and must be in order."""
     rng = world.rng("table")
-    settings = durabilities._settings(rng)
-    settings["indexlet_entries_max"] = rng.choice([2, 5, 1000])
+    settings, crash_every_s = _settings(world, rng)
     cluster, history = SimCluster(world, **settings), History(world.loop.time)
     judge = IndexJudge(history)
     await cluster.start()
     admin = cluster.database("operators")
     durability = rng.choice(DURABILITIES)
+    if crash_every_s:
+        durability = segments("disk", "disk")
+    elif _is_at_once(world):
+        durability = world.rng("at once/table").choice(OWNED)
     world.note("world", f"the table has {durability}")
     await admin.create_table(
         tables.TABLE,
@@ -251,6 +299,12 @@ async def run_indexes(world: World, heal_s: float = HEAL_TIMEOUT_S) -> Tally:
     operator = Operator(cluster, admin)
     tasks = [world.spawn(client.name, client.run(until_s)) for client in clients]
     tasks.append(world.spawn("operators", operator.run(until_s)))
+    if crash_every_s:
+        crashes = _crash(world, cluster, crash_every_s, until_s)
+        tasks.append(world.spawn("operators", crashes))
+    if world.rng("power").random() < BLACKOUT_SHARE:
+        blackouts = Blackouts(cluster, admin, BLACKOUT_GAPS_S)
+        tasks.append(world.spawn("operators", blackouts.run(until_s)))
     if rng.random() < 0.2:
         alterer = durabilities.Alterer(cluster, admin)
         tasks.append(world.spawn("operators", alterer.run(until_s)))
@@ -266,11 +320,27 @@ async def run_indexes(world: World, heal_s: float = HEAL_TIMEOUT_S) -> Tally:
     return _tally(world, judge, operator, restarted)
 
 
+async def _crash(world: World, cluster: SimCluster, every_s: float, until_s: float) -> None:
+    rng = world.rng("crashes of tservers")
+    while True:
+        await asyncio.sleep(rng.expovariate(1 / every_s))
+        if world.loop.time() >= until_s:
+            return
+        world.crash(rng.choice(cluster.tservers))
+
+
+def _is_at_once(world: World) -> bool:
+    return world.rng("at once").random() < AT_ONCE_SHARE
+
+
 def _client(
     name: str, world: World, cluster: SimCluster, history: History, judge: IndexJudge
 ) -> Client:
     client = Client(name, world, cluster.database(name), history, world.rng(f"client/{name}"))
     client.judge = judge
+    if _is_at_once(world):
+        client.at_once = world.rng(f"at once/{name}")
+        client._timeout_s = max(tables.CALL_TIMEOUTS_S)  # the impatient go by themselves
     return client
 
 
@@ -389,13 +459,15 @@ def _tally(world: World, judge: IndexJudge, operator: Operator, restarted: int) 
         for name, value in metrics.counts.items():
             if name.startswith(("indexlet_changes", "index_")):
                 changes[name] = changes.get(name, 0) + int(value)
-    return Tally(judge.finds, judge.demanded, changes, restarted)
+    counts = [metrics.counts for metrics in world.metrics.values()]
+    fetched = int(sum([c.get(name, 0.0) for c in counts for name in FETCHES]))
+    return Tally(judge.finds, judge.demanded, changes, restarted, fetched)
 
 
 def options(seed: int) -> Options:
     """As where durabilities are altered, with few keys, so that groups have quiet rows."""
     drawn, rng = durabilities.options(seed), random.Random(f"{seed}/indexes")
-    work = replace(drawn.workload, keys=rng.choice([3, 8, 20]), clients=rng.choice([2, 3, 5]))
+    work = replace(drawn.workload, keys=rng.choice([3, 8, 20, 50]), clients=rng.choice([2, 3, 5]))
     servers = replace(drawn.servers, tservers=rng.choice([3, 4, 5]))
     return drawn.but(workload=work, servers=servers)
 

@@ -1,14 +1,17 @@
-"""The ``loading`` scenario: tablet servers die again and again, and rows follow slowly.
+"""The ``loading`` and ``blackouts`` scenarios: tablet servers die, and rows follow slowly.
 
 Many keys, most of them written once, so that what is read lies in segments that are not here; their
 owners die, with backups and without, while the rows are on their way; in some runs all servers
-lose their power at the same moment, and start on their disks. Updates leave a column out,
-which they need of a row that may not be here. The rules are those of ``tables``.
+lose their power at the same moment, and start on their disks (in ``blackouts`` in all, with every
+strategy that outlives it). Updates leave a column out, which they need of a row that may not be
+here. In most runs there is an index of what is written. The rules are those of ``tables``, and of
+indexes those of ``entries``.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,18 +21,30 @@ from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
 from stelae.core.errors import StelaeError
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.history import History
 from stelae.simulation.options import Limits, Options
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
+from tests.simulation.blackouts import GAPS_S, Blackouts
+from tests.simulation.index_watch import COLUMN, IndexWatch, in_some_runs
+from tests.simulation.media import MEDIA, ONE_SURVIVES, SYNCED
 from tests.simulation.planted_loading import planted
-from tests.simulation.tables import SCHEMA, Client, run_tables, struck_options
+from tests.simulation.remembered_images import remembered_images
+from tests.simulation.strikes import LOSING_A_DISK
+from tests.simulation.tables import (
+    SCHEMA,
+    Beside,
+    Client,
+    cleaning_of,
+    run_tables,
+    struck_options,
+)
 
 LOADING_S = 25.0
 """So long the rows of a whole run would take to follow a recovery."""
 ROW_BYTES = 250
 KINDS = ("kill", "stall", "cut", "bounce")
-BLACKOUT_GAPS_S = (0.0, 0.0, 8.0, 16.0)
+LONE_KINDS = tuple([kind for kind in KINDS if kind not in LOSING_A_DISK])
+"""Where one replica is synced."""
 UPDATE_SHARE = 0.4
 """Of writes of one row."""
 
@@ -60,45 +75,64 @@ class UpdatingClient(Client):
             self._history.ok(operation, version=int(versions[0]))
 
 
-class Blackouts:
-    """Losses of power of everything; a `tests.simulation.tables.Beside`."""
-
-    def __init__(self, cluster: SimCluster, database: AsyncDatabase) -> None:
-        self._cluster = cluster
-        self._sleep = database.runtime.clock.sleep
-        self._rng = cluster.world.rng("blackouts")
-        self._gap_s = self._rng.choice(BLACKOUT_GAPS_S)
-
-    async def run(self, until_s: float) -> None:
-        """In some runs none at all."""
-        cluster, world = self._cluster, self._cluster.world
-        while self._gap_s and world.loop.time() < until_s:
-            await self._sleep(self._rng.uniform(0.2, 1.0) * self._gap_s)
-            world.note("nemesis", "all servers lose their power")
-            for name in [*cluster.masters, *cluster.tservers, *cluster.backups]:
-                world.crash(name)
-
-    async def judge(self, history: History) -> None:
-        """The rules of rows say it all."""
-
-
 def _note(key: int) -> str:
     return f"note of {key}"
 
 
 async def run(world: World, bug: str = "") -> None:
     """Tables under strikes, with rows that take as long to come as the next strike."""
-    work, rng = world.options.workload, world.rng("kinds of strikes")
+    rng = world.rng("kinds of strikes")
+    cluster = SimCluster(world, **_settings(world))
+    indexes, make_beside = in_some_runs(world, Blackouts)
+    await _run(world, bug, cluster, indexes, make_beside, ("disk", "disk"), rng.sample(KINDS, 2))
+
+
+async def run_blackouts(world: World, bug: str = "") -> None:
+    """The same of every durability strategy by which a row outlives a loss of all power, always
+    with an index, and with such losses."""
+    rng = world.rng("strategy")
+    media = rng.choice(ONE_SURVIVES)
+    strikes: Sequence[str] = KINDS
+    if sum(medium in SYNCED for medium in media) < 2:  # the only synced replica must stay
+        strikes = LONE_KINDS
+        if world.schedule is None:
+            world.options = world.options.but(lost_disk_every_s=0.0)
+    cluster = SimCluster(world, media=MEDIA, **_settings(world))
+    world.note("world", f"segments{media!r}")
+
+    def beside(cluster: SimCluster, database: AsyncDatabase) -> Beside:
+        dark = [gap_s for gap_s in GAPS_S if gap_s]
+        return IndexWatch(cluster, database, Blackouts(cluster, database, dark))
+
+    await _run(world, bug, cluster, (COLUMN,), beside, media, rng.sample(strikes, 1))
+
+
+def _settings(world: World) -> dict[str, Any]:
+    work = world.options.workload
     size_bytes = work.clients * work.operations * (work.value_bytes + ROW_BYTES)
-    with planted(bug):
+    slowly = {"metadata_first": True, "load_bytes_per_s": size_bytes / LOADING_S}
+    return {**cleaning_of(world), **slowly}
+
+
+async def _run(
+    world: World,
+    bug: str,
+    cluster: SimCluster,
+    indexes: Sequence[str],
+    make_beside: Callable[[SimCluster, AsyncDatabase], Beside] | None,
+    media: tuple[str, ...],
+    strikes: Sequence[str],
+) -> None:
+    with planted(bug), remembered_images():
         await run_tables(
             world,
-            rng.sample(KINDS, 2),
+            strikes,
             longest_gap_s=3.0,
             make_client=UpdatingClient,
-            make_beside=Blackouts,
-            metadata_first=True,
-            load_bytes_per_s=size_bytes / LOADING_S,
+            make_beside=make_beside,
+            media=media,
+            cluster=cluster,
+            indexes=indexes,
         )
 
 
@@ -121,3 +155,4 @@ def options(seed: int) -> Options:
 
 
 SCENARIO = Scenario("loading", run, options)
+BLACKOUTS = Scenario("blackouts", run_blackouts, options)

@@ -11,16 +11,29 @@ import asyncio
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.ids import TabletId, segment_id
-from stelae.core.messages import INVENTORY, Inventory, LogInventory
+from stelae.core.messages.servers import INVENTORY, Inventory, LogInventory
 from stelae.core.records import ServerInfo, TabletRecord, TabletState
-from stelae.recovery.plan import plan_recovery
+from stelae.recovery.inherited import logs_of, plan_of
 from stelae.simulation.cluster import SimCluster
 
+_Inventories = dict[TabletId, dict[ServerInfo, LogInventory]]
 PERIOD_S = 0.03
 ANSWER_TIMEOUT_S = 0.3
 LOOKS = 3
 """Backups are asked one after the other, and replicas move meanwhile: so often in a row a log must
 be found incomplete before it counts."""
+
+
+def newest_tablets(cluster: SimCluster) -> dict[TabletId, TabletRecord]:
+    """What the newest of the masters' catalogs says of each tablet, also while nobody leads."""
+    newest: dict[TabletId, TabletRecord] = {}
+    for name in cluster.masters:
+        master = cluster.world.server(name)
+        for tablet in master.catalog.tablets.values() if master is not None else ():
+            known = newest.get(tablet.tablet_id)
+            if known is None or known.generation < tablet.generation:
+                newest[tablet.tablet_id] = tablet
+    return newest
 
 
 class LogWatch:
@@ -31,6 +44,8 @@ class LogWatch:
         self._runtime = database.runtime
         self._replicas = replicas
         self._misses: dict[tuple[TabletId, int], int] = {}
+        self._whole: dict[TabletId, tuple[TabletRecord, _Inventories]] = {}
+        """What was found to be a whole log last: the same is one again."""
         self.looks = 0
         """So often the logs were judged."""
 
@@ -50,40 +65,45 @@ class LogWatch:
         if not tablets or backups is None:
             self._misses.clear()
             return
-        asked = await asyncio.gather(*(self._ask(backup, [*tablets]) for backup in backups))
+        logs = [*logs_of([*tablets.values()])]
+        asked = await asyncio.gather(*(self._ask(backup, logs) for backup in backups))
         held = dict(zip(backups, asked, strict=True))
         if any(not logs for logs in asked) or self._backups() != backups:
             self._misses.clear()
             return
         self.looks += 1
         for tablet_id, tablet in tablets.items():
-            inventories = {backup: logs[tablet_id] for backup, logs in held.items()}
+            inventories = {
+                log: {backup: logs[log] for backup, logs in held.items()}
+                for log in logs_of([tablet])
+            }
             key = tablet_id, tablet.term
-            if any(_is_later(logs, tablet.term) for logs in inventories.values()):
+            if any(_is_later(logs, tablet.term) for logs in inventories[tablet_id].values()):
                 self._misses.pop(key, None)  # no master that runs knows of the owner
                 continue
+            if self._whole.get(tablet_id) == (tablet, inventories):
+                self._misses.pop(key, None)
+                continue
             try:
-                plan_recovery(tablet, self._replicas, inventories)
+                plan_of(tablet, self._replicas, inventories)
             except SegmentsMissing:
                 self._misses[key] = self._misses.get(key, 0) + 1
                 if self._misses[key] >= LOOKS:
                     raise
             else:
                 self._misses.pop(key, None)
+                self._whole[tablet_id] = tablet, inventories
 
     def _tablets(self) -> dict[TabletId, TabletRecord]:
         """What the newest of the masters' catalogs says of tablets that have a log. Nothing while
         nobody leads: only who did may have applied what the owners and backups go by already."""
         if self._cluster.leader() is None:
             return {}
-        newest: dict[TabletId, TabletRecord] = {}
-        for name in self._cluster.masters:
-            master = self._cluster.world.server(name)
-            for tablet in master.catalog.live_tablets() if master is not None else ():
-                known = newest.get(tablet.tablet_id)
-                if known is None or known.generation < tablet.generation:
-                    newest[tablet.tablet_id] = tablet
-        return {t: r for t, r in newest.items() if r.state is not TabletState.CREATING}
+        return {
+            tablet_id: tablet
+            for tablet_id, tablet in newest_tablets(self._cluster).items()
+            if tablet.state is not TabletState.CREATING and not tablet.state.is_gone
+        }
 
     def _backups(self) -> list[ServerInfo] | None:
         """All of them, if all run."""

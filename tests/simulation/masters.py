@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from functools import partial
 from unittest.mock import patch
 
-from stelae.client import masters as masters_client
+from stelae.client.calls import masters as masters_client
 from stelae.core.errors import OutcomeUnknown, RetryLater, StelaeError
 from stelae.core.ids import TableId, TabletId
-from stelae.core.messages import TabletProgress
+from stelae.core.messages.servers import TabletProgress
 from stelae.core.records import TableState, TabletState
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster

@@ -5,18 +5,29 @@ some worlds backups are grouped in copysets. Disks fill up, superblocks are torn
 decay on one backup, and all backups of some segment go away together with its owner and come back
 later. What the ``tables`` scenario demands holds throughout. In some runs, once all is judged, more
 is lost for good than the promise covers, and an operator accepts it: then every tablet serves what
-is left of its log, versions go on above all that were given, and whatever returns changes nothing.
+is left of its log, versions go on above all that were given, and whatever returns changes nothing;
+an index finds what is left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+import pyarrow as pa
+
 from stelae.client.database import AsyncDatabase
-from stelae.core.errors import InvalidArgument, OutcomeUnknown, RetryElsewhere, RetryLater
+from stelae.client.table import AsyncTable
+from stelae.core.errors import (
+    IndexExists,
+    InvalidArgument,
+    OutcomeUnknown,
+    RetryElsewhere,
+    RetryLater,
+)
 from stelae.core.ids import ServerUuid
 from stelae.core.records import TabletState
 from stelae.simulation.cluster import SimCluster
@@ -24,7 +35,7 @@ from stelae.simulation.history import History
 from stelae.simulation.options import Options, Servers
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
-from stelae.storage.frames import BLOCK_BYTES, MediumSpec
+from stelae.storage.media.frames import BLOCK_BYTES, MediumSpec
 from tests.simulation import tables
 from tests.simulation.planted import planted
 from tests.simulation.strikes import KINDS, LOSING_A_DISK
@@ -49,6 +60,9 @@ WITHOUT_POWER_LOSS = (*ONE_SURVIVES, ("flash", "flash"))
 SYNCED = ("disk", "pram")
 WORST_RATE = 0.35
 """Runs that end with more lost than is promised."""
+INDEXED_RATE = 0.6
+"""Of these: an index of the table is lost with it."""
+COLUMN = "value"
 ACCEPTED_S = 120.0
 UNREADABLE_S = 10.0
 """For so long an operator sees a tablet wait for rows before its server is started again."""
@@ -144,7 +158,7 @@ class MediaFaults:
 
 def _older_superblock(head: bytes) -> int | None:
     """Where the older of two superblocks is; None: there are not two."""
-    from stelae.storage.frames import newest_superblock, superblock_offset
+    from stelae.storage.media.frames import newest_superblock, superblock_offset
 
     newest = newest_superblock(head)
     if newest is None or newest.generation < 2:
@@ -164,9 +178,12 @@ class Worst:
         self._database = database
         self._replicas = replicas
         self._rng = cluster.world.rng("worst")
+        self._is_indexed = cluster.world.rng("worst/index").random() < INDEXED_RATE
 
     async def run(self) -> None:
         table = await self._database.table(tables.TABLE)
+        if self._is_indexed:
+            await self._make_index(table)
         before = await self._rows(table)
         backups, rng = self._cluster.backups, self._rng
         lost = rng.sample(backups, rng.randrange(self._replicas, len(backups) + 1))
@@ -179,14 +196,15 @@ class Worst:
         for name in lost:
             if name not in stale:
                 self._world.restart(name)
-        await self._accept_all()
+        await self._accept_all(lost)
         for name in stale:
             self._world.restart(name)
-        await self._until_whole()
+        await self._until_whole(lost)
         after = await self._rows(table)
         for key, (_, version) in after.items():  # what a lost segment replaced may be back
             if key in before:
                 assert version <= before[key][1], f"key {key}: never written"
+        await self._look_up(table, after)
         for key in range(self._world.options.workload.keys):
             versions = await table.upsert({"id": key, "value": "after"}, timeout=ACCEPTED_S)
             assert int(versions[0]) > before.get(key, ("", 0))[1], "versions only grow"
@@ -194,30 +212,51 @@ class Worst:
             self._world.crash(name)
         rows = await self._rows(table)
         assert {value for value, _ in rows.values()} == {"after"}
+        await self._look_up(table, rows)
 
-    async def _rows(self, table: object) -> dict[int, tuple[str, int]]:
+    async def _make_index(self, table: AsyncTable) -> None:
+        try:
+            await table.create_index(COLUMN, timeout=ACCEPTED_S)
+        except OutcomeUnknown:  # it is made all the same, or stands already
+            with suppress(IndexExists):
+                await table.create_index(COLUMN, timeout=ACCEPTED_S)
+
+    async def _look_up(self, table: AsyncTable, rows: Mapping[int, tuple[str, int]]) -> None:
+        """By value, each row that is left is found, and none besides."""
+        if not self._is_indexed:
+            return
+        for value in sorted({value for value, _ in rows.values()}):
+            found = await self._patiently(lambda v=value: table.find(COLUMN, v, timeout=ACCEPTED_S))
+            wanted = sorted(key for key, (there, _) in rows.items() if there == value)
+            assert sorted(found["id"].to_pylist()) == wanted, f"look-ups of {value!r}"
+
+    async def _rows(self, table: AsyncTable) -> dict[int, tuple[str, int]]:
+        found = await self._patiently(lambda: table.scan(with_versions=True, timeout=10.0))
+        return {r["id"]: (r["value"], r["_version"]) for r in found.to_pylist()}
+
+    async def _patiently(self, read: Callable[[], Awaitable[pa.Table]]) -> pa.Table:
         while True:
             try:
-                found = await table.scan(with_versions=True, timeout=10.0)  # type: ignore[attr-defined]
+                return await read()
             except (RetryLater, RetryElsewhere, OutcomeUnknown):
                 await asyncio.sleep(0.2)
-            else:
-                return {r["id"]: (r["value"], r["_version"]) for r in found.to_pylist()}
 
-    async def _accept_all(self) -> None:
-        """Whatever is reported as missing is given up, until every tablet runs again."""
+    async def _accept_all(self, lost: Sequence[str]) -> None:
+        """Whatever is reported as missing is given up, until every tablet runs again; of these
+        backups the operator says that they never return."""
         end_s = self._world.loop.time() + ACCEPTED_S
         while not self._is_running():
             assert self._world.loop.time() < end_s, "a tablet does not come back"
             try:
                 report = await self._database.losses()
                 if report.waiting:
-                    await self._database.accept_loss(report, by="the scenario")
+                    gone = [backup.uuid for backup in report.silent if backup.name in lost]
+                    await self._database.accept_loss(report, by="the scenario", gone=gone)
             except (InvalidArgument, RetryLater, OutcomeUnknown):
                 pass  # something has come back meanwhile, or somebody does not answer yet
             await asyncio.sleep(0.5)
 
-    async def _until_whole(self) -> None:
+    async def _until_whole(self, lost: Sequence[str]) -> None:
         """If all that is left of a segment has decayed, its tablet is served without those rows,
         and says so. Its owner is started again: then they are missing, and can be given up."""
         end_s = self._world.loop.time() + ACCEPTED_S
@@ -228,7 +267,7 @@ class Worst:
             if now_s - looked_s > UNREADABLE_S:
                 for name in self._waiting_for_rows():
                     self._world.crash(name)
-                await self._accept_all()
+                await self._accept_all(lost)
                 looked_s = self._world.loop.time()
             await asyncio.sleep(0.5)
 

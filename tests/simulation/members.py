@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -30,7 +30,7 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import Address, OpId, ServerUuid
-from stelae.core.replication import Configuration, Peer
+from stelae.core.logs.replication import Configuration, Peer
 from stelae.core.rpc import Call, Empty, Method, Reply
 from stelae.core.runtime import Runtime
 from stelae.simulation import Options, World
@@ -38,7 +38,8 @@ from stelae.simulation.checkers import require_rows
 from stelae.simulation.history import History
 from stelae.simulation.nemesis import Nemesis
 from stelae.simulation.scenarios import Scenario
-from tests.simulation.test_replica import (
+from tests.simulation.planting import planting
+from tests.simulation.registers import (
     GET,
     PUT,
     Get,
@@ -342,14 +343,7 @@ BUGS: dict[str, Callable[[], Any]] = {
 }
 
 
-@contextlib.contextmanager
-def planted(bug: str) -> Iterator[None]:
-    """Run with a bug of `BUGS`; with none for ""."""
-    if not bug:
-        yield
-        return
-    with BUGS[bug]():
-        yield
+planted = planting(BUGS)
 
 
 def draw(seed: int) -> Options:

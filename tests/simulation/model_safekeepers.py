@@ -10,12 +10,12 @@ import asyncio
 
 import msgspec
 
-from stelae.core.configurations import TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument, RetryLater, StaleTerm
 from stelae.core.ids import Address, ServerUuid
+from stelae.core.logs.configurations import TimelineId, TimelineRecord
+from stelae.core.logs.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
 from stelae.core.rpc import EMPTY, Body, Call, Empty, Method, Reply
 from stelae.core.tasks import Tasks
-from stelae.core.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
 from stelae.simulation.instance import SimRuntime
 
 Entry = tuple[int, str]

@@ -10,20 +10,28 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 
-from stelae.actors.lease import Lease
-from stelae.actors.master_servers import ServerRequests
-from stelae.actors.replica_census import ReplicaCensus
-from stelae.actors.replicated_segment import ReplicatedSegment
-from stelae.actors.segment_log import SegmentLog
-from stelae.actors.side_segments import SideSegments
-from stelae.actors.tablet import Tablet
-from stelae.coordinator.catalog import CatalogBatch
-from stelae.coordinator.liveness import Run
+from stelae.actors.backup.shared_writes import SharedWrites as BackupWrites
+from stelae.actors.logs.replica_census import ReplicaCensus
+from stelae.actors.logs.replicated_segment import ReplicatedSegment
+from stelae.actors.logs.segment_log import SegmentLog
+from stelae.actors.logs.side_segments import SideSegments
+from stelae.actors.master.servers import ServerRequests
+from stelae.actors.tablet.owned_indexing import Begun
+from stelae.actors.tablet.tablet import Tablet
+from stelae.actors.tserver.client_writes import ClientWrites
+from stelae.actors.tserver.lease import Lease
+from stelae.client.calls.shared_writes import SharedWrites
+from stelae.coordinator.catalog.catalog import CatalogBatch
+from stelae.coordinator.known.liveness import Run
+from stelae.core.messages.servers import WriteEachReply
+from stelae.core.rpc import Reply
+from stelae.core.tables.schema import RowKind
 from stelae.recovery import plan
-from stelae.storage import survivors
-from stelae.storage.merge import Merged
-from stelae.storage.recovered import RecoveredSegment
-from stelae.storage.tablet import TabletMemory
+from stelae.storage.segments import survivors
+from stelae.storage.segments.merge import Merged
+from stelae.storage.segments.recovered import RecoveredSegment
+from stelae.storage.tablets.tablet import TabletMemory
+from tests.simulation.planting import planting
 
 
 def _acknowledge_early() -> Any:
@@ -121,6 +129,27 @@ def _forget_safe_version() -> Any:
     return patch.object(TabletMemory, "adopt", forgetful)
 
 
+def _tombstones_raise_no_version() -> Any:
+    """After a recovery, count versions from the rows that were ever written, and from what heads
+    say of the time before them, as it should be: but from no tombstone."""
+    adopt = TabletMemory.adopt
+
+    def forgetful(
+        self: TabletMemory,
+        segments: Sequence[RecoveredSegment],
+        merged: Merged | None,
+        *rest: Any,
+    ) -> None:
+        adopt(self, segments, merged, *rest)
+        told = [s.prologue.safe_version for s in segments if s.prologue is not None]
+        for summary in (segment.summary for segment in segments if len(segment.summary)):
+            rows = summary.kinds_of(slice(None)) != RowKind.TOMBSTONE
+            told.append(int(summary.versions_of(rows.nonzero()[0]).max(initial=0)) + 1)
+        self.next_version = max(told, default=1)
+
+    return patch.object(TabletMemory, "adopt", forgetful)
+
+
 def _wrong_head() -> Any:
     """Of two open heads take the newer, whose predecessor may hold more than its digest says."""
     return patch.object(plan, "min", max, create=True)
@@ -178,6 +207,56 @@ def _recovery_committed_twice() -> Any:
     return patch.object(ServerRequests, "_on_raise_epoch", again)
 
 
+def _answers_go_to_another_caller() -> Any:
+    """Tell callers whose writes shared a message what came of each other's."""
+    answered = SharedWrites._answered
+
+    def turned(self: SharedWrites, parts: Sequence[Sequence[Any]], outcome: Any) -> None:
+        answered(self, [[*ones[1:], ones[0]] for ones in parts], outcome)
+
+    return patch.object(SharedWrites, "_answered", turned)
+
+
+def _parts_change_places() -> Any:
+    """Answer the parts of a message in another order."""
+    on_write_each = ClientWrites._on_write_each
+
+    async def turned(self: ClientWrites, call: Any) -> Any:
+        reply = await on_write_each(self, call)
+        return Reply(WriteEachReply(tuple(reversed(reply.body.outcomes))))
+
+    return patch.object(ClientWrites, "_on_write_each", turned)
+
+
+def _shared_writes_wait_for_nothing() -> Any:
+    """Answer writes that came in one message before their logs have them."""
+
+    async def hasty(self: Begun, timeout_s: float) -> tuple[bytes, ...]:
+        return self.outcomes
+
+    return patch.object(Begun, "counted", hasty)
+
+
+def _refused_appends_pass_for_durable() -> Any:
+    """Of several appends in one message one is refused, and none is told of it."""
+    outcome = BackupWrites._outcome
+
+    async def silent(self: BackupWrites, write: Any, blob: Any) -> Any:
+        return b"", (await outcome(self, write, blob))[1]
+
+    return patch.object(BackupWrites, "_outcome", silent)
+
+
+def _shared_appends_are_not_waited_for() -> Any:
+    """Answer several appends in one message before their medium has them."""
+    outcome = BackupWrites._outcome
+
+    async def hasty(self: BackupWrites, write: Any, blob: Any) -> Any:
+        return (await outcome(self, write, blob))[0], None
+
+    return patch.object(BackupWrites, "_outcome", hasty)
+
+
 def _both(*patches: Any) -> Any:
     stack = contextlib.ExitStack()
 
@@ -196,7 +275,7 @@ CLEANING_BUGS: dict[str, Callable[[], Any]] = {
     "tombstone_dropped_early": _tombstone_dropped_early,
 }
 """The first one is found by the ``cleaning`` scenario, the other one by a crash that is aimed
-(`tests/unit/actors/test_cleaning.py`)."""
+(`tests/unit/actors/test_cleaning_runs.py`)."""
 BUGS: dict[str, Callable[[], Any]] = {
     "acknowledge_early": _acknowledge_early,
     "stale_head_replica": _stale_head_replica,
@@ -206,16 +285,26 @@ BUGS: dict[str, Callable[[], Any]] = {
     "digest_forgets_rewritten": _digest_forgets_rewritten,
     "forget_safe_version": _forget_safe_version,
     "recovery_committed_twice": _recovery_committed_twice,
+    "tombstones_raise_no_version": _tombstones_raise_no_version,
     "wrong_head": _wrong_head,
     "zombie_answers": _zombie_answers,
 }
 
 
-@contextlib.contextmanager
-def planted(bug: str) -> Iterator[None]:
-    """Run with a bug of `BUGS` or `CLEANING_BUGS`; with none for ""."""
-    if not bug:
-        yield
-        return
-    with {**BUGS, **CLEANING_BUGS}[bug]():
-        yield
+SHARED: dict[str, Callable[[], Any]] = {
+    "answers_go_to_another_caller": _answers_go_to_another_caller,
+    "parts_change_places": _parts_change_places,
+}
+"""Of messages that carry the writes of several tablets; the scenario `tables` finds them."""
+SHARED_AIMED: dict[str, Callable[[], Any]] = {
+    "shared_writes_wait_for_nothing": _shared_writes_wait_for_nothing,
+}
+"""The same; a crash that is aimed finds it (`tests/simulation/test_gathered_writes.py`)."""
+SHARED_AT_BACKUPS: dict[str, Callable[[], Any]] = {
+    "refused_appends_pass_for_durable": _refused_appends_pass_for_durable,
+    "shared_appends_are_not_waited_for": _shared_appends_are_not_waited_for,
+}
+"""Found by a crash and a fence that are aimed (`tests/unit/actors/test_shared_appends.py`)."""
+
+
+planted = planting(BUGS, CLEANING_BUGS, SHARED, SHARED_AIMED, SHARED_AT_BACKUPS)

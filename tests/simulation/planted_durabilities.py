@@ -7,21 +7,23 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from stelae.actors import coordinator
-from stelae.actors.replicated_succession import ReplicatedSuccession
-from stelae.actors.tablet import Tablet
-from stelae.actors.tablet_reads import TabletReads
-from stelae.actors.tablet_transfer import TabletTransfer
-from stelae.client.part import Part
+from stelae.actors.master import coordinator
+from stelae.actors.replicated.replicated_succession import ReplicatedSuccession
+from stelae.actors.tablet.tablet import Tablet
+from stelae.actors.tablet.tablet_reads import TabletReads
+from stelae.actors.tablet.tablet_transfer import TabletTransfer
+from stelae.client.calls.part import Part
 from stelae.client.writer import TableWriter
-from stelae.coordinator.catalog import Catalog, CatalogBatch
-from stelae.coordinator.succession import Swap, draft_swap
+from stelae.coordinator.altering.succession import Swap, draft_swap
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.core.errors import TabletNotReady
 from stelae.core.ids import TabletId
+from stelae.core.logs.succession import ImportChanges, SuccessionStage
 from stelae.core.records import TableRecord, TabletRecord
-from stelae.core.succession import ImportChanges, SuccessionStage
-from stelae.storage.tablet_state import TabletStateMachine
-from stelae.storage.transfer import Changes
+from stelae.storage.segments.transfer import Changes
+from stelae.storage.tablets.state import TabletStateMachine
+from tests.simulation import planted_successions
+from tests.simulation.planting import planting
 
 
 def _last_changes_left_out() -> Any:
@@ -148,6 +150,4 @@ BUGS: dict[str, Callable[[], Any]] = {
 }
 
 
-def planted(bug: str) -> Any:
-    """A context in which servers and clients have that bug; of "" none."""
-    return BUGS[bug]() if bug else contextlib.nullcontext()
+planted = planting(BUGS, planted_successions.BUGS)

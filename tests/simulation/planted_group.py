@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
-from stelae.actors.client_writes import ClientWrites
-from stelae.actors.freshness import Freshness
-from stelae.actors.replica_storage import ReplicaStorage
-from stelae.actors.replicated_tablet import ReplicatedTablet
-from stelae.client.gathering import Gathering
-from stelae.storage.tablet_state import TabletStateMachine
+from stelae.actors.raft.freshness import Freshness
+from stelae.actors.raft.replica_storage import ReplicaStorage
+from stelae.actors.replicated.replicated_tablet import ReplicatedTablet
+from stelae.actors.tserver.client_writes import ClientWrites
+from stelae.client.calls.gathering import Gathering
+from stelae.storage.tablets.state import TabletStateMachine
+from tests.simulation.planting import replacing
 
 
 async def _unasked(self: ReplicatedTablet, max_staleness_s: float, timeout_s: float) -> None:
@@ -78,12 +76,4 @@ GATHERED: dict[str, tuple[Any, str, Any]] = {
 """Of small writes that travel together; the scenario `replicas` finds them."""
 
 
-@contextmanager
-def planted(bug: str) -> Iterator[None]:
-    """With this bug in all servers; "" is none."""
-    if not bug:
-        yield
-        return
-    owner, name, broken = {**BUGS, **GATHERED}[bug]
-    with patch.object(owner, name, broken):
-        yield
+planted = replacing(BUGS, GATHERED)

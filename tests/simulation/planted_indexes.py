@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 
-from stelae.actors import index_writes
-from stelae.actors.index_removals import Removal
-from stelae.actors.index_writes import IndexWrites, Ticket
-from stelae.actors.indexlet_hand_over import HandOver
-from stelae.coordinator import alter
-from stelae.coordinator.catalog import Catalog, CatalogBatch
-from stelae.core.durability import Durability
-from stelae.core.index_messages import TabletStamp
+from stelae.actors.indexing import index_writes
+from stelae.actors.indexing.index_removals import Removal
+from stelae.actors.indexing.index_writes import IndexWrites, Ticket
+from stelae.actors.indexing.indexlet_hand_over import HandOver
+from stelae.coordinator.altering import alter
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.core.messages.indexes import TabletStamp
 from stelae.core.records import TableRecord
-from stelae.storage.entry_runs import REMOVED
-from stelae.storage.indexlet import IndexletEntries
-from stelae.storage.row_entries import (
+from stelae.core.tables.durability import Durability
+from stelae.storage.indexes.entry_runs import REMOVED
+from stelae.storage.indexes.indexlet import IndexletEntries
+from stelae.storage.tablets.row_entries import (
     FewSeen,
     entries_of_few,
     lacking,
     new_entries_of_batch,
     seen_before,
 )
+from tests.simulation.planting import planting
 
 
 def _removed_before_the_row() -> Any:
@@ -168,11 +168,4 @@ STORIES = ("an_alter_back_is_an_epoch", "entries_of_every_term", "removals_of_ev
 """Found by stories (`tests.simulation.test_index_epochs`): by chance they take too many seeds."""
 
 
-@contextlib.contextmanager
-def planted(bug: str) -> Iterator[None]:
-    """Run with a bug of `BUGS`; with none for ""."""
-    if not bug:
-        yield
-        return
-    with BUGS[bug]():
-        yield
+planted = planting(BUGS)

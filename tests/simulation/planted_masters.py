@@ -10,14 +10,14 @@ from unittest.mock import patch
 
 import msgspec
 
-from stelae.actors.freshness import Freshness
-from stelae.actors.master import Master
-from stelae.coordinator import standing
-from stelae.coordinator.catalog import Catalog, CatalogBatch
-from stelae.coordinator.liveness import Liveness, Run
-from stelae.coordinator.operations import Operations
+from stelae.actors.master.master import Master
+from stelae.actors.raft.freshness import Freshness
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.coordinator.changes.operations import Operations
+from stelae.coordinator.known import standing
+from stelae.coordinator.known.liveness import Liveness, Run
 from stelae.core.errors import StelaeError
-from stelae.core.messages import (
+from stelae.core.messages.servers import (
     CLOSE_TABLET,
     DROP_LOGS,
     OPEN_TABLET,
@@ -27,6 +27,7 @@ from stelae.core.messages import (
     TabletProgress,
 )
 from stelae.core.records import ServerKind, TabletRecord, TabletState
+from tests.simulation.planting import planting
 
 _BATCH = msgspec.msgpack.Decoder(CatalogBatch)
 
@@ -242,11 +243,4 @@ BUGS: dict[str, Callable[[], Any]] = {
 }
 
 
-@contextlib.contextmanager
-def planted(bug: str) -> Iterator[None]:
-    """Run with a bug of `BUGS`; with none for ""."""
-    if not bug:
-        yield
-        return
-    with BUGS[bug]():
-        yield
+planted = planting(BUGS)

@@ -6,25 +6,23 @@ hardly makes: those are told as stories.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
 
-from stelae.actors import tablet_copies
-from stelae.actors.copy_jobs import CopyJob, CopyJobs
-from stelae.actors.replica import Replica
-from stelae.actors.replica_storage import MetadataFile
-from stelae.actors.tablet_store import TabletStore
+from stelae.actors.raft.replica import Replica
+from stelae.actors.raft.replica_storage import MetadataFile
+from stelae.actors.replicated import tablet_copies
+from stelae.actors.replicated.copy_jobs import CopyJob, CopyJobs
+from stelae.actors.replicated.tablet_store import TabletStore
 from stelae.consensus.leader import Leader
 from stelae.consensus.membership import MemberChange
 from stelae.consensus.raft import Raft
 from stelae.consensus.ready import Ready
-from stelae.coordinator import healing
+from stelae.coordinator.groups import healing
 from stelae.core.ids import OpId, ServerUuid
-from stelae.core.replication import Configuration, Peer, TermAndVote
-from stelae.storage.consensus_metadata import ConsensusMetadata
-from stelae.storage.superblock import Superblock
+from stelae.core.logs.replication import Configuration, Peer, TermAndVote
+from stelae.storage.files.consensus_metadata import ConsensusMetadata
+from stelae.storage.files.superblock import Superblock
+from tests.simulation.planting import replacing
 
 _replace = MetadataFile.replace
 _bury_ready = TabletStore._bury_ready
@@ -90,12 +88,4 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-@contextlib.contextmanager
-def planted(bug: str) -> Iterator[None]:
-    """With this bug in all servers; "" is none."""
-    if not bug:
-        yield
-        return
-    owner, name, broken = BUGS[bug]
-    with patch.object(owner, name, broken):
-        yield
+planted = replacing(BUGS)

@@ -13,18 +13,19 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from stelae.actors.safekeeper_pulls import PullReceiver
-from stelae.actors.safekeeper_timeline import ActiveTimeline
-from stelae.actors.timeline import Timeline
-from stelae.actors.timeline_store import TimelineStore
+from stelae.actors.safekeeper.safekeeper_pulls import PullReceiver
+from stelae.actors.safekeeper.safekeeper_timeline import ActiveTimeline
+from stelae.actors.safekeeper.timeline import Timeline
+from stelae.actors.safekeeper.timeline_store import TimelineStore
 from stelae.consensus.wal_acceptor import AcceptorReady, WalAcceptor
 from stelae.consensus.wal_leader import WalLeader
 from stelae.consensus.wal_messages import ToProposer, WalAppendResponse, WalVoteResponse
-from stelae.coordinator.migration_knowledge import Knowledge, SyncPoint
+from stelae.coordinator.migration.knowledge import Knowledge, SyncPoint
 from stelae.core.ids import TabletId
-from stelae.core.safekeeper_calls import PullTimelineFrom
-from stelae.core.timelines import NOBODY, SwitchReply, majority_lsn
-from stelae.storage.timeline_control import TimelineControl, decode_control
+from stelae.core.logs.timelines import NOBODY, SwitchReply, majority_lsn
+from stelae.core.messages.safekeepers import PullTimelineFrom
+from stelae.storage.files.timeline_control import TimelineControl, decode_control
+from tests.simulation.planting import planting
 
 LAZY_S = 0.3
 
@@ -98,7 +99,7 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "ack before sync": lambda: _told_first(WalAppendResponse),
     "vote before flush": lambda: _told_first(WalVoteResponse),
     "a start forgets the vote": lambda: patch(
-        "stelae.actors.timeline_files.decode_control", _without_vote
+        "stelae.actors.safekeeper.timeline_files.decode_control", _without_vote
     ),
     "no term bump": lambda: patch.object(Knowledge, "take_sync_point", _no_term),
     "a reply has the term for that of the last entry": lambda: patch.object(
@@ -110,7 +111,7 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
     "pull overwrites a newer copy": lambda: _both(
         patch.object(PullReceiver, "_pull", _always_copied),
-        patch("stelae.actors.timeline_pull.is_newer", lambda *given: True),
+        patch("stelae.actors.safekeeper.timeline_pull.is_newer", lambda *given: True),
     ),
     "exclude ignores the generation": lambda: patch.object(
         TimelineStore, "exclude", _any_generation
@@ -118,11 +119,4 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-@contextmanager
-def planted(bug: str) -> Iterator[None]:
-    """Run with this bug; with none if it is empty."""
-    if not bug:
-        yield
-        return
-    with BUGS[bug]():
-        yield
+planted = planting(BUGS)

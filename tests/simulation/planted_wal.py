@@ -9,14 +9,15 @@ from unittest.mock import patch
 
 import msgspec
 
-from stelae.actors.timeline_keeper import TimelineKeeper
-from stelae.coordinator import timeline_placement
-from stelae.coordinator.catalog import Catalog, CatalogBatch
-from stelae.coordinator.migration_knowledge import Knowledge
-from stelae.coordinator.migration_steps import Exclude
-from stelae.coordinator.timeline_catalog import TimelineCatalog
-from stelae.core.configurations import TimelineRecord
+from stelae.actors.master.timeline_keeper import TimelineKeeper
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.coordinator.catalog.timelines import TimelineCatalog
+from stelae.coordinator.migration.knowledge import Knowledge
+from stelae.coordinator.migration.steps import Exclude
+from stelae.coordinator.timelines import placement as timeline_placement
+from stelae.core.logs.configurations import TimelineRecord
 from stelae.core.records import SafekeeperRecord, ServerInfo
+from tests.simulation.planting import planting
 
 
 def _old_id_for_a_new_disk() -> Any:
@@ -47,7 +48,7 @@ def _old_id_for_a_new_disk() -> Any:
         commit(self, safekeepers, timelines)
 
     return _all(
-        patch("stelae.actors.master_servers.draft_register", by_name),
+        patch("stelae.actors.master.servers.draft_register", by_name),
         patch.object(TimelineCatalog, "refusal", lax),
         patch.object(TimelineCatalog, "commit", forgetful),
     )
@@ -65,7 +66,7 @@ def _excluded_without_a_word() -> Any:
 
 def _nothing_is_finished() -> Any:
     """A new leader does not go on with what another one has left behind."""
-    return patch("stelae.actors.timeline_keeper.left_to_do", lambda *given: [])
+    return patch("stelae.actors.master.timeline_keeper.left_to_do", lambda *given: [])
 
 
 def _garbage_without_a_generation() -> Any:
@@ -110,11 +111,4 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-@contextmanager
-def planted(bug: str) -> Iterator[None]:
-    """Run with this bug; with none if it is empty."""
-    if not bug:
-        yield
-        return
-    with BUGS[bug]():
-        yield
+planted = planting(BUGS)

@@ -15,18 +15,18 @@ from unittest.mock import patch
 
 import msgspec
 
-from stelae.actors.replica_types import RoleChange
-from stelae.actors.replicated_tablet import ReplicatedTablet
-from stelae.actors.tserver import TabletServer
+from stelae.actors.raft.replica_types import RoleChange
+from stelae.actors.replicated.replicated_tablet import ReplicatedTablet
+from stelae.actors.tserver.tserver import TabletServer
 from stelae.consensus.ready import Role
-from stelae.coordinator.catalog import Catalog
-from stelae.core.durability import Replicas
+from stelae.coordinator.catalog.catalog import Catalog
 from stelae.core.ids import OpId, ServerUuid, TabletId
+from stelae.core.logs.replication import Configuration
+from stelae.core.messages.replicas import DataState
 from stelae.core.records import TabletRecord, TabletState
-from stelae.core.replica_messages import DataState
-from stelae.core.replication import Configuration
+from stelae.core.tables.durability import Replicas
 from stelae.simulation.cluster import SimCluster
-from stelae.storage.tablet_state import TabletStateMachine
+from stelae.storage.tablets.state import TabletStateMachine
 
 FOLDERS = ("data", "wals")
 """Of what may lie there only of a tablet that is there."""
@@ -119,6 +119,8 @@ class Cluster:
                 return False
             if tablet.state is TabletState.RUNNING and not self._is_full(tablet, count):
                 return False
+            if self._has_lost_one(tablet):
+                return False
         return True
 
     def _word(self, server: TabletServer, tablet_id: TabletId) -> str:
@@ -126,6 +128,13 @@ class Cluster:
         if replicas.tablet(tablet_id) is None and replicas.data_state(tablet_id) is DataState.READY:
             return "in doubt"
         return ""
+
+    def _has_lost_one(self, tablet: TabletRecord) -> bool:
+        """Whether the server of a replica is gone for good: a tablet that is being created may not
+        have made up for it yet."""
+        assert tablet.configuration is not None
+        running = {server.info.uuid: None for server in self.servers.values()}
+        return any(peer.uuid not in running for peer in tablet.configuration.peers)
 
     def _is_full(self, tablet: TabletRecord, count: int) -> bool:
         assert tablet.configuration is not None

@@ -14,10 +14,10 @@ import asyncio
 import random
 from dataclasses import dataclass, field, replace
 
-from stelae.client.check_facts import Severity
+from stelae.client.check.facts import Severity
 from stelae.client.database import AsyncDatabase
-from stelae.core.durability import replicas
-from stelae.core.partition import hash_partition
+from stelae.core.tables.durability import replicas
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation.checkers import require_rows, unread_keys
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History

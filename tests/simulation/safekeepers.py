@@ -20,18 +20,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from stelae.actors.backup import Backup
-from stelae.actors.cas_files import FilesBackend
-from stelae.actors.cas_store import CasStore, RemoteConfigurations
+from stelae.actors.backup.backup import Backup
+from stelae.actors.cas.files import FilesBackend
+from stelae.actors.cas.store import CasStore, RemoteConfigurations
 from stelae.actors.identity import take_identity
+from stelae.actors.logs.timeline_proposer import AcceptorMailbox, TimelineProposer
+from stelae.actors.master.migration_runner import MigrationRunner, RunnerSettings
+from stelae.actors.master.safekeeper_ports import SafekeeperPorts
 from stelae.actors.membership import Membership
-from stelae.actors.migration_runner import MigrationRunner, RunnerSettings
-from stelae.actors.safekeeper import Safekeeper
-from stelae.actors.safekeeper_ports import SafekeeperPorts
-from stelae.actors.timeline import Timeline
-from stelae.actors.timeline_proposer import AcceptorMailbox, TimelineProposer
-from stelae.actors.timeline_store import TimelineStore
-from stelae.coordinator.migration_steps import (
+from stelae.actors.safekeeper.safekeeper import Safekeeper
+from stelae.actors.safekeeper.timeline import Timeline
+from stelae.actors.safekeeper.timeline_store import TimelineStore
+from stelae.coordinator.migration.steps import (
     Abort,
     FinishPending,
     MigrationSettings,
@@ -39,27 +39,27 @@ from stelae.coordinator.migration_steps import (
     Request,
     SafekeeperStatus,
 )
-from stelae.core.configurations import TimelineId, TimelineRecord
 from stelae.core.errors import Overloaded, StelaeError, TabletNotReady
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.records import ServerInfo, ServerKind
-from stelae.core.replication import Entry
-from stelae.core.safekeeper_calls import HeldTimeline
-from stelae.core.settings import Settings
-from stelae.core.tasks import Tasks
-from stelae.core.timelines import (
+from stelae.core.logs.configurations import TimelineId, TimelineRecord
+from stelae.core.logs.replication import Entry
+from stelae.core.logs.timelines import (
     SafekeeperId,
     SafekeeperPlace,
     TimelineConfiguration,
     TimelineSource,
 )
+from stelae.core.messages.safekeepers import HeldTimeline
+from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.settings import Settings
+from stelae.core.tasks import Tasks
 from stelae.simulation.instance import SimRuntime
 from stelae.simulation.nemesis import Nemesis
 from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.timeline_recorder import TimelineRecorder
 from stelae.simulation.world import World
-from stelae.storage.frames import MediumSpec
+from stelae.storage.media.frames import MediumSpec
 from tests.simulation.planted_timelines import planted
 from tests.simulation.safekeeper_judge import TimelineJudge
 from tests.simulation.timelines import check_outcome, insist

@@ -1,7 +1,8 @@
 """Strikes: faults that single draws seldom bring together, aimed where the promise is thinnest.
 
 `segments("disk", "disk")` promises to survive the loss of a tserver and of one replica at the same
-instant, and a tserver that is cut off from everyone but its clients must fall silent.
+instant, and a tserver that is cut off from everyone but its clients must fall silent. Of a head
+with more replicas all but one, drawn anew each time, go.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Strikes:
                     raise AssertionError(other)
 
     def _heads(self) -> list[tuple[str, list[str]]]:
-        """(tserver, backups of a head of its) for all heads that are open on two backups."""
+        """(tserver, backups of a head of its) for all heads that are open on several backups."""
         names = {
             server.info.uuid: name
             for name in self._cluster.backups
@@ -72,21 +73,22 @@ class Strikes:
                 continue
             for segments in server.holders().values():
                 backups = [names[uuid] for uuid in segments[-1] if uuid in names]
-                if len(backups) == 2:
+                if len(backups) >= 2:
                     found.append((tserver, backups))
         return found
 
     def _kill_pair(self) -> None:
-        """In one replica's next sync, lose the tserver and the other replica's disk.
+        """In one replica's next sync, lose the tserver and another replica's disk, and of all
+        further ones the power.
 
-        Often the syncing backup loses its power as well: then only what it has synced is left.
+        Often the syncing backup loses its power as well: then only what is synced is left.
         """
         heads = self._heads()
         if not heads:
             return
         tserver, backups = self._rng.choice(heads)
         self._rng.shuffle(backups)
-        syncing, lost = backups
+        syncing, lost, *others = backups
         fraction, also_syncing = self._rng.random(), self._rng.random() < 0.7
         life = self._world.nodes[tserver].lives
         self._world.note("nemesis", f"arms {syncing}: {tserver} and the disk of {lost} will go")
@@ -96,8 +98,8 @@ class Strikes:
                 return
             self._world.crash(tserver)
             self._world.crash(lost, lose_disk=True)
-            if also_syncing:
-                self._world.crash(syncing)
+            for name in others + [syncing] * also_syncing:
+                self._world.crash(name)
 
         def in_sync(latency_s: float) -> None:
             loop = self._world.loop

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
-from stelae.core.durability import segments
+from stelae.coordinator.catalog.catalog import Catalog
 from stelae.core.errors import (
     OutcomeUnknown,
     Rejected,
@@ -25,12 +25,13 @@ from stelae.core.errors import (
     RetryLater,
     StelaeError,
 )
-from stelae.core.partition import hash_partition
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation.checkers import require_rows, unread_keys
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History, Operation
 from stelae.simulation.nemesis import Nemesis
-from stelae.simulation.options import Options
+from stelae.simulation.options import Options, Servers
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
 from tests.simulation.log_watch import LogWatch
@@ -221,9 +222,27 @@ class Client:
 def may_lose(cluster: SimCluster, name: str, replicas: int = REPLICAS) -> bool:
     """Whether segments(disk, disk) covers the loss of this backup's disk right now."""
     world = cluster.world
-    if not cluster.is_whole(TABLETS, replicas):
+    if not cluster.is_whole(count_tablets(cluster), replicas) or has_heirs(cluster):
         return False
     return all(world.server(other) is not None for other in cluster.backups if other != name)
+
+
+def _newest(cluster: SimCluster) -> Catalog | None:
+    leader = cluster.leader()
+    server = None if leader is None else cluster.world.server(leader)
+    return None if server is None else server.catalog
+
+
+def count_tablets(cluster: SimCluster) -> int:
+    """How many the table has by now: some may have been split; -1: nobody leads."""
+    catalog = _newest(cluster)
+    return -1 if catalog is None else sum(1 for _ in catalog.live_tablets())
+
+
+def has_heirs(cluster: SimCluster) -> bool:
+    """Whether some tablet's rows may be in the log of one that was split; or nobody leads."""
+    catalog = _newest(cluster)
+    return catalog is None or any(t.inherits is not None for t in catalog.live_tablets())
 
 
 async def run(world: World, bug: str = "") -> None:
@@ -259,6 +278,7 @@ async def run_tables(
     media: tuple[str, ...] = ("disk", "disk"),
     cluster: SimCluster | None = None,
     fillable: Sequence[str] = (),
+    indexes: Sequence[str] = (),
     **settings: Any,
 ) -> None:
     """``settings``: of the servers, that differ."""
@@ -273,15 +293,10 @@ async def run_tables(
         key="id",
         partition=hash_partition("id", TABLETS),
         durability=segments(*media),
+        indexes=indexes,
         timeout=60.0,
     )
-    clients = [
-        make_client(f"c{n}", world, cluster.database(f"c{n}"), history, world.rng(f"client/{n}"))
-        for n in range(world.options.workload.clients)
-    ]
-    readers = world.rng("readers")
-    for client in clients[1:]:
-        client.only_reads = readers.random() < READER_RATE
+    clients = _make_clients(world, cluster, history, make_client)
     world.may_lose_disk = lambda name: may_lose(cluster, name, replicas)
     nemesis = Nemesis.begin(world, FAULTS_S, losable=("backup",), fillable=fillable)
     until_s = world.loop.time() + FAULTS_S
@@ -306,12 +321,27 @@ async def run_tables(
         task.result()
     await nemesis.finish()
     await world.wait_until(
-        lambda: cluster.is_whole(TABLETS, replicas), HEAL_TIMEOUT_S, "full strength"
+        lambda: cluster.is_whole(count_tablets(cluster), replicas), HEAL_TIMEOUT_S, "full strength"
     )
+    await world.wait_until(lambda: not has_heirs(cluster), HEAL_TIMEOUT_S, "nothing is inherited")
     await _read_all(world, cluster, history, make_client)
     require_rows(history)
     if beside is not None:
         await beside.judge(history)
+
+
+def _make_clients(
+    world: World, cluster: SimCluster, history: History, make_client: type[Client]
+) -> list[Client]:
+    """As many as the options say; some only read."""
+    clients = [
+        make_client(f"c{n}", world, cluster.database(f"c{n}"), history, world.rng(f"client/{n}"))
+        for n in range(world.options.workload.clients)
+    ]
+    readers = world.rng("readers")
+    for client in clients[1:]:
+        client.only_reads = readers.random() < READER_RATE
+    return clients
 
 
 def cleaning_of(world: World) -> dict[str, Any]:
@@ -350,6 +380,23 @@ def options(seed: int) -> Options:
     """What the servers promise to survive: two replicas of each segment."""
     drawn = Options.draw(seed)
     return drawn.but(full_disk_every_s=0.0, restart_mean_s=min(drawn.restart_mean_s, 1.0))
+
+
+def spare_options(seed: int) -> Options:
+    """Backups enough to spare one, and little to do, in many small segments."""
+    drawn = options(seed)
+    work = drawn.workload
+    busy = replace(
+        work,
+        clients=max(2, min(4, work.clients)),
+        keys=max(3, min(20, work.keys)),
+        operations=max(60, min(120, work.operations)),
+    )
+    return drawn.but(
+        workload=busy,
+        limits=replace(drawn.limits, segment_size_bytes=2048),
+        servers=Servers(masters=drawn.servers.masters, tservers=2, backups=4 + seed % 2),
+    )
 
 
 def struck_options(seed: int) -> Options:

@@ -12,7 +12,7 @@ import contextlib
 import msgspec
 
 from stelae.core.errors import StelaeError
-from stelae.core.replica_messages import DataState
+from stelae.core.messages.replicas import DataState
 from stelae.simulation import Options, World
 from stelae.simulation.checkers import require_rows
 from stelae.simulation.history import History
@@ -32,7 +32,7 @@ from tests.simulation.copy_host import (
     uuid_of,
 )
 from tests.simulation.planted_replicas import planted
-from tests.simulation.test_replica import GET, Get, call_leader, work
+from tests.simulation.registers import GET, Get, call_leader, work
 
 WORK_S = 8.0
 HEALING_S = 120.0

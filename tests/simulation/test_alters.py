@@ -11,6 +11,7 @@ from tests.simulation.alters import BUGS
 
 FAST_SEEDS = 10
 SEEDS = 120
+PARTS = 2
 BUG_SEEDS = 100
 
 
@@ -20,11 +21,14 @@ def test_clients_of_all_schemas_go_on_through_alters_and_faults() -> None:
     assert len(outcomes) >= 3
 
 
-@pytest.mark.slow
-def test_many_seeds_of_alters_under_faults() -> None:
+@pytest.mark.slow(minutes=2)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_seeds_of_alters_under_faults(part: int) -> None:
     """The same, with others for each commit."""
-    outcomes = run_seeds(load_scenario("alters"), SEEDS, budget_s=900.0)
-    assert len(outcomes) >= SEEDS * 3 // 4
+    outcomes = run_seeds(
+        load_scenario("alters"), SEEDS, budget_s=900.0 / PARTS, part=(part, PARTS), with_kept=False
+    )
+    assert len(outcomes) >= SEEDS * 3 / 4 / PARTS
 
 
 @pytest.mark.slow

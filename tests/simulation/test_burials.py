@@ -1,5 +1,5 @@
 """A deletion for ever that its server's full disk stops half-way, with nobody left to ask for it:
-see `stelae.actors.tablet_replicas`."""
+see `stelae.actors.replicated.tablet_replicas`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.replica_lives import FULL_DISK_RETRY_MAX_S
+from stelae.actors.replicated.replica_lives import FULL_DISK_RETRY_MAX_S
 from stelae.core.errors import NoSpace
 from stelae.core.ids import OpId
-from stelae.core.replica_messages import DELETE_REPLICA, DataState, DeleteReplica
+from stelae.core.messages.replicas import DELETE_REPLICA, DataState, DeleteReplica
+from stelae.core.messages.servers import ReplicaRole
 from stelae.simulation import Options, World
 from stelae.simulation.disk import SimDisk
+from tests.simulation.ordered_group import report
 from tests.simulation.tablet_group import TABLET, Caller, Group
-from tests.simulation.test_tablet_orders import report
 
 FOR_EVER = DeleteReplica(TABLET, True, OpId(0, 0))
 MOMENT_S = 2.0
@@ -49,8 +50,13 @@ def left(disk: SimDisk) -> list[str]:
     return [path for path in disk.paths() if path.startswith(folders)]
 
 
-def play(story: Callable[[World, Group, str, FullOnceItIsSaid], Coroutine[Any, Any, None]]) -> None:
-    """Tell what follows once a server was told to delete its replica for ever, and could not."""
+def play(
+    story: Callable[[World, Group, str, FullOnceItIsSaid], Coroutine[Any, Any, None]],
+    *,
+    has_failed: bool = False,
+) -> None:
+    """Tell what follows once a server was told to delete its replica for ever, and could not.
+    ``has_failed``: its disk had been full before, and it is about to begin again."""
     world = World(1, Options())
     group = Group(world)
 
@@ -62,12 +68,23 @@ def play(story: Callable[[World, Group, str, FullOnceItIsSaid], Coroutine[Any, A
             await client.upsert(n, "x" * 100)
         await group.wait_agreement(group.names)
         name = next(name for name in group.names if name != leader)
-        fault = FullOnceItIsSaid(world.nodes[name].disk)
+        disk = world.nodes[name].disk
+        if has_failed:
+            disk.full = True
+            await client.upsert(31, "x")
+            await world.wait_until(lambda: fails(group, name), MOMENT_S, "the replica fails")
+            disk.full = False
+        fault = FullOnceItIsSaid(disk)
         with pytest.raises(NoSpace):
             await group.order(name, DELETE_REPLICA, FOR_EVER)
         await story(world, group, name, fault)
 
     world.run(told(), limit_s=600.0)
+
+
+def fails(group: Group, name: str) -> bool:
+    found = report(group, name)
+    return found is not None and found.group is not None and found.group.role is ReplicaRole.FAILED
 
 
 def check_half_done(world: World, group: Group, name: str) -> None:
@@ -103,6 +120,22 @@ def test_a_deletion_that_a_full_disk_stopped_goes_on_by_itself(full_s: float) ->
         assert not server.replicas._burials
 
     play(story)
+
+
+def test_a_failed_replica_that_is_half_deleted_does_not_begin_again() -> None:
+    """It was to begin again once there is room; what is left of it then is a tombstone."""
+
+    async def story(world: World, group: Group, name: str, fault: FullOnceItIsSaid) -> None:
+        server = group.server(name)
+        check_half_done(world, group, name)
+        await asyncio.sleep(3 * FULL_DISK_RETRY_MAX_S)
+        assert group.server(name) is server, "the server has ended"
+        check_half_done(world, group, name)
+        world.nodes[name].disk.full = False
+        buried = lambda: not left(world.nodes[name].disk)  # noqa: E731
+        await world.wait_until(buried, FULL_DISK_RETRY_MAX_S + MOMENT_S, "the rest is deleted")
+
+    play(story, has_failed=True)
 
 
 def test_a_deletion_is_tried_again_seldom_and_by_one_task() -> None:

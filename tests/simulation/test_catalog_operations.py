@@ -11,16 +11,7 @@ import pyarrow as pa
 import pytest
 
 from stelae.client.database import AsyncDatabase
-from stelae.coordinator.catalog import Catalog
-from stelae.core.catalog_messages import (
-    CREATE_TABLE,
-    DELETE_TABLE,
-    GET_TABLET_LOCATIONS,
-    CreateTable,
-    DeleteTable,
-    GetTabletLocations,
-)
-from stelae.core.durability import Segments, Wal, segments, wal
+from stelae.coordinator.catalog.catalog import Catalog
 from stelae.core.errors import (
     InvalidArgument,
     NotEnoughServers,
@@ -32,15 +23,24 @@ from stelae.core.errors import (
     TooManyReplicas,
 )
 from stelae.core.ids import ClientId, RequestId, TabletId
-from stelae.core.messages import OPEN_TABLET, OpenTablet
-from stelae.core.partition import (
+from stelae.core.messages.catalog import (
+    CREATE_TABLE,
+    DELETE_TABLE,
+    GET_TABLET_LOCATIONS,
+    CreateTable,
+    DeleteTable,
+    GetTabletLocations,
+)
+from stelae.core.messages.servers import OPEN_TABLET, OpenTablet
+from stelae.core.records import TabletState
+from stelae.core.tables.durability import Segments, Wal, segments, wal
+from stelae.core.tables.partition import (
     HashPartition,
     Partitioning,
     RangePartition,
     hash_partition,
 )
-from stelae.core.records import TabletState
-from stelae.core.schema import TableSchema
+from stelae.core.tables.schema import TableSchema
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 

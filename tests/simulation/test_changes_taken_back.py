@@ -15,7 +15,7 @@ import pytest
 from stelae.consensus.raft import Raft
 from stelae.core.errors import OutcomeUnknown, RetryElsewhere, RetryLater
 from stelae.core.ids import OpId
-from stelae.core.replica_messages import CHANGE_REPLICAS, ChangeKind
+from stelae.core.messages.replicas import CHANGE_REPLICAS, ChangeKind
 from stelae.simulation import World
 from stelae.simulation.world import SimulationFailure
 from tests.simulation.tablet_group import SETTINGS, Caller, Group

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from stelae.actors import replica_links
-from stelae.actors.replica_links import _Link
+from stelae.actors.raft import replica_links
+from stelae.actors.raft.replica_links import _Link
 from stelae.consensus.messages import AppendRequest, Message
 from stelae.simulation import Options, World
 from tests.simulation.tablet_group import Caller, Group

@@ -1,6 +1,7 @@
 """A disk that fails one sync, and works again: while a replica is made (see
-`stelae.actors.replica_lives`), and while a follower saves what it is about to acknowledge (see
-`stelae.actors.begun_turn`)."""
+`stelae.actors.replicated.replica_lives`), and while a follower saves what it is about to
+acknowledge (see
+`stelae.actors.raft.begun_turn`)."""
 
 from __future__ import annotations
 
@@ -14,19 +15,19 @@ import pytest
 
 from stelae.core.errors import OutcomeUnknown, TabletNotReady
 from stelae.core.ids import OpId
-from stelae.core.messages import ReplicaRole, WriteOp
-from stelae.core.replica_messages import (
+from stelae.core.logs.replication import Configuration, Peer
+from stelae.core.messages.replicas import (
     CHANGE_REPLICAS,
     CREATE_REPLICA,
     ChangeKind,
     ChangeReplicas,
 )
-from stelae.core.replication import Configuration, Peer
+from stelae.core.messages.servers import ReplicaRole, WriteOp
 from stelae.simulation import Options, World
 from stelae.simulation.disk import InjectedDiskError, SimDisk
-from stelae.storage.raft_log import NOTE_NAME
+from stelae.storage.files.raft_log import NOTE_NAME
+from tests.simulation.ordered_group import role
 from tests.simulation.tablet_group import TABLET, Caller, Group
-from tests.simulation.test_tablet_orders import role
 
 
 class OneFailure:

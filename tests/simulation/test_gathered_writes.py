@@ -5,30 +5,44 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 
-from stelae.actors.client_writes import ClientWrites
+from stelae.actors.tserver.client_writes import ClientWrites
 from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
-from stelae.core.durability import Durability, replicas, segments, wal
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.ids import ClientId, RequestId, TabletId
-from stelae.core.messages import WRITE, WRITE_MANY, Write, WriteMany, WriteOp
+from stelae.core.messages.servers import (
+    WRITE,
+    WRITE_MANY,
+    WRITE_REPLICA,
+    WRITE_REPLICAS,
+    Write,
+    WriteMany,
+    WriteOp,
+)
 from stelae.core.rpc import Call
+from stelae.core.tables.durability import Durability, replicas, segments, wal
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.options import Servers
 from stelae.simulation.runner import find_bug, run_seed
 from stelae.simulation.scenarios import load_scenario
-from stelae.storage.outcomes import answer
+from stelae.simulation.world import SimulationFailure
+from stelae.storage.rows.outcomes import answer
+from tests.simulation.held_back import held_back
+from tests.simulation.planted import SHARED, SHARED_AIMED
 from tests.simulation.planted_group import GATHERED
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("value", pa.string())])
 KINDS = [replicas(3), segments("disk", "disk"), wal(3)]
 NAMES = ["replicas", "segments", "wal"]
 TASKS = 40
+TABLETS = 6
 BUG_SEEDS = 20
 Story = Callable[[World, SimCluster, AsyncDatabase, AsyncTable], Awaitable[None]]
 
@@ -49,23 +63,28 @@ def play(story: Story, durability: Durability, seed: int = 1) -> None:
 
 
 @pytest.fixture
-def messages(monkeypatch: pytest.MonkeyPatch) -> list[WriteMany]:
-    """Every message of several writes that a server took."""
-    seen: list[WriteMany] = []
-    take = ClientWrites._on_write_many
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[WriteMany, ...]]:
+    """Every message of several writes that a server took: by tablet."""
+    seen: list[tuple[WriteMany, ...]] = []
 
-    async def watched(self: ClientWrites, call: Call[WriteMany]) -> Any:
-        seen.append(call.body)
-        return await take(self, call)
+    def watch(name: str) -> None:
+        take = getattr(ClientWrites, name)
 
-    watched.is_prompt = True  # type: ignore[attr-defined]
-    monkeypatch.setattr(ClientWrites, "_on_write_many", watched)
+        async def watched(self: ClientWrites, call: Call[Any]) -> Any:
+            seen.append((call.body,) if isinstance(call.body, WriteMany) else call.body.parts)
+            return await take(self, call)
+
+        watched.is_prompt = True  # type: ignore[attr-defined]
+        monkeypatch.setattr(ClientWrites, name, watched)
+
+    watch("_on_write_many")
+    watch("_on_write_each")
     return seen
 
 
 @pytest.mark.parametrize("durability", KINDS, ids=NAMES)
 def test_calls_of_one_moment_travel_together(
-    messages: list[WriteMany], durability: Durability
+    messages: list[tuple[WriteMany, ...]], durability: Durability
 ) -> None:
     """Each gets the version of its own row; a call that is alone is sent by itself."""
 
@@ -78,7 +97,7 @@ def test_calls_of_one_moment_travel_together(
         found = await asyncio.gather(
             *[table.upsert({"id": n, "value": f"v{n}"}) for n in range(TASKS)]
         )
-        together = sum(len(many.requests) for many in messages)
+        together = sum(len(part.requests) for parts in messages for part in parts)
         assert TASKS // 2 < together < TASKS
         assert len(messages) < TASKS // 4
         for n in range(TASKS):
@@ -147,7 +166,7 @@ def outcome_text(outcome: bytes) -> str:
 @pytest.mark.parametrize("durability", KINDS, ids=NAMES)
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_a_message_that_fails_fails_nobody(
-    messages: list[WriteMany], durability: Durability, seed: int
+    messages: list[tuple[WriteMany, ...]], durability: Durability, seed: int
 ) -> None:
     """The server that has them dies: each call goes on by itself, and is done once."""
 
@@ -289,10 +308,128 @@ def test_a_server_that_dies_with_a_group_loses_and_doubles_nothing(
     play(story, durability, seed)
 
 
+def test_calls_on_several_tablets_of_a_server_travel_together(
+    messages: list[tuple[WriteMany, ...]],
+) -> None:
+    """Each has its own answer. A tablet that cannot do its part at once holds up no other, and its
+    calls go on by themselves, in a message of their own."""
+
+    async def story(
+        world: World, cluster: SimCluster, database: AsyncDatabase, table: AsyncTable
+    ) -> None:
+        many = await database.create_table(
+            "many",
+            SCHEMA,
+            key="id",
+            partition=hash_partition("id", TABLETS),
+            durability=segments("disk", "disk"),
+        )
+        odd = (await database.locate_table("many"))[0].tablet.tablet_id
+        begin = ClientWrites._begin
+
+        def but_one(self: ClientWrites, part: WriteMany) -> Any:
+            return None if part.tablet_id == odd else begin(self, part)
+
+        with patch.object(ClientWrites, "_begin", but_one):
+            versions = await asyncio.gather(
+                *[many.upsert({"id": n, "value": f"v{n}"}) for n in range(TASKS)]
+            )
+        parts = [part for parts in messages for part in parts]
+        assert sum(len(part.requests) for part in parts) > TASKS / 2
+        assert max(map(len, messages)) > 1
+        again = [part for part in parts if part.tablet_id == odd]
+        assert len(again) == 1, "it was asked once, and for others not in the same message"
+        found = (await many.scan(with_versions=True)).to_pylist()
+        assert {row["id"]: (row["value"], row["_version"]) for row in found} == {
+            n: (f"v{n}", versions[n][0]) for n in range(TASKS)
+        }
+        await asyncio.gather(*[many.delete(n) for n in range(TASKS)])
+        assert (await many.scan()).num_rows == 0
+
+    # In other worlds some calls of the odd tablet meet no others that they could travel with.
+    play(story, segments("disk", "disk"), seed=3)
+
+
+def test_an_owner_that_falls_silent_holds_up_nobody_for_long() -> None:
+    """Calls in a message to it go on by themselves soon, under the same ids."""
+
+    async def story(
+        world: World, cluster: SimCluster, database: AsyncDatabase, table: AsyncTable
+    ) -> None:
+        where = (await database.locate_table("t"))[0]
+        [name] = [n for n in cluster.tservers if world.server(n).info.address == where.address]
+        for turn in range(5):
+            await asyncio.gather(
+                *[table.upsert({"id": n, "value": f"{turn}"}) for n in range(TASKS)]
+            )
+        world.crash(name)
+        began = world.loop.time()
+        versions = await asyncio.gather(
+            *[table.upsert({"id": n, "value": "last"}, timeout=60.0) for n in range(TASKS)]
+        )
+        assert world.loop.time() - began < 30.0
+        found = (await table.scan(with_versions=True)).to_pylist()
+        assert {row["id"]: (row["value"], row["_version"]) for row in found} == {
+            n: ("last", versions[n][0]) for n in range(TASKS)
+        }
+
+    play(story, segments("disk", "disk"))
+
+
 @pytest.mark.parametrize("bug", sorted(GATHERED))
 def test_an_answer_that_goes_to_the_wrong_call_is_found(bug: str) -> None:
     """By any client's history: one write then has two versions; the seed is fine without it."""
     scenario = load_scenario("replicas")
+    outcome = find_bug(scenario, bug, BUG_SEEDS)
+    assert outcome.failure is not None
+    assert isinstance(outcome.failure.error, AssertionError), "the planting itself is broken"
+    assert run_seed(scenario, outcome.seed).failure is None
+
+
+async def _owner_dies_with_what_backups_lack(
+    world: World, cluster: SimCluster, database: AsyncDatabase, table: AsyncTable
+) -> None:
+    """Rows come to the owner, nothing of them to backups, and it dies: none was acknowledged but
+    what the next owner has."""
+    await table.upsert({"id": -1, "value": "before"})
+    where = (await database.locate_table("t"))[0]
+    with held_back(world, WRITE_REPLICA), held_back(world, WRITE_REPLICAS):
+        calls = [
+            asyncio.create_task(table.upsert({"id": n, "value": "x"}, timeout=60.0))
+            for n in range(TASKS)
+        ]
+        await asyncio.sleep(0.2)
+        told = [call.done() for call in calls].count(True)
+        [owner] = [
+            name for name in cluster.tservers if world.server(name).info.uuid == where.tablet.owner
+        ]
+        world.crash(owner, restart=False)
+    ended = await asyncio.gather(*calls, return_exceptions=True)
+    acknowledged = {n for n, end in enumerate(ended) if not isinstance(end, BaseException)}
+    there = set((await table.scan(timeout=60.0)).column("id").to_pylist())
+    assert acknowledged <= there, f"{len(acknowledged - there)} rows are gone; {told} told early"
+    assert acknowledged == set(range(TASKS)), "each goes on at the next owner"
+
+
+def test_nobody_is_told_before_a_log_has_what_came_together() -> None:
+    """Whoever would have been told by an owner that then dies goes on at the next one."""
+    play(_owner_dies_with_what_backups_lack, segments("disk", "disk"))
+
+
+def test_a_server_that_tells_earlier_is_found() -> None:
+    """The story sees it; chance rarely does: the owner has to die in just that moment."""
+    with (
+        SHARED_AIMED["shared_writes_wait_for_nothing"](),
+        pytest.raises(SimulationFailure) as found,
+    ):
+        play(_owner_dies_with_what_backups_lack, segments("disk", "disk"))
+    assert "rows are gone" in str(found.value)
+
+
+@pytest.mark.parametrize("bug", sorted(SHARED))
+def test_a_bug_of_messages_on_several_tablets_is_found(bug: str) -> None:
+    """By the clients of `tables`, whose bursts go to two tablets."""
+    scenario = load_scenario("tables")
     outcome = find_bug(scenario, bug, BUG_SEEDS)
     assert outcome.failure is not None
     assert isinstance(outcome.failure.error, AssertionError), "the planting itself is broken"

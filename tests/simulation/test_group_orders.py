@@ -8,27 +8,18 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tserver import TabletServer
-from stelae.core.alter_messages import ALTER_TABLET, AlterTablet
-from stelae.core.catalog_messages import (
+from stelae.actors.tserver.tserver import TabletServer
+from stelae.core.errors import NotEnoughServers
+from stelae.core.ids import OpId, ServerUuid, TabletId
+from stelae.core.logs.replication import Configuration, Peer
+from stelae.core.messages.alter import ALTER_TABLET, AlterTablet
+from stelae.core.messages.catalog import (
     GET_TABLE,
     LINEARIZABLE,
     GetTable,
     TabletLocation,
 )
-from stelae.core.durability import replicas
-from stelae.core.errors import NotEnoughServers
-from stelae.core.ids import OpId, ServerUuid, TabletId
-from stelae.core.messages import (
-    GroupReport,
-    HeartbeatReply,
-    PeerHealth,
-    ReplicaRole,
-    TabletProgress,
-    TabletReport,
-)
-from stelae.core.records import TableRecord
-from stelae.core.replica_messages import (
+from stelae.core.messages.replicas import (
     CHANGE_REPLICAS,
     CREATE_REPLICA,
     DELETE_REPLICA,
@@ -40,9 +31,18 @@ from stelae.core.replica_messages import (
     Members,
     TransferLeadership,
 )
-from stelae.core.replication import Configuration, Peer
+from stelae.core.messages.servers import (
+    GroupReport,
+    HeartbeatReply,
+    PeerHealth,
+    ReplicaRole,
+    TabletProgress,
+    TabletReport,
+)
+from stelae.core.records import TableRecord
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
+from stelae.core.tables.durability import replicas
 from stelae.simulation import Options, World
 from stelae.simulation import cluster as sim_cluster
 from stelae.simulation.cluster import SimCluster

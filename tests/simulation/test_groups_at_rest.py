@@ -11,14 +11,14 @@ from collections import Counter
 from typing import Any
 from unittest.mock import patch
 
-from stelae.actors import replica_report
-from stelae.actors.replica_report import LOOK_S, ReplicaReports
+from stelae.actors.raft import replica_report
+from stelae.actors.raft.replica_report import LOOK_S, ReplicaReports
 from stelae.consensus.raft import Raft
-from stelae.core.messages import TabletReport
+from stelae.core.messages.servers import TabletReport
 from stelae.simulation import World
+from tests.simulation.ordered_group import report
 from tests.simulation.tablet_group import SETTINGS, Caller, Group
 from tests.simulation.test_planted_replicas import play
-from tests.simulation.test_tablet_orders import report
 
 REST_S = 20.0
 BEAT_S = SETTINGS.heartbeat_s

@@ -7,8 +7,8 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from stelae.core.durability import replicas
-from stelae.core.partition import hash_partition
+from stelae.core.tables.durability import replicas
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 
@@ -175,7 +175,8 @@ def test_the_planned_stop_of_the_leader_master_is_hardly_noticed(seed: int) -> N
     """Another leads at once; after a crash the others wait for a whole election timeout."""
     seen: dict[bool, float] = {}
     for planned in (True, False):
-        world = World(seed, Options())
+        # A client that does not notice the end waits for its own time, however it came about.
+        world = World(seed, Options(unnoticed_end_rate=0.0))
 
         async def story(world: World, planned: bool = planned) -> None:
             seen[planned] = await masters_pause(world, planned=planned)

@@ -1,8 +1,8 @@
 """Index entries across epochs of a tablet: stories that chance tells seldom, and bugs they find.
 
 Of a removal and an insertion of the same entry the greater stamp wins, and whoever owns or leads a
-tablet anew compares (`stelae.core.index_messages`). So nothing that was counted, or was put in, in
-one epoch may be taken for a part of another one: an index would lack a row.
+tablet anew compares (`stelae.core.messages.indexes`). So nothing that was counted, or was put in,
+in one epoch may be taken for a part of another one: an index would lack a row.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.indexlet import Indexlet
-from stelae.actors.replicated_tablet import ReplicatedTablet
-from stelae.core.durability import Durability, Replicas, replicas, segments
+from stelae.actors.indexing.indexlet import Indexlet
+from stelae.actors.replicated.replicated_tablet import ReplicatedTablet
 from stelae.core.errors import IndexletNotReady
+from stelae.core.tables.durability import Durability, Replicas, replicas, segments
 from stelae.simulation.world import SimulationFailure
 from tests.simulation.entries import VALUES
 from tests.simulation.planted_indexes import STORIES, planted

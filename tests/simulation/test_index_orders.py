@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from stelae.core.durability import segments
-from stelae.core.index_messages import CLOSE_INDEXLET, CloseIndexlet
-from stelae.core.indexes import IndexletRecord
+from stelae.core.messages.indexes import CLOSE_INDEXLET, CloseIndexlet
 from stelae.core.rpc import Call
+from stelae.core.tables.durability import segments
+from stelae.core.tables.indexes import IndexletRecord
 from tests.simulation.test_index_writes import Here, run
 
 SOON_S = 30.0

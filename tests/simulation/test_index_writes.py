@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from stelae.client.table import AsyncTable
-from stelae.core.durability import Durability, replicas, segments
 from stelae.core.errors import (
     IndexletNotHere,
     RetryLater,
@@ -17,12 +16,13 @@ from stelae.core.errors import (
     StaleTerm,
     VersionMismatch,
 )
-from stelae.core.index_messages import (
+from stelae.core.messages.indexes import (
     INSERT_ENTRIES,
     InsertEntries,
     TabletStamp,
 )
-from stelae.core.partition import hash_partition
+from stelae.core.tables.durability import Durability, replicas, segments
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.options import Options, Servers
 from stelae.simulation.world import World

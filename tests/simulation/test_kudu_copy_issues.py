@@ -16,16 +16,17 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from stelae.actors.copy_fetch import SourceSession
-from stelae.actors.copy_jobs import CopyJob, CopyJobs
-from stelae.actors.replica_orders import ReplicaOrders
-from stelae.actors.tablet_copies import TabletCopies
+from stelae.actors.replicated.copy_fetch import SourceSession
+from stelae.actors.replicated.copy_jobs import CopyJob, CopyJobs
+from stelae.actors.replicated.replica_orders import ReplicaOrders
+from stelae.actors.replicated.tablet_copies import TabletCopies
 from stelae.consensus.progress import Progress
-from stelae.coordinator import group_decisions, groups
+from stelae.coordinator.decisions import groups as group_decisions
+from stelae.coordinator.groups import groups
 from stelae.core.errors import StaleTerm, TabletNotReady
 from stelae.core.ids import OpId, TabletId
-from stelae.core.messages import ReplicaRole, WriteOp
-from stelae.core.replica_messages import (
+from stelae.core.logs.replication import Configuration, Peer
+from stelae.core.messages.replicas import (
     CHANGE_REPLICAS,
     CREATE_REPLICA,
     DELETE_REPLICA,
@@ -36,15 +37,15 @@ from stelae.core.replica_messages import (
     DeleteReplica,
     StartTabletCopy,
 )
-from stelae.core.replication import Configuration, Peer
+from stelae.core.messages.servers import ReplicaRole, WriteOp
 from stelae.core.rpc import Call, Empty, Reply
 from stelae.simulation import Options, World
 from stelae.simulation.world import SimulationFailure
 from tests.simulation import test_replica_healing
+from tests.simulation.healed_cluster import Healed
 from tests.simulation.tablet_group import TABLE, TABLET, Caller, Group
 from tests.simulation.test_planted_replicas import bury, change, cut, members, play
 from tests.simulation.test_replica_faults import others, wait_leader_of
-from tests.simulation.test_replica_healing import Healed
 
 UNKNOWN = TabletId("d" * 32)
 

@@ -8,15 +8,16 @@ was written. What could never pass is refused before anything is done.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 
-from stelae.actors.replica_links import PATIENCE_MAX, ReplicaLinks, _Link
+from stelae.actors.raft.replica_links import PATIENCE_MAX, ReplicaLinks, _Link
 from stelae.core.errors import TooLarge
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.messages import WriteOp
+from stelae.core.messages.servers import WriteOp
 from stelae.simulation import Options, World
 from tests.simulation import tablet_group
 from tests.simulation.tablet_group import SETTINGS, Caller, Group
@@ -39,6 +40,17 @@ class Seen:
     sent: dict[str, float] = field(default_factory=dict)
     """To each follower, in multiples of what was written."""
     agreed_after_s: float = 0.0
+
+
+def slow_down(group: Group, names: Sequence[str], bytes_per_s: float, slowness: float) -> None:
+    """Links from and to these are slow, and the disks of all."""
+    world = group.world
+    for name in names:
+        for other in group.names:
+            world.network.bandwidths[name, other] = bytes_per_s
+            world.network.bandwidths[other, name] = bytes_per_s
+    for name in group.names:
+        world.nodes[name].disk.slowness = slowness
 
 
 def play(
@@ -70,12 +82,7 @@ def play(
         leader = await group.wait_leader()
         await Caller(group, "first").upsert(0, "before")
         followers = [name for name in group.names if name != leader]
-        for name in followers[:slow]:
-            for other in group.names:
-                world.network.bandwidths[name, other] = bytes_per_s
-                world.network.bandwidths[other, name] = bytes_per_s
-        for name in group.names:
-            world.nodes[name].disk.slowness = slowness
+        slow_down(group, followers[:slow], bytes_per_s, slowness)
         began_s = world.loop.time()
         tasks = [asyncio.create_task(write(n)) for n in range(1, clients + 1)]
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from stelae.actors.load_rate import WARM_S
-from stelae.actors.tserver import TabletServer
+from stelae.actors.tserver.tserver import TabletServer
 from stelae.client.table import AsyncTable
-from stelae.core.durability import replicas, segments
+from stelae.core.tables.durability import replicas, segments
 from stelae.simulation import Options, Servers, World
 from stelae.simulation.cluster import SimCluster
 

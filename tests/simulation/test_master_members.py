@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stelae.client.masters import MastersClient
-from stelae.core.catalog_messages import LINEARIZABLE, LIST_TABLES, ListTables
+from stelae.client.calls.masters import MastersClient
 from stelae.core.errors import InvalidArgument, NotLeader, RetryLater
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid
-from stelae.core.member_messages import (
+from stelae.core.messages.catalog import LINEARIZABLE, LIST_TABLES, ListTables
+from stelae.core.messages.members import (
     ADD_MASTER,
     LIST_MASTERS,
     MASTER_INFO,

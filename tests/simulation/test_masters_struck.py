@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.client.masters import MastersClient
-from stelae.core.catalog_messages import LIST_TABLES, CreateTable, ListTables
+from stelae.client.calls.masters import MastersClient
 from stelae.core.errors import CorruptData, OutcomeUnknown, RetryLater
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages import CREATE_TABLE
+from stelae.core.messages.catalog import LIST_TABLES, CreateTable, ListTables
+from stelae.core.messages.servers import CREATE_TABLE
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.disk import SimDisk

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from stelae.client.operators import MoveStage
+from stelae.client.operating.operators import MoveStage
 from stelae.core.errors import RetryLater
-from tests.simulation.test_replica_healing import Healed, play
+from tests.simulation.healed_cluster import Healed, play
 
 
 @pytest.mark.parametrize("masters_change", [False, True])

@@ -7,15 +7,14 @@ import asyncio
 import msgspec
 import pytest
 
-from stelae.client.check import CheckReport
-from stelae.client.check_facts import Severity
+from stelae.client.check.check import CheckReport
+from stelae.client.check.facts import Severity
 from stelae.client.database import AsyncDatabase
-from stelae.client.operators import MoveStage
-from stelae.core.durability import replicas, segments
+from stelae.client.operating.operators import MoveStage
 from stelae.core.errors import InvalidArgument, RetryLater, TableNotFound, TabletNotReady
 from stelae.core.ids import ServerUuid
-from stelae.core.messages import ReplicaRole
-from stelae.core.replica_messages import (
+from stelae.core.messages.operators import ServerProgress
+from stelae.core.messages.replicas import (
     CHECKSUM_REPLICA,
     MARK_REPLICA,
     ChangeReplicas,
@@ -25,8 +24,9 @@ from stelae.core.replica_messages import (
     ReplicaDigest,
     ReplicaMark,
 )
+from stelae.core.messages.servers import ReplicaRole
 from stelae.core.rpc import Call, Handlers, Reply
-from stelae.core.server_messages import ServerProgress
+from stelae.core.tables.durability import replicas, segments
 from stelae.simulation import Options, World
 from stelae.simulation import cluster as sim_cluster
 from stelae.simulation.cluster import SimCluster

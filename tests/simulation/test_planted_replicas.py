@@ -17,11 +17,10 @@ import pytest
 
 from stelae.client.table import AsyncTable
 from stelae.consensus.raft import Raft
-from stelae.core.durability import replicas
 from stelae.core.errors import ConfigurationMismatch, StelaeError, TabletNotReady
 from stelae.core.ids import Address, OpId
-from stelae.core.messages import WriteOp
-from stelae.core.replica_messages import (
+from stelae.core.logs.replication import Configuration
+from stelae.core.messages.replicas import (
     CHANGE_REPLICAS,
     TRANSFER_LEADERSHIP,
     ChangeKind,
@@ -29,13 +28,14 @@ from stelae.core.replica_messages import (
     DataState,
     TransferLeadership,
 )
-from stelae.core.replication import Configuration
+from stelae.core.messages.servers import WriteOp
+from stelae.core.tables.durability import replicas
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.world import SimulationFailure
+from tests.simulation.copied_cluster import SINGLE_ENTRIES, Cluster, resume_elsewhere
 from tests.simulation.planted_replicas import BUGS, planted
 from tests.simulation.tablet_group import SCHEMA, SETTINGS, TABLET, Caller, Group
-from tests.simulation.test_tablet_copies import SINGLE_ENTRIES, Cluster, resume_elsewhere
 
 TICK_S = 0.1
 ELECTION_S = 10 * TICK_S
@@ -318,7 +318,7 @@ def one_crashes_while_it_syncs(seed: int) -> None:
 
 
 def copy_goes_on_elsewhere(seed: int) -> None:
-    """See `tests.simulation.test_tablet_copies.resume_elsewhere`."""
+    """See `tests.simulation.copied_cluster.resume_elsewhere`."""
     cluster = Cluster(seed=seed, settings=SINGLE_ENTRIES, flush_every_s=1000.0)
     cluster.run(resume_elsewhere)
 

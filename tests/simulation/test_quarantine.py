@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from stelae.actors.quarantine import SINCE, SWEEP_S, decode_since, encode_since
+from stelae.actors.tserver.quarantine import SINCE, SWEEP_S, decode_since, encode_since
 from stelae.core.ids import OpId, TabletId
-from stelae.core.replica_messages import (
+from stelae.core.messages.replicas import (
     DELETE_REPLICA,
     LIST_QUARANTINE,
     PURGE_QUARANTINE,

@@ -10,12 +10,12 @@ import pytest
 
 from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
-from stelae.coordinator.recoveries import PHASES
-from stelae.core.durability import Durability, segments, wal
+from stelae.coordinator.views.recoveries import PHASES
 from stelae.core.errors import RetryLater
-from stelae.core.messages import TabletProgress
-from stelae.core.partition import hash_partition
+from stelae.core.messages.servers import TabletProgress
 from stelae.core.records import TabletState
+from stelae.core.tables.durability import Durability, segments, wal
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.options import Limits, Options, Servers
 from stelae.simulation.world import World

@@ -10,8 +10,7 @@ import pytest
 
 from stelae.core.errors import CorruptData, OutcomeUnknown, OutOfMemory, TabletNotHere
 from stelae.core.ids import ClientId, OpId, RequestId, ServerUuid
-from stelae.core.messages import WRITE, ReplicaRole, Write, WriteOp
-from stelae.core.replica_messages import (
+from stelae.core.messages.replicas import (
     BEGIN_COPY,
     DELETE_REPLICA,
     FETCH_FILE,
@@ -22,12 +21,13 @@ from stelae.core.replica_messages import (
     FetchFile,
     StartTabletCopy,
 )
+from stelae.core.messages.servers import WRITE, ReplicaRole, Write, WriteOp
 from stelae.simulation import Options, World
 from stelae.simulation.disk import SimDisk
 from stelae.simulation.loop import SimLoop
-from stelae.storage.tablet_state import TabletStateMachine
+from stelae.storage.tablets.state import TabletStateMachine
+from tests.simulation.ordered_group import OTHER, play, report, role, second_tablet
 from tests.simulation.tablet_group import TABLET, Caller, Group
-from tests.simulation.test_tablet_orders import OTHER, play, report, role, second_tablet
 
 STRANGER = ServerUuid("f" * 32)
 

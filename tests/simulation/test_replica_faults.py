@@ -20,8 +20,7 @@ from stelae.core.errors import (
     WrongServer,
 )
 from stelae.core.ids import ClientId, OpId, RequestId
-from stelae.core.messages import GET, WRITE, Get, ReplicaRole, Write, WriteOp
-from stelae.core.replica_messages import (
+from stelae.core.messages.replicas import (
     CHANGE_REPLICAS,
     DELETE_REPLICA,
     START_TABLET_COPY,
@@ -30,10 +29,11 @@ from stelae.core.replica_messages import (
     DeleteReplica,
     StartTabletCopy,
 )
+from stelae.core.messages.servers import GET, WRITE, Get, ReplicaRole, Write, WriteOp
 from stelae.simulation import Options, World
+from tests.simulation.ordered_group import report, role
 from tests.simulation.tablet_group import TABLET, Caller, Group
 from tests.simulation.test_planted_replicas import bury, change, cut, members, play
-from tests.simulation.test_tablet_orders import report, role
 
 SLOW = Options(bandwidth_bytes_s=50_000.0)
 

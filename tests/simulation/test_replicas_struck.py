@@ -11,6 +11,7 @@ from tests.simulation.replicas import Tally, options, run_replicas
 
 FAST_SEEDS = 20
 SEEDS = 300
+PARTS = 3
 COUNTED_SEEDS = 16
 
 
@@ -20,11 +21,18 @@ def test_replicated_tables_come_through_everything_whole() -> None:
     assert len(outcomes) >= 5
 
 
-@pytest.mark.slow
-def test_many_seeds_of_replicated_tables() -> None:
+@pytest.mark.slow(minutes=2)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_seeds_of_replicated_tables(part: int) -> None:
     """The same, with others for each commit."""
-    outcomes = run_seeds(load_scenario("replicas"), SEEDS, budget_s=1800.0)
-    assert len(outcomes) >= SEEDS
+    outcomes = run_seeds(
+        load_scenario("replicas"),
+        SEEDS,
+        budget_s=1800.0 / PARTS,
+        part=(part, PARTS),
+        with_kept=False,
+    )
+    assert len(outcomes) >= SEEDS / PARTS
 
 
 def _tally(seed: int) -> Tally:
@@ -36,11 +44,11 @@ def test_in_these_worlds_something_happens() -> None:
     """Clients succeed mostly; leaders change, and tablets are flushed, copied, moved and let go."""
     tallies = [_tally(seed) for seed in range(COUNTED_SEEDS)]
 
-    def often(*shares: bool) -> bool:
-        return sum(shares) >= COUNTED_SEEDS / 3
+    def often(*shares: bool, of: float = 0.6) -> bool:
+        return sum(shares) >= COUNTED_SEEDS * of
 
-    assert sum(t.answered for t in tallies) > 0.8 * sum(t.operations for t in tallies)
-    assert often(*[tally.leaders > 4 for tally in tallies])
+    assert sum(t.answered for t in tallies) > 0.9 * sum(t.operations for t in tallies)
+    assert often(*[tally.leaders > 4 for tally in tallies], of=0.35)
     assert often(*[tally.counts.get("flushes", 0) > 0 for tally in tallies])
     assert often(*[tally.counts.get("copies_received", 0) > 0 for tally in tallies])
     assert often(*[tally.promoted > 0 for tally in tallies])

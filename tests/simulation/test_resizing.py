@@ -7,13 +7,29 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from stelae.core.durability import replicas
 from stelae.core.errors import InvalidArgument, TooFewServers
-from stelae.core.partition import hash_partition
+from stelae.core.tables.durability import replicas
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation import Options, Servers, World
 from stelae.simulation.cluster import SimCluster
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
+
+
+def voters_in(cluster: SimCluster) -> list[int]:
+    """So many each tablet has, as the leader master knows."""
+    leader = cluster.leader()
+    records = cluster.world.server(leader).catalog.groups() if leader is not None else ()
+    return sorted(len(record.configuration.voters) for record in records)
+
+
+def replicas_of(cluster: SimCluster) -> int:
+    """So many replicas there are on all servers, of whatever tablets the catalog has."""
+    return sum(
+        cluster.world.server(name).replicas.tablet(tablet_id) is not None
+        for name in cluster.tservers
+        for tablet_id in cluster.world.server(cluster.leader() or "").catalog.tablets
+    )
 
 
 def test_a_table_gets_five_replicas_and_then_three_again() -> None:
@@ -24,13 +40,9 @@ def test_a_table_gets_five_replicas_and_then_three_again() -> None:
         cluster = SimCluster(world)
         await cluster.start()
         database = cluster.database("client")
+        two = hash_partition("id", buckets=2)
         table = await database.create_table(
-            "t",
-            SCHEMA,
-            key=["id"],
-            partition=hash_partition("id", buckets=2),
-            durability=replicas(3),
-            timeout=30.0,
+            "t", SCHEMA, key=["id"], partition=two, durability=replicas(3), timeout=30.0
         )
         written = 0
         goes_on = True
@@ -42,19 +54,14 @@ def test_a_table_gets_five_replicas_and_then_three_again() -> None:
                 written += 1
                 await asyncio.sleep(0.05)
 
-        def voters() -> list[int]:
-            leader = cluster.leader()
-            records = world.server(leader).catalog.groups() if leader is not None else ()
-            return sorted(len(record.configuration.voters) for record in records)
-
         for written in range(100):
             await table.upsert({"id": written, "text": "x" * 40}, timeout=20.0)
         writer = asyncio.create_task(write())
         await table.alter(durability=replicas(5), wait=False)
-        assert voters() == [3, 3]
+        assert voters_in(cluster) == [3, 3]
         world.crash(cluster.leader() or "")
         await table.alter(durability=replicas(5), timeout=120.0)
-        assert voters() == [5, 5]
+        assert voters_in(cluster) == [5, 5]
         assert (await database.table("t")).record.durability == replicas(5)
         report = await database.check(checksums=True, wait=20)
         assert report.is_well, [str(finding) for finding in report.findings]
@@ -62,21 +69,11 @@ def test_a_table_gets_five_replicas_and_then_three_again() -> None:
         assert holders == [5, 5]
 
         await table.alter(durability=replicas(3), timeout=120.0)
-        assert voters() == [3, 3]
+        assert voters_in(cluster) == [3, 3]
         goes_on = False
         await writer
-        await world.wait_until(
-            lambda: (
-                sum(
-                    world.server(name).replicas.tablet(tablet_id) is not None
-                    for name in cluster.tservers
-                    for tablet_id in world.server(cluster.leader() or "").catalog.tablets
-                )
-                == 6
-            ),
-            30.0,
-            "replicas that are no members any more are deleted",
-        )
+        what = "replicas that are no members any more are deleted"
+        await world.wait_until(lambda: replicas_of(cluster) == 6, 30.0, what)
         assert (await table.scan(timeout=20.0)).num_rows == written > 100
         report = await database.check(checksums=True, wait=20)
         assert report.is_well, [str(finding) for finding in report.findings]

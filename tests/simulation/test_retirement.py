@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from stelae.core.durability import replicas, segments
 from stelae.core.errors import OutcomeUnknown, RetryLater
-from stelae.core.partition import hash_partition
-from stelae.core.server_messages import ServerProgress
+from stelae.core.messages.operators import ServerProgress
+from stelae.core.records import TabletState
+from stelae.core.tables.durability import replicas, segments
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation import Options, Servers, World
 from stelae.simulation.cluster import SimCluster
+from stelae.simulation.node import SimulationFailure
+from tests.simulation.planted_moves import planted
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
+
+
+def tell(story: Callable[[World], Coroutine[Any, Any, None]], backups: int = 3) -> None:
+    world = World(1, Options(servers=Servers(tservers=3, backups=backups)))
+    world.run(story(world), limit_s=600.0)
 
 
 async def _table(database: Any, name: str, durability: Any) -> Any:
@@ -88,6 +97,74 @@ def test_a_retired_server_has_nothing_left_and_can_be_switched_off(seed: int) ->
     world.run(story(world), limit_s=600.0)
 
 
+async def _one_by_one(world: World) -> None:
+    """Never do clients wait for more than one of a retiring server's tablets."""
+    cluster = SimCluster(world)
+    await cluster.start()
+    database = cluster.database("client")
+    table = await _table(database, "logged", segments("disk", "disk"))
+    for number in range(60):
+        await table.upsert({"id": number, "text": "x"}, timeout=20.0)
+    await world.wait_until(lambda: cluster.is_whole(6, 2), 60.0, "full strength")
+    victim = max(await database.tservers(), key=lambda server: (server["owned"], server["name"]))
+    assert victim["owned"] > 1
+    retiring = asyncio.create_task(database.retire_server(victim["name"], timeout=100.0))
+    while not retiring.done():
+        catalog = world.server(cluster.leader()).catalog
+        paused = [t for t in catalog.live_tablets() if t.state is TabletState.RECOVERING]
+        assert len(paused) <= 1, "several pause at once"
+        await asyncio.sleep(0.002)
+    assert (await retiring).tablets == 0
+    assert (await table.scan(timeout=20.0)).num_rows == 60
+
+
+def test_tablets_leave_one_by_one() -> None:
+    """With the bug all are closed at once."""
+    tell(_one_by_one)
+    with planted("all_at_once"), pytest.raises(SimulationFailure, match="several pause at once"):
+        tell(_one_by_one)
+
+
+async def _without_replicas(world: World) -> None:
+    """One of two backups loses its disk; a server is to be retired; as soon as a tablet leaves, or
+    after a while, the other backup loses its disk. The rows are in the owner's memory."""
+    cluster = SimCluster(world, metadata_first=True, load_bytes_per_s=100.0)
+    await cluster.start()
+    database = cluster.database("client")
+    table = await database.create_table(
+        "logged", SCHEMA, key="id", durability=segments("disk", "disk"), timeout=30.0
+    )
+    for number in range(60):
+        await table.upsert({"id": number, "text": "x" * 100}, timeout=20.0)
+    await world.wait_until(lambda: cluster.is_whole(1, 2), 60.0, "full strength")
+    first, second = cluster.backups
+    world.crash(first, lose_disk=True, restart=False)
+    (tablet,) = world.server(cluster.leader()).catalog.live_tablets()
+    owner = world.server(cluster.leader()).liveness.newest(tablet.owner)
+    await world.wait_until(
+        lambda: owner.reports[tablet.tablet_id].under_replicated > 0, 30.0, "it lacks replicas"
+    )
+    await database.retire_server(owner.server.name, wait=False)
+    for _ in range(2500):
+        now = world.server(cluster.leader()).catalog.tablets[tablet.tablet_id]
+        if now.term > tablet.term and now.state is TabletState.RUNNING:
+            break
+        await asyncio.sleep(0.002)
+    world.crash(second, lose_disk=True, restart=False)
+    for name in (first, second):
+        world.restart(name)
+    await world.wait_until(lambda: cluster.is_whole(1, 2), 60.0, "full strength")
+    assert (await table.scan(timeout=20.0)).num_rows == 60
+
+
+def test_a_tablet_that_lacks_replicas_does_not_leave() -> None:
+    """What it has in memory is needed, to make them anew. With the bug rows are lost."""
+    tell(_without_replicas, backups=2)
+    bug = "leaves_without_its_replicas"
+    with planted(bug), pytest.raises(SimulationFailure, match="full strength"):
+        tell(_without_replicas, backups=2)
+
+
 def test_rows_that_are_nowhere_else_keep_a_server_from_being_retired() -> None:
     """Tablets of tables with segments() stay where they are, served; the answer names the tables.
     Once these are gone, the server has nothing left."""
@@ -157,4 +234,35 @@ def test_a_retirement_that_arrives_again_late_does_not_undo_its_cancellation(
         assert cluster.leader() == leader, "which the first copy was sent to"
 
     world = World(3, Options(servers=Servers(tservers=4)))
+    world.run(story(world), limit_s=600.0)
+
+
+def test_a_master_that_starts_anew_keeps_up_only_once_it_has_what_is_committed() -> None:
+    """Status says so, of each of them: a rolling restart waits for that."""
+
+    async def story(world: World) -> None:
+        cluster = SimCluster(world)
+        await cluster.start()
+        database = cluster.database("client")
+        await world.wait_until(lambda: cluster.leader() is not None, 30.0, "a leader")
+        await asyncio.sleep(2.0)
+
+        async def keeps_up() -> dict[str, Any]:
+            servers = (await database.status())["servers"]
+            return {s["id"]: s["keeps_up"] for s in servers if s["kind"] == "master"}
+
+        assert set((await keeps_up()).values()) == {True}
+        follower = next(name for name in cluster.masters if name != cluster.leader())
+        world.crash(follower, restart=False)
+        await _table(database, "logged", segments("disk", "disk"))
+        await asyncio.sleep(3.0)
+        assert (await keeps_up())[follower] is False
+        world.restart(follower)
+        for _ in range(100):
+            if (await keeps_up())[follower]:
+                break
+            await asyncio.sleep(0.1)
+        assert (await keeps_up())[follower] is True
+
+    world = World(7, Options(servers=Servers(masters=3)))
     world.run(story(world), limit_s=600.0)

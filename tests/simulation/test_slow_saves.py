@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.actors.replica_loop import ReplicaLoop
+from stelae.actors.raft.replica_loop import ReplicaLoop
 from stelae.consensus.messages import Message
 from stelae.consensus.raft import Raft
-from stelae.core.messages import WriteOp
+from stelae.core.messages.servers import WriteOp
 from stelae.simulation import Options, World
 from tests.simulation.tablet_group import SETTINGS, Caller, Group
 

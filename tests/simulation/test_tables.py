@@ -15,7 +15,9 @@ from tests.simulation.planted import BUGS
 
 FAST_SEEDS = 20
 SEEDS = 220
+PARTS = 4
 STRUCK_SEEDS = 80
+STRUCK_PARTS = 2
 COUNTER_SEEDS = 20
 BUG_SEEDS = 120
 OF_MEDIA = ("short_head_replica",)
@@ -34,11 +36,14 @@ def test_two_clients_that_compare_and_set_a_counter_lose_no_increment() -> None:
     assert len(outcomes) >= 3
 
 
-@pytest.mark.slow
-def test_hundreds_of_seeds_of_tables_under_faults() -> None:
+@pytest.mark.slow(minutes=2)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_hundreds_of_seeds_of_tables_under_faults(part: int) -> None:
     """At least 200 seeds, others for each commit, hold every rule and end at full strength."""
-    outcomes = run_seeds(load_scenario("tables"), SEEDS, budget_s=1500.0)
-    assert len(outcomes) >= 200, "the machine was too slow for the seeds that CI promises"
+    outcomes = run_seeds(
+        load_scenario("tables"), SEEDS, budget_s=1500.0 / PARTS, part=(part, PARTS), with_kept=False
+    )
+    assert len(outcomes) >= 200 / PARTS, "the machine was too slow for the seeds that CI promises"
 
 
 def test_strikes_where_the_promise_is_thinnest_lose_nothing() -> None:
@@ -47,11 +52,18 @@ def test_strikes_where_the_promise_is_thinnest_lose_nothing() -> None:
     assert len(outcomes) >= 3
 
 
-@pytest.mark.slow
-def test_many_seeds_of_strikes() -> None:
+@pytest.mark.slow(minutes=2)
+@pytest.mark.parametrize("part", range(STRUCK_PARTS))
+def test_many_seeds_of_strikes(part: int) -> None:
     """The same, with others for each commit."""
-    outcomes = run_seeds(load_scenario("strikes"), STRUCK_SEEDS, budget_s=600.0)
-    assert len(outcomes) >= STRUCK_SEEDS * 3 // 4
+    outcomes = run_seeds(
+        load_scenario("strikes"),
+        STRUCK_SEEDS,
+        budget_s=600.0 / STRUCK_PARTS,
+        part=(part, STRUCK_PARTS),
+        with_kept=False,
+    )
+    assert len(outcomes) >= STRUCK_SEEDS * 3 / 4 / STRUCK_PARTS
 
 
 @pytest.mark.slow

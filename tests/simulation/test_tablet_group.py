@@ -11,7 +11,7 @@ import pytest
 
 from stelae.core.errors import OutcomeUnknown, StelaeError
 from stelae.core.ids import OpId
-from stelae.core.replica_messages import DELETE_REPLICA, DeleteReplica
+from stelae.core.messages.replicas import DELETE_REPLICA, DeleteReplica
 from stelae.simulation import Options, World
 from stelae.simulation.disk import SimDisk
 from stelae.simulation.runner import derive_seeds, find_bug, replay_command, run_seed

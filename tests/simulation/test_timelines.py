@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.migration_runner import MigrationRunner, RunnerSettings
-from stelae.coordinator.migration_steps import (
+from stelae.actors.master.migration_runner import MigrationRunner, RunnerSettings
+from stelae.coordinator.migration.steps import (
     FinishPending,
     MigrationSettings,
     MoveTo,
@@ -21,11 +21,11 @@ from stelae.coordinator.migration_steps import (
     Step,
     Verdict,
 )
-from stelae.core.configurations import TimelineId
 from stelae.core.errors import Overloaded
 from stelae.core.ids import TabletId
+from stelae.core.logs.configurations import TimelineId
+from stelae.core.logs.timelines import SafekeeperId
 from stelae.core.tasks import Tasks
-from stelae.core.timelines import SafekeeperId
 from stelae.simulation import Options, World
 from stelae.simulation.runner import run_seed, run_seeds
 from tests.simulation import bag_of_messages
@@ -102,7 +102,7 @@ def test_no_order_of_messages_loses_anything() -> None:
     assert committed > BAG_SEEDS
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=1)
 def test_no_order_of_messages_loses_anything_at_length() -> None:
     """The same, for many seeds."""
     for seed in range(BAG_SEEDS, BAG_SEEDS + SLOW_BAG_SEEDS):

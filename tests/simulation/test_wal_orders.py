@@ -8,21 +8,21 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.actors.migration_runner import RunnerSettings
-from stelae.actors.timeline_keeper import TimelineKeeper
-from stelae.coordinator.migration_steps import MigrationSettings
-from stelae.coordinator.timeline_catalog import TimelineCatalog
-from stelae.coordinator.timeline_duties import wish_of
-from stelae.core.configurations import MigrationOrder
+from stelae.actors.master.migration_runner import RunnerSettings
+from stelae.actors.master.timeline_keeper import TimelineKeeper
+from stelae.coordinator.catalog.timelines import TimelineCatalog
+from stelae.coordinator.migration.steps import MigrationSettings
+from stelae.coordinator.timelines.duties import wish_of
 from stelae.core.errors import InvalidArgument, TabletNotFound
 from stelae.core.ids import TabletId
-from stelae.core.timeline_messages import (
+from stelae.core.logs.configurations import MigrationOrder
+from stelae.core.logs.timelines import SafekeeperId
+from stelae.core.messages.timelines import (
     LIST_MIGRATIONS,
     LOCATE_TIMELINE,
     ListMigrations,
     LocateTimeline,
 )
-from stelae.core.timelines import SafekeeperId
 from stelae.simulation.node import SimulationFailure
 from tests.simulation.wal_cluster import (
     Here,

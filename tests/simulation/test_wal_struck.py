@@ -11,6 +11,7 @@ from tests.simulation.wal_tables import Tally, options, run_wal
 
 FAST_SEEDS = 20
 SEEDS = 400
+PARTS = 5
 COUNTED_SEEDS = 10
 
 
@@ -20,11 +21,14 @@ def test_wal_tables_come_through_everything_whole() -> None:
     assert len(outcomes) >= 5
 
 
-@pytest.mark.slow
-def test_many_seeds_of_wal_tables() -> None:
+@pytest.mark.slow(minutes=2)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_seeds_of_wal_tables(part: int) -> None:
     """The same, with others for each commit."""
-    outcomes = run_seeds(load_scenario("wal"), SEEDS, budget_s=1500.0)
-    assert len(outcomes) >= SEEDS
+    outcomes = run_seeds(
+        load_scenario("wal"), SEEDS, budget_s=1500.0 / PARTS, part=(part, PARTS), with_kept=False
+    )
+    assert len(outcomes) >= SEEDS / PARTS
 
 
 def _tally(seed: int) -> Tally:
@@ -37,11 +41,11 @@ def test_in_these_worlds_something_happens() -> None:
     operators is carried out somewhere."""
     tallies = [_tally(seed) for seed in range(COUNTED_SEEDS)]
 
-    def often(*shares: bool) -> bool:
-        return sum(shares) >= COUNTED_SEEDS / 3
+    def often(*shares: bool, of: float = 0.5) -> bool:
+        return sum(shares) >= COUNTED_SEEDS * of
 
-    assert sum(t.answered for t in tallies) > 0.8 * sum(t.operations for t in tallies)
-    assert often(*[tally.terms > 0 for tally in tallies])
+    assert sum(t.answered for t in tallies) > 0.85 * sum(t.operations for t in tallies)
+    assert often(*[tally.terms > 0 for tally in tallies], of=0.8)
     assert often(*[tally.generations > 2 for tally in tallies])
     assert often(*[tally.counts.get("timelines_pulled", 0) > 0 for tally in tallies])
     for order in ("move", "move all", "empty", "abort", "status", "scrub", "strike", "create"):

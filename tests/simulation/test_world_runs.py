@@ -125,6 +125,27 @@ async def _always_fails(world: World, bug: str) -> None:
     raise AssertionError("always")
 
 
+async def _fails_at(world: World, bug: str) -> None:
+    tried.append(world.seed)
+    assert len(tried) < 6
+
+
+tried: list[str] = []
+
+
+def test_a_search_begins_where_the_last_one_ended(tmp_path):
+    """It costs one seed then; where it finds nothing, all others follow in their order."""
+    finds, scenario = tmp_path / "finds.txt", Scenario("searched", _fails_at)
+    seeds = derive_seeds("searched", 20, "planted")
+    tried.clear()
+    assert find_bug(scenario, "a bug", 20, finds=finds).seed == seeds[5]
+    assert finds.read_text() == f"searched {seeds[5]} a bug\n"
+    for bug, first in (("a bug", seeds[5]), ("bug", seeds[0])):
+        tried.clear()
+        find_bug(scenario, bug, 20, finds=finds)
+        assert list(map(int, tried)) == [first, *[s for s in seeds if s != first][:5]]
+
+
 def test_a_failing_seed_is_kept_and_its_replay_command_printed(tmp_path, capsys):
     """Seeds that failed once run first for ever after."""
     kept = tmp_path / "seeds.txt"
@@ -136,6 +157,26 @@ def test_a_failing_seed_is_kept_and_its_replay_command_printed(tmp_path, capsys)
     keep_seed("broken", 7, "again", kept)
     assert kept_seeds("broken", kept) == [7]
     assert kept.read_text() == "broken 7  # AssertionError: always\nother 8  # cause\n"
+
+
+def test_parts_together_run_every_seed_once(tmp_path):
+    """The kept ones, too; and each part has some of both."""
+    kept = tmp_path / "seeds.txt"
+    for seed in (501, 502, 503):
+        keep_seed(KV.name, seed, "cause", kept)
+    ran = [[o.seed for o in run_seeds(KV, 7, kept=kept, part=(part, 3))] for part in range(3)]
+    every = sorted(itertools.chain.from_iterable(ran))
+    assert every == sorted([501, 502, 503, *derive_seeds(KV.name, 7)])
+    assert [seeds[0] for seeds in ran] == [501, 502, 503]
+    assert [len(seeds) for seeds in ran] == [4, 3, 3]
+    derived = run_seeds(KV, 7, kept=kept, with_kept=False)
+    assert [o.seed for o in derived] == derive_seeds(KV.name, 7)
+
+
+def test_a_part_without_any_seed_is_no_success(tmp_path):
+    """Nothing would have run, and nobody would know."""
+    with pytest.raises(ValueError, match="part 1 of 3 of 'kv' has no seed"):
+        run_seeds(KV, 1, kept=tmp_path / "seeds.txt", part=(1, 3))
 
 
 def test_seeds_follow_the_base(monkeypatch):

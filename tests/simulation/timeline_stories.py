@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stelae.core.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
 from stelae.simulation import timeline_events as trace
 
 Step = tuple[str, type[trace.TraceEvent], dict[str, Any]]

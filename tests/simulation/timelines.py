@@ -14,15 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 from unittest.mock import patch
 
-from stelae.actors.cas_files import FilesBackend
-from stelae.actors.cas_store import CasStore, RemoteConfigurations, _stored
-from stelae.actors.migration_runner import MigrationRunner, RunnerSettings
-from stelae.coordinator.migration_knowledge import Knowledge, SyncPoint
-from stelae.coordinator.migration_steps import (
+from stelae.actors.cas.files import FilesBackend
+from stelae.actors.cas.store import CasStore, RemoteConfigurations, _stored
+from stelae.actors.master.migration_runner import MigrationRunner, RunnerSettings
+from stelae.coordinator.migration.knowledge import Knowledge, SyncPoint
+from stelae.coordinator.migration.steps import (
     Abort,
     FinishPending,
     MigrationSettings,
@@ -32,18 +32,18 @@ from stelae.coordinator.migration_steps import (
     Request,
     Verdict,
 )
-from stelae.core.configurations import StoredRecord, TimelineId, TimelineRecord
 from stelae.core.errors import Rejected, StelaeError
 from stelae.core.ids import TableId, TabletId
-from stelae.core.rpc import Empty
-from stelae.core.tasks import Tasks
-from stelae.core.timelines import (
+from stelae.core.logs.configurations import StoredRecord, TimelineId, TimelineRecord
+from stelae.core.logs.timelines import (
     LogPosition,
     SafekeeperId,
     SafekeeperStatus,
     SwitchReply,
     TimelineConfiguration,
 )
+from stelae.core.rpc import Empty
+from stelae.core.tasks import Tasks
 from stelae.simulation.instance import SimRuntime
 from stelae.simulation.nemesis import Nemesis
 from stelae.simulation.options import Options
@@ -71,6 +71,7 @@ from tests.simulation.model_safekeepers import (
     Told,
     node_name,
 )
+from tests.simulation.planting import planting
 
 CALL_S = 0.3
 TIMELINE = TimelineId(TableId("table"), TabletId("tablet"))
@@ -503,10 +504,7 @@ BUGS: dict[str, Any] = {
 }
 
 
-@contextlib.contextmanager
-def planted(bug: str) -> Iterator[None]:
-    with BUGS[bug]() if bug else contextlib.nullcontext():
-        yield
+planted = planting(BUGS)
 
 
 SCENARIO = Scenario("timelines", run, options)

@@ -8,15 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from stelae.client.calls.masters import MastersClient
 from stelae.client.database import AsyncDatabase
-from stelae.client.masters import MastersClient
 from stelae.client.table import AsyncTable
-from stelae.core.configurations import TimelineRecord
-from stelae.core.durability import wal
 from stelae.core.errors import MigrationUnderWay
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.partition import hash_partition
-from stelae.core.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
+from stelae.core.logs.configurations import TimelineRecord
+from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
+from stelae.core.tables.durability import wal
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.options import Servers

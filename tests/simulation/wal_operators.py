@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from stelae.client.calls.masters import MastersClient
+from stelae.client.calls.session import Session
 from stelae.client.database import AsyncDatabase
-from stelae.client.masters import MastersClient
-from stelae.client.session import Session
-from stelae.core.durability import wal
 from stelae.core.errors import StelaeError, TableNotFound
 from stelae.core.ids import ClientId
-from stelae.core.timeline_messages import (
+from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus
+from stelae.core.messages.timelines import (
     ABORT_MIGRATION,
     LIST_SAFEKEEPERS,
     LIST_TIMELINES,
@@ -28,7 +28,7 @@ from stelae.core.timeline_messages import (
     SetSafekeeperStatus,
     TablesTimelines,
 )
-from stelae.core.timelines import SafekeeperId, SafekeeperStatus
+from stelae.core.tables.durability import wal
 from stelae.simulation.cluster import SimCluster
 from tests.simulation import tables
 

@@ -17,10 +17,10 @@ import asyncio
 import random
 from dataclasses import dataclass, field, replace
 
-from stelae.actors.migration_runner import RunnerSettings
-from stelae.coordinator.migration_steps import MigrationSettings
-from stelae.core.durability import wal
-from stelae.core.partition import hash_partition
+from stelae.actors.master.migration_runner import RunnerSettings
+from stelae.coordinator.migration.steps import MigrationSettings
+from stelae.core.tables.durability import wal
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation.checkers import require_rows
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History
@@ -125,6 +125,8 @@ async def run_wal(world: World, heal_s: float = HEAL_TIMEOUT_S) -> Tally:
     ]
     operators = Operators(cluster, admin, count)
     world.may_lose_disk = lambda name: look.may_lose(name, len(media))
+    # Operators or masters may move the only copy of a log to a process that is about to end.
+    world.may_outlive = lambda name: count > 1 or name not in cluster.safekeepers
     nemesis = Nemesis.begin(
         world,
         FAULTS_S,

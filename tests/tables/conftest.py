@@ -18,9 +18,9 @@ import pytest
 
 from stelae.aio import Loop
 from stelae.api import Database, Table
-from stelae.core.durability import Durability
 from stelae.core.errors import TableNotFound
-from stelae.core.partition import Partitioning
+from stelae.core.tables.durability import Durability
+from stelae.core.tables.partition import Partitioning
 from stelae.runtime.direct import DirectCalls
 from stelae.runtime.handshake import Credentials
 from tests.cluster_fixture import CLUSTER, SECRET, LocalCluster, local_cluster

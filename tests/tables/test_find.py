@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 from stelae.api import Database, Table
-from stelae.core.durability import Durability
 from stelae.core.errors import (
     ColumnNotFound,
     IndexExists,
     IndexNotFound,
     InvalidArgument,
 )
-from stelae.core.partition import hash_partition
+from stelae.core.tables.durability import Durability
+from stelae.core.tables.partition import hash_partition
 from tests.tables.conftest import Make
 
 DESTS = ("LAX", "SFO", None)

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from stelae.api import Database, Table
-from stelae.core.durability import Durability
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -16,7 +15,8 @@ from stelae.core.errors import (
     TableNotFound,
     TabletNotFound,
 )
-from stelae.core.partition import hash_partition
+from stelae.core.tables.durability import Durability
+from stelae.core.tables.partition import hash_partition
 from tests.tables.conftest import SCHEMA, Make
 
 # ---- made and deleted -------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stelae.core.durability import Durability
 from stelae.core.errors import OutOfMemory
-from stelae.storage.cleaning import LIVE_SHARE_MAX
+from stelae.core.tables.durability import Durability
+from stelae.storage.segments.cleaning import LIVE_SHARE_MAX
 from tests.cluster_fixture import local_cluster
 from tests.durabilities import ALL
 from tests.tables.conftest import SCHEMA

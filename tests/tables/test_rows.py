@@ -21,7 +21,12 @@ from stelae.core.errors import (
     StelaeError,
     VersionMismatch,
 )
-from stelae.core.partition import Partitioning, hash_and_range, hash_partition, range_partition
+from stelae.core.tables.partition import (
+    Partitioning,
+    hash_and_range,
+    hash_partition,
+    range_partition,
+)
 from tests.tables.conftest import SCHEMA, Make
 
 EVERY_TYPE = pa.schema(

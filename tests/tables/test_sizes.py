@@ -10,7 +10,7 @@ import pytest
 
 from stelae.api import Table
 from stelae.core.errors import DeadlineExpired, OutcomeUnknown, TooLarge
-from stelae.core.partition import hash_partition
+from stelae.core.tables.partition import hash_partition
 from tests.tables.conftest import SCHEMA, Make
 
 MIB = 1 << 20

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stelae import calibration, calibration_work
 from stelae.core.errors import InvalidArgument, RetryLater
+from stelae.measuring import calibration, calibration_work
 from stelae.planner.hardware import VM
 
 FIGURES = {

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+from stelae.connectors import spark_jar
 from stelae.core.errors import StelaeError, decode_error, encode_error
+from tests.java_compiler import needed_javac
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -26,6 +28,7 @@ FOLDER_BY_PACKAGE: dict[str, str] = PROJECT["tool"]["setuptools"]["package-dir"]
 FACADE = "stelae"
 ROOMS = sorted(set(FOLDER_BY_PACKAGE.values()) - {FACADE})
 SOURCES = sorted(path for room in [*ROOMS, FACADE] for path in (ROOT / room).rglob("*.py"))
+KNOW_SPARK = ("recovery", FACADE, f"{FACADE}/connectors")
 MOVE_TOGETHER = ("ray", "raydp", "pyspark")
 
 MODULE_LINES_MAX = 500
@@ -39,7 +42,7 @@ OUTSIDE_FILES = (
     "simulation/__main__.py",
     "simulation/runner.py",
     "recovery/spark*.py",
-    "client/http.py",
+    "client/http/database.py",
 )
 BANNED = (
     "time.time",
@@ -176,11 +179,11 @@ def test_the_search_for_banned_calls_sees_through_aliases(source: str) -> None:
 
 
 def test_spark_and_connections_stay_in_their_corner_of_recovery() -> None:
-    """Only recovery/spark*.py and stelae/spark.py know Spark; of recovery, only those connect."""
+    """Only corners of recovery and of the facade know Spark; of recovery, only those connect."""
     problems = []
     for path in SOURCES:
         name = name_of(path)
-        if Path(name).match("recovery/spark*.py") or name == f"{FACADE}/spark.py":
+        if any(Path(name).match(f"{room}/spark*.py") for room in KNOW_SPARK):
             continue
         for _, origin, line in imports(ast.parse(path.read_text())):
             spark = origin.split(".")[0] in ("pyspark", "raydp", "py4j")
@@ -193,24 +196,40 @@ def test_spark_and_connections_stay_in_their_corner_of_recovery() -> None:
 
 
 def test_every_room_is_mapped_into_the_package() -> None:
-    """A folder with an __init__.py at the root is a room, and a room is listed twice."""
+    """A folder with an __init__.py at the root is a room, listed twice; one in a room, once."""
     present = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
     assert present == sorted([*ROOMS, FACADE])
-    assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == sorted(FOLDER_BY_PACKAGE)
-    nested = [name_of(path) for room in ROOMS for path in (ROOT / room).glob("*/__init__.py")]
-    assert not nested, "a package inside a room has to be mapped too"
+    nested = [path.parent for path in ROOT.glob("*/*/__init__.py") if path.parts[-3] in ROOMS]
+    inner = [f"stelae.{path.parent.name}.{path.name}" for path in nested]
+    inner += [f"stelae.{path.parent.name}" for path in (ROOT / FACADE).glob("*/__init__.py")]
+    packages = PROJECT["tool"]["setuptools"]["packages"]
+    assert sorted(packages) == sorted([*FOLDER_BY_PACKAGE, *inner])
 
 
 def test_requirements_are_bounded_and_agree_with_the_lock() -> None:
-    """Ray, RayDP and PySpark are pinned together; the rest is bounded; the lock satisfies all."""
+    """Ray, RayDP and PySpark are pinned together; the rest is bounded; the lock satisfies all.
+    So does the lock of Feast's environment, which has some of it otherwise."""
+    locked = locked_in("constraints.txt")
+    project = PROJECT["project"]
+    optional = project["optional-dependencies"]
+    extras = [text for name in optional if name != "feast" for text in optional[name]]
+    needed = [Requirement(text) for text in [*project["dependencies"], *extras]]
+    check_requirements(needed, locked)
+    with_feast = locked | locked_in("constraints-feast.txt")
+    check_requirements([*needed, *map(Requirement, optional["feast"])], with_feast)
+
+
+def locked_in(file: str) -> dict[str, str]:
     locked = {}
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
+    for line in (ROOT / file).read_text().splitlines():
         if line and not line.startswith("#"):
             name, _, version = line.partition("==")
             locked[canonical(name)] = version
-    project = PROJECT["project"]
-    extras = [text for texts in project["optional-dependencies"].values() for text in texts]
-    for requirement in map(Requirement, [*project["dependencies"], *extras]):
+    return locked
+
+
+def check_requirements(needed: list[Requirement], locked: dict[str, str]) -> None:
+    for requirement in needed:
         operators = {specifier.operator for specifier in requirement.specifier}
         if requirement.name in MOVE_TOGETHER:
             assert operators == {"=="}, requirement
@@ -256,7 +275,7 @@ def test_the_wheel_holds_the_whole_package_and_works_outside_the_checkout(tmp_pa
     assert modules == expected
     assert "stelae/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    script = "import stelae.core.spec_file as m; print(m.__file__); print(m.load_spec().cluster)"
+    script = "import stelae.core.spec.file as m; print(m.__file__); print(m.load_spec().cluster)"
     answer = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,
@@ -265,7 +284,28 @@ def test_the_wheel_holds_the_whole_package_and_works_outside_the_checkout(tmp_pa
         text=True,
         check=True,
     )
-    assert answer.stdout.split() == [str(unpacked / "stelae/core/spec_file.py"), "demo"]
+    assert answer.stdout.split() == [str(unpacked / "stelae/core/spec/file.py"), "demo"]
+
+
+@pytest.mark.slow
+def test_a_wheel_that_is_built_beside_a_java_compiler_has_the_jar_for_spark(tmp_path: Path) -> None:
+    """As the image of ``deploy/`` is: of these sources, and with its entry for Spark."""
+    needed_javac()
+    checkout = tmp_path / "checkout"
+    skip = shutil.ignore_patterns("__pycache__", "*.nbi", "*.nbc", "*.jar")
+    for folder in [*ROOMS, FACADE]:
+        shutil.copytree(ROOT / folder, checkout / folder, ignore=skip)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout / name)
+    command = "-m pip wheel -q --no-deps --no-build-isolation --no-index -w dist ."
+    subprocess.run([sys.executable, *command.split()], cwd=checkout, check=True)
+    (wheel,) = (checkout / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        jar = archive.extract(f"stelae/connectors/java/{spark_jar.NAME}", tmp_path)
+    with zipfile.ZipFile(jar) as opened:
+        assert opened.read(spark_jar.DIGEST).decode() == spark_jar._digest()
+        assert opened.read(spark_jar.SERVICE).decode().strip() == spark_jar.PROVIDER
+        assert f"{spark_jar.PROVIDER.replace('.', '/')}.class" in opened.namelist()
 
 
 def error_classes(root: type[StelaeError] = StelaeError) -> list[type[StelaeError]]:

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.cas_store import CasStore, RemoteConfigurations
-from stelae.actors.ray_host import WATCHED, ServerHost, ServerPlan
-from stelae.core.configurations import TimelineId, TimelineRecord
+from stelae.actors.cas.store import CasStore, RemoteConfigurations
+from stelae.actors.hosting.ray_host import WATCHED, ServerHost, ServerPlan
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, TableId, TabletId
+from stelae.core.logs.configurations import TimelineId, TimelineRecord
+from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
 from stelae.core.records import ServerKind
-from stelae.core.spec import ClusterSpec
-from stelae.core.spec_file import load_spec
-from stelae.core.timelines import SafekeeperId, TimelineConfiguration
-from stelae.launcher import STATE_FILE, load_state, plans, prepare
+from stelae.core.spec.file import load_spec
+from stelae.core.spec.models import ClusterSpec
+from stelae.hosting.cluster_state import STATE_FILE, load_state, newest
+from stelae.hosting.launcher import plans, prepare, take_down
 from stelae.runtime.files import LocalDisk
 from stelae.runtime.handshake import Credentials
 from stelae.runtime.peers import TcpPeers
@@ -103,8 +104,6 @@ def test_a_database_may_move_and_needs_its_driver(
         ):
             made(tmp_path, {"url": "postgresql://me@here/d"})
         assert not (tmp_path / "data" / STATE_FILE).exists()
-    if importlib.util.find_spec("psycopg") is None:
-        pytest.skip("psycopg is not installed")
     made(tmp_path, {"url": "postgresql://me@here/d"})
     assert made(tmp_path, {"url": "postgres://me@there/d"})
 
@@ -139,3 +138,28 @@ async def test_a_host_runs_the_store_and_it_has_all_after_its_restart(tmp_path: 
     finally:
         await client.close()
     assert not failures
+
+
+def test_what_is_taken_down_forgets_nothing_that_was_chosen_since_it_came_up(
+    tmp_path: Path,
+) -> None:
+    """Masters that were added, and the machines of servers that an apply has placed."""
+    state, lock = prepare(spec_of(tmp_path, None))
+    lock.release()
+    masters = {**state.masters, "master-9": "127.0.0.1:9"}
+    up = replace(state, ray_address="10.0.0.1:1", http="http://x", keeper_pid=7)
+    replace(up, masters=masters, machines={"tserver-4": "disk-b"}).save()
+    assert newest(state).machines == {"tserver-4": "disk-b"}
+    take_down(state, {}, owns_ray=True)
+    left = load_state(state.data_dir)
+    assert (left.masters, left.machines) == (masters, {"tserver-4": "disk-b"})
+    assert (left.ray_address, left.http, left.keeper_pid) == ("", "", 0)
+
+
+def test_a_folder_that_was_moved_keeps_its_state_where_it_is_now(tmp_path: Path) -> None:
+    """Not where it was once."""
+    state, lock = prepare(spec_of(tmp_path, None))
+    lock.release()
+    moved = replace(state, data_dir=str(tmp_path / "moved"))
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert newest(moved) == moved

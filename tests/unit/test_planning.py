@@ -8,7 +8,7 @@ import pytest
 
 import stelae
 from stelae.core.errors import InvalidArgument
-from stelae.core.spec_file import load_spec
+from stelae.core.spec.file import load_spec
 from stelae.planner.hardware import SEED, SERVER, VM
 from stelae.planner.layout import Medium, Scatter
 from stelae.planning import layout_of, measured_from, resolve

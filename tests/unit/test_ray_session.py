@@ -1,4 +1,4 @@
-"""`stelae.ray_session`: a local Ray that does not come up is started again, a few times."""
+"""`stelae.hosting.ray_session`: a local Ray that does not come up is started again, a few times."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from stelae import ray_session
 from stelae.core.errors import Unavailable
+from stelae.hosting import ray_session
 
 
 class Starts:
@@ -24,9 +24,12 @@ class Starts:
     def __call__(self, address: str, **options: Any) -> None:
         self.tried += 1
         if self.failures:
-            code = "import time; time.sleep(60)"
-            self.left.append(subprocess.Popen([sys.executable, "-c", code, "raylet"]))
+            self.left.append(process_of_ray())
             raise self.failures.pop(0)
+
+
+def process_of_ray() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "raylet"])
 
 
 def started(monkeypatch: pytest.MonkeyPatch, *failures: BaseException) -> Starts:
@@ -56,6 +59,26 @@ def test_after_the_last_try_the_error_says_what_ray_said(monkeypatch: pytest.Mon
         ray_session._start_local({})
     assert starts.tried == ray_session.STARTS
     assert not [each for each in starts.left if psutil.pid_exists(each.pid) and each.poll() is None]
+
+
+def test_a_process_of_ray_is_known_though_it_has_no_command_line_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As is for a moment after it has begun; else it would be left."""
+    looks: list[list[str]] = []
+
+    def command_line(self: psutil.Process) -> list[str]:
+        looks.append(shown(self) if looks else [])
+        return looks[-1]
+
+    shown = psutil.Process.cmdline
+    monkeypatch.setattr(psutil.Process, "cmdline", command_line)
+    with process_of_ray() as process:
+        try:
+            assert ray_session._is_of_ray(psutil.Process(process.pid))
+            assert looks[0] == []
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("failure", [ValueError("num_cpus must be > 0"), KeyboardInterrupt()])

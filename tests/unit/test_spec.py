@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.settings import Settings
-from stelae.core.spec import ClusterSpec, MastersSpec, spec_json_schema
-from stelae.core.spec_file import load_spec, parse_spec
-from stelae.core.units import format_size, parse_duration, parse_size
+from stelae.core.spec.file import load_spec, parse_spec
+from stelae.core.spec.models import ClusterSpec, MastersSpec, spec_json_schema
+from stelae.core.spec.units import format_size, parse_duration, parse_size
+from stelae.serve.guard import Limits
 
 HEADER = "apiVersion: stelae/v1\nkind: Cluster\n"
 REPOSITORY = Path(__file__).parents[2]
@@ -56,6 +57,18 @@ def test_recovery_says_whether_rows_follow_and_how_fast() -> None:
     spec = parse_spec(HEADER + "recovery: {metadata_first: false, load_rate: 64MiB}\n")
     assert spec.settings() == Settings(metadata_first=False, load_bytes_per_s=float(64 << 20))
     assert "load_rate" in refusal("recovery: {load_rate: 3}\n")
+
+
+def test_recovery_says_from_which_size_on_tablets_are_split() -> None:
+    """By a size, or off; YAML reads that as a boolean."""
+    assert parse_spec(HEADER).settings().split_above_bytes == Settings().split_above_bytes > 0
+    some = parse_spec(HEADER + "recovery: {split_above: 2GiB, split_above_rows: 1000}\n")
+    assert some.settings() == Settings(split_above_bytes=2 << 30, split_above_rows=1000)
+    for off in ("off", "'off'", "0", "false"):
+        spec = parse_spec(HEADER + f"recovery: {{split_above: {off}}}\n")
+        assert spec.settings() == Settings(split_above_bytes=0)
+        assert load_spec(spec.document()).settings() == spec.settings()
+    assert "split_above" in refusal("recovery: {split_above: 3}\n")
 
 
 def test_each_error_names_its_line_and_field_and_all_come_at_once() -> None:
@@ -109,6 +122,13 @@ def test_a_single_error_is_one_line() -> None:
         ("timings: {dead_after: 1s}", "timings.dead_after: must not be below the lease (1.5s)"),
         ("serve: 8000", "serve: must be a section ({name: value}), got 8000"),
         ("masters:", "masters: must be a section ({name: value}), got None"),
+        ("traces: {}", "traces.endpoint: Field required"),
+        ("traces: {endpoint: 3}", "traces.endpoint: must be text"),
+        ("traces: {endpoint: 'collector:4318'}", "traces.endpoint: must be the URL of a collector"),
+        ("traces: {endpoint: 'http://'}", "traces.endpoint: must be the URL of a collector"),
+        ("traces: {endpoint: 'http://h:x'}", "traces.endpoint: must be the URL of a collector"),
+        ("traces: {endpoint: 'grpc://h:4317'}", "traces.endpoint: must be the URL of a collector"),
+        ("traces: {endpoint: 'http://h/?a=b'}", "traces.endpoint: must have no user, password, ?"),
         ("cas_store: {url: x}", "cas_store.url: must be sqlite:///FILE or postgresql://USER@HOST"),
         ("cas_store: {url: 3}", "cas_store.url: must be text, got 3"),
         ("cas_store: {}", "cas_store.url: Field required"),
@@ -239,6 +259,23 @@ def test_nothing_said_means_the_default_cluster(source: Any) -> None:
     assert load_spec(source, data_dir="/d") == load_spec(ClusterSpec(), data_dir="/d")
 
 
+def test_traces_name_a_collector_and_a_password_is_never_shown() -> None:
+    """A folder before ``/v1/traces`` is taken; without the section there is no endpoint."""
+    assert parse_spec(HEADER).traces_endpoint == ""
+    for url, endpoint in {
+        "http://collector:4318": "http://collector:4318",
+        "https://otel.example/in/": "https://otel.example/in",
+        "http://[::1]:4318": "http://[::1]:4318",
+    }.items():
+        spec = parse_spec(HEADER + f"traces: {{endpoint: '{url}'}}\n")
+        assert spec.traces_endpoint == endpoint
+        assert load_spec(json.loads(json.dumps(spec.document()))).traces == spec.traces
+    for url in ("http://me:sesame@h:4318", "http://me:sesame@h:x", "ftp://me:sesame@h"):
+        said = refusal(f"traces: {{endpoint: '{url}'}}\n")
+        assert "traces.endpoint: must" in said
+        assert "sesame" not in said
+
+
 def test_a_spec_survives_its_own_document() -> None:
     """What `document` gives is read back as the same spec, also through JSON."""
     spec = load_spec({"tservers": {"memory": "3GiB"}, "spark": None, "media": {"m": {"path": "x"}}})
@@ -275,3 +312,20 @@ def test_what_is_no_duration_is_refused(value: Any) -> None:
     """Nothing is guessed from a malformed duration."""
     with pytest.raises(ValueError, match="must be a duration such as"):
         parse_duration(value)
+
+
+def test_limits_of_the_front_are_those_of_the_application_unless_they_are_set() -> None:
+    """One default for both; what contradicts itself, or what servers would refuse, is refused."""
+    spec = parse_spec(HEADER)
+    assert spec.serve is not None
+    assert Limits(**spec.serve.limits.model_dump()) == Limits()
+    some = "serve: {limits: {body: 1MiB, bodies: 2MiB, requests: 8, rows: 10, timeout: 5s}}\n"
+    spec = parse_spec(HEADER + some)
+    assert spec.serve is not None
+    wanted = Limits(1 << 20, 2 << 20, 8, 10, 5.0)
+    assert Limits(**spec.serve.limits.model_dump()) == wanted
+    assert "serve.limits.bodies" in refusal("serve: {limits: {body: 2MiB, bodies: 1MiB}}\n")
+    assert "serve.limits.body" in refusal("serve: {limits: {body: 65MiB}}\n")
+    assert "serve.limits.timeout_max" in refusal(
+        "serve: {limits: {timeout: 1m, timeout_max: 5s}}\n"
+    )

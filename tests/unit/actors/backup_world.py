@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from stelae.actors.backup import Backup
+from stelae.actors.backup.backup import Backup
 from stelae.core.ids import Address, TabletId
-from stelae.core.messages import (
+from stelae.core.messages.servers import (
     FENCE_LOGS,
     FREE_REPLICAS,
     INVENTORY,
@@ -28,11 +28,12 @@ from stelae.core.messages import (
     WriteReplica,
 )
 from stelae.core.rpc import Reply
-from stelae.core.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
 from stelae.core.settings import Settings
+from stelae.core.tables.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
 from stelae.simulation import Options, World
 from stelae.simulation.instance import SimRuntime
-from stelae.storage.entry import (
+from stelae.storage.media.frames import MediumSpec
+from stelae.storage.rows.entry import (
     CertificateBuilder,
     Entry,
     EntryKind,
@@ -41,9 +42,8 @@ from stelae.storage.entry import (
     encode_prologue,
     encode_rows,
 )
-from stelae.storage.frames import MediumSpec
-from stelae.storage.image import ImageMeta, build_image
-from stelae.storage.keys import KeyCodec
+from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.segments.image import ImageMeta, build_image
 
 LOG = TabletId("a" * 32)
 SEGMENT = 1 << 32 | 1

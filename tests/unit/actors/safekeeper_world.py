@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from stelae.actors.backup import Backup
-from stelae.actors.safekeeper import Safekeeper
-from stelae.actors.safekeeper_ports import SafekeeperPorts
+from stelae.actors.backup.backup import Backup
+from stelae.actors.master.safekeeper_ports import SafekeeperPorts
+from stelae.actors.safekeeper.safekeeper import Safekeeper
 from stelae.consensus.wal_messages import (
     WAL_TO_ACCEPTOR,
     WAL_TO_PROPOSER,
@@ -25,23 +25,23 @@ from stelae.consensus.wal_messages import (
     WalVoteRequest,
     WalVoteResponse,
 )
-from stelae.core.configurations import TimelineId
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.replication import Entry, EntryKind
-from stelae.core.rpc import EMPTY, Call, Empty, Reply
-from stelae.core.runtime import Disk, Runtime
-from stelae.core.settings import Settings
-from stelae.core.timelines import (
+from stelae.core.logs.configurations import TimelineId
+from stelae.core.logs.replication import Entry, EntryKind
+from stelae.core.logs.timelines import (
     ProposerId,
     SafekeeperId,
     SwitchReply,
     TimelineConfiguration,
     extended_history,
 )
+from stelae.core.rpc import EMPTY, Call, Empty, Reply
+from stelae.core.runtime import Disk, Runtime
+from stelae.core.settings import Settings
 from stelae.simulation import Options, World
 from stelae.simulation.instance import SimRuntime
-from stelae.storage.frames import MediumSpec
+from stelae.storage.media.frames import MediumSpec
 
 T = TypeVar("T")
 TIMELINE = TimelineId(TableId("table"), TabletId("tablet"))

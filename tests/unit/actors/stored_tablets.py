@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stelae.actors.tablet_copies import CopyAttempt
+from stelae.actors.replicated.tablet_copies import CopyAttempt
 from stelae.core.ids import OpId, TabletId
-from stelae.core.replication import TermAndVote
-from stelae.storage.consensus_metadata import ConsensusMetadata
+from stelae.core.logs.replication import TermAndVote
+from stelae.storage.files.consensus_metadata import ConsensusMetadata
 from tests.unit.actors.tablet_store_world import (
     OTHER,
     World,

@@ -19,16 +19,12 @@ import msgspec
 import pyarrow as pa
 from crc32c import crc32c
 
-from stelae.actors.quarantine_room import KEPT_OF_A_TABLET
-from stelae.actors.tablet_copies import CopyAttempt, TabletCopies
-from stelae.actors.tablet_startup import LoadedTablets
-from stelae.actors.tablet_store import TabletStore
-from stelae.core.durability import segments
+from stelae.actors.replicated.quarantine_room import KEPT_OF_A_TABLET
+from stelae.actors.replicated.tablet_copies import CopyAttempt, TabletCopies
+from stelae.actors.replicated.tablet_startup import LoadedTablets
+from stelae.actors.replicated.tablet_store import TabletStore
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.partition import Partitioning
-from stelae.core.records import TableRecord, TableState
-from stelae.core.replica_messages import DataState
-from stelae.core.replication import (
+from stelae.core.logs.replication import (
     Configuration,
     Entry,
     EntryKind,
@@ -36,15 +32,19 @@ from stelae.core.replication import (
     Snapshot,
     TermAndVote,
 )
+from stelae.core.messages.replicas import DataState
+from stelae.core.records import TableRecord, TableState
 from stelae.core.rpc import Blob
 from stelae.core.runtime import File
-from stelae.core.schema import TableSchema
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, SimLoop
 from stelae.simulation.disk import SimDisk, SimDiskView
-from stelae.storage.consensus_metadata import ConsensusMetadata
-from stelae.storage.raft_log import decode_file, parse_log_file_name
-from stelae.storage.superblock import NOTHING, StoredFile
+from stelae.storage.files.consensus_metadata import ConsensusMetadata
+from stelae.storage.files.raft_log import decode_file, parse_log_file_name
+from stelae.storage.files.superblock import NOTHING, StoredFile
 
 T = TypeVar("T")
 ME = ServerUuid("me")

@@ -9,15 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.actors.backup import Backup
+from stelae.actors.backup.backup import Backup
+from stelae.actors.logs.tablet_logs import segment_log_of
+from stelae.actors.logs.tablet_recovery import Intake
 from stelae.actors.membership import Membership
-from stelae.actors.tablet import Tablet
-from stelae.actors.tablet_logs import segment_log_of
-from stelae.actors.tablet_recovery import Intake
-from stelae.core.durability import segments
+from stelae.actors.tablet.tablet import Tablet
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.messages import (
+from stelae.core.messages.servers import (
     SEAL_REPLICA,
     WRITE_REPLICA,
     Get,
@@ -27,15 +26,16 @@ from stelae.core.messages import (
     WriteOp,
     WriteReply,
 )
-from stelae.core.partition import Partitioning
 from stelae.core.records import ServerInfo, TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.rpc import Call, Reply
-from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
 from stelae.simulation.instance import SimRuntime
-from stelae.storage.frames import MediumSpec
+from stelae.storage.media.frames import MediumSpec
 
 SCHEMA = TableSchema.of(
     pa.schema([pa.field("id", pa.int64(), False), pa.field("value", pa.string())]), ["id"]
@@ -262,8 +262,12 @@ def run(
     settings: Settings = SETTINGS,
     specs: dict[str, dict[str, MediumSpec]] | None = None,
     schema: TableSchema = SCHEMA,
+    machines: dict[str, str] | None = None,
 ) -> None:
-    """Run a scenario with backups b1, b2, … that have `MEDIA`, or what ``specs`` say."""
+    """Run a scenario with backups b1, b2, … that have `MEDIA`, or what ``specs`` say.
+
+    ``machines``: of those that are not where ``options`` put them.
+    """
     world = World(1, options or Options())
 
     def factory(name: str) -> Callable[[SimRuntime], Backup]:
@@ -281,7 +285,9 @@ def run(
 
     async def main() -> None:
         for n in range(1, backups + 1):
-            world.start(f"b{n}", factory(f"b{n}"), kind="backup")  # type: ignore[arg-type]
+            name = f"b{n}"
+            machine = (machines or {}).get(name)
+            world.start(name, factory(name), kind="backup", machine=machine)  # type: ignore[arg-type]
         await world.wait_ready()
         here = TabletWorld(world, media, settings=settings, schema=schema)
         await scenario(here)

@@ -10,9 +10,6 @@ import pytest
 
 from stelae.client.database import AsyncDatabase
 from stelae.client.table import AsyncTable
-from stelae.core.alter import MAX_HISTORY, schema_change
-from stelae.core.alter_messages import ALTER_TABLE, AlterTable
-from stelae.core.durability import segments
 from stelae.core.errors import (
     ColumnNotFound,
     DeadlineExpired,
@@ -23,9 +20,12 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages import GET, Get
-from stelae.core.partition import hash_partition
+from stelae.core.messages.alter import ALTER_TABLE, AlterTable
+from stelae.core.messages.servers import GET, Get
 from stelae.core.records import TableState
+from stelae.core.tables.alter import MAX_HISTORY, schema_change
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import hash_partition
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.options import Servers

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from stelae.core.errors import (
-    InvalidArgument,
-    StaleTerm,
-)
-from stelae.core.messages import (
+from stelae.core.errors import InvalidArgument, NoSpace, StaleTerm, StelaeError
+from stelae.core.messages.servers import (
     Certified,
     ReplicaInfo,
     ReplicaState,
 )
+from stelae.storage.media.frame_medium import FrameMedium
 from tests.unit.actors.backup_world import SEGMENT, Owner, Rows, make_image, run
 
 
@@ -262,6 +262,120 @@ def test_an_image_may_move_to_another_medium() -> None:
         await owner.restart()
         (info,) = await owner.inventory()
         assert (info.state, info.medium) == (ReplicaState.SEALED, "flash")
+        assert await owner.read() == image
+
+    run(scenario)
+
+
+def test_a_stale_head_gives_way_to_one_on_another_medium() -> None:
+    """Else no replica could be made there, on the medium that the segment's log asks for: only of
+    an older epoch, and only to one that comes whole."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows, medium="disk", epoch=3)
+        with pytest.raises(InvalidArgument, match="on medium 'disk' here"):
+            await owner.write(rows, medium="flash", epoch=3)
+        assert [info.medium for info in await owner.inventory()] == ["disk"]
+        await owner.write(rows, medium="flash", epoch=4)
+        await owner.restart()
+        (info,) = await owner.inventory()
+        assert (info.state, info.medium, info.epoch) == (ReplicaState.OPEN, "flash", 4)
+        assert await owner.read() == rows.data
+        await owner.write(rows, len(rows.data), medium="flash", epoch=4, close=True)
+        with pytest.raises(InvalidArgument, match="on medium 'flash' here"):
+            await owner.write(rows, medium="disk", epoch=5)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(("old", "new"), [("disk", "flash"), ("flash", "disk")])
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_what_gives_way_stays_until_the_new_one_is_durable(
+    old: str, new: str, is_sealed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash while a replica goes to another medium finds the old one, or the new one; also if all
+    that the old medium was told by then is durable, and what the new one was told is not."""
+    sync = FrameMedium._sync
+
+    async def scenario(owner: Owner) -> None:
+        freed = asyncio.Event()
+
+        async def sync_of_old(self: FrameMedium) -> None:
+            if self.name == new:
+                await freed.wait()
+            await sync(self)
+
+        rows, image = Rows(), make_image()
+        await owner.write(rows, medium=old)
+        monkeypatch.setattr(FrameMedium, "_sync", sync_of_old)
+        if is_sealed:
+            moving = owner.seal(image, medium=new, epoch=1)
+        else:
+            moving = owner.write(rows, medium=new, epoch=1)
+        task = asyncio.ensure_future(moving)
+        await asyncio.sleep(0.1)
+        await owner.write(Rows(SEGMENT + 1), segment_id=SEGMENT + 1, medium=old)
+        assert [info.medium for info in await owner.inventory()] == [old, old]
+        assert await owner.read() == rows.data
+        await owner.restart()
+        with pytest.raises(StelaeError):
+            await task
+        (info, _) = await owner.inventory()
+        assert (info.medium, info.epoch, info.state) == (old, 0, ReplicaState.OPEN)
+        assert await owner.read() == rows.data
+        freed.set()
+        if is_sealed:
+            await owner.seal(image, medium=new, epoch=1)
+        else:
+            await owner.write(rows, medium=new, epoch=1)
+        for _ in range(2):  # the old one's record is there yet at first
+            await owner.restart()
+            (info, _) = await owner.inventory()
+            assert (info.medium, info.epoch) == (new, 1)
+            assert await owner.read() == (image if is_sealed else rows.data)
+
+    run(scenario)
+
+
+def test_what_finds_no_room_lets_nothing_go() -> None:
+    """A head that is asked for on a full medium stays where it is, whole."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows, medium="disk")
+        for number in range(SEGMENT + 1, SEGMENT + 4):
+            await owner.write(Rows(number), medium="tiny", segment_id=number)
+        with pytest.raises(NoSpace):
+            await owner.write(rows, medium="tiny", epoch=1)
+        found = {info.segment_id: info for info in await owner.inventory()}
+        assert (found[SEGMENT].medium, found[SEGMENT].epoch) == ("disk", 0)
+        assert await owner.read() == rows.data
+
+    run(scenario)
+
+
+def test_what_lasts_does_not_give_way_to_what_does_not() -> None:
+    """An owner that had given up all replicas makes one in memory where one on a disk is left: that
+    one goes on where it is, open or sealed, and outlives the process."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows, medium="disk")
+        await owner.write(rows, medium="ram", epoch=1)
+        start = len(rows.data)
+        rows.add(1)
+        await owner.write(rows, start, medium="ram", epoch=1)
+        await owner.restart()
+        (info,) = await owner.inventory()
+        assert (info.medium, info.epoch) == ("disk", 1)
+        assert await owner.read() == rows.data
+        image = make_image()
+        await owner.seal(image, medium="ram", epoch=1)
+        await owner.seal(image, medium="ram", epoch=1)
+        await owner.restart()
+        (info,) = await owner.inventory()
+        assert (info.state, info.medium) == (ReplicaState.SEALED, "disk")
         assert await owner.read() == image
 
     run(scenario)

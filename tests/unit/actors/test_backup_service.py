@@ -1,24 +1,21 @@
-"""What a backup does besides taking writes: fences, freeing, reading, syncing, heartbeats."""
+"""What a backup does besides taking writes: fences, late writes, summaries, syncing, heartbeats."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from typing import Any
 
 import msgspec
 import pytest
 
 from stelae.core.errors import (
-    CorruptData,
-    NoSpace,
     OutcomeUnknown,
     Overloaded,
     StaleTerm,
     StelaeError,
 )
 from stelae.core.ids import Address, TabletId
-from stelae.core.messages import (
+from stelae.core.messages.servers import (
     DROP_LOGS,
     FULL,
     HEARTBEAT,
@@ -36,12 +33,17 @@ from stelae.core.tasks import Tasks
 from stelae.simulation import Options
 from stelae.simulation.disk import ROOM_BYTES
 from stelae.simulation.instance import SimRuntime
-from stelae.storage import frame_medium
-from stelae.storage.frame_medium import FrameMedium
-from stelae.storage.frames import RECORD_BLOCKS_BYTES, frame_bytes_for
-from stelae.storage.image import read_tail
-from stelae.storage.replicas import Replica
-from tests.unit.actors.backup_world import LOG, SEGMENT, SETTINGS, Owner, Rows, make_image, run
+from stelae.storage.media.frames import RECORD_BLOCKS_BYTES, frame_bytes_for
+from stelae.storage.segments.image import read_tail
+from tests.unit.actors.backup_world import (
+    LOG,
+    SEGMENT,
+    SETTINGS,
+    Owner,
+    Rows,
+    make_image,
+    run,
+)
 
 OTHER = TabletId("b" * 32)
 
@@ -130,32 +132,10 @@ def test_a_higher_term_raises_the_fence() -> None:
     run(scenario)
 
 
-def test_freed_frames_are_used_again_and_nothing_comes_back() -> None:
-    """Freeing is idempotent; a full medium takes new replicas once old ones are freed."""
-
-    async def scenario(owner: Owner) -> None:
-        rows = Rows()
-        count = 3  # frames of 8 KiB, with 8 KiB of records each: there is no room for a fourth
-        for number in range(count):
-            await owner.write(rows, medium="tiny", segment_id=SEGMENT + number)
-        with pytest.raises(NoSpace):
-            await owner.write(rows, medium="tiny", segment_id=SEGMENT + count)
-        for turn in range(1, 5):
-            first = SEGMENT + (turn - 1) * count
-            await owner.free(*range(first, first + count))
-            await owner.free(*range(first, first + count))
-            for number in range(count):
-                await owner.write(rows, medium="tiny", segment_id=first + count + number)
-        await owner.restart()
-        held = [info.segment_id for info in await owner.inventory()]
-        assert held == [*range(first + count, first + 2 * count)]
-
-    run(scenario)
-
-
 def test_a_late_write_does_not_open_a_head_again_that_was_freed() -> None:
-    """With its old digest, a recovery would look for segments that are gone. One that is closed may
-    come back, to replace a replica, and what belongs to another log is not meant."""
+    """With its old digest, a recovery would look for what is gone; so it is after restarts
+    too. One that is closed may come back, to replace a replica, at once or in pieces, and what
+    belongs to another log is not meant."""
 
     async def scenario(owner: Owner) -> None:
         rows = Rows()
@@ -163,56 +143,26 @@ def test_a_late_write_does_not_open_a_head_again_that_was_freed() -> None:
         await owner.write(rows, segment_id=SEGMENT + 1)
         await owner.free(SEGMENT, heads_from=SEGMENT + 1)
         await owner.free(SEGMENT)
-        with pytest.raises(StaleTerm, match=r"^an open replica"):
-            await owner.write(rows)
+        for _ in range(3):
+            with pytest.raises(StaleTerm, match=r"^an open replica"):
+                await owner.write(rows)
+            await owner.restart()
+        (told,) = await owner.fence((LOG, 1))
+        assert told.heads_from == SEGMENT + 1, "also after restarts"
         await owner.write(rows, log=OTHER)
         await owner.write(rows, segment_id=SEGMENT + 2)
         held = [info.segment_id for info in await owner.inventory()]
         assert held == [SEGMENT + 1, SEGMENT + 2]
         await owner.write(rows, close=True)
         assert [info.segment_id for info in await owner.inventory()] == [SEGMENT, *held]
+        await owner.free(SEGMENT, heads_from=SEGMENT + 1)
+        await owner.write(rows, end=20, certificate=None)
+        with pytest.raises(StaleTerm, match=r"^an open replica"):
+            await owner.write(rows, 20)
+        await owner.write(rows, 20, close=True)
+        assert [info.segment_id for info in await owner.inventory()] == [SEGMENT, *held]
 
     run(scenario)
-
-
-def test_memory_that_is_full_refuses() -> None:
-    """A write past the size of a medium in memory is NoSpace, and the replica is as before."""
-
-    async def scenario(owner: Owner) -> None:
-        rows = Rows()
-        await owner.write(rows, medium="ram")
-        end = len(rows.data)
-        rows.add(1, pad=1 << 16)
-        with pytest.raises(NoSpace):
-            await owner.write(rows, end, medium="ram")
-        assert await owner.read() == rows.data[:end]
-        await owner.free(SEGMENT)
-        other = Rows()
-        other.add(2, pad=60_000)
-        await owner.write(other, medium="ram")
-
-    run(scenario)
-
-
-def test_jumbo_segments_take_several_frames() -> None:
-    """A replica larger than a frame, and one that grows past its frame, are kept whole."""
-
-    async def scenario(owner: Owner) -> None:
-        rows = Rows()
-        await owner.write(rows)
-        await owner.write(rows, segment_id=SEGMENT + 1)  # takes the frame next to it
-        for value in range(8):
-            start = len(rows.data)
-            rows.add(value, pad=3000)
-            await owner.write(rows, start)
-        big = make_image(SEGMENT + 2, rows=3000)
-        await owner.seal(big, segment_id=SEGMENT + 2)
-        await owner.restart()
-        assert await owner.read() == rows.data
-        assert await owner.read(offset=4000, length=9000) == rows.data[4000:13000]
-        assert await owner.read(SEGMENT + 2) == big
-
-    run(scenario, settings=msgspec.structs.replace(SETTINGS, queue_bytes=1 << 20))
 
 
 def test_summaries_are_served_without_their_rows() -> None:
@@ -249,69 +199,6 @@ def test_dropped_logs_are_gone() -> None:
         await owner.call(DROP_LOGS, DropLogs((LOG,)))
         assert await owner.inventory() == ()
         assert len(await owner.inventory(OTHER)) == 1
-
-    run(scenario)
-
-
-def test_a_decayed_image_is_not_served() -> None:
-    """A flipped byte in an image is found by its checksum when it is read."""
-
-    async def scenario(owner: Owner) -> None:
-        image = make_image(rows=100)
-        await owner.seal(image)
-        disk = owner.world.nodes["b1"].disk
-        at = disk.durable("disk/frames").index(image)
-        disk.corrupt("disk/frames", at + len(image) // 3)
-        with pytest.raises(CorruptData):
-            await owner.read()
-
-    run(scenario)
-
-
-def test_a_decayed_prologue_makes_an_open_replica_lost() -> None:
-    """An open replica whose prologue cannot be read is not offered to a recovery."""
-
-    async def scenario(owner: Owner) -> None:
-        rows = Rows()
-        await owner.write(rows)
-        disk = owner.world.nodes["b1"].disk
-        at = disk.durable("disk/frames").index(rows.data)
-        disk.corrupt("disk/frames", at + 80)
-        assert await owner.inventory() == ()
-
-    run(scenario)
-
-
-def test_small_appends_are_written_ahead_of_once_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each first write to a block costs a commit of the file system's journal: zeros go before,
-    a good piece at a time, never over what was written, never beyond the frames."""
-    written: list[tuple[int, int]] = []
-    real = FrameMedium._write_ahead
-
-    def noted(self: FrameMedium, replica: Replica) -> None:
-        before = replica.written
-        real(self, replica)
-        written.append((before, replica.ready))
-        assert replica.ready <= len(replica.frames) * self.layout.frame_bytes
-
-    monkeypatch.setattr(FrameMedium, "_write_ahead", noted)
-    monkeypatch.setattr(frame_medium, "AHEAD_BYTES", 1000)
-
-    async def scenario(owner: Owner) -> None:
-        rows = Rows()
-        await owner.write(rows)
-        for value in range(20):
-            start = len(rows.data)
-            rows.add(value)
-            await owner.write(rows, start)
-        assert 2 <= len(written) <= 1 + len(rows.data) // 1000
-        for (start, ready), (following, _) in itertools.pairwise(written):
-            assert ready == start + 1000
-            assert following > ready
-        content = owner.world.nodes["b1"].disk.durable("disk/frames")
-        at = content.index(rows.data)
-        end, ready = at + len(rows.data), at + written[-1][1]
-        assert content[end:ready] == bytes(ready - end)
 
     run(scenario)
 
@@ -370,22 +257,6 @@ def test_a_failed_sync_ends_the_server() -> None:
     run(scenario)
 
 
-def test_a_frame_file_of_another_server_is_refused() -> None:
-    """A backup that lost its instance file does not take over the frames of who it was."""
-
-    async def scenario(owner: Owner) -> None:
-        await owner.write(Rows())
-        node = owner.world.nodes["b1"]
-        node.auto_restart = False
-        owner.world.crash("b1")
-        del node.disk._files["instance"], node.disk._named["instance"]
-        owner.world.restart("b1")
-        await owner.world.wait_ready()
-
-    with pytest.raises(Exception, match="belongs to"):
-        run(scenario)
-
-
 class Master:
     """Answers heartbeats as a leader or a follower that wants ``drop`` dropped."""
 
@@ -436,6 +307,8 @@ def test_heartbeats_tell_what_is_held_and_obey_the_leader(is_leader: bool) -> No
         assert newest.memory_bytes == len(Rows().data)
         assert newest.memory_limit_bytes == 1 << 16
         frame_bytes = frame_bytes_for(SETTINGS.segment_bytes)
+        on_disk = 0 if is_leader else frame_bytes
+        assert newest.media_used_bytes == (on_disk, 0, len(Rows().data), 0)
         frames = ROOM_BYTES // (frame_bytes + RECORD_BLOCKS_BYTES)
         room_bytes = 2 * frames * frame_bytes  # of disk and flash; tiny is bounded
         assert room_bytes <= newest.free_bytes <= room_bytes + (1 << 20)

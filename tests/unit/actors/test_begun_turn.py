@@ -1,7 +1,7 @@
 """A follower whose disk fails while entries are made durable: real files, real connections.
 
 Where its syncs are done follows from how long they take (`stelae.runtime.sync_pace`): the first few
-in a thread, later ones where the message arrived (`stelae.actors.begun_turn`).
+in a thread, later ones where the message arrived (`stelae.actors.raft.begun_turn`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stelae.actors.replica import Replica, ReplicaSettings
+from stelae.actors.raft.replica import Replica, ReplicaSettings
 from stelae.consensus.messages import (
     RAFT_MAIL,
     RAFT_MESSAGE,
@@ -28,7 +28,7 @@ from stelae.consensus.messages import (
     RaftMessages,
 )
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.replication import Entry, EntryKind
+from stelae.core.logs.replication import Entry, EntryKind
 from stelae.core.rpc import Call, Reply
 from stelae.core.tasks import Tasks
 from stelae.runtime import files

@@ -15,23 +15,23 @@ import msgspec
 import psycopg
 import pytest
 
-from stelae.actors.cas_backends import Backend, Row, open_backend
-from stelae.actors.cas_files import FilesBackend
-from stelae.actors.cas_store import CasStore, RemoteConfigurations
-from stelae.core.configurations import (
+from stelae.actors.cas.backends import Backend, Row, open_backend
+from stelae.actors.cas.files import FilesBackend
+from stelae.actors.cas.store import CasStore, RemoteConfigurations
+from stelae.core.errors import CorruptData, InvalidArgument, Unavailable
+from stelae.core.ids import TableId, TabletId
+from stelae.core.logs.configurations import (
     CasReply,
     StoredRecord,
     TimelineId,
     TimelineRecord,
 )
-from stelae.core.errors import CorruptData, InvalidArgument, Unavailable
-from stelae.core.ids import TableId, TabletId
-from stelae.core.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
 from stelae.runtime.files import LocalDisk
 from stelae.runtime.handshake import Credentials
 from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
-from tests.postgres import Postgres, find_binaries
+from tests.postgres import Postgres, needed_binaries
 
 BACKENDS = ["sqlite", "files", "postgresql"]
 T1 = TimelineId(TableId("t1"), TabletId("a"))
@@ -47,10 +47,7 @@ def first(timeline: TimelineId = T1) -> TimelineRecord:
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    server = Postgres(binaries)
+    server = Postgres(needed_binaries())
     try:
         server.create()
         yield server

@@ -10,15 +10,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from stelae.actors import master_safekeepers
+from stelae.actors.master import safekeepers as master_safekeepers
 from stelae.client.database import AsyncDatabase
-from stelae.core.durability import wal
 from stelae.core.ids import TabletId
-from stelae.core.partition import hash_partition
-from stelae.core.timeline_messages import TimelineView
-from stelae.core.timelines import SafekeeperId
+from stelae.core.logs.timelines import SafekeeperId
+from stelae.core.messages.timelines import TimelineView
+from stelae.core.tables.durability import wal
+from stelae.core.tables.partition import hash_partition
 from tests.cluster_fixture import LocalCluster, local_cluster
-from tests.postgres import Postgres, find_binaries
+from tests.postgres import Postgres, needed_binaries
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
 LIMIT_S = 60.0
@@ -26,10 +26,7 @@ LIMIT_S = 60.0
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
-    binaries = find_binaries()
-    if binaries is None:
-        pytest.skip("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    server = Postgres(binaries)
+    server = Postgres(needed_binaries())
     try:
         server.create()
         yield server

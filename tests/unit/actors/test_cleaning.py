@@ -1,62 +1,17 @@
-"""Passes of the cleaner over real tablets: the barrier, lost replicas, full memory, tombstones."""
+"""Passes of the cleaner over real tablets: the barrier, lost replicas, tombstones."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import msgspec
 import pytest
 
-from stelae.actors.tablet import Tablet
-from stelae.core.backup_views import BackupsView
-from stelae.core.durability import Durability, segments, wal
-from stelae.core.errors import OutOfMemory
-from stelae.core.messages import FreeReplicas, WriteOp
-from stelae.simulation import Options, World
-from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Limits, Servers
-from stelae.storage.cleaning import Needs
-from tests.simulation.planted import planted
-from tests.unit.actors.tablet_world import SCHEMA, SETTINGS, TabletWorld, run
-
-BIG = "x" * 700
-NEVER_S = 1e6
-
-
-# ---- one tablet ---------------------------------------------------------------------------------
-
-
-async def _heads(here: TabletWorld, count: int, first: int = 0) -> None:
-    """Overwrite a few rows until so many heads were closed and sealed."""
-    tablet = here.tablet
-    until = tablet.log.digest[-1] + count
-    n = first
-    while tablet.log.digest[-1] < until:
-        await here.write((n % 3, BIG))
-        n += 1
-    await _sealed_all(here)
-
-
-async def _sealed_all(here: TabletWorld) -> None:
-    tablet = here.tablet
-    await here.until(lambda: len(tablet.memory.statistics()) - 1 == _sealed(tablet), "seals")
-    sealed = [s.segment_id for s in tablet.memory.statistics() if s.sealed]
-    await here.until(lambda: all(map(tablet.log.may_clean, sealed)), "all replicas sealed")
-
-
-def _sealed(tablet: Tablet) -> int:
-    return sum(each.sealed for each in tablet.memory.statistics())
-
-
-def _freed(here: TabletWorld) -> list[tuple[int, set[int]]]:
-    """(place among all events, numbers of segments) of each call that frees."""
-    return [
-        (place, {segment & 0xFFFFFFFF for segment in event.body.segments})
-        for place, event in enumerate(here.events)
-        if event.what == "sent" and isinstance(event.body, FreeReplicas)
-    ]
+from stelae.core.errors import Overloaded
+from stelae.core.messages.backup_views import BackupsView
+from stelae.core.messages.servers import ReplicaState, WriteOp
+from tests.unit.actors.cleaned_logs import BIG, all_sealed, close_heads, freed_segments
+from tests.unit.actors.tablet_world import SETTINGS, TabletWorld, run
 
 
 def test_what_was_cleaned_is_freed_when_a_later_head_is_durable_and_the_one_before_closed() -> None:
@@ -64,21 +19,23 @@ def test_what_was_cleaned_is_freed_when_a_later_head_is_durable_and_the_one_befo
 
     async def scenario(here: TabletWorld) -> None:
         await here.serve("b1", "b2")
-        await _heads(here, 6)
+        await close_heads(here, 6)
         before = set(here.tablet.log.digest)
         assert await here.tablet.cleaning.clean(memory_is_low=False)
         gone = before - set(here.tablet.log.digest)
         assert gone, "old segments have no live rows by now"
         await asyncio.sleep(5.0)
-        assert not _freed(here), "no head was opened since"
+        assert not freed_segments(here), "no head was opened since"
         old = here.tablet.log.digest[-1] & 0xFFFFFFFF
         assert here.tablet.roll()
-        await here.until(lambda: len(_freed(here)) == 2, "both backups to be told")
-        first = _freed(here)[0][0]
+        await here.until(lambda: len(freed_segments(here)) == 2, "both backups to be told")
+        first = freed_segments(here)[0][0]
         opened = [place for place, _ in here.writes("answered", old + 1) if place < first]
         closed = [p for p, event in here.writes("answered", old) if p < first and event.body.close]
         assert len(opened) == len(closed) == 2
-        assert all(ids == {segment & 0xFFFFFFFF for segment in gone} for _, ids in _freed(here))
+        assert all(
+            ids == {segment & 0xFFFFFFFF for segment in gone} for _, ids in freed_segments(here)
+        )
 
     run(scenario)
 
@@ -88,7 +45,7 @@ def test_what_was_cleaned_and_lacks_a_replica_is_told_and_worth_a_head() -> None
 
     async def scenario(here: TabletWorld) -> None:
         await here.serve("b1", "b2")
-        await _heads(here, 6)
+        await close_heads(here, 6)
         log, cleaning = here.tablet.log, here.tablet.cleaning
         assert await cleaning.clean(memory_is_low=False)
         parent = log.side.retired[0]
@@ -112,11 +69,13 @@ def test_a_survivor_that_does_not_reach_its_backups_is_given_up() -> None:
     async def scenario(here: TabletWorld) -> None:
         await here.serve("b1", "b2")
         await here.write(*[(n, BIG) for n in range(3, 6)])
-        await _heads(here, 4)
+        await close_heads(here, 4)
         tablet = here.tablet
-        for segment in tablet.memory.statistics():
-            if segment.sealed and segment.live_rows < segment.row_count:
-                assert await tablet.cleaning.compact()
+        segments = tablet.memory.statistics()
+        worth = [each for each in segments if each.sealed and each.live_rows < each.row_count]
+        assert worth
+        for _ in worth:
+            assert await tablet.cleaning.compact()
         while await tablet.cleaning.clean(memory_is_low=False):  # what needs no survivor
             continue
         here.see("b1")
@@ -137,12 +96,44 @@ def test_nothing_is_cleaned_while_rows_are_still_being_fetched() -> None:
 
     async def scenario(here: TabletWorld) -> None:
         await here.serve("b1", "b2")
-        await _heads(here, 5)
+        await close_heads(here, 5)
+        segments = [each.segment_id for each in here.tablet.memory.statistics()]
         here.tablet.may_clean = lambda: False  # type: ignore[method-assign]
+        here.tablet.elsewhere = lambda: frozenset(segments)  # type: ignore[method-assign]
         assert not await here.tablet.cleaning.compact()
         assert not await here.tablet.cleaning.clean(memory_is_low=True)
-        del here.tablet.may_clean
+        del here.tablet.may_clean, here.tablet.elsewhere
         assert await here.tablet.cleaning.clean(memory_is_low=True)
+
+    run(scenario)
+
+
+def test_what_is_dead_leaves_the_log_while_other_rows_are_being_fetched() -> None:
+    """Which that is summaries have said. Not what is elsewhere itself, nor tombstones; the memory
+    of a head without rows is free at once."""
+
+    async def scenario(here: TabletWorld) -> None:
+        await here.serve("b1", "b2")
+        await close_heads(here, 5)
+        tablet = here.tablet
+        await here.write((1,), op=WriteOp.DELETE)
+        for _ in range(3):
+            await here.until(tablet.roll, "another head")
+        await all_sealed(here)
+        all_of_them = tablet.memory.statistics()
+        elsewhere = all_of_them[0].segment_id
+        goes = {e.segment_id for e in all_of_them if e.sealed and not e.live_rows + e.tombstones}
+        assert {elsewhere} < goes, "some are dead"
+        assert any(not e.row_count for e in all_of_them if e.segment_id in goes), "or empty"
+        before, used_bytes = set(tablet.log.digest), tablet.memory_bytes
+        dead_bytes = sum(e.memory_bytes for e in all_of_them if e.segment_id in goes - {elsewhere})
+        tablet.may_clean = lambda: False  # type: ignore[method-assign]
+        tablet.elsewhere = lambda: frozenset([elsewhere])  # type: ignore[method-assign]
+        while await tablet.cleaning.clean_meanwhile():
+            continue
+        assert before - set(tablet.log.digest) == goes - {elsewhere}
+        assert tablet.memory_bytes == used_bytes - dead_bytes
+        assert [await here.get(n) for n in range(3)] == [BIG, None, BIG]
 
     run(scenario)
 
@@ -153,12 +144,12 @@ def test_tombstones_stay_while_another_tablet_is_brought_up(keeps: bool) -> None
 
     async def scenario(here: TabletWorld) -> None:
         await here.serve("b1", "b2")
-        await _heads(here, 3)
+        await close_heads(here, 3)
         for n in range(3):
             await here.write((n,), op=WriteOp.DELETE)
         await here.write(*[(n, BIG) for n in range(10, 20)])
         here.tablet.roll()
-        await _sealed_all(here)
+        await all_sealed(here)
         here.tablet.keep_all(keeps=keeps)
         while await here.tablet.cleaning.clean(memory_is_low=True):
             continue
@@ -174,7 +165,7 @@ def test_replicas_are_brought_into_groups_though_segments_are_cleaned_meanwhile(
 
     async def scenario(here: TabletWorld) -> None:
         await here.serve("b1", "b2")
-        await _heads(here, 8)
+        await close_heads(here, 8)
         here.see("b1", "b2", "b3", "b4")
         b1, b2, b3, b4 = [here.info(name).uuid for name in ("b1", "b2", "b3", "b4")]
         before = set(here.tablet.log.digest)
@@ -199,203 +190,56 @@ def test_replicas_are_brought_into_groups_though_segments_are_cleaned_meanwhile(
     run(scenario, backups=4, settings=settings)
 
 
-# ---- a whole cluster ----------------------------------------------------------------------------
+@pytest.mark.parametrize("is_served", [True, False])
+def test_what_was_compacted_in_memory_is_brought_into_groups_too(is_served: bool) -> None:
+    """Of what its backups have: memory has less. What none of them serves stays where it is, and
+    holds up nobody."""
 
-
-class Calm:
-    """One master, two tservers, four backups; nothing is cleaned but what the test cleans."""
-
-    def __init__(self, world: World, **changes: Any) -> None:
-        self.world = world
-        settings = {"clean_memory_share": 1.0, "clean_period_s": NEVER_S, **changes}
-        self.cluster = SimCluster(world, **settings)
-
-    async def start(self, durability: Durability) -> None:
-        await self.cluster.start()
-        database = self.cluster.database("client")
-        self.table = await database.create_table(
-            "rows", SCHEMA.arrow, key="id", durability=durability, timeout=60.0
-        )
-
-    @property
-    def server(self) -> Any:
-        """The tserver with the only tablet."""
-        servers = [self.world.server(name) for name in self.cluster.tservers]
-        return next(each for each in servers if each is not None and each._tablets)
-
-    @property
-    def tablet(self) -> Tablet:
-        (tablet,) = self.server._tablets.values()
-        assert isinstance(tablet, Tablet)
-        return tablet
-
-    async def overwrite(self, count: int, keys: int = 4) -> dict[int, str]:
-        """Write rows over and over; what they are then."""
-        rows: dict[int, str] = {}
-        for n in range(count):
-            rows[n % keys] = f"{n}-{BIG}"
-            await self.table.upsert({"id": n % keys, "value": rows[n % keys]})
-        return rows
-
-    async def settled(self) -> None:
-        def is_settled() -> bool:
-            closed = [each for each in self.tablet.memory.statistics() if each.closed]
-            return all(self.tablet.log.may_clean(each.segment_id) for each in closed)
-
-        await self.world.wait_until(is_settled, 60.0, "all segments to be sealed")
-
-
-def run_calm(
-    scenario: Callable[[Calm], Coroutine[Any, Any, None]], durability: Durability, **changes: Any
-) -> None:
-    limits = Limits(segment_size_bytes=4096)
-    servers = Servers(masters=1, tservers=2, backups=4, safekeepers=3)
-    world = World(5, Options(servers=servers, limits=limits))
-
-    async def main() -> None:
-        here = Calm(world, **changes)
-        await here.start(durability)
-        await scenario(here)
-
-    world.run(main())
-
-
-LOGS = [segments("disk", "disk"), wal(3, ("disk", "disk"))]
-
-
-@pytest.mark.parametrize("durability", LOGS, ids=str)
-def test_a_compacted_segment_that_loses_a_replica_comes_back_whole(durability: Durability) -> None:
-    """Memory has no image of it any more: a survivor takes its place, and a recovery from that
-    alone gives the same rows (research, scenario 53)."""
-
-    async def scenario(here: Calm) -> None:
-        await here.table.upsert([{"id": n, "value": BIG} for n in range(100, 103)])
-        rows = await here.overwrite(40)
-        await here.settled()
-        tablet = here.tablet
-        before = tablet.memory_bytes
-        while await tablet.cleaning.compact():
+    async def scenario(here: TabletWorld) -> None:
+        await here.serve("b1", "b2")
+        await close_heads(here, 8)
+        while await here.tablet.cleaning.compact():
             continue
-        assert tablet.memory_bytes < before / 2
-        lost = here.cluster.backups[0]
-        held = set(here.world.server(lost)._holdings.segments(tablet.tablet_id))
-        assert held & set(tablet.log.digest), "chance has put something there"
-        here.world.crash(lost, lose_disk=True, restart=False)
-        await here.world.wait_until(lambda: tablet.log.under_replicated > 0, 30.0, "the loss")
-        while tablet.log.under_replicated:
-            await tablet.cleaning.clean(memory_is_low=False)
-            await asyncio.sleep(0.1)
-        tablet.roll()
-        await here.settled()
-        owner = next(n for n in here.cluster.tservers if here.world.server(n) is here.server)
-        here.world.crash(owner, restart=False)
-        for key, value in rows.items():
-            assert (await here.table.get(key, timeout=60.0)) == {"id": key, "value": value}
-        assert await here.table.count() == len(rows) + 3
+        log = here.tablet.log
+        compacted = {each.segment_id for each in log.segments if each.former_bytes}
+        assert len(compacted) >= 3
+        whole = await _images(here, "b1")
+        servers = [here.world.server(name) for name in ("b1", "b2")]
+        for server in servers if not is_served else ():
+            server._holdings._media["disk"].read = _no_room
+        here.see("b1", "b2", "b3", "b4")
+        b1, b2, b3, b4 = [here.info(name).uuid for name in ("b1", "b2", "b3", "b4")]
+        here.members.see_backups(BackupsView(1, copysets=((b1, b3), (b2, b4))))
+        assert here.tablet.roll()  # a head that is open is not moved
 
-    run_calm(scenario, durability)
+        def are_grouped() -> bool:
+            moved = (e for e in log.segments if is_served or e.segment_id not in compacted)
+            return all(set(e.holders) in ({b1, b3}, {b2, b4}) for e in moved)
 
+        await here.until(are_grouped, "all that can be moved to lie in groups")
+        if not is_served:
+            stay = [each for each in log.segments if each.segment_id in compacted]
+            assert stay
+            assert all(set(each.holders) == {b1, b2} for each in stay)
+            assert not log.under_replicated
+            return
+        assert not any(each.image_bytes for each in log.segments if each.segment_id in compacted)
+        found: dict[int, list[int]] = {}
+        for name in ("b1", "b2", "b3", "b4"):
+            for segment, crc in (await _images(here, name)).items():
+                found.setdefault(segment, []).append(crc)
+        assert {segment: found[segment] for segment in compacted} == {
+            segment: [whole[segment]] * 2 for segment in compacted
+        }
 
-@pytest.mark.parametrize("durability", LOGS, ids=str)
-def test_a_log_is_bounded_by_what_lives_of_it(durability: Durability) -> None:
-    """Overwritten many times, it stays within the factor, and a cold start brings all back."""
-
-    async def scenario(here: Calm) -> None:
-        await here.table.upsert([{"id": n, "value": BIG} for n in range(100, 112)])
-        rows = await here.overwrite(300, keys=7)
-        await here.settled()
-        await asyncio.sleep(3.0)
-        report = here.tablet.cleaning.report()
-        assert report.segments_cleaned > 20
-        assert report.log_bytes < 3 * (19 * len(BIG) + 2 * 4096)
-        for name in [*here.cluster.tservers, *here.cluster.backups]:
-            here.world.crash(name)
-        for key, value in rows.items():
-            assert (await here.table.get(key, timeout=60.0)) == {"id": key, "value": value}
-        assert await here.table.count() == len(rows) + 12
-
-    run_calm(scenario, durability, clean_memory_share=0.0, clean_period_s=0.05)
+    run(scenario, backups=4)
 
 
-@pytest.mark.parametrize("durability", [segments(), *LOGS], ids=str)
-def test_overwrites_go_on_in_memory_that_would_be_full_of_dead_rows(durability: Durability) -> None:
-    """They wait for the cleaner; rows that live alone are refused beyond the cap, by a number;
-    deletes always go through, and make room."""
-
-    async def scenario(here: Calm) -> None:
-        cleaner = here.server.cleaner
-        cleaner.limit_bytes = 60_000
-        await here.overwrite(400)
-        assert cleaner.used_bytes <= 1.2 * cleaner.limit_bytes
-        written = 1000
-
-        async def fill() -> None:
-            nonlocal written
-            while written < 2000:
-                await here.table.insert({"id": written, "value": BIG})
-                written += 1
-
-        with pytest.raises(OutOfMemory) as caught:
-            await fill()
-        _, used, limit = caught.value.args
-        assert used > limit == cleaner.cap_bytes
-        assert written > 1010
-        for key in range(1000, written):
-            await here.table.delete(key)
-        rows = await here.overwrite(60)
-        assert (await here.table.get(3)) == {"id": 3, "value": rows[3]}
-        assert await here.table.count() == 4
-        await asyncio.sleep(1.5)
-        shown = [here.world.metrics[name].gauges for name in here.cluster.tservers]
-        assert any(
-            0 < each.get("memory_live_bytes", 0) <= each["memory_used_bytes"] for each in shown
-        )
-
-    run_calm(scenario, durability, clean_memory_share=0.8, clean_period_s=0.1)
+def _no_room(*_: object) -> None:
+    raise Overloaded("reads", 0)
 
 
-async def _clean_the_tombstone(here: Calm) -> Any:
-    """Clean just the segment with the tombstone of a row that lies, dead, in an older segment; then
-    the owner dies. What is read of that row by its successor."""
-    cold = [{"id": key, "value": BIG} for key in (100, 101)]
-    await here.table.upsert([*cold, {"id": 50, "value": BIG}])
-    await here.overwrite(8)
-    await here.table.delete(50)
-    await here.overwrite(8)
-    await here.settled()
-    tablet = here.tablet
-    while await tablet.cleaning.compact():
-        continue
-    (chosen,) = [each for each in tablet.cleaning.candidates() if each.tombstones]
-    assert tablet.memory.earlier(chosen.slot), "the row lies before it"
-    needs = Needs(4096, 1.0)
-    assert await tablet.cleaning._clean([chosen], needs)
-    assert tablet.roll()
-    await here.settled()
-    await asyncio.sleep(1.0)
-    owner = next(n for n in here.cluster.tservers if here.world.server(n) is here.server)
-    here.world.crash(owner, restart=False)
-    assert (await here.table.get(100, timeout=60.0)) == cold[0]
-    return await here.table.get(50, timeout=60.0)
-
-
-@pytest.mark.parametrize("durability", LOGS, ids=str)
-def test_a_deleted_row_does_not_return_after_its_tombstone_was_cleaned(
-    durability: Durability,
-) -> None:
-    """The log has the row still, though memory does not: its tombstone stays."""
-
-    async def scenario(here: Calm) -> None:
-        assert await _clean_the_tombstone(here) is None
-
-    run_calm(scenario, durability)
-
-
-def test_a_tombstone_that_goes_too_early_is_seen_by_whoever_reads_after_a_crash() -> None:
-    """The same with the planted bug: the row is back."""
-
-    async def scenario(here: Calm) -> None:
-        assert await _clean_the_tombstone(here) == {"id": 50, "value": BIG}
-
-    with planted("tombstone_dropped_early"):
-        run_calm(scenario, LOGS[0])
+async def _images(here: TabletWorld, name: str) -> dict[int, int]:
+    """The sealed segments that a backup has, with the checksum of each image."""
+    infos, _ = await here.world.server(name)._holdings.describe(here.tablet.tablet_id)
+    return {info.segment_id: info.crc for info in infos if info.state is ReplicaState.SEALED}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from stelae.actors.membership import Membership
-from stelae.core.backup_views import (
+from stelae.core.ids import Address, ServerUuid
+from stelae.core.messages.backup_views import (
     RESERVE_FRAMES,
     BackupLoad,
     BackupsView,
     MediumLoad,
     is_low,
 )
-from stelae.core.ids import Address, ServerUuid
 from stelae.core.records import ServerInfo, ServerKind
 from stelae.core.runtime import ProcessIdentity
 
@@ -66,6 +66,34 @@ def test_rows_wait_once_too_few_backups_have_more_than_their_reserve() -> None:
     assert members.short_medium(("flash",) * 3) == ""
     members.see_backups(BackupsView(3))
     assert members.short_medium(("disk", "disk")) == ""
+
+
+def test_rows_do_not_wait_while_a_backup_that_is_to_go_is_needed_and_has_room() -> None:
+    """It takes what the others have no room for."""
+    members = Membership()
+    members.update([backup(name) for name in "abc"])
+    leaving, full = (ServerUuid("c"),), (load("a", disk="full"),)
+    members.see_backups(BackupsView(1, full, retiring=leaving))
+    assert members.short_medium(("disk", "disk")) == "disk"
+    members.see_backups(BackupsView(2, full, retiring=leaving, needed=leaving))
+    assert members.short_medium(("disk", "disk")) == ""
+    members.see_backups(BackupsView(3, (*full, load("c", disk="low")), (), leaving, leaving))
+    assert members.short_medium(("disk", "disk")) == "disk"
+
+
+def test_a_head_stays_on_a_backup_that_is_to_go_while_the_others_are_full() -> None:
+    """Its follower would be put there again, each time."""
+    members = Membership()
+    members.update([backup(name) for name in "abc"])
+    leaving = (ServerUuid("c"),)
+    for loads, can_spare in (
+        ((), True),
+        ((load("a", disk="low"),), True),
+        ((load("a", disk="full"),), False),
+    ):
+        members.see_backups(BackupsView(1, loads, retiring=leaving))
+        assert members.can_spare(("disk", "disk")) is can_spare
+        assert members.can_spare(("disk",))
 
 
 def test_where_too_few_backups_live_rows_wait_for_those() -> None:

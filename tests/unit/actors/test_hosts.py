@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from stelae import launcher
-from stelae.actors import ray_host
-from stelae.actors.ray_host import ServerHost, ServerPlan
-from stelae.actors.spark_host import FRAME_BYTES_MAX, Session
+from stelae.actors.hosting import ray_host
+from stelae.actors.hosting.ray_host import ServerHost, ServerPlan
+from stelae.actors.hosting.spark_host import FRAME_BYTES_MAX, Session
 from stelae.core.errors import AlreadyRunning, Unavailable
 from stelae.core.ids import Address
 from stelae.core.records import ServerKind
 from stelae.core.settings import Settings
-from stelae.core.spec_file import load_spec
+from stelae.core.spec.file import load_spec
+from stelae.hosting import cluster_state, launcher
 
 
 def _plan(folder: Path) -> ServerPlan:
@@ -90,8 +90,8 @@ async def test_a_host_starts_a_safekeeper_that_syncs_in_threads(tmp_path: Path) 
 
 def test_a_spec_plans_as_many_safekeepers_as_it_says(tmp_path: Path) -> None:
     """Each with a folder of its own; none unless they are asked for."""
-    (tmp_path / launcher.SECRET_FILE).write_bytes(b"s" * 32)
-    state = launcher.ClusterState("c", str(tmp_path), {"master-1": "127.0.0.1:20001"})
+    (tmp_path / cluster_state.SECRET_FILE).write_bytes(b"s" * 32)
+    state = cluster_state.ClusterState("c", str(tmp_path), {"master-1": "127.0.0.1:20001"})
 
     def folders(**fields: Any) -> list[str]:
         planned = launcher.plans(load_spec({"cluster": "c", **fields}), state)

@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.actors.entry_streams import stream_of
-from stelae.actors.indexlet import Indexlet
-from stelae.actors.indexlet_hand_over import take_copy
-from stelae.actors.indexlet_offers import IndexletOffers
-from stelae.core.durability import segments
-from stelae.core.errors import IndexletNotHere, InvalidArgument, StaleTerm
+from stelae.actors.indexing.entry_streams import stream_of
+from stelae.actors.indexing.indexlet import Indexlet
+from stelae.actors.indexing.indexlet_hand_over import take_copy
+from stelae.actors.indexing.indexlet_offers import IndexletOffers
+from stelae.core.errors import (
+    IndexletNotHere,
+    IndexletNotReady,
+    InvalidArgument,
+    StaleTerm,
+    WrongServer,
+)
 from stelae.core.ids import TabletId
-from stelae.core.index_messages import (
+from stelae.core.messages.index_offers import OFFER_ENTRIES, OfferEntries
+from stelae.core.messages.indexes import (
     COPY_ENTRIES,
     ENTRIES_MAX,
     FILL_ENTRIES,
     INSERT_ENTRIES,
     LOOKUP,
+    OPEN_INDEXLET,
     REMOVE_ENTRIES,
     CopyEntries,
     FillEntries,
@@ -34,15 +43,17 @@ from stelae.core.index_messages import (
     InsertEntries,
     KnownTablet,
     Lookup,
+    OpenIndexlet,
     RemoveEntries,
     TabletStamp,
 )
-from stelae.core.index_offers import OFFER_ENTRIES, OfferEntries
-from stelae.core.indexes import IndexletId, IndexletState
-from stelae.core.partition import hash_partition
 from stelae.core.rpc import Blob, Call
+from stelae.core.tables.durability import segments
+from stelae.core.tables.indexes import IndexletId, IndexletState
+from stelae.core.tables.partition import hash_partition
+from stelae.core.tables.shares import NUMBERS_MAX
 from stelae.core.tasks import Tasks
-from stelae.storage.index_keys import EntryCodec
+from stelae.storage.indexes.entry_keys import EntryCodec
 from tests.cluster_fixture import LocalCluster, local_cluster
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.int32())])
@@ -165,7 +176,7 @@ async def test_insertions_that_no_tablet_would_send_change_nothing(tmp_path: Pat
                 (few(ok, (1 << 62,), good), "cannot be read", ()),
                 (few(stamp(-1), (1,), good), "cannot be read", ()),
                 (few(stamp(epoch=-1), (1,), good), "cannot be read", ()),
-                (few(stamp(TABLETS), (1,), good), "tablet 2 of 2", ()),
+                (few(stamp(NUMBERS_MAX), (1,), good), "tablet 32768 of 2", ()),
                 (few(stamp(1 << 31), (1,), good), "tablet 2147483648 of 2", ()),
                 (few(ok, tuple(range(600)), *[good] * 600), f"at most {ENTRIES_MAX}", ()),
                 (few(ok, (1,)), "not an Arrow IPC stream", (JUNK,)),
@@ -203,6 +214,21 @@ async def test_messages_that_are_late_or_for_another_change_nothing(tmp_path: Pa
             (COPY_ENTRIES, CopyEntries(other, term, (), True)),
         ):
             await at.refused(IndexletNotHere, other, method, absent)
+
+
+async def test_another_run_of_the_server_was_to_open_it(tmp_path: Path) -> None:
+    """Nothing is opened: that run is over, or is still to come, and so is its lease."""
+    async with local_cluster(tmp_path) as cluster:
+        at = await here(cluster)
+        record, table = at.indexlet.record, at.indexlet.table
+        for term in (record.term, record.term + 1):
+            for change in (-1, 1):
+                of = record.owner_incarnation + change
+                other = msgspec.structs.replace(record, owner_incarnation=of, term=term)
+                other = msgspec.structs.replace(other, indexlet_id=IndexletId("0" * 32))
+                order = OpenIndexlet(other, table)
+                await at.refused(WrongServer, f"run {of}", OPEN_INDEXLET, order)
+        assert len(at.server.indexlets.reports()) == 1
 
 
 async def test_fills_and_look_ups_that_ask_for_nothing_sound(tmp_path: Path) -> None:
@@ -268,7 +294,7 @@ async def test_offers_that_no_job_would_make_change_nothing(tmp_path: Path) -> N
         filling = Filling(at)
         good, above = at.entry(1, 10), at.entry(100, 10)
         bad: list[tuple[type[Exception], str, TabletStamp, int, int, Sequence[Blob]]] = [
-            (InvalidArgument, "tablet 2 of 2", stamp(TABLETS), 0, 1, [stream(good)]),
+            (InvalidArgument, "tablet 32768 of 2", stamp(NUMBERS_MAX), 0, 1, [stream(good)]),
             (InvalidArgument, "piece 1 of 1", stamp(), 1, 1, [stream(good)]),
             (InvalidArgument, "piece -1 of 2", stamp(), -1, 2, [stream(good)]),
             (InvalidArgument, "piece 0 of -1", stamp(), 0, -1, [stream(good)]),
@@ -326,11 +352,11 @@ async def test_copies_that_no_indexlet_would_send_change_nothing(tmp_path: Path)
         at = await here(cluster)
         filling, heir = Filling(at), Filling(at, succeeds="a" * 32)
         entry = pa.array([at.entry(1, 10)], pa.binary())
-        known = KnownTablet(TABLETS, EPOCH, 0, 0, 0, True)
+        known = KnownTablet(NUMBERS_MAX, EPOCH, 0, 0, 0, True)
         bad: list[tuple[Filling, str, tuple[KnownTablet, ...], Sequence[Blob]]] = [
             (filling, "succeeds no other", (), [stream_of(entry, [0], [EPOCH], [1], [False])]),
-            (heir, "tablet 2 of 2", (known,), []),
-            (heir, "tablet 9 of 2", (), [stream_of(entry, [9], [EPOCH], [1], [False])]),
+            (heir, "tablet 32768 of 2", (known,), []),
+            (heir, "tablet 65536 of 2", (), [stream_of(entry, [1 << 16], [EPOCH], [1], [False])]),
             (heir, "below 2", (), [stream_of(entry, [0], [EPOCH], [1 << 62], [False])]),
             (heir, "below 2", (), [stream_of(entry, [0], [1 << 63], [1], [False])]),
             (heir, "not an Arrow IPC stream", (), [JUNK]),
@@ -348,3 +374,16 @@ async def test_copies_that_no_indexlet_would_send_change_nothing(tmp_path: Path)
         await heir.copy(())
         assert heir.indexlet.progress is IndexletProgress.COMPLETE
         assert list(heir.indexlet.entries.live_entries()) == entry.to_pylist()
+
+
+async def test_who_has_everything_takes_nothing_of_another_hand_over(tmp_path: Path) -> None:
+    """To that it would seem to have all, and what was put in since at its source alone is lost."""
+    async with local_cluster(tmp_path) as cluster:
+        at = await here(cluster)
+        heir, (old, new) = Filling(at, succeeds="a" * 32), (at.entry(1, 10), at.entry(2, 11))
+        for entry, is_refused in ((old, False), (new, True)):
+            piece = stream_of(pa.array([entry], pa.binary()), [0], [EPOCH], [1], [False])
+            for blobs in ((piece,), ()):
+                with pytest.raises(IndexletNotReady) if is_refused else nullcontext():
+                    await heir.copy((), *blobs)
+        assert list(heir.indexlet.entries.live_entries()) == [old]

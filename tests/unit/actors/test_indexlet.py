@@ -1,4 +1,4 @@
-"""`stelae.actors.indexlet`: what a successor learns of tablets, whatever the order in which."""
+"""`stelae.actors.indexing.indexlet`: what a successor learns of tablets, in whatever order."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.actors.indexlet import Indexlet, Known
-from stelae.core.durability import segments
+from stelae.actors.indexing.indexlet import Indexlet, Known
+from stelae.core.errors import IndexletNotReady
 from stelae.core.ids import ServerUuid, TableId
-from stelae.core.index_messages import KnownTablet, RemoveEntries, TabletStamp
-from stelae.core.indexes import IndexId, IndexletId, IndexletRecord, IndexletState
-from stelae.core.partition import Partitioning
+from stelae.core.messages.indexes import (
+    IndexletProgress,
+    KnownTablet,
+    Lookup,
+    RemoveEntries,
+    TabletStamp,
+)
 from stelae.core.records import TableRecord, TableState
 from stelae.core.rpc import Call
-from stelae.core.schema import TableSchema
+from stelae.core.tables.durability import segments
+from stelae.core.tables.indexes import IndexId, IndexletId, IndexletRecord, IndexletState
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
 
@@ -92,3 +99,24 @@ async def test_without_a_doubt_what_was_known_before_holds() -> None:
     assert indexlet.known[0].first_incomplete == COMPARED.first_incomplete
     indexlet.learn_tablets([msgspec.structs.replace(COMPARED, epoch=4, is_compared=False)])
     assert (indexlet.known[0].epoch, indexlet.known[0].is_compared) == (4, False)
+
+
+async def test_what_may_lack_entries_answers_nobody_before_it_is_compared() -> None:
+    """Neither the one that heard of a loss, nor one that succeeds it, in whatever order it learns;
+    a comparison from before the loss does not count."""
+    indexlet = successor()
+    stamp = TabletStamp(0, COMPARED.epoch, 7)
+    body = RemoveEntries(RECORD.indexlet_id, 1, stamp, is_forwarded=True, may_lack=True)
+    await indexlet.remove(Call(body, (), 1.0))
+    indexlet.learn_tablets([COMPARED])
+    assert indexlet.lineage.lacking == 0
+    (told,) = indexlet.known_tablets()
+    other = successor()
+    await forward(other, COMPARED.epoch + 1, is_lossy=False)
+    other.learn_tablets([told])
+    for each in (indexlet, other):
+        each.progress = IndexletProgress.SERVING
+        with pytest.raises(IndexletNotReady, match="lost something"):
+            each.lookup(Lookup(RECORD.indexlet_id, 1, b""))
+        each.compared(each.known[0])
+        assert not each.lookup(Lookup(RECORD.indexlet_id, 1, b"")).body.entries

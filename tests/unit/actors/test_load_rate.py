@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stelae.actors.load_rate import BYTES_PER_CALL, COARSE, WARM_S, LoadRate, size_of, weight_of
-from stelae.core.messages import LOAD_UNKNOWN
+from stelae.core.messages.servers import LOAD_UNKNOWN
 
 BEAT_S = 0.2
 

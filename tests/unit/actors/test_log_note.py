@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from stelae.actors.log_note import REST_S, LogNote
-from stelae.actors.replica_storage import ReplicaStorage
+from stelae.actors.raft.log_note import REST_S, LogNote
+from stelae.actors.raft.replica_storage import ReplicaStorage
 from stelae.core.ids import TabletId
-from stelae.core.replication import Entry, EntryKind, TermAndVote, first_configuration
+from stelae.core.logs.replication import Entry, EntryKind, TermAndVote, first_configuration
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
 from stelae.simulation.node import SimulationFailure
-from stelae.storage.raft_log import NOTE_SLOT_BYTES, Note, decode_notes, encode_note
+from stelae.storage.files.raft_log import NOTE_SLOT_BYTES, Note, decode_notes, encode_note
 
 GROUP = TabletId("t")
 MEMBERS = first_configuration({})

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from stelae.actors.quarantine_room import KEPT_OF_A_TABLET
+from stelae.actors.replicated.quarantine_room import KEPT_OF_A_TABLET
 from stelae.core.errors import NoSpace
 from stelae.core.ids import OpId, TabletId
-from stelae.core.replica_messages import DataState
+from stelae.core.messages.replicas import DataState
 from tests.unit.actors.tablet_store_world import (
     World,
     flush,

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from stelae.actors import raft_host
-from stelae.actors.raft_handlers import raft_handlers
-from stelae.actors.raft_host import RaftHost
+from stelae.actors.raft import raft_host
+from stelae.actors.raft.raft_handlers import raft_handlers
+from stelae.actors.raft.raft_host import RaftHost
 from stelae.consensus.messages import RAFT_MAIL, AppendResponse, Message, RaftMail, RaftMessages
 from stelae.consensus.ready import Tick
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.replica_messages import DataState
+from stelae.core.messages.replicas import DataState
 from stelae.core.rpc import Call
 from stelae.core.tasks import Tasks
 from stelae.simulation.options import Options

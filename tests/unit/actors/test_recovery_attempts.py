@@ -1,4 +1,4 @@
-"""`stelae.actors.recovery_attempts`: what was expected of engines, what came, what is learnt."""
+"""`stelae.actors.master.recovery_attempts`: what was expected of engines, and what is learnt."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.actors.recovery_attempts import RecoveryAttempts
-from stelae.coordinator.recoveries import Recoveries
-from stelae.core.durability import segments
+from stelae.actors.master.recovery_attempts import RecoveryAttempts
+from stelae.coordinator.views.recoveries import Recoveries
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.messages import SegmentSource
-from stelae.core.partition import Partitioning
+from stelae.core.messages.servers import SegmentSource
 from stelae.core.records import (
     ServerInfo,
     ServerKind,
@@ -23,7 +21,9 @@ from stelae.core.records import (
     TabletState,
 )
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.schema import TableSchema
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 from stelae.recovery.engine import EngineChooser, RecoveryJob, SparkState
 
 WARM = SparkState(cores=2, start_s=0.0)

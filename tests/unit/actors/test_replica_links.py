@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.replica_links import (
+from stelae.actors.raft.replica_links import (
     BATCH_BYTES,
     CALL_TIMEOUT_S,
     CALLS_MAX,
@@ -19,8 +19,8 @@ from stelae.actors.replica_links import (
 )
 from stelae.consensus.messages import RAFT_MESSAGE, AppendRequest, RaftAnswers, RaftMessages
 from stelae.core.ids import OpId, ServerUuid, TabletId
-from stelae.core.replica_messages import DataState
-from stelae.core.replication import Entry, EntryKind
+from stelae.core.logs.replication import Entry, EntryKind
+from stelae.core.messages.replicas import DataState
 from stelae.core.rpc import Call, Reply
 from stelae.core.tasks import Tasks
 from stelae.runtime.frames import SINGLE_BYTES_MAX

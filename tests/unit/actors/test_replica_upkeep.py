@@ -6,7 +6,7 @@ import asyncio
 
 from stelae.actors.replica_upkeep import TURNS, ReplicaUpkeep, ShortageWatch
 from stelae.core.ids import ServerUuid
-from stelae.core.replica_shortage import Shortage
+from stelae.core.logs.replica_shortage import Shortage
 from stelae.simulation import Options, World
 
 
@@ -25,7 +25,7 @@ def test_a_few_at_a_time_those_with_the_fewest_left_first() -> None:
 
         async def work(left: int) -> None:
             nonlocal now, most
-            async with upkeep.turn(clock, left=left, size_bytes=1, bytes_per_s=0):  # type: ignore[arg-type]
+            async with upkeep.turn(left):
                 order.append(left)
                 now += 1
                 most = max(most, now)
@@ -52,13 +52,30 @@ def test_the_rate_is_bounded() -> None:
         upkeep = ReplicaUpkeep()
 
         async def work() -> None:
-            async with upkeep.turn(clock, left=1, size_bytes=10**6, bytes_per_s=1e7):  # type: ignore[arg-type]
+            async with upkeep.turn(1):
+                await upkeep.pace(clock, 10**6, 1e7)  # type: ignore[arg-type]
                 await asyncio.sleep(0.001)
 
         began = clock.monotonic()  # type: ignore[attr-defined]
         await asyncio.gather(*(work() for _ in range(101)))
         took = clock.monotonic() - began  # type: ignore[attr-defined]
         assert 9.9 <= took <= 10.5
+
+    run(story)
+
+
+def test_a_turn_in_which_nothing_is_sent_spends_nothing_of_the_rate() -> None:
+    """However many had nothing to send, the next one that has waits for none of them."""
+
+    async def story(clock: object) -> None:
+        upkeep = ReplicaUpkeep()
+        for _ in range(100):
+            async with upkeep.turn(0):
+                await asyncio.sleep(0.001)
+        began = clock.monotonic()  # type: ignore[attr-defined]
+        async with upkeep.turn(1):
+            await upkeep.pace(clock, 10**6, 1e7)  # type: ignore[arg-type]
+        assert clock.monotonic() - began < 0.01  # type: ignore[attr-defined]
 
     run(story)
 
@@ -71,7 +88,7 @@ def test_one_that_gives_up_waiting_takes_no_turn() -> None:
         entered: list[str] = []
 
         async def work(name: str, left: int) -> None:
-            async with upkeep.turn(clock, left=left, size_bytes=1, bytes_per_s=0):  # type: ignore[arg-type]
+            async with upkeep.turn(left):
                 entered.append(name)
                 await asyncio.sleep(1.0)
 

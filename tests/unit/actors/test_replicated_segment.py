@@ -7,10 +7,11 @@ import asyncio
 import msgspec
 import pytest
 
-from stelae.actors.replicated_segment import ReplicatedSegment
-from stelae.actors.segment_views import VIEWS_MAX, sliced
+from stelae.actors.logs.replicated_segment import ReplicatedSegment
+from stelae.actors.logs.segment_replica import RemoteImage
+from stelae.actors.logs.segment_views import VIEWS_MAX, sliced
 from stelae.core.errors import CorruptData, InvalidArgument, OutcomeUnknown, StelaeError
-from stelae.core.messages import (
+from stelae.core.messages.servers import (
     INVENTORY,
     FreeReplicas,
     Inventory,
@@ -19,7 +20,7 @@ from stelae.core.messages import (
     WriteReplica,
 )
 from stelae.simulation import Options
-from stelae.storage.frames import MediumSpec
+from stelae.storage.media.frames import MediumSpec
 from tests.unit.actors.tablet_world import SETTINGS, TABLET, TabletWorld, run
 
 BIG = "x" * 700
@@ -180,6 +181,34 @@ def test_replicas_lie_on_different_backups_and_other_nodes_first() -> None:
     run(scenario, options=Options(one_machine=False))
 
 
+def test_no_replica_lies_on_the_owners_machine_while_there_are_others() -> None:
+    """Neither at first nor made anew: a machine that is lost takes one copy of a row with it. With
+    too few machines it takes one all the same."""
+
+    async def scenario(here: TabletWorld) -> None:
+        beside = here.info("b1")
+        assert beside.process.node == here.runtime.identity.node
+        await here.serve("b1", "b2", "b3", "b4")
+        for n in range(12):
+            await here.write((n, BIG))
+        segments = here.tablet._log.segments
+        assert len(segments) >= 4
+        lost = here.info("b2").uuid
+        assert any(lost in segment.holders for segment in segments)
+        here.world.crash("b2", restart=False)
+        here.see("b1", "b3", "b4")
+        await here.write((100, "a"))
+        whole = {here.info("b3").uuid, here.info("b4").uuid}
+        log = here.tablet._log
+        await here.until(lambda: all({*s.holders} == whole for s in log.segments), "made anew")
+        here.world.crash("b3", restart=False)
+        here.see("b1", "b4")
+        whole = {beside.uuid, here.info("b4").uuid}
+        await here.until(lambda: all({*s.holders} == whole for s in log.segments), "beside it")
+
+    run(scenario, options=Options(one_machine=False), backups=4, machines={"b1": "machine-owner"})
+
+
 def test_writes_go_on_when_a_backup_dies_and_all_segments_are_made_whole_again() -> None:
     """Sealed segments of a dead backup are replaced in the background, without an epoch."""
 
@@ -198,6 +227,39 @@ def test_writes_go_on_when_a_backup_dies_and_all_segments_are_made_whole_again()
         gone = here.world.nodes["b1"]
         assert not gone.running
         assert [segment.epoch for segment in log.segments[: len(epochs)]] == epochs
+
+    run(scenario)
+
+
+def test_segments_whose_image_nobody_has_hold_up_no_others() -> None:
+    """They are tried again and again, however many, after all of which there is an image."""
+    tries = 0
+
+    async def nobody_has_it() -> None:
+        nonlocal tries
+        tries += 1
+        await asyncio.sleep(0.2)
+
+    async def scenario(here: TabletWorld) -> None:
+        await here.serve("b1", "b2", "b3")
+        for n in range(8):
+            await here.write((n, BIG))
+        log = here.tablet._log
+        await here.until(lambda: all(s.is_sealed for s in log.segments[:-1]), "everywhere")
+        stuck = [ReplicatedSegment(log, log.next_id(), ("disk",)) for _ in range(40)]
+        for segment in stuck:
+            segment.adopt(None, [], RemoteImage(1000, nobody_has_it))
+            segment.replicas[0].is_remade = True
+            segment.start()
+        await asyncio.sleep(2.5)
+        here.world.crash("b1", restart=False)
+        here.see("b2", "b3")
+        whole = lambda: all(len(s.holders) == 2 for s in log.segments)  # noqa: E731
+        await here.until(lambda: not whole(), "it is missed")
+        await here.world.wait_until(whole, 3.0, "full strength")
+        seen = tries
+        await asyncio.sleep(3.0)
+        assert tries > seen + 20, "nor are they forgotten"
 
     run(scenario)
 

@@ -1,20 +1,22 @@
-"""A safekeeper's calls, each over a real server in the simulated world."""
+"""A safekeeper's calls, each over a real server in the simulated world.
+
+Its id and the masters: `test_safekeeper_ids`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
 
-from stelae.actors import safekeeper_timeline
-from stelae.actors.safekeeper import Safekeeper
-from stelae.actors.safekeeper_timeline import REPLY_WAIT_S
-from stelae.actors.timeline import Timeline
-from stelae.actors.timeline_log import TimelineLog
+from stelae.actors.safekeeper import safekeeper_timeline
+from stelae.actors.safekeeper.safekeeper_timeline import REPLY_WAIT_S
+from stelae.actors.safekeeper.timeline import Timeline
+from stelae.actors.safekeeper.timeline_log import TimelineLog
 from stelae.consensus.wal_messages import (
     WAL_TO_ACCEPTOR,
     ProposerMail,
@@ -30,27 +32,21 @@ from stelae.core.errors import (
     CorruptData,
     InvalidArgument,
     StaleTerm,
-    StelaeError,
     TabletNotFound,
-    TabletNotReady,
     TabletTombstoned,
     WrongServer,
 )
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.messages import HEARTBEAT, Heartbeat, HeartbeatReply
-from stelae.core.records import ServerKind
-from stelae.core.rpc import Call, Reply
-from stelae.core.safekeeper_calls import (
+from stelae.core.logs.timelines import LogPosition, SafekeeperId
+from stelae.core.messages.safekeepers import (
     PING,
     PUT_CONFIGURATION,
-    HeldTimeline,
     Ping,
     PutConfiguration,
     TimelinePresence,
 )
-from stelae.core.timelines import LogPosition, SafekeeperId
-from stelae.simulation import Options, World
-from stelae.simulation.node import SimulationFailure
+from stelae.simulation import Options
+from tests.unit.actors.safekeeper_checks import ME, NONE, given, status
 from tests.unit.actors.safekeeper_world import (
     FILE_BYTES,
     OTHER,
@@ -62,22 +58,7 @@ from tests.unit.actors.safekeeper_world import (
     run,
 )
 
-ME = SafekeeperId(1)
-NONE = LogPosition(0, 0)
 SYNC_S = 0.01
-
-
-async def given(call: Coroutine[Any, Any, None]) -> str:
-    """The name of the error that it raises, if it does."""
-    try:
-        await call
-    except StelaeError as error:
-        return type(error).__name__
-    return ""
-
-
-async def status(here: SafekeepersWorld, n: int) -> HeldTimeline:
-    return await here.ports.timeline_status(SafekeeperId(n), TIMELINE.tablet_id, timeout_s=1.0)
 
 
 # ---- configurations -----------------------------------------------------------------------------
@@ -285,109 +266,6 @@ def test_a_full_queue_is_answered_as_overload_and_nothing_of_it_is_taken() -> No
     run(scenario, options=Options(sync_mean_s=0.3, sync_min_s=0.3))
 
 
-# ---- ids ----------------------------------------------------------------------------------------
-
-
-class Master:
-    """Answers heartbeats as a leader does, with what the test says."""
-
-    def __init__(self, here: SafekeepersWorld, safekeeper: Safekeeper) -> None:
-        self.beats: list[Heartbeat] = []
-        self.reply: dict[str, Any] = {}
-        self.here = here
-        self.safekeeper = safekeeper
-
-    async def on_heartbeat(self, call: Call[Heartbeat]) -> Reply[HeartbeatReply]:
-        self.beats.append(call.body)
-        base = HeartbeatReply(True, 1, call.body.sent, processed=True, servers_version=1)
-        return Reply(msgspec.structs.replace(base, **self.reply))
-
-
-def id_world(scenario: Any, *, seed: int = 1) -> None:
-    """One safekeeper without an id, and a master."""
-    world = World(seed, Options())
-
-    async def main() -> None:
-        master_client = world.client("master")
-        here = SafekeepersWorld(world, SETTINGS)
-        world.start(
-            "sk1",
-            lambda runtime: Safekeeper(
-                runtime,
-                name="sk1",
-                cluster="c",
-                masters=[world.address("master")],
-                settings=SETTINGS,
-            ),
-            kind="safekeeper",
-        )
-        await world.wait_ready()
-        master = Master(here, here.server(1))
-        await master_client.peers.listen(ServerUuid("e" * 32), {HEARTBEAT: master.on_heartbeat})
-        await here.voice.listen()
-        await scenario(here, master)
-
-    world.run(main())
-
-
-def test_a_safekeeper_gets_its_id_from_the_masters_and_keeps_it() -> None:
-    """Until then it takes nothing; the id is durable, and told in the next heartbeat."""
-
-    async def scenario(here: SafekeepersWorld, master: Master) -> None:
-        await here.world.wait_until(lambda: len(master.beats) > 2, 5.0, "heartbeats")
-        beat = master.beats[-1]
-        assert (beat.server.kind, beat.server.safekeeper_id) == (ServerKind.SAFEKEEPER, None)
-        with pytest.raises(TabletNotReady, match="no id yet"):
-            await here.put(1, members(1, 1))
-        with pytest.raises(InvalidArgument, match="none yet"):
-            await here.ports.ping(ME, timeout_s=1.0)
-        master.reply = {"safekeeper_id": ME}
-        await here.world.wait_until(
-            lambda: master.beats[-1].server.safekeeper_id == ME, 5.0, "it says its id"
-        )
-        await here.ports.ping(ME, timeout_s=1.0)
-        with pytest.raises(InvalidArgument, match="its id is 1"):
-            await here.client.peers.call(
-                here.server(1).info.address, PING, Ping(SafekeeperId(2)), timeout_s=1.0
-            )
-        master.reply = {}
-        await here.put(1, members(1, 1))
-        await here.restart(1)
-        assert here.server(1).safekeeper_id == ME
-        await here.world.wait_until(
-            lambda: master.beats[-1].logs == (TIMELINE.tablet_id,), 5.0, "it says what it has"
-        )
-
-    id_world(scenario)
-
-
-def test_a_safekeeper_that_the_masters_call_otherwise_ends() -> None:
-    """Its disk and those masters do not belong together: two would answer to one id."""
-
-    async def scenario(here: SafekeepersWorld, master: Master) -> None:
-        master.reply = {"safekeeper_id": ME}
-        await here.world.wait_until(lambda: here.server(1).safekeeper_id == ME, 5.0, "an id")
-        master.reply = {"safekeeper_id": SafekeeperId(2)}
-        await asyncio.sleep(5.0)
-
-    with pytest.raises(SimulationFailure, match="is safekeeper 1 by its disk"):
-        id_world(scenario)
-
-
-def test_a_timeline_of_a_dropped_table_goes_for_ever_by_heartbeat() -> None:
-    """As often as it is said; a configuration does not bring it back."""
-
-    async def scenario(here: SafekeepersWorld, master: Master) -> None:
-        master.reply = {"safekeeper_id": ME}
-        await here.world.wait_until(lambda: here.server(1).safekeeper_id == ME, 5.0, "an id")
-        await here.put(1, members(1, 1))
-        master.reply = {"drop": (TIMELINE.tablet_id,)}
-        await here.world.wait_until(lambda: not here.server(1).timelines.held, 5.0, "it is dropped")
-        assert await here.put(1, members(99, 1)) is None
-
-    id_world(scenario)
-
-
 # ---- exclusion ----------------------------------------------------------------------------------
 
 
@@ -469,7 +347,7 @@ def test_a_status_says_where_the_timeline_stands_and_lists_come_in_pages() -> No
         ]
         for timeline in timelines:
             await here.put(1, members(1), timeline=timeline)
-        with patch("stelae.actors.safekeeper_ports.LIST_MAX", 3):
+        with patch("stelae.actors.master.safekeeper_ports.LIST_MAX", 3):
             held = [each.tablet_id async for each in here.ports.timelines(ME, timeout_s=1.0)]
         assert held == sorted([TIMELINE.tablet_id, *(each.tablet_id for each in timelines)])
 

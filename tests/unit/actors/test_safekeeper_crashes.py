@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.actors.safekeeper_timeline import ActiveTimeline
+from stelae.actors.safekeeper.safekeeper_timeline import ActiveTimeline
 from stelae.consensus.wal_messages import (
     Refusal,
     RefusalReason,
@@ -21,8 +21,8 @@ from stelae.consensus.wal_messages import (
     WalVoteResponse,
 )
 from stelae.core.errors import StelaeError, TabletTombstoned
-from stelae.core.replication import Entry
-from stelae.core.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
+from stelae.core.logs.replication import Entry
+from stelae.core.logs.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
 from stelae.simulation import Options
 from stelae.simulation.node import SimulationFailure
 from tests.unit.actors.safekeeper_world import (

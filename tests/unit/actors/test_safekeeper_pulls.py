@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.actors.safekeeper_pulls import PullReceiver
+from stelae.actors.safekeeper.safekeeper_pulls import PullReceiver
 from stelae.consensus.wal_messages import WalAppendResponse, WalVoteResponse
 from stelae.core.errors import (
     InvalidArgument,
@@ -19,8 +19,8 @@ from stelae.core.errors import (
     TabletNotReady,
     Unavailable,
 )
-from stelae.core.safekeeper_calls import HeldTimeline, TimelinePresence
-from stelae.core.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
+from stelae.core.logs.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
+from stelae.core.messages.safekeepers import HeldTimeline, TimelinePresence
 from stelae.simulation import Options
 from tests.unit.actors.safekeeper_world import (
     EVICTING,
@@ -197,7 +197,10 @@ def test_pulls_are_bounded_and_one_for_each_timeline() -> None:
             await asyncio.sleep(0.1)
             with pytest.raises(TabletNotReady, match="an earlier call"):
                 await pull(here, 2, 1, members(2))
-            with patch("stelae.actors.safekeeper_pulls.PULLS_MAX", 1), pytest.raises(Overloaded):
+            with (
+                patch("stelae.actors.safekeeper.safekeeper_pulls.PULLS_MAX", 1),
+                pytest.raises(Overloaded),
+            ):
                 await here.ports.pull_timeline(
                     SafekeeperId(2),
                     SafekeeperId(1),

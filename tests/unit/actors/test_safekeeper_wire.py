@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
+from stelae.actors.logs.timeline_proposer import AcceptorMailbox, TimelineProposer
+from stelae.actors.master.safekeeper_ports import SafekeeperPorts
 from stelae.actors.membership import Membership
-from stelae.actors.safekeeper import Safekeeper
-from stelae.actors.safekeeper_ports import SafekeeperPorts
-from stelae.actors.timeline_proposer import AcceptorMailbox, TimelineProposer
+from stelae.actors.safekeeper.safekeeper import Safekeeper
 from stelae.consensus.wal_messages import (
     WAL_FETCH,
     WAL_TO_ACCEPTOR,
@@ -22,12 +22,19 @@ from stelae.consensus.wal_messages import (
     ProposerMail,
     WalAppendRequest,
 )
-from stelae.core.configurations import TimelineId
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.replication import Entry, EntryKind
-from stelae.core.rpc import Method
-from stelae.core.safekeeper_calls import (
+from stelae.core.logs.configurations import TimelineId
+from stelae.core.logs.replication import Entry, EntryKind
+from stelae.core.logs.timelines import (
+    LogPosition,
+    ProposerId,
+    SafekeeperId,
+    SafekeeperPlace,
+    TimelineConfiguration,
+    TimelineSource,
+)
+from stelae.core.messages.safekeepers import (
     BEGIN_PULL,
     DELETE_BLOBS,
     END_PULL,
@@ -53,16 +60,9 @@ from stelae.core.safekeeper_calls import (
     ReadPull,
     TimelineStatusOf,
 )
+from stelae.core.messages.timeline_copies import WalFile
+from stelae.core.rpc import Method
 from stelae.core.tasks import Tasks
-from stelae.core.timeline_copies import WalFile
-from stelae.core.timelines import (
-    LogPosition,
-    ProposerId,
-    SafekeeperId,
-    SafekeeperPlace,
-    TimelineConfiguration,
-    TimelineSource,
-)
 from stelae.runtime.files import LocalDisk
 from tests.cluster_fixture import CLUSTER, SETTINGS, LocalCluster, local_cluster
 

@@ -8,7 +8,7 @@ import pytest
 
 from stelae.core.errors import OutcomeUnknown
 from stelae.core.ids import ServerUuid
-from stelae.core.messages import RecoveryEngine, WriteOp
+from stelae.core.messages.servers import RecoveryEngine, WriteOp
 from tests.unit.actors.tablet_world import SETTINGS, TERM, TabletWorld, run
 
 BIG = "x" * 700

@@ -6,10 +6,16 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from stelae.actors import served_rows
+from stelae.actors.backup import served_rows
 from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.remote_messages import READ_ROWS, ReadRows
-from stelae.storage.image import IMAGE_TRAILER_BYTES
+from stelae.core.messages.remote import (
+    READ_ROWS,
+    READ_SINGLE_ROWS,
+    SINGLE_ROWS_MAX,
+    ReadRows,
+    ReadSingleRows,
+)
+from stelae.storage.segments.image import IMAGE_TRAILER_BYTES
 from tests.unit.actors.backup_world import LOG, SCHEMA, SEGMENT, Owner, Rows, make_image, run
 
 
@@ -72,6 +78,57 @@ def test_rows_are_checked_before_they_are_served_and_damage_is_told() -> None:
         assert not replica.damaged
         with pytest.raises(CorruptData):
             await ids(owner, 10, *range(200, 800))
+        assert replica.damaged
+
+    run(scenario)
+
+
+async def single(owner: Owner, *rows: int, known: tuple[int, ...] = ()) -> list[tuple[int, int]]:
+    """Ids and versions of some rows by themselves, checked as a reader checks them."""
+    reply = await owner.call(READ_SINGLE_ROWS, ReadSingleRows(LOG, SEGMENT, rows, known))
+    return [(row[0], version) for version, row in reply.body.rows]
+
+
+@pytest.mark.parametrize("medium", ["disk", "ram"])
+def test_rows_by_themselves_are_served(medium: str) -> None:
+    """With their versions, and without what the reader knows; what is no row is refused."""
+
+    async def scenario(owner: Owner) -> None:
+        image = make_image(rows=250)
+        await owner.seal(image, medium=medium)
+        assert await single(owner, 7) == [(7, 8)]
+        assert await single(owner, 249, 0) == [(249, 250), (0, 1)]
+        assert await single(owner, 9, known=(0,)) == [(None, 10)]
+        request = ReadSingleRows(LOG, SEGMENT, (1,), (), True)
+        reply = await owner.call(READ_SINGLE_ROWS, request)
+        assert reply.body.trailer == image[-IMAGE_TRAILER_BYTES:]
+        assert (reply.body.place is None) == (medium == "ram")
+        for rows in ((250,), (-1, 3), (), tuple(range(SINGLE_ROWS_MAX + 1))):
+            with pytest.raises(InvalidArgument):
+                await single(owner, *rows)
+        await owner.free(SEGMENT)
+        with pytest.raises(InvalidArgument):
+            await single(owner, 7)
+
+    run(scenario)
+
+
+def test_a_row_by_itself_is_checked_before_it_is_served_and_damage_is_told() -> None:
+    """The blocks that it lies in, and no others."""
+
+    async def scenario(owner: Owner) -> None:
+        image = make_image(rows=20_000)
+        await owner.seal(image)
+        assert await single(owner, 1) == [(1, 2)]
+        disk = owner.world.nodes["b1"].disk
+        at = disk.durable("disk/frames").index(image)
+        disk.corrupt("disk/frames", at + 5000 * 8)  # an id
+        assert await single(owner, 10, 19_999) == [(10, 11), (19_999, 20_000)]
+        replica = owner.world.server("b1")._holdings.find(LOG, SEGMENT)
+        assert replica is not None
+        assert not replica.damaged
+        with pytest.raises(CorruptData):
+            await single(owner, 4990)
         assert replica.damaged
 
     run(scenario)

@@ -10,11 +10,9 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-import numpy as np
 import pytest
 
-from stelae.actors.merge_offer import fits
-from stelae.actors.small_writes import one_by_one
+from stelae.actors.tablet.small_writes import one_by_one
 from stelae.core.errors import (
     InvalidArgument,
     OutOfMemory,
@@ -26,15 +24,16 @@ from stelae.core.errors import (
     TooLarge,
 )
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages import (
+from stelae.core.messages.servers import (
+    Get,
+    GetReply,
     Write,
     WriteMany,
     WriteOp,
 )
 from stelae.core.rpc import Call
-from stelae.storage import client_results
-from stelae.storage.merge import Merged
-from stelae.storage.outcomes import answer
+from stelae.storage.rows.outcomes import answer
+from stelae.storage.tablets import client_results
 from tests.unit.actors.tablet_world import SETTINGS, TABLET, TabletWorld, run
 
 BIG = "x" * 700
@@ -274,30 +273,17 @@ def test_a_read_waits_until_what_it_saw_is_on_all_backups() -> None:
         await asyncio.sleep(0.3)
         assert other is None
         assert not reading.done()
+        assert here.tablet.get_now(Get(TABLET, ((1,),))) is None
+        assert here.tablet.get_now(Get(TABLET, ((7,),))) == GetReply((None,))
         here.world.unpartition(["owner"], ["b2"])
         assert await reading == "new"
         await writing
+        now = here.tablet.get_now(Get(TABLET, ((1,),)))
+        assert now is not None
+        assert now.rows[0] is not None
+        assert now.rows[0][0][1] == "new"
 
     run(scenario, backups=2)
-
-
-# ---- recovery ---------------------------------------------------------------------------------
-
-
-def test_a_merge_made_elsewhere_is_taken_only_if_it_is_of_the_same_segments() -> None:
-    """Positions outside the segments would make readers fail later."""
-    hashes = np.array([1, 2], np.uint64)
-    live = [np.array([True, False]), np.array([True])]
-
-    def merged(*positions: int) -> Merged:
-        return Merged((hashes, np.array(positions, np.int64)), live, 3)
-
-    assert fits(merged(0, 1 << 32), [2, 1])
-    assert not fits(merged(0, 1 << 32), [2, 2])
-    assert not fits(merged(2, 1 << 32), [2, 1])
-    assert not fits(merged(0, 2 << 32), [2, 1])
-    assert not fits(merged(-1, 0), [2, 1])
-    assert not fits(merged(0), [2, 1])
 
 
 def test_a_call_is_for_its_tablet_only() -> None:

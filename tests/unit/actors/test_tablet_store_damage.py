@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stelae.actors.tablet_startup import RepairKind
+from stelae.actors.replicated.tablet_startup import RepairKind
 from stelae.core.errors import CorruptData, TabletNotReady
 from stelae.core.ids import OpId, TabletId
-from stelae.core.replica_messages import DataState
+from stelae.core.messages.replicas import DataState
 from tests.unit.actors.stored_tablets import (
     IMAGES,
     TABLET,

@@ -9,8 +9,8 @@ import pytest
 
 from stelae.core.errors import NoSpace, TabletNotReady
 from stelae.core.ids import OpId, TabletId
-from stelae.core.replica_messages import DataState
-from stelae.storage.superblock import NOTHING
+from stelae.core.messages.replicas import DataState
+from stelae.storage.files.superblock import NOTHING
 from tests.unit.actors.stored_tablets import (
     IMAGES,
     LAST,

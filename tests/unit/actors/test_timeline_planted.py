@@ -7,13 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.actors import timeline_eviction, timeline_pull, timeline_reopening, timeline_store
-from stelae.actors.timeline import Timeline
-from stelae.actors.timeline_log import TimelineLog
-from stelae.actors.timeline_pull import TimelinePulls
+from stelae.actors.safekeeper import (
+    timeline_eviction,
+    timeline_pull,
+    timeline_reopening,
+    timeline_store,
+)
+from stelae.actors.safekeeper.timeline import Timeline
+from stelae.actors.safekeeper.timeline_log import TimelineLog
+from stelae.actors.safekeeper.timeline_pull import TimelinePulls
 from stelae.core.errors import StelaeError
-from stelae.core.timelines import AcceptorState
-from stelae.storage.timeline_control import TimelineControl, log_cut, saved
+from stelae.core.logs.timelines import AcceptorState
+from stelae.storage.files.timeline_control import TimelineControl, log_cut, saved
 from tests.unit.actors import test_timeline_crashes
 from tests.unit.actors.test_timeline_crashes import lives_of
 from tests.unit.actors.timeline_world import OPERATIONS

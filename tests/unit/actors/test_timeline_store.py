@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.actors.timeline import Timeline
-from stelae.actors.timeline_store import TimelineStore
+from stelae.actors.safekeeper.timeline import Timeline
+from stelae.actors.safekeeper.timeline_store import TimelineStore
 from stelae.consensus.wal_acceptor import WalAcceptor
 from stelae.consensus.wal_messages import (
     ProposerElected,
@@ -29,8 +29,8 @@ from stelae.core.errors import (
     TabletTombstoned,
 )
 from stelae.core.ids import OpId, TabletId
+from stelae.core.logs.timelines import ProposerId, TermStart, cut_history
 from stelae.core.tasks import Tasks
-from stelae.core.timelines import ProposerId, TermStart, cut_history
 from stelae.runtime.files import LocalDisk
 from tests.unit.actors.stored_timelines import TABLET, donor_of, filled
 from tests.unit.actors.timeline_world import (

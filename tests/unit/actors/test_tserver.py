@@ -11,9 +11,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.actors import tserver
+from stelae.actors.tserver import tserver
 from stelae.client.database import AsyncDatabase
-from stelae.core.durability import replicas, segments, wal
 from stelae.core.errors import (
     InvalidArgument,
     OutcomeUnknown,
@@ -25,7 +24,8 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import ClientId, RequestId, TabletId
-from stelae.core.messages import (
+from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.messages.servers import (
     CLOSE_TABLET,
     INSTALL_MERGE,
     SCAN,
@@ -39,10 +39,11 @@ from stelae.core.messages import (
 )
 from stelae.core.records import ServerInfo
 from stelae.core.rpc import Call
-from stelae.core.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.tables.durability import replicas, segments, wal
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.options import Servers
+from stelae.storage.segments.cleaning import COPIED_SHARE_MAX
 from tests.unit.actors.tablet_world import SCHEMA
 
 BIG = "x" * 700
@@ -146,6 +147,30 @@ def test_a_write_repeated_at_the_new_owner_gets_its_first_answer() -> None:
             await here.call(here.owner, WRITE, refused)
 
     run_small(scenario, "disk", "disk", tservers=2)
+
+
+def test_rows_that_another_tablet_has_too_leave_memory_to_those_who_write() -> None:
+    """They are refused from a lower share of what lives, also if they alone would come above it."""
+
+    async def scenario(here: Small) -> None:
+        await here.table.upsert([{"id": n, "value": BIG} for n in range(20)])
+        cleaner = here.world.server(here.owner).cleaner
+        cleaner.weigh()
+        cleaner.limit_bytes = cleaner.used_bytes
+        cleaner.weigh()
+        live_bytes = cleaner.live_bytes
+        cleaner.limit_bytes = int(live_bytes / 0.92)
+        cleaner.weigh()
+        assert cleaner.refusal() is None
+        refused = cleaner.copy_refusal(0)
+        assert refused is not None
+        assert refused.args[1:] == (live_bytes, int(COPIED_SHARE_MAX * cleaner.limit_bytes))
+        await here.table.update({"id": 1, "value": "a"})
+        cleaner.limit_bytes = 2 * live_bytes
+        assert cleaner.copy_refusal(0) is None
+        assert cleaner.copy_refusal(live_bytes) is not None
+
+    run_small(scenario, "disk", "disk")
 
 
 def test_out_of_memory_refuses_writes_while_reads_and_deletes_go_on() -> None:
@@ -326,7 +351,7 @@ def test_calls_on_a_tablet_that_is_not_here_name_it() -> None:
         for method, body in (
             (SCAN, Scan(missing)),
             (WRITE, Write(missing, 1, WriteOp.UPSERT, _request(1), ((1, "a"),))),
-            (INSTALL_MERGE, InstallMerge(missing, 1, 1)),
+            (INSTALL_MERGE, InstallMerge(missing, 1, ())),
         ):
             with pytest.raises(TabletNotHere, match=missing):
                 await here.call(here.owner, method, body)

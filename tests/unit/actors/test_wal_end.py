@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.actors.timeline import Timeline
-from stelae.actors.timeline_store import TimelineStore
-from stelae.actors.wal_end import AT_ONCE_BYTES, SMALL_BYTES
+from stelae.actors.safekeeper.timeline import Timeline
+from stelae.actors.safekeeper.timeline_store import TimelineStore
+from stelae.actors.safekeeper.wal_end import AT_ONCE_BYTES, SMALL_BYTES
 from stelae.core.ids import OpId, TabletId
-from stelae.core.replication import Entry
+from stelae.core.logs.replication import Entry
+from stelae.core.logs.timelines import AcceptorState
 from stelae.core.tasks import Tasks
-from stelae.core.timelines import AcceptorState
 from stelae.runtime.files import LocalDisk
-from stelae.storage.wal_log import record_bytes
+from stelae.storage.files.wal_log import record_bytes
 from tests.unit.actors.timeline_world import ME, entry, members
 
 TABLET = TabletId("t1")

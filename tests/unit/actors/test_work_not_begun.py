@@ -15,13 +15,11 @@ import pyarrow as pa
 import pytest
 
 from stelae.actors.carry_through import carry_through
-from stelae.actors.coordinator import Coordinator
-from stelae.coordinator.catalog import Catalog, CatalogBatch
-from stelae.coordinator.liveness import Liveness
-from stelae.core.durability import segments
+from stelae.actors.master.coordinator import Coordinator
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.coordinator.known.liveness import Liveness
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.messages import Heartbeat
-from stelae.core.partition import Partitioning
+from stelae.core.messages.servers import Heartbeat
 from stelae.core.records import (
     ProcessIdentity,
     ServerInfo,
@@ -31,8 +29,10 @@ from stelae.core.records import (
     TabletRecord,
     TabletState,
 )
-from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.simulation.options import Options
 from stelae.simulation.world import World

@@ -17,17 +17,15 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
-from stelae.actors.timeline import Timeline
-from stelae.actors.timeline_donor import HeldSnapshot
-from stelae.actors.timeline_reopening import reopen
-from stelae.actors.timeline_startup import LoadedTimelines
-from stelae.actors.timeline_store import TimelineStore
+from stelae.actors.safekeeper.timeline import Timeline
+from stelae.actors.safekeeper.timeline_donor import HeldSnapshot
+from stelae.actors.safekeeper.timeline_reopening import reopen
+from stelae.actors.safekeeper.timeline_startup import LoadedTimelines
+from stelae.actors.safekeeper.timeline_store import TimelineStore
 from stelae.core.errors import CorruptData, NoSpace, TabletNotReady
 from stelae.core.ids import TabletId
-from stelae.core.replication import Entry, EntryKind
-from stelae.core.rpc import Blob
-from stelae.core.tasks import Tasks
-from stelae.core.timelines import (
+from stelae.core.logs.replication import Entry, EntryKind
+from stelae.core.logs.timelines import (
     NOBODY,
     AcceptorState,
     LogPosition,
@@ -37,10 +35,12 @@ from stelae.core.timelines import (
     history_of,
     joined_history,
 )
+from stelae.core.rpc import Blob
+from stelae.core.tasks import Tasks
 from stelae.simulation import Options, SimLoop
 from stelae.simulation.disk import InjectedDiskError, SimDisk
 from stelae.simulation.process import ProcessEnded
-from stelae.storage.timeline_control import FOREVER
+from stelae.storage.files.timeline_control import FOREVER
 from tests.unit.actors.tablet_store_world import Crash, SteppedDisk, When
 
 T = TypeVar("T")

@@ -12,22 +12,28 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from stelae.actors.backup import Backup
+from stelae.actors.backup.backup import Backup
 from stelae.actors.identity import listen_as, take_identity
+from stelae.actors.logs.tablet_logs import wal_log_of
+from stelae.actors.logs.tablet_recovery import Intake
+from stelae.actors.logs.timeline_proposer import AcceptorMailbox
+from stelae.actors.logs.wal_log import WalLog
+from stelae.actors.master.safekeeper_ports import SafekeeperPorts
 from stelae.actors.membership import Membership
-from stelae.actors.safekeeper import Safekeeper
-from stelae.actors.safekeeper_ports import SafekeeperPorts
-from stelae.actors.tablet import Tablet
-from stelae.actors.tablet_logs import wal_log_of
-from stelae.actors.tablet_recovery import Intake
-from stelae.actors.timeline import Timeline
-from stelae.actors.timeline_proposer import AcceptorMailbox
-from stelae.actors.wal_log import WalLog
-from stelae.core.configurations import TimelineId
-from stelae.core.durability import wal
+from stelae.actors.safekeeper.safekeeper import Safekeeper
+from stelae.actors.safekeeper.timeline import Timeline
+from stelae.actors.tablet.tablet import Tablet
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.messages import (
+from stelae.core.logs.configurations import TimelineId
+from stelae.core.logs.timelines import (
+    SafekeeperId,
+    SafekeeperPlace,
+    SwitchReply,
+    TimelineConfiguration,
+    TimelineSource,
+)
+from stelae.core.messages.servers import (
     FENCE_LOGS,
     FenceLogs,
     Get,
@@ -39,7 +45,6 @@ from stelae.core.messages import (
     WriteOp,
     WriteReply,
 )
-from stelae.core.partition import Partitioning
 from stelae.core.records import (
     ServerInfo,
     ServerKind,
@@ -49,20 +54,15 @@ from stelae.core.records import (
     TabletState,
 )
 from stelae.core.rpc import Call
-from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
+from stelae.core.tables.durability import wal
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 from stelae.core.tasks import Tasks
-from stelae.core.timelines import (
-    SafekeeperId,
-    SafekeeperPlace,
-    SwitchReply,
-    TimelineConfiguration,
-    TimelineSource,
-)
 from stelae.recovery.plan import plan_sealed
 from stelae.simulation import Options, World
 from stelae.simulation.instance import SimRuntime
-from stelae.storage.frames import MediumSpec
+from stelae.storage.media.frames import MediumSpec
 
 SCHEMA = TableSchema.of(
     pa.schema([pa.field("id", pa.int64(), False), pa.field("value", pa.string())]), ["id"]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from stelae.client.blocking import BlockingTable
-from stelae.client.session import Session
+from stelae.client.calls.session import Session
 from stelae.client.table import AsyncTable
 from stelae.core.errors import (
     DeadlineExpired,
@@ -26,10 +26,10 @@ from stelae.core.errors import (
     Unavailable,
 )
 from stelae.core.ids import Address, ClientId, ServerUuid
-from stelae.core.messages import GET, WRITE, Get, GetReply, Write, WriteOp, WriteReply
-from stelae.core.partition import hash_partition
-from stelae.core.schema import TableSchema
+from stelae.core.messages.servers import GET, WRITE, Get, GetReply, Write, WriteOp, WriteReply
 from stelae.core.settings import Settings
+from stelae.core.tables.partition import hash_partition
+from stelae.core.tables.schema import TableSchema
 from tests.unit.client.scripted import OWNER, TSERVER, Scripted, cache_of, locations
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("value", pa.string())]), ["id"])

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.client.check import judge
-from stelae.client.check_facts import (
+from stelae.client.check.check import judge
+from stelae.client.check.facts import (
     Facts,
     LogFacts,
     LogsAnswer,
@@ -20,20 +20,20 @@ from stelae.client.check_facts import (
     TabletFacts,
     Verdict,
 )
-from stelae.client.check_masters import judge_servers
-from stelae.client.check_tablets import judge_tablets
-from stelae.client.check_timelines import BEHIND_S, NO_SPARE, ask_logs, judge_logs
-from stelae.core.configurations import TimelineId
+from stelae.client.check.masters import judge_servers
+from stelae.client.check.tablets import judge_tablets
+from stelae.client.check.timelines import BEHIND_S, NO_SPARE, ask_logs, judge_logs
 from stelae.core.errors import Unavailable
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.safekeeper_calls import (
+from stelae.core.logs.configurations import TimelineId
+from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.messages.safekeepers import (
     LIST_TIMELINES,
     HeldTimeline,
     TimelineList,
     TimelinePresence,
 )
-from stelae.core.timeline_messages import MigrationProgress
-from stelae.core.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.messages.timelines import MigrationProgress
 from tests.unit.client.scripted import Scripted
 
 V = Verdict
@@ -227,7 +227,7 @@ def test_what_is_left_where_it_should_not_be_is_a_note_with_its_repair() -> None
     ]
     assert "does not say which logs it has: silence" in found[0].text
     assert "has 1 logs of which it is no member" in found[3].text
-    assert found[3].text.endswith("stelae safekeeper scrub 4")
+    assert found[3].hint.endswith("stelae safekeeper scrub 4")
     joint = at(5, (1, 2, 3), (1, 2, 5))
     assert not judge_logs(
         status_of(tablet(joint)), logs(dict.fromkeys(range(1, 6), held(at(4, (1,)))))
@@ -249,10 +249,7 @@ def test_a_report_with_logs_is_well_and_shows_them_where_they_are_not() -> None:
     [
         (
             keeper(1, live=False, silent_s=9.0),
-            [
-                "is dead: silent for 9 s; if it never comes back: stelae safekeeper set-status 1 "
-                "decommissioned"
-            ],
+            ["is dead: silent for 9 s"],
         ),
         (keeper(1, live=False, status="offline"), ["is away, and set offline"]),
         (
@@ -278,6 +275,9 @@ def test_a_safekeeper_may_be_away_if_operators_said_so(
     )
     found = judge_servers(StatusFacts("c", 1, (*needed, server), (), ()))
     assert [each.text for each in found] == expected
+    for each in found:
+        is_missed = each.severity is not Severity.NOTE
+        assert each.hint.endswith("stelae safekeeper set-status 1 decommissioned") == is_missed
     is_missed = server.status == "active" and not server.is_live
     assert [each.severity for each in found] == (
         [Severity.WARNING if is_missed else Severity.NOTE] * len(expected)

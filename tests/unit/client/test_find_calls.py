@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import stelae
-from stelae.client import find_calls
-from stelae.client.find_calls import Asked
-from stelae.client.http_table import HttpTable
+from stelae.client.finds import calls as find_calls
+from stelae.client.finds.calls import Asked
+from stelae.client.http.table import HttpTable
 from stelae.client.table import AsyncTable
 from stelae.core.errors import InvalidArgument
 

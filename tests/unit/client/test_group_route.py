@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from stelae.client import group_route
-from stelae.client.group_calls import GroupCall
-from stelae.client.group_route import GroupRoute
+from stelae.client.calls import group_route
+from stelae.client.calls.group_calls import GroupCall
+from stelae.client.calls.group_route import GroupRoute
 from stelae.core.errors import DeadlineExpired
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.messages import TabletLocation
+from stelae.core.messages.servers import TabletLocation
 from stelae.core.records import TabletRecord, TabletState
 
 

@@ -1,4 +1,4 @@
-"""`stelae.client.http_records`: what a description as JSON says is what the record said."""
+"""`stelae.client.http.records`: what a description as JSON says is what the record said."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import json
 import pyarrow as pa
 import pytest
 
-from stelae.client.http_records import table_record, tablet_location
-from stelae.core.catalog_messages import ReplicaLocation, TabletLocation
-from stelae.core.durability import Durability, checked, media_of, replicas, segments, wal
+from stelae.client.http.records import table_record, tablet_location
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.partition import Partitioning
+from stelae.core.logs.replication import Configuration, Peer
+from stelae.core.messages.catalog import ReplicaLocation, TabletLocation
 from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
-from stelae.core.replication import Configuration, Peer
-from stelae.core.schema import TableSchema
-from stelae.serve.tables import describe_location, describe_table
+from stelae.core.tables.durability import Durability, checked, media_of, replicas, segments, wal
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
+from stelae.serve.routes.tables import describe_location, describe_table
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 

@@ -7,13 +7,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.cli_servers import retired
-from stelae.client.operators import MoveStage, describe_tservers, stage_of, what_keeps
+from stelae.cli.servers import retired
+from stelae.client.operating.operators import (
+    AWAY_S,
+    MoveStage,
+    Waiting,
+    describe_tservers,
+    stage_of,
+    what_keeps,
+)
 from stelae.core.errors import RetryLater
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.records import ReplicaMove, ServerMark, TabletRecord, TabletState
-from stelae.core.replication import Configuration, Peer
-from stelae.core.server_messages import ServerProgress
+from stelae.core.logs.replication import Configuration, Peer
+from stelae.core.messages.operators import ServerProgress
+from stelae.core.records import ReplicaMove, ServerKind, ServerMark, TabletRecord, TabletState
 
 MOVE = ReplicaMove(ServerUuid("c"), ServerUuid("d"))
 COPY = {
@@ -206,6 +213,37 @@ def test_tablet_servers_are_listed_with_what_they_have() -> None:
     ]
     assert [server["owned"] for server in found] == [1, 0, 0, 1]
     assert [server["load_per_s"] for server in found] == [42.5, 0.0, 0.0, 0.0]
+
+
+def test_a_backup_that_is_away_is_waited_for_while_something_comes_of_it() -> None:
+    """Two minutes without a change end the wait, with words that name every way out; one that
+    lives, or of which less is left each time, takes as long as it takes."""
+    mark = ServerMark(ServerUuid("a"), "backup-2", retiring=True, kind=ServerKind.BACKUP)
+    waiting, now = Waiting(0.0), 0.0
+
+    def look(segments: int, *, is_live: bool = False, after_s: float = AWAY_S) -> None:
+        nonlocal now
+        now += after_s
+        waiting.check(ServerProgress(mark, is_live, 0, 0, problem="why", segments=segments), now)
+
+    for segments in (5, 4, 3):
+        look(segments)
+    for _ in range(3):
+        look(3, is_live=True)
+    look(3, after_s=AWAY_S - 1)
+    look(0)
+    look(2)
+    look(2, after_s=AWAY_S - 1)
+    with pytest.raises(RetryLater) as raised:
+        look(2, after_s=1.0)
+    for words in ("why", "Start it", "stelae recover", "--gone backup-2", "--no-wait"):
+        assert words in str(raised.value)
+
+
+def test_a_backup_that_is_away_and_needed_by_nobody_is_let_go_of() -> None:
+    """It cannot be stopped: it is told that nothing is missing without it."""
+    mark = ServerMark(ServerUuid("a"), "backup-2", retiring=True, kind=ServerKind.BACKUP)
+    assert "away, and nothing is missing without it" in retired(ServerProgress(mark, False, 0, 0))
 
 
 @pytest.mark.parametrize(

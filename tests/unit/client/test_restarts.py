@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from stelae.core.errors import InvalidArgument
-from stelae.restarts import find_server, what_is_missing
+from stelae.core.ids import TableId
+from stelae.core.records import TableRecord, TableState
+from stelae.core.tables.durability import Durability, replicas, segments, wal
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
+from stelae.hosting.restarts import find_server, what_is_missing, what_would_go
+from stelae.storage.media.frames import MediumSpec
 
 
 def replica(role: str = "follower", **changes: Any) -> dict[str, Any]:
@@ -48,16 +56,61 @@ def test_a_server_is_back_when_it_takes_part_with_all_its_replicas(
     assert bool(found) == bool(missing)
 
 
-def test_tservers_masters_and_safekeepers_are_restarted_and_nobody_else() -> None:
-    """By name or UUID, if they live: a backup is restarted by whoever runs it."""
-    kinds = {"t": "tserver", "m": "master", "s": "safekeeper", "b": "backup", "d": "tserver"}
+def test_whatever_lives_is_restarted() -> None:
+    """By name or UUID."""
     servers = [
-        {"kind": kind, "id": name, "uuid": f"u-{name}", "state": "dead" if name == "d" else "live"}
-        for name, kind in kinds.items()
+        {"kind": kind, "id": kind[0], "uuid": f"u-{kind[0]}", "state": state}
+        for kind, state in (("tserver", "live"), ("backup", "live"), ("master", "dead"))
     ]
     assert find_server({"servers": servers}, "t")["uuid"] == "u-t"
-    assert find_server({"servers": servers}, "u-m")["id"] == "m"
-    assert find_server({"servers": servers}, "s")["kind"] == "safekeeper"
-    for wrong in ("b", "d", "nobody"):
-        with pytest.raises(InvalidArgument, match="no tserver, master or safekeeper that lives"):
+    assert find_server({"servers": servers}, "u-b")["id"] == "b"
+    for wrong in ("m", "nobody"):
+        with pytest.raises(InvalidArgument, match="no server that lives"):
             find_server({"servers": servers}, wrong)
+
+
+def table(name: str, durability: Durability, becoming: Durability | None = None) -> TableRecord:
+    return TableRecord(
+        TableId(name),
+        name,
+        TableSchema.of(pa.schema([pa.field("id", pa.int64(), False)]), ["id"]),
+        Partitioning(),
+        durability,
+        TableState.RUNNING,
+        becoming=becoming,
+    )
+
+
+MEDIA = (MediumSpec(name="disk", path="disk"), MediumSpec(name="ram", size_bytes=1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("server", "tables", "why"),
+    [
+        ({"id": "s1"}, [table("a", segments("disk"))], ""),
+        ({"id": "s1"}, [table("a", segments())], "rows of a .*memory only"),
+        ({"id": "s1"}, [table("a", segments("disk"), segments())], "rows of a .*memory only"),
+        ({"id": "s2"}, [table("a", segments())], ""),
+        ({"id": "b", "segments": 3}, [table("a", segments("disk"))], ""),
+        ({"id": "b", "segments": 3}, [table("a", wal(3, segments=("ram",)))], "segments of a"),
+        ({"id": "b", "segments": 3}, [table("a", replicas(3), segments("ram"))], "segments of a"),
+        ({"id": "b", "segments": 0}, [table("a", segments("ram"))], ""),
+    ],
+)
+def test_what_is_in_its_memory_alone_is_not_ended(
+    server: dict[str, Any], tables: list[TableRecord], why: str
+) -> None:
+    """Of a tablet server the rows, of a backup the segments; what it has not does not count."""
+    media = MEDIA if server["id"] == "b" else ()
+    found = what_would_go(server, [{"table": "a", "leader": "s1"}], media, tables)
+    assert bool(found) == bool(why)
+    assert re.search(why, found)
+
+
+def test_after_a_backup_the_next_one_waits_until_no_segment_lacks_a_replica() -> None:
+    """What lay there may have been found missing meanwhile."""
+    found = status(tablets=[{"state": "running", "under_replicated": 2}, {"state": "running"}])
+    assert what_is_missing(found, "u1", 2) == ""
+    for server in found["servers"]:
+        server["kind"] = "backup"
+    assert what_is_missing(found, "u1", 2) == "2 segments lack replicas"

@@ -8,16 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.client.masters import MastersClient
-from stelae.client.retries import LONGEST_PAUSE_S, all_or_first_error, most_telling, on_tablet
-from stelae.client.scan import scan_tablet
-from stelae.core.catalog_messages import (
-    GET_TABLE,
-    LINEARIZABLE,
-    LIST_TABLES,
-    ListTables,
-    TableList,
-)
+from stelae.client.calls.masters import MastersClient
+from stelae.client.calls.retries import LONGEST_PAUSE_S, on_tablet
+from stelae.client.scans.scan import scan_tablet
 from stelae.core.errors import (
     DeadlineExpired,
     InvalidArgument,
@@ -36,9 +29,16 @@ from stelae.core.errors import (
     Unavailable,
 )
 from stelae.core.ids import Address
-from stelae.core.messages import GET, SCAN, GetReply, ScanReply
+from stelae.core.messages.catalog import (
+    GET_TABLE,
+    LINEARIZABLE,
+    LIST_TABLES,
+    ListTables,
+    TableList,
+)
+from stelae.core.messages.servers import GET, SCAN, GetReply, ScanReply
 from stelae.core.rpc import Reply
-from stelae.core.schema import TableSchema
+from stelae.core.tables.schema import TableSchema
 from tests.unit.client.scripted import TSERVER, Scripted, cache_of, locations
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
@@ -269,39 +269,3 @@ def test_a_client_without_masters_cannot_be_made() -> None:
     with pytest.raises(InvalidArgument):
         MastersClient(Scripted(), [])  # type: ignore[arg-type]
     assert TSERVER
-
-
-def test_a_bug_is_not_hidden_behind_a_refusal() -> None:
-    """Of what the parts of a call raised, what nobody foresaw is told."""
-    refusal, bug = RowExists("t", "1", 1), AssertionError("broken")
-    assert most_telling([refusal, bug]) is bug
-    assert most_telling([refusal, Unavailable("m", "x")]) is refusal
-
-
-async def test_parts_that_fail_leave_later_timeouts_of_their_task_alone() -> None:
-    """As a `TaskGroup` would not, in older Pythons: its task stays marked as being cancelled."""
-    ended: list[str] = []
-
-    async def fail() -> None:
-        raise NotLeader("a", 7, "b:1")
-
-    async def hang() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("hang")
-
-    async def one() -> int:
-        return 1
-
-    assert await all_or_first_error([one(), one()]) == [1, 1]
-    assert await all_or_first_error([]) == []
-    with pytest.raises(NotLeader):
-        await all_or_first_error([hang(), fail(), one()])
-    assert ended == ["hang"]
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0):
-            await asyncio.shield(asyncio.sleep(0.01))

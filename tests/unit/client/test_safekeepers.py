@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.client.masters import MastersClient
-from stelae.client.safekeepers import WATCH_S, SafekeeperCalls
-from stelae.client.timeline_views import newest, safekeeper_document, timeline_document
-from stelae.core.configurations import StoredRecord, TimelineId, TimelineRecord
+from stelae.client.calls.masters import MastersClient
+from stelae.client.operating.safekeepers import WATCH_S, SafekeeperCalls
+from stelae.client.operating.timeline_views import newest, safekeeper_document, timeline_document
 from stelae.core.errors import InvalidArgument, RetryLater, TabletTombstoned
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.records import SafekeeperRecord, TabletRecord, TabletState
-from stelae.core.safekeeper_calls import TIMELINE_STATUS, HeldTimeline, TimelinePresence
-from stelae.core.timeline_messages import (
+from stelae.core.logs.configurations import StoredRecord, TimelineId, TimelineRecord
+from stelae.core.logs.timelines import SafekeeperId, SafekeeperPlace, TimelineConfiguration
+from stelae.core.messages.safekeepers import TIMELINE_STATUS, HeldTimeline, TimelinePresence
+from stelae.core.messages.timelines import (
     LIST_SAFEKEEPERS,
     LOCATE_TIMELINE,
     SCRUB_SAFEKEEPER,
@@ -30,7 +30,7 @@ from stelae.core.timeline_messages import (
     ScrubReply,
     TimelineView,
 )
-from stelae.core.timelines import SafekeeperId, SafekeeperPlace, TimelineConfiguration
+from stelae.core.records import SafekeeperRecord, TabletRecord, TabletState
 from tests.unit.client.scripted import MASTER, Scripted
 
 TIMELINE = TimelineId(TableId("a" * 32), TabletId("b" * 32))

@@ -11,10 +11,10 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from stelae.client.convert import RowCodec, decode_batch, to_arrow
+from stelae.client.calls.convert import RowCodec, decode_batch, to_arrow
+from stelae.client.calls.session import Session
 from stelae.client.database import check_name
-from stelae.client.filters import normalize_filters
-from stelae.client.session import Session
+from stelae.client.scans.filters import normalize_filters
 from stelae.client.table import AsyncTable
 from stelae.core.errors import (
     ColumnNotFound,
@@ -24,7 +24,7 @@ from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.ids import ClientId
-from stelae.core.messages import (
+from stelae.core.messages.servers import (
     GET,
     GET_MANY,
     WRITE,
@@ -33,10 +33,10 @@ from stelae.core.messages import (
     Write,
     WriteReply,
 )
-from stelae.core.partition import hash_partition
 from stelae.core.rpc import Reply
-from stelae.core.schema import VERSION_COLUMN, TableSchema
 from stelae.core.settings import Settings
+from stelae.core.tables.partition import hash_partition
+from stelae.core.tables.schema import VERSION_COLUMN, TableSchema
 from tests.unit.client.scripted import Scripted, cache_of, locations
 
 SCHEMA = TableSchema.of(
@@ -99,6 +99,7 @@ async def test_rows_of_one_tablet_stay_in_order() -> None:
     """Rows of a call apply in order, so the cut must keep it."""
     tablets = Tablets(buckets=3)
     await tablets.table.upsert(rows(*range(100)))
+    assert len(tablets.rows) == 3
     for written in tablets.rows.values():
         ids = [row["id"] for row in written]
         assert ids == sorted(ids)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from stelae.actors.replica_members import MemberCare
+from stelae.actors.raft.replica_members import MemberCare
 from stelae.consensus.membership import ChangeKind, MemberChange
 from stelae.consensus.messages import AppendRequest, AppendResponse, VoteRequest, VoteResponse
 from stelae.consensus.progress import ProgressState
@@ -14,7 +14,13 @@ from stelae.consensus.raft import Raft
 from stelae.consensus.ready import Ready, Tick
 from stelae.consensus.settings import RaftSettings
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.replication import Entry, EntryKind, Snapshot, TermAndVote, first_configuration
+from stelae.core.logs.replication import (
+    Entry,
+    EntryKind,
+    Snapshot,
+    TermAndVote,
+    first_configuration,
+)
 
 GROUP = TabletId("group")
 N1, N2, N3, N4 = (ServerUuid(f"n{number}") for number in range(1, 5))

@@ -8,7 +8,7 @@ from stelae.consensus.membership import ChangeKind, MemberChange, changed_peers
 from stelae.consensus.raft import Raft
 from stelae.core.errors import ConfigurationMismatch, InvalidArgument, TabletNotReady
 from stelae.core.ids import Address, OpId, ServerUuid
-from stelae.core.replication import Configuration, Peer
+from stelae.core.logs.replication import Configuration, Peer
 from tests.unit.consensus.test_taken_back import N1, N2, N3, N4, Leading, grown
 
 STRANGER = ServerUuid("stranger")

@@ -9,7 +9,7 @@ from stelae.consensus.raft import Raft
 from stelae.consensus.ready import Tick
 from stelae.consensus.settings import RaftSettings
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.replication import (
+from stelae.core.logs.replication import (
     Configuration,
     Entry,
     EntryKind,

@@ -15,7 +15,7 @@ from stelae.consensus.ready import Ready, Tick, Unreachable
 from stelae.consensus.settings import RaftSettings
 from stelae.core.errors import TabletNotReady
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.replication import Entry, EntryKind, TermAndVote, first_configuration
+from stelae.core.logs.replication import Entry, EntryKind, TermAndVote, first_configuration
 
 GROUP = TabletId("group")
 UUIDS = tuple(ServerUuid(f"n{number}") for number in range(1, 5))

@@ -23,7 +23,7 @@ from stelae.consensus.settings import RaftSettings
 from stelae.consensus.tombstone import answer
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.replication import Entry, EntryKind, TermAndVote, first_configuration
+from stelae.core.logs.replication import Entry, EntryKind, TermAndVote, first_configuration
 
 GROUP = TabletId("group")
 N1, N2, N3, N4 = (ServerUuid(f"n{number}") for number in range(1, 5))

@@ -13,7 +13,7 @@ from stelae.consensus.ready import Role, Tick
 from stelae.consensus.settings import RaftSettings
 from stelae.consensus.tombstone import answer
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.replication import (
+from stelae.core.logs.replication import (
     Entry,
     EntryKind,
     Snapshot,

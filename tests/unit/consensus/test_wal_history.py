@@ -28,8 +28,8 @@ from stelae.consensus.wal_messages import (
 from stelae.consensus.wal_sessions import Session
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, TabletId
-from stelae.core.replication import Entry, EntryKind
-from stelae.core.timelines import (
+from stelae.core.logs.replication import Entry, EntryKind
+from stelae.core.logs.timelines import (
     NOBODY,
     ProposerId,
     SafekeeperId,

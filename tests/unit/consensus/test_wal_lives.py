@@ -8,7 +8,7 @@ import pytest
 
 from stelae.consensus.wal_acceptor import WalAcceptor
 from stelae.consensus.wal_leader import WalLeader
-from stelae.core.timelines import (
+from stelae.core.logs.timelines import (
     SafekeeperId,
     SwitchReply,
     TimelineConfiguration,

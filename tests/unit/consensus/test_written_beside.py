@@ -11,7 +11,7 @@ from stelae.consensus.raft import Raft
 from stelae.consensus.ready import Ready, Tick
 from stelae.consensus.settings import RaftSettings
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.replication import Entry, EntryKind, TermAndVote, first_configuration
+from stelae.core.logs.replication import Entry, EntryKind, TermAndVote, first_configuration
 
 GROUP = TabletId("group")
 N1, N2, N3 = (ServerUuid(f"n{number}") for number in range(1, 4))

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from stelae.consensus.wal_messages import BumpTerm, Exclude, SwitchConfiguration
 from stelae.core.ids import TabletId
-from stelae.core.timelines import (
+from stelae.core.logs.timelines import (
     LogPosition,
     SafekeeperId,
     SwitchReply,

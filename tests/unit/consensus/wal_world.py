@@ -40,8 +40,8 @@ from stelae.consensus.wal_ready import (
 )
 from stelae.core.errors import RetryElsewhere, RetryLater, StelaeError
 from stelae.core.ids import OpId
-from stelae.core.replication import Entry, EntryKind
-from stelae.core.timelines import (
+from stelae.core.logs.replication import Entry, EntryKind
+from stelae.core.logs.timelines import (
     AcceptorState,
     LogExtent,
     ProposerId,

@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from stelae.coordinator.catalog import Catalog, CatalogBatch
-from stelae.coordinator.ddl import draft_create, draft_replace
-from stelae.coordinator.decide import Action, Replace, decide
-from stelae.coordinator.group_decisions import Change, UpdateGroups
-from stelae.coordinator.liveness import Liveness
-from stelae.coordinator.operator_drafts import draft_mark
-from stelae.coordinator.pacing import Pacing
-from stelae.coordinator.tserver_loads import tserver_loads
-from stelae.core.catalog_messages import CreateTable
-from stelae.core.durability import Durability, replicas
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.coordinator.changes.ddl import draft_create, draft_replace
+from stelae.coordinator.decisions.decide import Action, Replace, decide
+from stelae.coordinator.decisions.groups import Change, UpdateGroups
+from stelae.coordinator.decisions.tserver_loads import tserver_loads
+from stelae.coordinator.known.liveness import Liveness
+from stelae.coordinator.moves.pacing import Pacing
+from stelae.coordinator.orders.operators import draft_mark
 from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TabletId
-from stelae.core.messages import (
+from stelae.core.messages.catalog import CreateTable
+from stelae.core.messages.operators import MarkServer
+from stelae.core.messages.servers import (
     GroupReport,
     Heartbeat,
     PeerHealth,
@@ -27,12 +27,12 @@ from stelae.core.messages import (
     TabletProgress,
     TabletReport,
 )
-from stelae.core.partition import Partitioning
 from stelae.core.records import ServerInfo, ServerKind, TabletRecord
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.schema import TableSchema
-from stelae.core.server_messages import MarkServer
 from stelae.core.settings import Settings
+from stelae.core.tables.durability import Durability, replicas
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 
 SETTINGS = Settings(heartbeat_s=0.2, lease_s=1.5, dead_after_s=2.0)
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])

@@ -1,4 +1,5 @@
-"""`stelae.coordinator.alter`: the entry of an alter, and what the leader sees to afterwards."""
+"""`stelae.coordinator.altering.alter`: the entry of an alter, and what the leader sees to
+afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.coordinator.alter import (
+from stelae.coordinator.altering.alter import (
     Alter,
     FinishAlter,
     alter_actions,
@@ -17,21 +18,19 @@ from stelae.coordinator.alter import (
     draft_finish,
     waiting_for,
 )
-from stelae.coordinator.catalog import Applied, Catalog, CatalogBatch, Conflict
-from stelae.coordinator.liveness import Liveness, Run, run_of
-from stelae.core.alter import SchemaChange, schema_change
-from stelae.core.alter_messages import AlterTable
-from stelae.core.durability import Replicas, replicas, segments
+from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch, Conflict
+from stelae.coordinator.known.liveness import Liveness, Run, run_of
 from stelae.core.errors import InvalidArgument, TableExists, TableNotFound
 from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.messages import (
+from stelae.core.logs.replication import Configuration, Peer
+from stelae.core.messages.alter import AlterTable
+from stelae.core.messages.servers import (
     GroupReport,
     Heartbeat,
     ReplicaRole,
     TabletProgress,
     TabletReport,
 )
-from stelae.core.partition import Partitioning
 from stelae.core.records import (
     ServerInfo,
     ServerKind,
@@ -40,10 +39,12 @@ from stelae.core.records import (
     TabletRecord,
     TabletState,
 )
-from stelae.core.replication import Configuration, Peer
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
+from stelae.core.tables.alter import SchemaChange, schema_change
+from stelae.core.tables.durability import Replicas, replicas, segments
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("a", pa.string())]), ["id"])
 ADD = schema_change(add=[pa.field("c", pa.int8())])

@@ -1,4 +1,4 @@
-"""`stelae.coordinator.catalog`: one entry per operation, all or nothing, exactly once."""
+"""`stelae.coordinator.catalog.catalog`: one entry per operation, all or nothing, exactly once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.coordinator.catalog import (
+from stelae.coordinator.catalog.catalog import (
     MAX_CLIENTS,
     MAX_RESULTS,
     Applied,
@@ -16,12 +16,12 @@ from stelae.coordinator.catalog import (
     CatalogBatch,
     Conflict,
 )
-from stelae.core.durability import segments
-from stelae.core.errors import Overloaded, StaleRequest, TooLarge
-from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.partition import Partitioning
+from stelae.core.errors import KeyReused, Overloaded, StaleRequest, TooLarge
+from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId, keyed_client
 from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
-from stelae.core.schema import TableSchema
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 
@@ -119,6 +119,23 @@ def test_a_client_that_confirms_nothing_is_refused_in_time() -> None:
         catalog.result_of(request(MAX_RESULTS))
     assert catalog.result_of(request(MAX_RESULTS, first_incomplete=5)) is None
     assert catalog.result_of(request(3)) == "T3"
+
+
+def test_a_key_stands_for_one_request() -> None:
+    """Another one is refused before it is replicated, and where both were; so after a snapshot."""
+    catalog = Catalog()
+    first = RequestId(keyed_client("k"), 5, 0)
+    other = RequestId(keyed_client("k"), 6, 0)
+    apply(catalog, msgspec.structs.replace(create(), request=first))
+    loaded = Catalog()
+    loaded.restore(catalog.snapshot())
+    for each in (catalog, loaded):
+        assert each.result_of(first) == "T"
+        with pytest.raises(KeyReused):
+            each.result_of(other)
+        late = msgspec.structs.replace(create("v", "V"), request=other)
+        assert isinstance(apply(each, late), Conflict)
+        assert each.find("v") is None
 
 
 def test_results_of_the_clients_that_spoke_last_are_kept() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from stelae.coordinator.backup_catalog import BackupCatalog
-from stelae.coordinator.copysets import next_groups
+from stelae.coordinator.backups.copysets import next_groups
+from stelae.coordinator.catalog.backups import BackupCatalog
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.records import Copysets, ServerInfo, ServerKind
 from stelae.core.runtime import ProcessIdentity

@@ -1,16 +1,15 @@
-"""`stelae.coordinator.decide` and `liveness`: what the leader does, as conversations in seconds."""
+"""`stelae.coordinator.decisions.decide` and `liveness`: what the leader does, as conversations in
+seconds."""
 
 from __future__ import annotations
 
 import random
 
 import msgspec
-import pyarrow as pa
 
-from stelae.coordinator.catalog import Catalog, CatalogBatch
-from stelae.coordinator.ddl import draft_replace
-from stelae.coordinator.decide import (
-    Action,
+from stelae.coordinator.catalog.catalog import Catalog
+from stelae.coordinator.changes.ddl import draft_replace
+from stelae.coordinator.decisions.decide import (
     GiveUp,
     HandOver,
     Move,
@@ -18,106 +17,17 @@ from stelae.coordinator.decide import (
     Recover,
     Replace,
     Serve,
-    decide,
 )
-from stelae.coordinator.leaving import Close
-from stelae.coordinator.liveness import Liveness, Run, Seen
-from stelae.coordinator.pacing import Pacing
-from stelae.coordinator.standing import standing_of, to_drop
-from stelae.core.durability import segments
-from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.messages import NO_REPORT, Heartbeat, TabletProgress, TabletReport
-from stelae.core.partition import Partitioning
+from stelae.coordinator.known.standing import standing_of, to_drop
+from stelae.coordinator.moves.departures import Close
+from stelae.core.ids import ServerUuid, TableId, TabletId
+from stelae.core.logs.losses import KeptLog
+from stelae.core.messages.servers import NO_REPORT, Heartbeat
 from stelae.core.records import (
-    ServerInfo,
-    ServerKind,
-    TableRecord,
-    TableState,
     TabletRecord,
     TabletState,
 )
-from stelae.core.runtime import ProcessIdentity
-from stelae.core.schema import TableSchema
-from stelae.core.settings import Settings
-
-SETTINGS = Settings(heartbeat_s=0.2, lease_s=1.5, dead_after_s=2.0)
-SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
-P = TabletProgress
-
-
-def server(name: str, incarnation: int = 1, kind: ServerKind = ServerKind.TSERVER) -> ServerInfo:
-    return ServerInfo(
-        kind, name, ServerUuid(name), incarnation, Address(f"{name}:1"), ProcessIdentity("n", 1, 0)
-    )
-
-
-def run(name: str, incarnation: int = 1) -> Run:
-    return Run(ServerUuid(name), incarnation)
-
-
-def report(tablet_id: str, term: int, progress: TabletProgress, head: int = 0) -> TabletReport:
-    return TabletReport(TabletId(tablet_id), term, progress, head_segment=head)
-
-
-class World:
-    """A leader's view, driven by hand."""
-
-    def __init__(self, *tablets: TabletRecord) -> None:
-        self.catalog = Catalog()
-        self.liveness = Liveness(SETTINGS)
-        self.pacing = Pacing()
-        self.now = 100.0
-        table = TableRecord(
-            TableId("T"), "t", SCHEMA, Partitioning(), segments("disk"), TableState.RUNNING
-        )
-        self.put(CatalogBatch((table,), tablets))
-        self.liveness.lead(self.now)
-
-    def put(self, batch: CatalogBatch) -> None:
-        self.catalog.apply(1, 1, batch.encode())
-
-    def beat(self, name: str, *reports: TabletReport, incarnation: int = 1) -> float:
-        """A heartbeat sent and received now; returns the lease granted."""
-        beat = Heartbeat(server(name, incarnation), self.now, tuple(reports))
-        assert self.liveness.heartbeat(beat, self.now).processed
-        if not standing_of(self.catalog, self.seen(name, incarnation)).may_have_lease:
-            return 0.0
-        return self.liveness.grant(run(name, incarnation), self.now)
-
-    def seen(self, name: str, incarnation: int = 1) -> Seen:
-        found = self.liveness.find(run(name, incarnation))
-        assert found is not None
-        return found
-
-    def decide(self, *, obey: bool = True) -> list[Action]:
-        """What is to be done; catalog entries and give-ups are carried out."""
-        actions = decide(
-            self.catalog,
-            self.liveness,
-            self.pacing,
-            self.now,
-            missing_after_s=2.0,
-            creation_timeout_s=30.0,
-        )
-        for action in actions if obey else []:
-            if isinstance(action, Move | HandOver):
-                self.put(CatalogBatch(tablets=action.tablets))
-            if isinstance(action, GiveUp):
-                self.liveness.give_up(action.run)
-        return actions
-
-    @property
-    def tablet(self) -> TabletRecord:
-        return self.catalog.tablets[TabletId("a")]
-
-
-def tablet(owner: str = "s1", state: TabletState = TabletState.RUNNING) -> TabletRecord:
-    """Tablet ``a`` in term 1, owned by the first run of ``owner``."""
-    return TabletRecord(TabletId("a"), TableId("T"), 0, state, 1, ServerUuid(owner), 1)
-
-
-def kinds(actions: list[Action]) -> list[type[object]]:
-    return [type(action) for action in actions]
+from tests.unit.coordinator.decide_world import P, World, kinds, report, run, server, tablet
 
 
 def test_a_tablet_goes_from_creating_to_serving() -> None:
@@ -153,10 +63,11 @@ def test_a_silent_owner_is_given_up_and_its_tablet_recovered_elsewhere() -> None
     """Golden conversation of a hung server: dead after 2 s, fenced for ever, next term."""
     world = World(tablet())
     assert world.beat("s1", report("a", 1, P.SERVING)) == 1.5
-    for _ in range(10):
-        world.now += 0.2
+    for number in range(1, 11):
+        world.now = 100 + 0.2 * number
         world.beat("s2")
-        assert [a for a in world.decide() if not isinstance(a, GiveUp)] == [] or world.now >= 102
+        others = [each for each in world.decide() if not isinstance(each, GiveUp)]
+        assert bool(others) == (number == 10)
     assert world.tablet.owner == "s2"
     assert (world.tablet.state, world.tablet.term) == (TabletState.RECOVERING, 2)
     assert Recover(world.tablet, server("s2")) in world.decide()
@@ -199,6 +110,26 @@ def test_rays_notice_alone_waits_for_the_end_of_the_lease() -> None:
     assert world.beat("s1", report("a", 1, P.SERVING)) == 0.0
     world.now += 0.12
     assert Move in kinds(world.decide())
+
+
+def test_who_was_served_before_a_loss_was_accepted_waits_for_the_end_of_the_lease() -> None:
+    """Its owner is told to recover it anew, and may not have heard of it: in the former term it
+    answers for as long as its lease lasts."""
+    accepted = msgspec.structs.replace(
+        tablet(state=TabletState.RECOVERING), kept=KeptLog(1, (), given_up=(5,))
+    )
+    world = World(accepted)
+    world.now += 10
+    assert world.beat("s1", report("a", 0, P.SERVING)) == 0.0, "not before it has closed it"
+    assert {Recover, Close} <= set(kinds(world.decide()))
+    assert world.beat("s1") == 1.5
+    world.beat("s2")
+    world.liveness.server_died(run("s1"))
+    assert Move not in kinds(world.decide())
+    world.now += 1.52
+    world.beat("s2")
+    assert Move in kinds(world.decide())
+    assert (world.tablet.term, world.tablet.kept) == (2, accepted.kept)
 
 
 def test_a_new_leader_fears_leases_granted_by_the_former() -> None:

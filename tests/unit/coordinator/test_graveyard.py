@@ -7,9 +7,16 @@ import random
 import msgspec
 import pytest
 
-from stelae.coordinator.assignment import Load
-from stelae.coordinator.catalog import _ENCODER, Applied, Catalog, CatalogBatch, Conflict, _Snapshot
-from stelae.coordinator.ddl import draft_create, draft_delete, draft_replace
+from stelae.coordinator.catalog.catalog import (
+    _ENCODER,
+    Applied,
+    Catalog,
+    CatalogBatch,
+    Conflict,
+    _Snapshot,
+)
+from stelae.coordinator.changes.ddl import draft_create, draft_delete, draft_replace
+from stelae.coordinator.placing.assignment import Load
 from stelae.core.ids import ClientId, RequestId, TableId, TabletId
 from stelae.core.records import TableState, TabletState
 from tests.unit.coordinator.test_operations import info, order

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stelae.coordinator.catalog import Catalog, CatalogBatch, Conflict
-from stelae.coordinator.group_decisions import Delete, Transfer, UpdateGroups
-from stelae.coordinator.operator_drafts import draft_rebalancing, rebalancing_of
-from stelae.core.durability import replicas
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch, Conflict
+from stelae.coordinator.decisions.groups import Delete, Transfer, UpdateGroups
+from stelae.coordinator.orders.operators import draft_rebalancing, rebalancing_of
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.messages import LOAD_UNKNOWN, PeerHealth
-from stelae.core.partition import hash_partition
-from stelae.core.server_messages import SetRebalancing
+from stelae.core.messages.operators import SetRebalancing
+from stelae.core.messages.servers import LOAD_UNKNOWN, PeerHealth
+from stelae.core.tables.durability import replicas
+from stelae.core.tables.partition import hash_partition
 from tests.unit.coordinator.group_world import R, World, changes, mark
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stelae.coordinator.assignment import check_enough_tservers
-from stelae.coordinator.decide import Replace
-from stelae.coordinator.group_decisions import Create, Delete, UpdateGroups
-from stelae.core.durability import replicas
+from stelae.coordinator.decisions.decide import Replace
+from stelae.coordinator.decisions.groups import Create, Delete, UpdateGroups
+from stelae.coordinator.placing.assignment import check_enough_tservers
 from stelae.core.errors import NotEnoughServers, TooFewServers
 from stelae.core.ids import OpId, ServerUuid
-from stelae.core.messages import Heartbeat
-from stelae.core.partition import hash_partition
+from stelae.core.messages.servers import Heartbeat
 from stelae.core.records import TabletState
+from stelae.core.tables.durability import replicas
+from stelae.core.tables.partition import hash_partition
 from tests.unit.coordinator.group_world import R, World, grown, server
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stelae.coordinator.catalog import Catalog, CatalogBatch
-from stelae.coordinator.group_decisions import Transfer
-from stelae.coordinator.operator_drafts import draft_move, find_tserver, progress_of
-from stelae.core.durability import replicas
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.coordinator.decisions.groups import Transfer
+from stelae.coordinator.orders.operators import draft_move, find_tserver, progress_of
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid
-from stelae.core.messages import Heartbeat
-from stelae.core.server_messages import MoveReplica
+from stelae.core.messages.operators import MoveReplica
+from stelae.core.messages.servers import Heartbeat
+from stelae.core.tables.durability import replicas
 from tests.unit.coordinator.group_world import World, changes, grown, mark, server
 
 

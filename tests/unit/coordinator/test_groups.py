@@ -6,23 +6,23 @@ from typing import Any
 
 import msgspec
 
-from stelae.coordinator.alter import Alter, FinishAlter, alter_actions
-from stelae.coordinator.catalog import Catalog, CatalogBatch
-from stelae.coordinator.ddl import draft_delete
-from stelae.coordinator.decide import GiveUp
-from stelae.coordinator.groups import location_of
-from stelae.coordinator.operator_drafts import draft_move
-from stelae.coordinator.recoveries import Recoveries
-from stelae.coordinator.reports import is_news
-from stelae.coordinator.standing import standing_of
-from stelae.coordinator.status import StatusInputs, status_document
-from stelae.coordinator.tserver_loads import tserver_loads
-from stelae.core.durability import replicas, segments
+from stelae.coordinator.altering.alter import Alter, FinishAlter, alter_actions
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.coordinator.changes.ddl import draft_delete
+from stelae.coordinator.decisions.decide import GiveUp
+from stelae.coordinator.decisions.tserver_loads import tserver_loads
+from stelae.coordinator.groups.groups import location_of
+from stelae.coordinator.known.reports import is_news
+from stelae.coordinator.known.standing import standing_of
+from stelae.coordinator.orders.operators import draft_move
+from stelae.coordinator.views.recoveries import Recoveries
+from stelae.coordinator.views.status import StatusInputs, status_document
 from stelae.core.ids import ClientId, OpId, RequestId, ServerUuid
-from stelae.core.messages import PeerHealth
-from stelae.core.partition import hash_partition
+from stelae.core.messages.operators import MoveReplica
+from stelae.core.messages.servers import PeerHealth
 from stelae.core.records import ServerKind, TableRecord, TableState, TabletState
-from stelae.core.server_messages import MoveReplica
+from stelae.core.tables.durability import replicas, segments
+from stelae.core.tables.partition import hash_partition
 from tests.unit.coordinator.group_world import R, World, grown, mark
 
 # ---- at rest ------------------------------------------------------------------------------------
@@ -135,6 +135,7 @@ def test_the_status_shows_roles_health_and_copies() -> None:
     found = msgspec.json.decode(status_document(inputs))
     (shown,) = found["tablets"]
     assert (shown["leader"], shown["under_replicated"], shown["term"]) == ("a", 1, 1)
+    assert shown["reported"]
     assert [(r["server"], r["member"], r["role"]) for r in shown["replicas"]] == [
         ("a", "voter", "leader"),
         ("b", "voter", "follower"),

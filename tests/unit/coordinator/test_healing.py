@@ -1,4 +1,5 @@
-"""`stelae.coordinator.healing`: which step a group takes, case by case, and where steps lead."""
+"""`stelae.coordinator.groups.healing`: which step a group takes, case by case, and where steps
+lead."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.coordinator.healing import (
+from stelae.coordinator.groups.healing import (
     Add,
     Evict,
     HandOn,

@@ -5,155 +5,46 @@ from __future__ import annotations
 import random
 
 import msgspec
-import pyarrow as pa
 import pytest
 
-from stelae.coordinator.catalog import Applied, Catalog, CatalogBatch, Conflict
-from stelae.coordinator.decide import Action, GiveUp, decide
-from stelae.coordinator.index_ddl import draft_create_index, draft_drop_index
-from stelae.coordinator.index_decisions import (
+from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch, Conflict
+from stelae.coordinator.decisions.indexes import (
     ChangeIndexlets,
     CloseIndexletAt,
     HandOverAt,
-    IndexAction,
     MakeSuccessors,
     OpenIndexletAt,
     ServeIndexletAt,
     draft_change,
-    draft_successors,
     gone,
 )
-from stelae.coordinator.index_records import new_indexlet
-from stelae.coordinator.index_status import locations_of, views_of
-from stelae.coordinator.liveness import Liveness, Run
-from stelae.coordinator.pacing import Pacing
-from stelae.coordinator.standing import standing_of
-from stelae.coordinator.tserver_loads import tserver_loads
-from stelae.core.durability import segments, wal
-from stelae.core.errors import ColumnNotFound, IndexExists, IndexNotFound, InvalidArgument
-from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.index_changes import with_index
-from stelae.core.index_messages import (
+from stelae.coordinator.decisions.tserver_loads import tserver_loads
+from stelae.coordinator.known.liveness import Run
+from stelae.coordinator.known.standing import standing_of
+from stelae.coordinator.orders.indexes import draft_create_index, draft_drop_index
+from stelae.coordinator.views.indexes import locations_of, views_of
+from stelae.core.errors import (
+    ColumnNotFound,
+    IndexExists,
+    IndexNotFound,
+    InvalidArgument,
+)
+from stelae.core.ids import ServerUuid, TableId, TabletId
+from stelae.core.messages.index_views import CreateIndex, DropIndex
+from stelae.core.messages.indexes import (
     NOT_IN_PLACE,
     HandOverStage,
-    IndexletProgress,
     IndexletReport,
 )
-from stelae.core.index_views import CreateIndex, DropIndex
-from stelae.core.indexes import IndexId, IndexletId, IndexletRecord, IndexletState
-from stelae.core.messages import Heartbeat
-from stelae.core.partition import Partitioning
 from stelae.core.records import (
-    ServerInfo,
     ServerKind,
     ServerMark,
-    TableRecord,
     TableState,
-    TabletRecord,
-    TabletState,
 )
-from stelae.core.runtime import ProcessIdentity
-from stelae.core.schema import TableSchema
-from stelae.core.settings import Settings
-
-SETTINGS = Settings(heartbeat_s=0.2, lease_s=1.5, dead_after_s=2.0)
-PLAIN = TableSchema.of(pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.bool_())]), "id")
-SCHEMA = with_index(PLAIN, "a", IndexId("I"), "t")
-P = IndexletProgress
-X = IndexletId("X")
-
-
-def server(name: str) -> ServerInfo:
-    return ServerInfo(
-        ServerKind.TSERVER, name, ServerUuid(name), 1, Address(f"{name}:1"),
-        ProcessIdentity("n", 1, 0),
-    )  # fmt: skip
-
-
-def indexlet(name: str = "X", owner: str = "s1", **changes: object) -> IndexletRecord:
-    """Of all entries of index I, filling at ``owner`` in term 1."""
-    record = IndexletRecord(
-        IndexletId(name), IndexId("I"), TableId("T"), b"", b"", IndexletState.FILLING, 1,
-        ServerUuid(owner), 1,
-    )  # fmt: skip
-    return msgspec.structs.replace(record, **changes)
-
-
-def says(name: str, progress: P, term: int = 1, **more: object) -> IndexletReport:
-    return IndexletReport(IndexletId(name), term, progress, **more)  # type: ignore[arg-type]
-
-
-class World:
-    """A leader's view, driven by hand: a table with index I, whose tablet is on s0."""
-
-    def __init__(self, first: IndexletRecord, schema: TableSchema = SCHEMA) -> None:
-        self.catalog = Catalog()
-        self.liveness = Liveness(SETTINGS)
-        self.now = 100.0
-        table = TableRecord(
-            TableId("T"), "t", schema, Partitioning(), segments("disk"), TableState.RUNNING
-        )
-        tablet = TabletRecord(
-            TabletId("0"), TableId("T"), 0, TabletState.RUNNING, 1, ServerUuid("s0"), 1
-        )
-        batch = CatalogBatch((table,), (tablet,), indexlets=(first,))
-        assert self.put(batch) == Applied(TableId(""))
-        self.liveness.lead(self.now)
-
-    def put(self, batch: CatalogBatch) -> object:
-        return self.catalog.apply(1, 1, batch.encode())
-
-    def beat(self, name: str, *reports: IndexletReport) -> float:
-        """A heartbeat sent and received now; returns the lease granted."""
-        beat = Heartbeat(server(name), self.now, indexlets=tuple(reports))
-        assert self.liveness.heartbeat(beat, self.now).processed
-        run = Run(ServerUuid(name), 1)
-        seen = self.liveness.find(run)
-        assert seen is not None
-        if not standing_of(self.catalog, seen).may_have_lease:
-            return 0.0
-        return self.liveness.grant(run, self.now)
-
-    def decide(self, *, obey: bool = True) -> list[IndexAction]:
-        """What is to be done for indexlets; catalog entries are carried out."""
-        actions: list[Action] = decide(
-            self.catalog, self.liveness, Pacing(), self.now,
-            missing_after_s=2.0, indexlet_entries_max=100,
-        )  # fmt: skip
-        found: list[IndexAction] = []
-        for action in actions:
-            if isinstance(action, GiveUp) and obey:
-                self.liveness.give_up(action.run)
-            batch: CatalogBatch | None = None
-            if isinstance(action, ChangeIndexlets):
-                batch = draft_change(self.catalog, action)
-            elif isinstance(action, MakeSuccessors):
-                batch = draft_successors(self.catalog, action, random.Random(1))
-            if batch is not None and obey:
-                assert isinstance(self.put(batch), Applied)
-            if isinstance(
-                action,
-                ChangeIndexlets
-                | MakeSuccessors
-                | OpenIndexletAt
-                | ServeIndexletAt
-                | CloseIndexletAt
-                | HandOverAt,
-            ):
-                found.append(action)
-        return found
-
-    @property
-    def first(self) -> IndexletRecord:
-        return self.catalog.indexes.indexlets[X]
-
-    def successors(self) -> list[IndexletRecord]:
-        return self.catalog.indexes.successors_of(X)
-
-
-def kinds(actions: list[IndexAction]) -> list[type[object]]:
-    return [type(action) for action in actions]
-
+from stelae.core.tables.durability import wal
+from stelae.core.tables.index_changes import with_index
+from stelae.core.tables.indexes import IndexId, IndexletId, IndexletState
+from tests.unit.coordinator.index_world import P, World, X, indexlet, kinds, request, says
 
 # ---- decisions --------------------------------------------------------------------------------
 
@@ -237,7 +128,9 @@ def grown(world: World) -> None:
     assert [(low.low, low.high), (high.low, high.high)] == [(b"", b"m"), (b"m", b"")]
     assert kinds(world.decide()) == [OpenIndexletAt, OpenIndexletAt]
     beat_successors(world, P.FILLING)
-    assert kinds(world.decide()) == [HandOverAt]
+    (order,) = world.decide()
+    assert isinstance(order, HandOverAt)
+    assert order.order.generation == world.first.generation
 
 
 def beat_successors(world: World, progress: P, source: IndexletReport | None = None) -> None:
@@ -264,6 +157,7 @@ def test_a_large_indexlet_is_split() -> None:
     (close,) = world.decide()
     assert isinstance(close, CloseIndexletAt)
     assert not close.order.drop
+    assert close.order.hand_over == world.first.generation
     assert world.first.state is IndexletState.SERVING
     closed = handing_over(world, HandOverStage.COMPLETE, P.CLOSED)
     beat_successors(world, P.COMPLETE, closed)
@@ -286,6 +180,9 @@ def test_successors_are_given_up_when_one_is_lost() -> None:
     world.beat("s1", says("X", P.SERVING, hand_over=HandOverStage.FAILED, successors=(X,)))
     (release,) = [a for a in world.decide() if isinstance(a, HandOverAt)]
     assert release.order.successors == ()
+    assert release.order.generation == world.first.generation == 2
+    grown(world)
+    assert world.first.generation == 3, "the next hand-over has another name"
     world = World(indexlet(state=IndexletState.SERVING))
     grown(world)
     beat_successors(world, P.FILLING, handing_over(world, HandOverStage.FAILED, P.CLOSED))
@@ -341,19 +238,6 @@ def test_an_entry_that_would_leave_a_hole_changes_nothing() -> None:
     assert list(world.catalog.indexes.indexlets) == [X]
 
 
-def test_indexlets_go_with_their_index_and_nothing_brings_them_back() -> None:
-    """Dropped with a column, with the index, or with the table."""
-    world = World(indexlet())
-    late = CatalogBatch(indexlets=(msgspec.structs.replace(world.first, generation=2),))
-    table = world.catalog.tables[TableId("T")]
-    dropped = msgspec.structs.replace(table, schema=PLAIN, generation=2)
-    assert isinstance(world.put(CatalogBatch((dropped,))), Applied)
-    assert world.catalog.indexes.indexlets == {}
-    assert isinstance(world.put(late), Conflict)
-    orphan = new_indexlet(TableId("T"), IndexId("I"), (b"", b""), server("s1"), random.Random(1), X)
-    assert isinstance(world.put(CatalogBatch(indexlets=(orphan,))), Conflict)
-
-
 def test_a_snapshot_has_the_indexlets() -> None:
     """And a catalog of before there were any is read."""
     world = World(indexlet())
@@ -365,13 +249,6 @@ def test_a_snapshot_has_the_indexlets() -> None:
     older = Catalog()
     older.restore(msgspec.msgpack.encode(fields[:8]))  # up to timelines
     assert older.indexes.indexlets == {}
-
-
-# ---- operations ---------------------------------------------------------------------------------
-
-
-def request(sequence: int) -> RequestId:
-    return RequestId(ClientId("c"), sequence, 0)
 
 
 def test_an_index_is_made_and_dropped_in_one_entry_each() -> None:
@@ -395,7 +272,7 @@ def test_an_index_is_made_and_dropped_in_one_entry_each() -> None:
             draft_create_index(world.catalog, order, loads, random.Random(1))
     drop = DropIndex(request(3), TableId("T"), "t", "b")
     assert isinstance(world.put(draft_drop_index(world.catalog, drop)), Applied)
-    assert list(world.catalog.indexes.indexlets) == [X]
+    assert world.catalog.indexes.of_index(index.index_id)[0].state is IndexletState.CLOSING
     with pytest.raises(IndexNotFound):
         draft_drop_index(world.catalog, drop)
 
@@ -426,3 +303,21 @@ def test_whoever_asks_is_told_where_indexlets_are_and_how_far() -> None:
     (view,) = views_of(world.catalog, world.liveness, world.now, table)
     assert (view.column, view.state, view.filled) == ("a", IndexletState.FILLING, 0.25)
     assert view.entry_count == 9
+
+
+def test_what_was_put_into_service_is_not_shown_as_waiting_for_that() -> None:
+    """Also while the newest word of its server is the one from before."""
+    world = World(indexlet())
+    waiting = says("X", P.COMPLETE, problem="to be put into service", tablets=1, tablets_filled=1)
+
+    def shown() -> tuple[P | None, str]:
+        table = world.catalog.tables[TableId("T")]
+        (view,) = views_of(world.catalog, world.liveness, world.now, table)
+        return view.indexlets[0].progress, view.indexlets[0].problem
+
+    world.beat("s1", waiting)
+    assert shown() == (P.COMPLETE, "to be put into service")
+    assert kinds(world.decide()) == [ChangeIndexlets]
+    assert shown() == (P.SERVING, "")
+    world.beat("s1", says("X", P.SERVING))
+    assert shown() == (P.SERVING, "")

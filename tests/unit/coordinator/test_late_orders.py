@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from stelae.coordinator.catalog import Applied, CatalogBatch, Conflict, Outcome
-from stelae.coordinator.operator_drafts import (
+from stelae.coordinator.catalog.catalog import Applied, CatalogBatch, Conflict, Outcome
+from stelae.coordinator.orders.operators import (
     draft_mark,
     draft_move,
     draft_rebalancing,
@@ -17,7 +17,7 @@ from stelae.coordinator.operator_drafts import (
 )
 from stelae.core.errors import StaleRequest
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TabletId
-from stelae.core.server_messages import MarkServer, MoveReplica, SetRebalancing
+from stelae.core.messages.operators import MarkServer, MoveReplica, SetRebalancing
 from tests.unit.coordinator.group_world import World, grown
 
 

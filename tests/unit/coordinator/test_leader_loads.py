@@ -1,4 +1,5 @@
-"""`stelae.coordinator.leader_loads` and `spreading`: what moves by load, case by case, and rest."""
+"""`stelae.coordinator.groups.leader_loads` and `spreading`: what moves by load, case by case, and
+rest."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.coordinator.leader_loads import COOL_S, LEAST_PER_S, Cooling, leaders_load
-from stelae.coordinator.rebalance import Placed
-from stelae.coordinator.replica_health import Unwell
-from stelae.coordinator.spreading import Layout, Step, next_step
+from stelae.coordinator.groups.leader_loads import COOL_S, LEAST_PER_S, Cooling, leaders_load
+from stelae.coordinator.groups.rebalance import Placed
+from stelae.coordinator.groups.replica_health import Unwell
+from stelae.coordinator.groups.spreading import Layout, Step, next_step
 from stelae.core.ids import ServerUuid, TableId, TabletId
-from stelae.core.messages import LOAD_UNKNOWN
+from stelae.core.messages.servers import LOAD_UNKNOWN
 from stelae.core.records import ReplicaMove
 
 S = ServerUuid

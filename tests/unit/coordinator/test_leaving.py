@@ -1,4 +1,5 @@
-"""`stelae.coordinator.leaving`: tablets with segments leave a server that is to be retired."""
+"""`stelae.coordinator.moves.leaving`: tablets with segments leave a server that is to be
+retired."""
 
 from __future__ import annotations
 
@@ -7,14 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.coordinator.catalog import CatalogBatch
-from stelae.coordinator.decide import Move
-from stelae.coordinator.leaving import Close, what_stays
-from stelae.core.durability import segments
+from stelae.coordinator.catalog.catalog import CatalogBatch
+from stelae.coordinator.decisions.decide import Move
+from stelae.coordinator.moves.departures import GENTLE_BYTES_PER_S, LONGEST_REST_S, REST, Close
+from stelae.coordinator.moves.leaving import what_stays
+from stelae.coordinator.moves.pacing import Pacing
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.messages import TabletProgress, TabletReport
+from stelae.core.messages.servers import TabletProgress, TabletReport
 from stelae.core.records import ServerMark, TableRecord, TabletRecord, TabletState
-from tests.unit.coordinator.test_decide import World, report, server, tablet
+from stelae.core.tables.durability import segments
+from tests.unit.coordinator.decide_world import World, report, server, tablet
 
 P = TabletProgress
 
@@ -37,6 +40,66 @@ def serving(*tablets: str, **changes: Any) -> list[TabletReport]:
 def test_tablets_leave_one_after_the_other() -> None:
     """Golden conversation: close, closed, moved and recovered; only then the next one."""
     world = World(tablet(), other())
+    assert_first_leaves(world)
+    assert world.decide() == [], "who writes to both has a rest first"
+    world.now += 0.3 * REST - 0.1
+    both_beat(world)
+    assert world.decide() == []
+    world.now += 0.2
+    both_beat(world)
+    assert world.decide() == [Close(server("s1"), TabletId("b"), 1)]
+
+
+def test_the_rest_begins_when_rows_have_followed() -> None:
+    """Bringing them back keeps disks and processors busy, which writers feel: so they come slowly.
+    They are not waited for without end."""
+    world = World(tablet(), other())
+    assert_first_leaves(world, remote_bytes=9)
+    assert world.decide() == []
+    world.now += 0.5
+    both_beat(world, loaded_s=0.5)
+    world.now += 0.3 * REST - 0.1
+    both_beat(world, loaded_s=0.5)
+    assert world.decide() == []
+    world.now += 0.2
+    both_beat(world, loaded_s=0.5)
+    assert world.decide() == [Close(server("s1"), TabletId("b"), 1)]
+
+    world = World(tablet(), other())
+    assert_first_leaves(world, remote_bytes=9)
+    assert world.decide() == []
+    world.now += LONGEST_REST_S - 0.1
+    both_beat(world, remote_bytes=9)
+    assert world.decide() == []
+    world.now += 0.2
+    both_beat(world, remote_bytes=9)
+    assert world.decide() == [Close(server("s1"), TabletId("b"), 1)]
+
+
+def test_a_new_leader_goes_on_at_once_and_a_pause_that_failed_is_not_paid_for() -> None:
+    """The pace is only in memory; and a rest has an end, however long a pause was."""
+    world = World(tablet(), other())
+    assert_first_leaves(world)
+    world.pacing = Pacing()
+    assert world.decide() == [Close(server("s1"), TabletId("b"), 1)]
+
+    world = World(tablet(), other())
+    assert_first_leaves(world, pause_s=1.5, heard_again=20)
+    assert world.decide() == []
+    world.now += LONGEST_REST_S
+    both_beat(world)
+    assert world.decide() == [Close(server("s1"), TabletId("b"), 1)]
+
+
+def both_beat(world: World, **changes: Any) -> None:
+    world.beat("s2", msgspec.structs.replace(report("a", 2, P.SERVING), **changes))
+    world.beat("s1", *serving("b"))
+
+
+def assert_first_leaves(
+    world: World, *, pause_s: float = 0.3, heard_again: int = 1, **changes: Any
+) -> None:
+    """Tablet ``a`` of ``s1`` goes to ``s2``, and is served there after that time, so many times."""
     world.beat("s1", *serving("a", "b"))
     world.beat("s2")
     assert world.decide() == []
@@ -44,11 +107,16 @@ def test_tablets_leave_one_after_the_other() -> None:
     close = Close(server("s1"), TabletId("a"), 1)
     assert world.decide() == [close]
     assert world.decide() == [close], "until it is closed"
-    world.now += 0.1
     world.beat("s1", *serving("b"))
     (move,) = (action for action in world.decide() if isinstance(action, Move))
     assert [(t.tablet_id, t.owner, t.term) for t in move.tablets] == [("a", "s2", 2)]
-    assert not [action for action in world.decide() if isinstance(action, Close)]
+    rates = [world.pacing.departures.load_rate(t) for t in (world.tablet, other())]
+    assert rates == [GENTLE_BYTES_PER_S, 0.0]
+    for _ in range(heard_again):
+        world.now += pause_s
+        world.beat("s2", report("a", 2, P.OPENING))
+        world.beat("s1", *serving("b"))
+        assert not [action for action in world.decide() if isinstance(action, Close)]
     moved = world.tablet
     world.put(
         CatalogBatch(
@@ -59,10 +127,7 @@ def test_tablets_leave_one_after_the_other() -> None:
             )
         )
     )
-    world.now += 0.1
-    world.beat("s2", report("a", 2, P.SERVING))
-    world.beat("s1", *serving("b"))
-    assert world.decide() == [Close(server("s1"), TabletId("b"), 1)]
+    both_beat(world, **changes)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
-"""`stelae.coordinator.liveness`: whose silence counts, for how long, under which leader."""
+"""`stelae.coordinator.known.liveness`: whose silence counts, for how long, under which leader."""
 
 from __future__ import annotations
 
 import pytest
 
-from stelae.coordinator.liveness import Liveness
+from stelae.coordinator.known.liveness import Liveness
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.messages import Heartbeat
+from stelae.core.messages.servers import Heartbeat
 from stelae.core.records import ServerInfo, ServerKind
 from stelae.core.runtime import ProcessIdentity
 from stelae.core.settings import Settings

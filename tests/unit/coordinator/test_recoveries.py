@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stelae.coordinator.recoveries import PHASES, Recoveries
+from stelae.coordinator.views.recoveries import PHASES, Recoveries
 from stelae.core.ids import TabletId
-from stelae.core.messages import TabletProgress, TabletReport
+from stelae.core.messages.servers import TabletProgress, TabletReport
 
 ONE, OTHER = TabletId("1" * 32), TabletId("2" * 32)
 

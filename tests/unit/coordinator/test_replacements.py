@@ -1,19 +1,20 @@
-"""`stelae.coordinator.replacements`: how many replicas are made anew at a time, and where."""
+"""`stelae.coordinator.groups.replacements`: how many replicas are made anew at a time, and
+where."""
 
 from __future__ import annotations
 
 import pytest
 
-from stelae.coordinator.catalog import Catalog, CatalogBatch
-from stelae.coordinator.group_decisions import Change
-from stelae.coordinator.operator_drafts import draft_move
-from stelae.core.durability import replicas
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.coordinator.decisions.groups import Change
+from stelae.coordinator.orders.operators import draft_move
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid, TableId, TabletId
-from stelae.core.messages import PeerHealth, ReplicaRole
-from stelae.core.partition import hash_partition
+from stelae.core.messages.operators import MoveReplica
+from stelae.core.messages.servers import PeerHealth, ReplicaRole
 from stelae.core.records import TabletRecord
-from stelae.core.server_messages import MoveReplica
+from stelae.core.tables.durability import replicas
+from stelae.core.tables.partition import hash_partition
 from tests.unit.coordinator.group_world import World, changes, grown, mark
 
 R = ReplicaRole

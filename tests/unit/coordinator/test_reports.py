@@ -1,11 +1,11 @@
-"""`stelae.coordinator.reports`: incremental reports, lost, doubled and reordered."""
+"""`stelae.coordinator.known.reports`: incremental reports, lost, doubled and reordered."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.coordinator.reports import (
+from stelae.coordinator.known.reports import (
     Picture,
     Report,
     Reporter,
@@ -13,7 +13,7 @@ from stelae.coordinator.reports import (
     tablet_fingerprint,
 )
 from stelae.core.ids import Address, ServerUuid, TabletId
-from stelae.core.messages import (
+from stelae.core.messages.servers import (
     FULL,
     NO_REPORT,
     Heartbeat,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.coordinator.migration_steps import check_target
-from stelae.coordinator.safekeepers import (
+from stelae.coordinator.migration.steps import check_target
+from stelae.coordinator.timelines.safekeepers import (
     Fleet,
     Held,
     Safekeeper,
@@ -20,10 +20,10 @@ from stelae.coordinator.safekeepers import (
     needs_work,
     statuses_of,
 )
-from stelae.core.configurations import TimelineId, TimelineRecord
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
 from stelae.core.ids import TableId, TabletId
-from stelae.core.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
+from stelae.core.logs.configurations import TimelineId, TimelineRecord
+from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 
 ACTIVE, OFFLINE, GONE = SafekeeperStatus
 NOW = 1000.0

@@ -6,16 +6,20 @@ from typing import Any
 
 import msgspec
 
-from stelae.coordinator.catalog import Catalog
-from stelae.coordinator.cleaning_status import describe_cleaning
-from stelae.coordinator.liveness import Liveness
-from stelae.coordinator.recoveries import Recoveries
-from stelae.coordinator.status import StatusInputs, status_document
+from stelae.coordinator.altering.succession import _becoming
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.coordinator.known.liveness import Liveness
+from stelae.coordinator.views.cleaning import describe_cleaning
+from stelae.coordinator.views.recoveries import Recoveries
+from stelae.coordinator.views.status import StatusInputs, status_document
 from stelae.core.ids import Address, ServerUuid, TabletId
-from stelae.core.messages import CleaningReport, Heartbeat, TabletProgress, TabletReport
-from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.messages.backup_views import MediumLoad
+from stelae.core.messages.servers import CleaningReport, Heartbeat, TabletProgress, TabletReport
+from stelae.core.records import ServerInfo, ServerKind, TableRecord
 from stelae.core.runtime import ProcessIdentity
 from stelae.core.settings import Settings
+from stelae.core.tables.durability import segments
+from tests.unit.coordinator.decide_world import World, report, tablet
 
 
 def _shown(kind: ServerKind, **reported: Any) -> dict[str, Any]:
@@ -40,18 +44,22 @@ def test_the_document_shows_what_a_backup_holds_and_has_room_for() -> None:
         memory_bytes=10,
         memory_limit_bytes=30,
         free_bytes=500,
+        media=(MediumLoad("disk", 4), MediumLoad("ram", 2)),
+        media_used_bytes=(70, 10),
     )
     assert shown["state"] == "live"
     assert (shown["media"], shown["logs"]) == (["disk", "ram"], 1)
     assert (shown["memory_bytes"], shown["memory_limit_bytes"]) == (10, 30)
     assert shown["free_bytes"] == 500
+    assert shown["used_bytes"] == {"disk": 70, "ram": 10}
     assert shown["silent_s"] == 0.5
 
 
 def test_the_document_shows_the_memory_of_a_tserver_and_no_disk() -> None:
     """A tserver has no segments on disk."""
-    shown = _shown(ServerKind.TSERVER, memory_bytes=10, memory_limit_bytes=30)
+    shown = _shown(ServerKind.TSERVER, memory_bytes=10, memory_limit_bytes=30, live_bytes=4)
     assert (shown["memory_bytes"], shown["memory_limit_bytes"], shown["tablets"]) == (10, 30, 0)
+    assert shown["live_bytes"] == 4
     assert "free_bytes" not in shown
 
 
@@ -81,3 +89,55 @@ def test_utilisation_and_write_cost_are_those_of_all_tablets_together() -> None:
     unwritten = describe_cleaning([_reported(0, 0, 0, 0)])
     assert unwritten is not None
     assert unwritten["utilisation"] is unwritten["write_cost"] is None
+
+
+def test_the_document_tells_of_which_tablets_this_leader_has_heard() -> None:
+    """A new one has heard of none; a word of another term says nothing; a follower is not told."""
+    world = World(tablet())
+
+    def reported(**more: Any) -> bool | None:
+        of = (world.catalog, world.liveness, Recoveries(), {})
+        inputs = StatusInputs("c", 0.0, world.now, 1, (), *of, **more)
+        found: bool | None = msgspec.json.decode(status_document(inputs))["tablets"][0]["reported"]
+        return found
+
+    assert (reported(), reported(is_leader=False)) == (False, None)
+    world.beat("s1")
+    assert reported() is False
+    world.beat("s1", report("a", 2, TabletProgress.SERVING))
+    assert reported() is False
+    world.beat("s1", report("a", 1, TabletProgress.SERVING))
+    assert reported() is True
+
+
+def test_a_new_leader_says_whether_all_servers_had_the_time_to_be_heard() -> None:
+    """Before, one that it knows nothing of may live."""
+    liveness, settings = Liveness(Settings()), Settings()
+    liveness.lead(10.0)
+
+    def heard_all(now: float, **more: Any) -> bool | None:
+        inputs = StatusInputs("c", 0.0, now, 1, (), Catalog(), liveness, Recoveries(), {}, **more)
+        found: bool | None = msgspec.json.decode(status_document(inputs))["heard_all"]
+        return found
+
+    assert heard_all(10.0 + settings.dead_after_s / 2) is False
+    assert heard_all(10.0 + settings.dead_after_s * 2) is True
+    assert heard_all(99.0, is_leader=False) is None
+
+
+def test_the_document_says_why_a_tablet_does_not_get_another_durability() -> None:
+    """Of the table, and of the tablet, which has no successor yet; a follower does not know."""
+    world = World(tablet())
+    (table,) = world.catalog.tables.values()
+    assert isinstance(table, TableRecord)
+    world.put(CatalogBatch((_becoming(table, table.durability, segments("disk", "disk")),)))
+
+    def shown(**more: Any) -> tuple[Any, Any]:
+        of = (world.catalog, world.liveness, Recoveries(), {})
+        inputs = StatusInputs("c", 0.0, world.now, 1, (), *of, **more)
+        document = msgspec.json.decode(status_document(inputs))
+        return document["tables"][0]["alter_problem"], document["tablets"][0]["succession"]
+
+    assert shown() == ("", None)
+    waiting = {"successor": "", "stage": "waiting", "copied": 0, "of": 0, "problem": "no memory"}
+    assert shown(waits={TabletId("a"): "no memory"}) == ("no memory", waiting)

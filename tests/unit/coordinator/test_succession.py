@@ -1,165 +1,46 @@
-"""`stelae.coordinator.succession`: who gives way to whom, when, and what every entry compares."""
+"""`stelae.coordinator.altering.succession`: who gives way to whom, when, and what every entry
+compares."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import msgspec
-import pyarrow as pa
 import pytest
 
-from stelae.coordinator.alter import FinishAlter, alter_actions, draft_alter, draft_finish
-from stelae.coordinator.assignment import Load
-from stelae.coordinator.catalog import Applied, Catalog, CatalogBatch, Conflict
-from stelae.coordinator.ddl import draft_delete, draft_replace
-from stelae.coordinator.liveness import Run, Seen
-from stelae.coordinator.succession import (
+from stelae.coordinator.altering.alter import FinishAlter, alter_actions, draft_finish
+from stelae.coordinator.altering.succession import (
     SUCCESSIONS_MAX,
     BeginSuccession,
     GiveUpSuccessor,
     OrderTransfer,
-    SuccessionAction,
     Swap,
     draft_begin,
     draft_give_up,
     draft_swap,
-    succession_actions,
 )
-from stelae.core.alter import schema_change
-from stelae.core.alter_messages import AlterTable
-from stelae.core.durability import Durability, Replicas, Wal, replicas, segments, wal
+from stelae.coordinator.catalog.catalog import Catalog, Conflict
+from stelae.coordinator.changes.ddl import draft_delete, draft_replace
+from stelae.coordinator.known.liveness import Run, Seen
 from stelae.core.errors import InvalidArgument
-from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.messages import Heartbeat, TabletProgress, TabletReport
-from stelae.core.partition import Partitioning
+from stelae.core.ids import ClientId, RequestId, ServerUuid, TabletId
+from stelae.core.logs.succession import NO_SUCCESSION, Succession, SuccessionStage
+from stelae.core.messages.servers import Heartbeat
 from stelae.core.records import (
-    ServerInfo,
-    ServerKind,
-    TableRecord,
     TableState,
     TabletRecord,
     TabletState,
 )
-from stelae.core.runtime import ProcessIdentity
-from stelae.core.schema import TableSchema
-from stelae.core.succession import NO_SUCCESSION, Succession, SuccessionReport, SuccessionStage
-from stelae.core.timelines import SafekeeperId, TimelineConfiguration
-
-SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("a", pa.string())]), ["id"])
-T = TableId("T")
-OPEN, FENCED, CLOSED = SuccessionStage
-TIMELINE = TimelineConfiguration(1, (SafekeeperId(1), SafekeeperId(2), SafekeeperId(3)))
-ADD = schema_change(add=[pa.field("c", pa.int8())])
-
-
-def server(name: str) -> ServerInfo:
-    process = ProcessIdentity("n", 1, 0)
-    return ServerInfo(ServerKind.TSERVER, name, ServerUuid(name), 1, Address(f"{name}:1"), process)
-
-
-class World:
-    """Table t with segments, of three tablets at s1, s2 and s3, which all serve."""
-
-    def __init__(self) -> None:
-        self.catalog = Catalog()
-        self.rng = random.Random(1)
-        self.sequence = 0
-        self.said: dict[TabletId, SuccessionReport] = {}
-        self.away: dict[TabletId, None] = {}
-        self.safekeepers = True
-        table = TableRecord(T, "t", SCHEMA, Partitioning(), segments("disk"), TableState.RUNNING)
-        tablets = tuple(
-            TabletRecord(
-                TabletId(f"t{n}"), T, n, TabletState.RUNNING, 1, ServerUuid(f"s{n + 1}"), 1
-            )
-            for n in range(3)
-        )
-        self.put(CatalogBatch((table,), tablets))
-
-    # ---- the world --------------------------------------------------------------------------
-
-    def put(self, batch: CatalogBatch | None) -> Any:
-        assert batch is not None, "there is something to change"
-        return self.catalog.apply(1, 1, batch.encode())
-
-    def alter(self, durability: Durability, **more: Any) -> Any:
-        self.sequence += 1
-        request = RequestId(ClientId("c"), self.sequence, 0)
-        order = AlterTable(request, T, "t", durability=durability, **more)
-        return self.put(draft_alter(self.catalog, order))
-
-    @property
-    def table(self) -> TableRecord:
-        return self.catalog.tables[T]
-
-    def tablet(self, number: int) -> TabletRecord:
-        return self.catalog.tablets_of(T)[number]
-
-    def successor(self, number: int) -> TabletRecord:
-        found = self.catalog.successor_of(self.tablet(number).tablet_id)
-        assert found is not None, f"tablet {number} has a successor"
-        return found
-
-    def runs(self, tablet: TabletRecord) -> None:
-        self.change(tablet, state=TabletState.RUNNING)
-
-    def change(self, tablet: TabletRecord, **changes: Any) -> None:
-        changed = msgspec.structs.replace(tablet, generation=tablet.generation + 1, **changes)
-        assert isinstance(self.put(CatalogBatch(tablets=(changed,))), Applied)
-
-    def say(self, number: int, stage: SuccessionStage, **more: Any) -> None:
-        """The owner of a tablet says how far it makes way for its successor."""
-        successor = self.successor(number).tablet_id
-        self.said[self.tablet(number).tablet_id] = SuccessionReport(successor, stage, **more)
-
-    # ---- deciding ---------------------------------------------------------------------------
-
-    def report_of(self, tablet: TabletRecord) -> tuple[Seen | None, TabletReport | None]:
-        if tablet.tablet_id in self.away:
-            return None, None
-        owner = server(tablet.owner or "s1")
-        seen = Seen(Heartbeat(owner, 0.0), 0.0, 0.0)
-        report = TabletReport(
-            tablet.tablet_id,
-            tablet.term,
-            TabletProgress.SERVING,
-            schema_version=1,
-            succession=self.said.get(tablet.tablet_id),
-        )
-        return seen, report
-
-    def loads(self) -> list[Load]:
-        return [Load(server(f"s{n}")) for n in range(1, 5)]
-
-    def timelines(self, wanted: Durability) -> tuple[TimelineConfiguration, ...] | None:
-        if not isinstance(wanted, Wal):
-            return ()
-        return (TIMELINE,) if self.safekeepers else None
-
-    def actions(self) -> list[SuccessionAction]:
-        return list(succession_actions(self.catalog, self.report_of, self.loads, self.timelines))
-
-    def begin(self) -> None:
-        """Begin what there is to begin, and have it run."""
-        for action in self.actions():
-            if isinstance(action, BeginSuccession):
-                assert isinstance(self.put(draft_begin(self.catalog, action, self.rng)), Applied)
-        for successor in self.catalog.successors():
-            if successor.state is TabletState.CREATING:
-                self.runs(successor)
-
-    def swap(self) -> list[str]:
-        """Carry out the swaps that are wanted; the ids that the table then has."""
-        for action in self.actions():
-            if isinstance(action, Swap):
-                assert isinstance(self.put(draft_swap(self.catalog, action)), Applied)
-        return [tablet.tablet_id for tablet in self.catalog.tablets_of(T)]
-
-
-def kinds(actions: list[SuccessionAction]) -> list[str]:
-    return [type(action).__name__ for action in actions]
-
+from stelae.core.tables.durability import Durability, Replicas, Wal, replicas, segments, wal
+from tests.unit.coordinator.succession_world import (
+    ADD,
+    CLOSED,
+    FENCED,
+    OPEN,
+    T,
+    World,
+    kinds,
+    server,
+)
 
 # ---- the way through ------------------------------------------------------------------------
 

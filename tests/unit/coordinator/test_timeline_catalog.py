@@ -1,4 +1,4 @@
-"""`stelae.coordinator.timeline_catalog`: every record is kept, and the newest are at hand."""
+"""`stelae.coordinator.catalog.timelines`: every record is kept, and the newest are at hand."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import zlib
 import msgspec
 import pytest
 
-from stelae.coordinator.timeline_catalog import (
+from stelae.coordinator.catalog.timelines import (
     PACK_SIZE,
     RECENT,
     Older,
     TimelineCatalog,
     TimelineState,
 )
-from stelae.core.configurations import StoredRecord, TimelineId, TimelineRecord
 from stelae.core.ids import TableId, TabletId
-from tests.unit.coordinator.test_timeline_duties import A, configuration, ids, stored
+from stelae.core.logs.configurations import StoredRecord, TimelineId, TimelineRecord
+from tests.unit.coordinator.timeline_world import A, configuration, ids, stored
 
 
 def again(timelines: TimelineCatalog) -> TimelineCatalog:

@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.core.alter import (
+from stelae.core.errors import ColumnNotFound, InvalidArgument, Rejected, TooLarge
+from stelae.core.tables.alter import (
     MAX_DEFAULT_BYTES,
     MAX_HISTORY,
     SchemaChange,
@@ -15,8 +16,7 @@ from stelae.core.alter import (
     next_history,
     schema_change,
 )
-from stelae.core.errors import ColumnNotFound, InvalidArgument, Rejected, TooLarge
-from stelae.core.schema import MAX_COLUMNS, TableSchema
+from stelae.core.tables.schema import MAX_COLUMNS, TableSchema
 
 SCHEMA = TableSchema.of(
     pa.schema(

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.core.configurations import (
+from stelae.core.errors import InvalidArgument
+from stelae.core.ids import TableId, TabletId
+from stelae.core.logs.configurations import (
     MEMBERS_MAX,
     TimelineId,
     TimelineRecord,
     check_record,
     check_succession,
 )
-from stelae.core.errors import InvalidArgument
-from stelae.core.ids import TableId, TabletId
-from stelae.core.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
 
 replace = msgspec.structs.replace
 TIMELINE = TimelineId(TableId("t"), TabletId("a"))

@@ -64,5 +64,6 @@ def layouts(draw: st.DrawFn, machines_max: int = 200) -> Layout:
         tablets_per_server=draw(st.sampled_from([1, 8, 64, 500])),
         medium=draw(st.sampled_from(Medium)),
         mode=draw(st.sampled_from(Mode)),
+        split_above_bytes=draw(st.sampled_from([0.0, 0.0, 1e9])),
         lost=lost,
     )

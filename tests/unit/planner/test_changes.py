@@ -39,6 +39,7 @@ SAMPLES = {
     "fetches": ("9", 9),
     "network": ("25Gbit", 25e9 / 8),
     "rereplication": ("64MB/s", 64e6),
+    "split-above": ("2GiB", float(2 << 30)),
     "disk-read": ("150MB/s", 150e6),
     "disk-write": ("1GB", 1e9),
     "seek": ("8ms", 0.008),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from stelae.core.errors import InvalidArgument
 from stelae.planner.hardware import SERVER, UNLIMITED, VM, Hardware, hardware_from
 from stelae.planner.layout import Layout, Lost, Medium, Mode, Scatter
-from stelae.planner.recovery import Limit, recovery_times, seconds, size
+from stelae.planner.recovery import Limit, moved_bytes, recovery_times, seconds, size
 from tests.unit.planner.layouts import GB, hardware_of_many_kinds, layout, layouts
 
 PLAIN = Hardware(
@@ -134,6 +134,24 @@ def test_takers_share_whole_tablets() -> None:
     assert (shape.takers, shape.tablets_per_taker) == (3, 3)
     assert shape.share_of_busiest_machine == 5 / 8
     assert layout(10, tablets_per_server=1).takers == 1
+
+
+def test_a_tablet_above_the_limit_is_taken_over_by_several_servers() -> None:
+    """In a power of two parts, no more than live; each fetches all keys, merges and loads its own
+    rows, and writes them once."""
+    whole = layout(10, tablets_per_server=1, mode=Mode.METADATA_FIRST)
+    split = whole.with_changes(split_above_bytes=2 * GB)
+    assert [whole.parts_per_tablet, split.parts_per_tablet] == [1, 8]
+    assert split.with_changes(split_above_bytes=20 * GB).parts_per_tablet == 1
+    limits = {"split_above_bytes": 20 * GB, "split_above_rows": 5e7}
+    assert whole.with_changes(**limits).parts_per_tablet == 2
+    assert layout(4, tablets_per_server=1, split_above_bytes=1e6).parts_per_tablet == 2
+    assert (split.takers, split.share_of_busiest_taker) == (8, 1 / 8)
+    assert moved_bytes(split) == 8 * moved_bytes(whole)
+    before, after = recovery_times(SERVER, whole), recovery_times(SERVER, split)
+    assert after.serves_again_s < before.serves_again_s
+    assert after.of("loading rows") == pytest.approx(before.of("loading rows") / 8)
+    assert before.of("re-replication") == 0.0 < after.of("re-replication")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A model of a log's writer and its backups, in steps as small as one answer from one backup.
 
-It keeps the order rules of `stelae.actors.segment_log`: open before close, no data before the
+It keeps the order rules of `stelae.actors.logs.segment_log`: open before close, no data before the
 predecessor's close, replacement under a higher epoch that the catalog has before the next
 acknowledgement. `step` advances by one step; whoever drives it stops anywhere: that is a crash.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId, segment_id
-from stelae.core.messages import LogInventory, ReplicaInfo, ReplicaState
+from stelae.core.messages.servers import LogInventory, ReplicaInfo, ReplicaState
 from stelae.core.records import ServerInfo, ServerKind, TabletRecord, TabletState
 from stelae.core.runtime import ProcessIdentity
 

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.core.durability import segments
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.messages import RecoveryEngine, SegmentSource
-from stelae.core.partition import Partitioning
+from stelae.core.messages.servers import RecoveryEngine, SegmentSource
 from stelae.core.records import (
     ServerInfo,
     ServerKind,
@@ -23,7 +21,9 @@ from stelae.core.records import (
     TabletState,
 )
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.schema import TableSchema
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
 from stelae.recovery.engine import (
     FACTOR_MAX,
     EngineChooser,

@@ -14,8 +14,8 @@ import pytest
 
 from stelae.core.errors import SegmentsMissing
 from stelae.core.ids import segment_id
-from stelae.core.losses import Assessment, KeptLog, KeptSegment, LostSegment, SegmentFacts
-from stelae.core.messages import LogInventory, ReplicaInfo, ReplicaState
+from stelae.core.logs.losses import Assessment, KeptLog, KeptSegment, LostSegment, SegmentFacts
+from stelae.core.messages.servers import LogInventory, ReplicaInfo, ReplicaState
 from stelae.core.records import ServerInfo
 from stelae.recovery.losses import assess, assess_sealed
 from stelae.recovery.plan import plan_recovery
@@ -107,7 +107,14 @@ CASES: dict[str, tuple[Any, dict[ServerInfo, list[ReplicaInfo]], Assessment | No
     "final segments younger than the newest head that is left": (
         tablet((9, 0)),
         {A: [replica(1), head(2, (1, 2), length=5), replica(4), replica(5)]},
-        Assessment((lost(2, 5, known=False),), True, True, (*kept(1, 4, 5), *kept(end=(2, 0))), 35),
+        Assessment(
+            (lost(2, 5, known=False),), True, False, (*kept(1, 4, 5), *kept(end=(2, 0))), 35
+        ),
+    ),
+    "what such a head names may have been freed": (
+        tablet((9, 0)),
+        {A: [head(2, (1, 2), length=5), replica(4)]},
+        Assessment((lost(2, 5, known=False),), True, False, (*kept(4), *kept(end=(2, 0))), 15),
     ),
     "more, after a loss was accepted": (
         tablet(kept=KeptLog(1, kept(1, 2, end=(3, 0)))),
@@ -118,6 +125,16 @@ CASES: dict[str, tuple[Any, dict[ServerInfo, list[ReplicaInfo]], Assessment | No
         tablet(kept=KeptLog(1, kept(1, end=(3, 0)))),
         {A: [replica(1), head(3, (1, 2, 3))]},
         None,
+    ),
+    "nothing more than a tablet that was served has given up": (
+        tablet(kept=KeptLog(1, (), given_up=(segment_id(1, 2),))),
+        {A: [replica(1), head(3, (1, 2, 3))]},
+        None,
+    ),
+    "more than a tablet that was served has given up": (
+        tablet(kept=KeptLog(1, (), given_up=(segment_id(1, 2),))),
+        {A: [replica(2), head(3, (1, 2, 3))]},
+        Assessment((lost(1),), False, True, kept(end=(3, 0)), 10),
     ),
     "its end as well, after a loss was accepted": (
         tablet(kept=KeptLog(1, kept(1, end=(3, 0)))),
@@ -186,3 +203,27 @@ def test_of_a_timelines_tablet_is_missing_what_its_owner_lacks_and_no_backup_hol
     assert found == Assessment((lost(2), lost(3)), False, True, kept(1, 4), 20)
     assert assess_sealed((FACTS[1],), inventories) is None
     assert assess_sealed((), inventories) is None
+    other = held({C: [replica(2)]})
+    assert assess_sealed(lacks, inventories, other) == Assessment(
+        (lost(3),), False, True, kept(1, 2, 4), 30
+    )
+
+
+def test_what_a_served_tablet_has_given_up_is_not_read_though_it_is_there() -> None:
+    """All else of its log is, also what was written since the loss was looked at."""
+    record = tablet(kept=KeptLog(1, (), given_up=(segment_id(1, 2),)))
+    later = {A: [replica(1), replica(2), replica(3), head(4, (1, 2, 3, 4))]}
+    sources = plan_recovery(record, 2, held(later))
+    assert [each.segment_id for each in sources] == [segment_id(1, n) for n in (1, 3, 4)]
+
+
+def test_a_head_that_is_known_to_be_closed_for_good_is_not_read_again() -> None:
+    """Its backup was away when it was cleaned; another one that freed some of it says so."""
+    found = held({A: [head(2, (1, 2), length=5)], B: [replica(4)]})
+    found[B] = msgspec.structs.replace(found[B], heads_from=segment_id(1, 3))
+    assessed = assess(tablet((9, 0)), 2, found)
+    assert assessed == Assessment((), True, False, kept(4), 10)
+    found[B] = msgspec.structs.replace(found[B], heads_from=segment_id(1, 2))
+    again = assess(tablet((9, 0)), 2, found)
+    assert again is not None
+    assert again.kept == (*kept(4), *kept(end=(2, 0)))

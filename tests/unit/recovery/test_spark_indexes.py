@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tserver import TabletServer
+from stelae.actors.tserver.tserver import TabletServer
 from stelae.core.errors import IndexletNotHere, StaleTerm
-from stelae.core.index_messages import IndexletProgress, TabletStamp, epoch_of
-from stelae.core.index_offers import OFFER_ENTRIES, OfferEntries
-from stelae.core.indexes import IndexletId
-from stelae.core.partition import hash_partition
+from stelae.core.messages.index_offers import OFFER_ENTRIES, OfferEntries
+from stelae.core.messages.indexes import IndexletProgress, TabletStamp, epoch_of
+from stelae.core.tables.indexes import IndexletId
+from stelae.core.tables.partition import hash_partition
 from tests.cluster_fixture import LocalCluster, local_cluster
-from tests.unit.recovery.test_spark_job import SETTINGS, FailingEngine, TaskEngine
+from tests.unit.recovery.spark_jobs import SETTINGS, FailingEngine, TaskEngine
 
 SCHEMA = pa.schema(
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from decimal import Decimal
 from typing import Any
@@ -12,12 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import InvalidArgument
-from stelae.core.schema import TableSchema
 from stelae.core.settings import Settings
-from stelae.core.values import check_batch
+from stelae.core.tables.schema import TableSchema
+from stelae.core.tables.values import check_batch
 from stelae.recovery.java import ADD_OPENS
-from stelae.recovery.spark_link import ClusterLink
-from stelae.recovery.spark_session import SessionSize, spark_configuration
+from stelae.recovery.spark_link import ClusterLink, connected
+from stelae.recovery.spark_session import (
+    SessionSize,
+    recovery_configuration,
+    spark_configuration,
+)
 from stelae.recovery.spark_tables import WRITE_BYTES, from_spark, pieces, spark_type, to_spark
 
 DAY = datetime.date(2013, 1, 1)
@@ -66,7 +71,8 @@ def test_a_column_comes_back_from_spark_as_it_went(kind: pa.DataType, values: li
 
 def test_spark_itself_takes_every_type_that_is_sent_to_it() -> None:
     """Each of them has a Spark type; the schema is built as `stelae.spark.read` builds it."""
-    from_arrow_schema = pytest.importorskip("pyspark.sql.pandas.types").from_arrow_schema
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     fields = [(f"c{place}", spark_type(kind)) for place, (kind, _) in enumerate(SAMPLES)]
     assert len(from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)) == len(SAMPLES)
 
@@ -128,6 +134,16 @@ def test_calls_have_all_rows_in_order_and_a_bounded_size(counts: list[int], widt
     assert len(calls) <= 2 * total // WRITE_BYTES + 1
 
 
+def test_a_task_connects_where_a_loop_runs_in_its_thread() -> None:
+    """A notebook's cells run in one; the blocking calls made there have a loop of their own."""
+
+    async def cell() -> int:
+        with connected(ClusterLink("none", (), bytes(32), Settings())) as (_, run):
+            return run(asyncio.sleep(0, 7))
+
+    assert asyncio.run(cell()) == 7
+
+
 def test_a_link_does_not_show_its_secret() -> None:
     """What is printed in logs and tracebacks has the addresses only."""
     link = ClusterLink("demo", (), b"0123456789abcdef" * 2, Settings())
@@ -143,3 +159,5 @@ def test_a_session_opens_javas_internals_and_reserves_no_cpu() -> None:
     assert made["spark.ray.raydp_spark_master.actor.resource.CPU"] == "0"
     assert made["spark.pyspark.python"]
     assert made["spark.locality.wait"] == "0"
+    for options in recovery_configuration().values():
+        assert set(ADD_OPENS) < set(options.split())

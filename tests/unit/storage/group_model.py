@@ -8,9 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.actors.tablet_input import decode_rows
-from stelae.core.alter import altered, next_history, schema_change
-from stelae.core.durability import segments
+from stelae.actors.tablet.tablet_input import decode_rows
 from stelae.core.errors import (
     InvalidArgument,
     RowExists,
@@ -20,28 +18,30 @@ from stelae.core.errors import (
     VersionMismatch,
 )
 from stelae.core.ids import ClientId, OpId, RequestId, TableId, TabletId
-from stelae.core.messages import Write, WriteOp
-from stelae.core.partition import hash_partition
+from stelae.core.messages.servers import Write, WriteOp
 from stelae.core.records import TableRecord, TableState
-from stelae.core.schema import TableSchema
-from stelae.core.values import batch_to_rows, rows_to_batch
-from stelae.storage.entry import encode_batch
-from stelae.storage.flush_cleaning import Flush
-from stelae.storage.keys import KeyCodec
-from stelae.storage.outcomes import answer
-from stelae.storage.tablet_commands import (
+from stelae.core.tables.alter import altered, next_history, schema_change
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import hash_partition
+from stelae.core.tables.schema import TableSchema
+from stelae.core.tables.values import batch_to_rows, rows_to_batch
+from stelae.storage.rows.entry import encode_batch
+from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.rows.outcomes import answer
+from stelae.storage.tablets.commands import (
     Stamp,
     encode_alter,
     encode_mark,
     encode_write,
 )
-from stelae.storage.tablet_manifest import (
+from stelae.storage.tablets.flush_cleaning import Flush
+from stelae.storage.tablets.manifest import (
     ImageFile,
     decode_manifest,
     describe_image,
     open_image,
 )
-from stelae.storage.tablet_state import TabletStateMachine
+from stelae.storage.tablets.state import TabletStateMachine
 
 TABLET = TabletId("tablet")
 EXPIRY_S = 5.0

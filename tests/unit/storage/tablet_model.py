@@ -16,10 +16,10 @@ from stelae.core.errors import (
     VersionMismatch,
 )
 from stelae.core.ids import RequestId
-from stelae.core.messages import WriteOp
-from stelae.core.schema import TableSchema
-from stelae.core.values import batch_to_rows, rows_to_batch
-from stelae.storage.entry import (
+from stelae.core.messages.servers import WriteOp
+from stelae.core.tables.schema import TableSchema
+from stelae.core.tables.values import batch_to_rows, rows_to_batch
+from stelae.storage.rows.entry import (
     CertificateBuilder,
     Entry,
     EntryKind,
@@ -30,10 +30,10 @@ from stelae.storage.entry import (
     entry_length,
     read_entries,
 )
-from stelae.storage.image import Image
-from stelae.storage.keys import KeyCodec
-from stelae.storage.recovered import RecoveredSegment
-from stelae.storage.tablet import Executed, TabletMemory
+from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.segments.image import Image
+from stelae.storage.segments.recovered import RecoveredSegment
+from stelae.storage.tablets.tablet import Executed, TabletMemory
 
 INT_KEY = TableSchema.of(
     pa.schema(

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stelae.core.alter import altered, schema_change
 from stelae.core.errors import CorruptData
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages import WriteOp
-from stelae.core.schema import COLUMN_ID_KEY, TableSchema
-from stelae.core.values import batch_to_rows, rows_to_batch
-from stelae.storage.entry import Entry, EntryKind, Prologue, encode_prologue
-from stelae.storage.image import Image
-from stelae.storage.layout import Layout
-from stelae.storage.tablet import TabletMemory
+from stelae.core.messages.servers import WriteOp
+from stelae.core.tables.alter import altered, schema_change
+from stelae.core.tables.schema import COLUMN_ID_KEY, TableSchema
+from stelae.core.tables.values import batch_to_rows, rows_to_batch
+from stelae.storage.rows.entry import Entry, EntryKind, Prologue, encode_prologue
+from stelae.storage.rows.layout import Layout
+from stelae.storage.segments.image import Image
+from stelae.storage.tablets.tablet import TabletMemory
 from tests.unit.storage.tablet_model import LoggedSegment
 
 KEYS = 6

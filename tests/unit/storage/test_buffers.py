@@ -6,7 +6,7 @@ import mmap
 
 import pyarrow as pa
 
-from stelae.actors.tablet_recovery import Intake
+from stelae.actors.logs.tablet_recovery import Intake
 from stelae.core.memory import populate
 from stelae.storage.buffers import BufferPool
 

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.storage.cleaning import (
+from stelae.storage.rows.key_filter import KeyFilter
+from stelae.storage.segments.cleaning import (
     SPARE_SEGMENTS,
     Candidate,
     Needs,
     best_to_clean,
     best_to_compact,
+    first_to_go,
     low_bytes,
 )
-from stelae.storage.key_filter import KeyFilter
 
 MIB = 1 << 20
 NEEDS = Needs(8 * MIB, 2.0)
@@ -165,6 +166,30 @@ def test_neighbours_are_cleaned_by_benefit_and_cost(case: str) -> None:
     """One case each."""
     candidates, needs, wanted = CLEANED[case]
     assert chosen(*candidates, needs=needs) == wanted
+
+
+GOES: dict[str, tuple[list[Candidate], list[int]]] = {
+    "nothing there": ([], []),
+    "all of it may stay": ([compacted(n, 10) for n in range(1, 5)], []),
+    "no rows at all, as in a head that was closed early": (
+        [segment(1, 90), segment(2, 0, rows=0), segment(3, 0), segment(4, 90)],
+        [2, 3],
+    ),
+    "tombstones, also first ones": ([segment(1, 0, 9), segment(2, 0, 9), segment(3, 0)], [3]),
+    "rows that are elsewhere": ([segment(1, 0, is_free=False), segment(2, 0)], [2]),
+    "what lacks a replica comes first": (
+        [segment(1, 0), segment(2, 90, is_lost=True)],
+        [2],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GOES)
+def test_what_is_dead_or_lost_leaves_a_log_however_short_it_is(case: str) -> None:
+    """One case each; of rows that are elsewhere nothing is known that would let tombstones go."""
+    candidates, wanted = GOES[case]
+    found = first_to_go(candidates, Needs(8 * MIB, 2.0, keeps_tombstones=True))
+    assert [each.segment_id for each in found] == wanted
 
 
 @settings(max_examples=200, deadline=None)

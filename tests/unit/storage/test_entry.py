@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
-from stelae.core.schema import TableSchema
-from stelae.storage.entry import (
+from stelae.core.tables.schema import TableSchema
+from stelae.storage.rows.entry import (
     HEADER_BYTES,
     Certificate,
     CertificateBuilder,

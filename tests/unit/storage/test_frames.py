@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.messages import ReplicaState
-from stelae.storage.frames import (
+from stelae.core.messages.servers import ReplicaState
+from stelae.storage.media.frames import (
     BLOCK_BYTES,
     EXTENTS_MAX,
     RECORD_BLOCKS_BYTES,

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages import Write, WriteOp
-from stelae.core.schema import TableSchema
-from stelae.core.values import batch_to_rows
-from stelae.storage import client_results
-from stelae.storage.tablet_commands import (
+from stelae.core.messages.servers import Write, WriteOp
+from stelae.core.tables.schema import TableSchema
+from stelae.core.tables.values import batch_to_rows
+from stelae.storage.tablets import client_results
+from stelae.storage.tablets.commands import (
     GroupCommand,
     Stamp,
     decode_command,
@@ -22,7 +22,7 @@ from stelae.storage.tablet_commands import (
     encode_group,
     encode_write,
 )
-from stelae.storage.tablet_state import TabletStateMachine
+from stelae.storage.tablets.state import TabletStateMachine
 from tests.unit.storage.group_model import TABLET, outcome_of, record_of
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("value", pa.string())]), ["id"])

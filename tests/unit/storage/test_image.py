@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
-from stelae.core.schema import RowKind, TableSchema
-from stelae.storage import image
-from stelae.storage.image import (
+from stelae.core.tables.schema import RowKind, TableSchema
+from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.rows.layout import Layout, versions_from
+from stelae.storage.segments import image
+from stelae.storage.segments.image import (
     IMAGE_TRAILER_BYTES,
     Image,
     ImageMeta,
@@ -19,9 +21,7 @@ from stelae.storage.image import (
     read_tail,
     summary_range,
 )
-from stelae.storage.keys import KeyCodec
-from stelae.storage.layout import Layout, versions_from
-from stelae.storage.merge import Summary
+from stelae.storage.segments.merge import Summary
 
 EXACT = TableSchema.of(
     pa.schema([pa.field("id", pa.int64()), pa.field("x", pa.float64(), nullable=False)]), ["id"]

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.storage import kernels, kernels_reference
-from stelae.storage.index import MAX_LOAD, SLOTS_AT_ONCE, SLOTS_PER_ROW, HashIndex
-from stelae.storage.kernel_api import EMPTY, Kernels
+from stelae.storage.kernels import compiled as kernels
+from stelae.storage.kernels import reference as kernels_reference
+from stelae.storage.kernels.api import EMPTY, Kernels
+from stelae.storage.segments.index import MAX_LOAD, SLOTS_AT_ONCE, SLOTS_PER_ROW, HashIndex
 
 BOTH = pytest.mark.parametrize("module", [kernels, kernels_reference], ids=["numba", "reference"])
 # The first kind collides all the time and crowds few homes; the last is what real hashes are like.

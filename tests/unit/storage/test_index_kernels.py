@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.storage import index_kernels, index_kernels_reference
-from stelae.storage.index_kernel_api import IndexKernels
-from stelae.storage.keys import binary_parts
+from stelae.storage.kernels import index_compiled as index_kernels
+from stelae.storage.kernels import index_reference as index_kernels_reference
+from stelae.storage.kernels.index_api import IndexKernels
+from stelae.storage.rows.keys import binary_parts
 
 NAMES = [name for name in vars(IndexKernels) if not name.startswith("_")]
 # Many with the same beginning, of which heads of eight bytes tell nothing; zeros and ends of text.

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.index_changes import with_index
-from stelae.core.indexes import IndexId, in_range, prefix_end
-from stelae.core.schema import TableSchema, is_plain_type
-from stelae.core.values import to_wire
-from stelae.storage import index_kernels_reference
-from stelae.storage.index_keys import EntryCodec
+from stelae.core.tables.index_changes import with_index
+from stelae.core.tables.indexes import IndexId, in_range, prefix_end
+from stelae.core.tables.schema import TableSchema, is_plain_type
+from stelae.core.tables.values import to_wire
+from stelae.storage.indexes.entry_keys import EntryCodec
+from stelae.storage.kernels import index_reference as index_kernels_reference
 
 TEXT = st.text(st.sampled_from("\0\1ab\uffff\U0001f600"), max_size=5) | st.text(max_size=4)
 BYTES = st.binary(max_size=4) | st.lists(st.sampled_from([0, 1, 255]), max_size=5).map(bytes)
@@ -184,9 +184,11 @@ def test_a_value_that_is_none_of_the_column_is_refused() -> None:
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(BYTES)
-def test_what_is_no_entry_is_refused_one_by_one_and_many_at_once(content: bytes) -> None:
-    """Both ways agree on what an entry is, and raise nothing but CorruptData."""
+@given(st.text(max_size=2), st.integers(0, 255), st.text(max_size=2), BYTES, st.integers(0, 8))
+def test_what_is_no_entry_is_refused_one_by_one_and_many_at_once(
+    value: str, key: int, tail: str, other: bytes, kept: int
+) -> None:
+    """Both ways read an entry, agree on what is one, and raise nothing but CorruptData."""
     codec, _ = codec_of(pa.string(), pa.uint8())
 
     def outcome(read: Any) -> Any:
@@ -195,10 +197,16 @@ def test_what_is_no_entry_is_refused_one_by_one_and_many_at_once(content: bytes)
         except (CorruptData, UnicodeDecodeError):
             return None
 
-    one = outcome(lambda: codec.key_of(content))
-    many = outcome(lambda: codec.keys_of(pa.array([content], pa.binary())).to_pylist())
-    if one is not None:
-        assert many == [{"k": one[0], "tail": one[1]}]
+    def read_both(content: bytes) -> list[Any]:
+        one = outcome(lambda: codec.key_of(content))
+        many = outcome(lambda: codec.keys_of(pa.array([content], pa.binary())).to_pylist())
+        return [one, many and [(row["k"], row["tail"]) for row in many]]
+
+    whole = codec.encode_one(value, (key, tail))
+    assert read_both(whole) == [(key, tail), [(key, tail)]]
+    for damaged in (other, whole[:kept] + other):
+        one, many = read_both(damaged)
+        assert many == (one and [one])
 
 
 def test_sorting_by_python_is_sorting_by_bytes() -> None:

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.core.indexes import END, in_range
-from stelae.storage import index_kernels, index_kernels_reference
-from stelae.storage import indexlet as indexlet_storage
-from stelae.storage.entry_runs import REMOVED
-from stelae.storage.indexlet import Floor, IndexletEntries
+from stelae.core.tables.indexes import END, in_range
+from stelae.storage.indexes import indexlet as indexlet_storage
+from stelae.storage.indexes.entry_runs import REMOVED
+from stelae.storage.indexes.indexlet import Floor, IndexletEntries
+from stelae.storage.kernels import index_compiled as index_kernels
+from stelae.storage.kernels import index_reference as index_kernels_reference
 
 ENTRY = st.text("abc", min_size=1, max_size=4).map(str.encode)
 SETTINGS = settings(deadline=None, derandomize=True, max_examples=150)

@@ -11,8 +11,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.storage import kernel_api, kernels, kernels_reference
-from stelae.storage.kernel_api import EMPTY, INDEX_WORDS, U64, Kernels
+from stelae.storage.kernels import api as kernel_api
+from stelae.storage.kernels import compiled as kernels
+from stelae.storage.kernels import reference as kernels_reference
+from stelae.storage.kernels.api import EMPTY, FOREIGN, INDEX_WORDS, U64, Kernels
 
 U64_VALUES = st.integers(0, 2**64 - 1)
 # Few upper bits: long runs of displaced entries, equal homes, runs over the end of the table.
@@ -149,7 +151,7 @@ def test_replacing_an_entry_that_is_not_there_names_the_row(module: Any) -> None
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     st.lists(
-        st.tuples(CROWDED, st.integers(1, 30), st.integers(0, 1), st.binary(max_size=2)),
+        st.tuples(CROWDED, st.integers(1, 30), st.integers(0, FOREIGN), st.binary(max_size=2)),
         max_size=30,
     ),
     st.booleans(),

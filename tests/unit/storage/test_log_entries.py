@@ -12,16 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stelae.core.index_changes import with_index
-from stelae.core.indexes import END, IndexId, covers, in_range
-from stelae.core.messages import WriteOp
-from stelae.core.schema import TableSchema
-from stelae.core.values import rows_to_batch
-from stelae.storage import index_kernels_reference, log_entries
-from stelae.storage.index_keys import EntryCodec
-from stelae.storage.log_entries import LogEntries, with_ids
-from stelae.storage.merge import merge
-from stelae.storage.row_entries import tablet_entries
+from stelae.core.messages.servers import WriteOp
+from stelae.core.tables.index_changes import with_index
+from stelae.core.tables.indexes import END, IndexId, covers, in_range
+from stelae.core.tables.schema import TableSchema
+from stelae.core.tables.values import rows_to_batch
+from stelae.storage.indexes import log_entries
+from stelae.storage.indexes.entry_keys import EntryCodec
+from stelae.storage.indexes.log_entries import LogEntries, with_ids
+from stelae.storage.kernels import index_reference as index_kernels_reference
+from stelae.storage.segments.merge import merge
+from stelae.storage.tablets.row_entries import tablet_entries
 from tests.unit.storage.test_alter_model import MOVES, World, play
 
 Range = tuple[bytes, bytes]

@@ -13,10 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.core.schema import RowKind
-from stelae.storage import kernels, kernels_reference
-from stelae.storage.kernel_api import Kernels
-from stelae.storage.merge import Merged, Summary, compact_versions, merge
+from stelae.core.tables.schema import RowKind
+from stelae.storage.kernels import compiled as kernels
+from stelae.storage.kernels import reference as kernels_reference
+from stelae.storage.kernels.api import Kernels
+from stelae.storage.segments.merge import (
+    Merged,
+    Summary,
+    compact_versions,
+    marked,
+    merge,
+    winners_as_bits,
+    winners_of_bits,
+)
 
 BOTH = pytest.mark.parametrize("module", [kernels, kernels_reference], ids=["numba", "reference"])
 
@@ -28,7 +37,7 @@ Row = tuple[int, bytes, int, int]
 def _tables_grow() -> Iterator[None]:
     """Merges begin with half the room, as large ones do: so that growing is covered."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stelae.storage.merge.FIRST_ROWS", 0)
+        patch.setattr("stelae.storage.segments.merge.FIRST_ROWS", 0)
         yield
 
 
@@ -91,7 +100,7 @@ def winners(segments: Sequence[Sequence[Row]]) -> dict[bytes, tuple[int, int, in
 
 def check(merged: Merged, segments: Sequence[Sequence[Row]]) -> None:
     expected = winners(segments)
-    pairs = sorted(zip(merged.hashes.tolist(), merged.positions.tolist(), strict=True))
+    pairs = sorted(zip(hashes_of(merged).tolist(), positions_of(merged).tolist(), strict=True))
     places = [(slot << 32 | row, segments[slot][row][0]) for _v, _k, slot, row in expected.values()]
     assert pairs == sorted((hashed, place) for place, hashed in places)
     assert [len(mask) for mask in merged.live] == [len(rows) for rows in segments]
@@ -126,7 +135,7 @@ def test_order_and_repetition_of_segments_change_no_winner(
     check(merged, again)
     newest = {key: found[:2] for key, found in winners(segments).items()}
     assert newest == {key: found[:2] for key, found in winners(again).items()}
-    assert len(merged.hashes) == len(newest)
+    assert len(merged.index) == len(newest)
 
 
 @BOTH
@@ -141,14 +150,23 @@ def test_exact_hashes_need_no_keys(module: Kernels, segments: list[list[Row]]) -
 def test_no_segments_give_an_empty_tablet_at_version_1() -> None:
     """Nothing merged: no winners, and the first version is 1, as 0 means absent."""
     merged = merge([])
-    assert (len(merged.hashes), merged.live, merged.next_version) == (0, [], 1)
-    assert len(merged.index()) == 0
+    assert (len(merged.index), merged.live, merged.next_version) == (0, [], 1)
+    assert len(merged.index) == 0
 
 
 def test_a_tombstone_raises_the_next_version() -> None:
     """A log that ends in a delete gives later writes higher versions than the delete had."""
     merged = merge([summary([(1, b"a", 5, 0), (1, b"a", 9, 1)], True)])
-    assert (len(merged.hashes), merged.next_version) == (0, 10)
+    assert (len(merged.index), merged.next_version) == (0, 10)
+
+
+def hashes_of(merged: Merged) -> Any:
+    """Of the winners, in the order of the index's table, as `positions_of`."""
+    return merged.index.entries()[0]
+
+
+def positions_of(merged: Merged) -> Any:
+    return merged.index.entries()[1]
 
 
 def large_log(segments: int, rows: int) -> list[Summary]:
@@ -172,13 +190,13 @@ def test_a_large_merge_equals_numpy_and_gives_its_index() -> None:
     _unique, from_end = np.unique(hashes[::-1], return_index=True)
     last = len(hashes) - 1 - from_end
     last = last[kinds[last] == 0]
-    flat = (merged.positions >> 32) * 10_000 + (merged.positions & 0xFFFFFFFF)
+    flat = (positions_of(merged) >> 32) * 10_000 + (positions_of(merged) & 0xFFFFFFFF)
     assert sorted(flat.tolist()) == sorted(last.tolist())
-    assert (hashes[flat] == merged.hashes).all()
+    assert (hashes[flat] == hashes_of(merged)).all()
     assert (np.flatnonzero(np.concatenate(merged.live)) == np.sort(last)).all()
-    index = merged.index()
+    index = merged.index
     assert len(index) == len(last)
-    assert (index.find(merged.hashes) == merged.positions).all()
+    assert (index.find(hashes_of(merged)) == positions_of(merged)).all()
 
 
 def test_a_merge_with_room_for_all_rows_equals_one_that_grows(
@@ -187,14 +205,48 @@ def test_a_merge_with_room_for_all_rows_equals_one_that_grows(
     """The room a merge begins with changes nothing but its speed."""
     log = large_log(4, 5_000)
     grown = merge(log)
-    monkeypatch.setattr("stelae.storage.merge.FIRST_ROWS", 1 << 22)
+    monkeypatch.setattr("stelae.storage.segments.merge.FIRST_ROWS", 1 << 22)
     roomy = merge(log)
     winners_of = [
-        dict(zip(m.hashes.tolist(), m.positions.tolist(), strict=True)) for m in (grown, roomy)
+        dict(zip(hashes_of(m).tolist(), positions_of(m).tolist(), strict=True))
+        for m in (grown, roomy)
     ]
     assert winners_of[0] == winners_of[1]
     assert all((a == b).all() for a, b in zip(grown.live, roomy.live, strict=True))
     assert grown.next_version == roomy.next_version
+
+
+@pytest.mark.parametrize("segments", [1, 3, 6])
+def test_a_merge_is_the_same_of_marked_winners(segments: int) -> None:
+    """What travels of a merge made elsewhere is a bit for each row; all else is here."""
+    log = large_log(segments, 3_000)
+    merged = merge(log)
+    counts = [len(part) for part in log]
+    bits = winners_as_bits(merged.live)
+    assert len(bits) == -(-sum(counts) // 8)
+    live = winners_of_bits(bits, counts)
+    assert live is not None
+    again = marked(log, live)
+    assert again is not None
+    assert again.next_version == merged.next_version
+    assert all((a == b).all() for a, b in zip(again.live, merged.live, strict=True))
+    assert len(again.index) == len(merged.index)
+    index, hashes = again.index, np.unique(np.concatenate([part.hashes for part in log]))
+    assert (index.find(hashes) == merged.index.find(hashes)).all()
+
+
+def test_winners_of_other_segments_are_no_merge() -> None:
+    """Rows that are not there, or are tombstones, would make readers fail later."""
+    log = [summary([(1, b"a", 1, 0), (2, b"b", 2, 1)], False), summary([(3, b"c", 3, 0)], False)]
+    yes, no = np.ones(1, np.bool_), np.zeros(1, np.bool_)
+    assert marked(log, [np.concatenate([yes, no]), yes]) is not None
+    assert marked(log, [np.concatenate([yes, yes]), yes]) is None
+    assert marked(log, [yes, yes]) is None
+    assert marked(log, [np.concatenate([yes, no])]) is None
+    assert winners_of_bits(b"\1", [9]) is None
+    assert winners_of_bits(b"\1\1", [8]) is None
+    assert winners_of_bits(b"", [-8, 8]) is None
+    assert winners_of_bits(b"", []) == []
 
 
 def test_merges_on_two_threads_do_not_disturb_each_other() -> None:
@@ -204,8 +256,8 @@ def test_merges_on_two_threads_do_not_disturb_each_other() -> None:
         together = list(pool.map(merge, logs_))
     for merged, log in zip(together, logs_, strict=True):
         alone = merge(log)
-        assert np.array_equal(merged.hashes, alone.hashes)
-        assert np.array_equal(merged.positions, alone.positions)
+        assert np.array_equal(hashes_of(merged), hashes_of(alone))
+        assert np.array_equal(positions_of(merged), positions_of(alone))
 
 
 def test_summaries_of_unequal_shape_are_refused() -> None:

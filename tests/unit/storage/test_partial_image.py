@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -14,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
-from stelae.core.schema import TableSchema
-from stelae.storage.image import BLOCK_BYTES, Image, ImageMeta, build_image
-from stelae.storage.keys import KeyCodec
-from stelae.storage.layout import Layout, versions_from
-from stelae.storage.partial_image import PartialImage
-from stelae.storage.remote import cut_piece
+from stelae.core.tables.schema import TableSchema
+from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.rows.layout import Layout, versions_from
+from stelae.storage.segments.image import BLOCK_BYTES, Image, ImageMeta, build_image
+from stelae.storage.segments.partial_image import PartialImage
+from stelae.storage.segments.remote import cut_piece
 
 ROWS = 5000
 FIELDS = pa.schema(
@@ -68,10 +69,13 @@ class Reader:
         self.data = data
         self.bytes_read = 0
 
-    async def __call__(self, offset: int, length: int) -> bytes:
-        self.bytes_read += length
-        assert 0 <= offset <= offset + length <= len(self.data)
-        return self.data[offset : offset + length]
+    async def __call__(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        found = []
+        for offset, length in ranges:
+            self.bytes_read += length
+            assert 0 <= offset <= offset + length <= len(self.data)
+            found.append(self.data[offset : offset + length])
+        return found
 
 
 async def opened(reader: Reader) -> PartialImage:
@@ -111,6 +115,35 @@ def test_little_is_read_for_a_few_rows() -> None:
         image = await opened(reader)
         await image.bring(reader, [(20_000, 20_010)])
         assert image.held_bytes <= reader.bytes_read < 25 * BLOCK_BYTES < len(reader.data) / 4
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_columns_without_a_byte_of_text_lie_nowhere_and_are_read_all_the_same(
+    text: str | None,
+) -> None:
+    """Arrow's empty buffers may be anywhere: their places are no places of the image."""
+    rows = 2000
+    fields = pa.schema(
+        [pa.field("id", pa.int64(), nullable=False), ("text", pa.string()), ("raw", pa.binary())]
+    )
+    data = b"" if text is not None else None
+    columns = [
+        pa.array(range(rows), pa.int64()),
+        pa.array([text] * rows, pa.string()),
+        pa.array([data] * rows, pa.binary()),
+    ]
+    whole = made(fields, columns, rows)
+    batch = Image.open(whole, "whole").batch
+
+    async def check() -> None:
+        reader = Reader(whole)
+        image = await opened(reader)
+        await image.bring(reader, [(100, 200)])
+        assert cut_piece(image.batch, 1, 100) == cut_piece(batch, 1, 100)
+        for start, length in image.lacks_columns(["text", "raw", "id"]):
+            assert 0 <= start < start + length <= len(whole)
 
     asyncio.run(check())
 

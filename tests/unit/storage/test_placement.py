@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from stelae.core.ids import ServerUuid
-from stelae.storage.placement import (
+from stelae.storage.media.placement import (
     USUAL_BYTES_PER_S,
     Candidate,
     Misplaced,
@@ -36,6 +36,7 @@ def chosen(
     nodes: Sequence[str] = (),
     replicas: int = 2,
     groups: Sequence[str] = (),
+    home: str = "elsewhere",
 ) -> set[str]:
     """All that are ever chosen, whatever chance says."""
     found = {
@@ -46,6 +47,7 @@ def chosen(
             replicas=replicas,
             size_bytes=SEGMENT,
             groups=[group(each) for each in groups],
+            home=home,
             rng=random.Random(seed),
         )
         for seed in range(60)
@@ -72,6 +74,35 @@ CASES: dict[str, tuple[set[str], set[str]]] = {
         {"c"},
     ),
     "the same machine, if there is no other": (chosen([backup("b", "one")], "a", ["one"]), {"b"}),
+    "not the owner's machine": (chosen(PLAIN, home="node of b"), {"a", "c"}),
+    "the owner's machine, if all others are full": (
+        chosen([backup("a"), backup("b", has_room=False)], home="node of a"),
+        {"a"},
+    ),
+    "all are on one machine, the owner's": (
+        chosen([backup("a", "one"), backup("b", "one")], home="one"),
+        {"a", "b"},
+    ),
+    "rather beside the owner than beside another replica": (
+        chosen([backup("b", "one"), backup("c", "two")], "a", ["one"], home="two"),
+        {"c"},
+    ),
+    "beside another replica, if all machines have one": (
+        chosen([backup("c", "one"), backup("d", "two")], "ab", ["one", "two"], 3, home="two"),
+        {"c"},
+    ),
+    "a group of which none is on the owner's machine": (
+        chosen([backup(n) for n in "abcd"], groups=["ab", "cd"], home="node of a"),
+        {"c", "d"},
+    ),
+    "a group of which enough are on other machines": (
+        chosen([backup(n) for n in "abcde"], groups=["abc", "de"], home="node of a"),
+        {"b", "c", "d", "e"},
+    ),
+    "the group of the first, though the next is on the owner's machine": (
+        chosen([backup(n) for n in "acd"], "b", groups=["ab", "cd"], home="node of a"),
+        {"a"},
+    ),
     "the one with fewer of mine": (chosen([backup("a", mine=3), backup("b", mine=1)]), {"b"}),
     "the one that is faster": (
         chosen([backup("a", bytes_per_s=1e8), backup("b", bytes_per_s=2e8)]),
@@ -131,7 +162,7 @@ def test_five_draws_spread_segments_nearly_evenly() -> None:
     for _ in range(5000):
         candidates = [backup(name, mine=mine[name]) for name in names]
         found = choose_backup(
-            candidates, (), (), replicas=1, size_bytes=SEGMENT, groups=(), rng=rng
+            candidates, (), (), replicas=1, size_bytes=SEGMENT, groups=(), home="", rng=rng
         )
         mine[str(found)] += 1
     assert max(mine.values()) < 1.2 * 50
@@ -147,7 +178,7 @@ def test_a_backup_that_reads_at_a_third_of_the_rate_gets_a_third() -> None:
     for _ in range(3000):
         candidates = [backup(n, mine=mine[n], bytes_per_s=1e8 if n == "a" else 3e8) for n in "abcd"]
         found = choose_backup(
-            candidates, (), (), replicas=1, size_bytes=SEGMENT, groups=(), rng=rng
+            candidates, (), (), replicas=1, size_bytes=SEGMENT, groups=(), home="", rng=rng
         )
         mine[str(found)] += 1
     assert mine["a"] == pytest.approx(300, rel=0.1)
@@ -161,6 +192,7 @@ def test_what_is_expected_of_a_backup() -> None:
     assert expected_s(backup("c", mine=3), 1000, 2e8) == 4 * 1000 / 2e8
 
 
+HOME = "node of h"
 MOVES: dict[str, tuple[str, str, Sequence[str], Misplaced | None]] = {
     "all in one group": ("ab", "abcd", ["ab", "cd"], None),
     "one outside": ("ac", "abcd", ["ab", "cd"], Misplaced(ServerUuid("c"), ServerUuid("b"))),
@@ -171,6 +203,24 @@ MOVES: dict[str, tuple[str, str, Sequence[str], Misplaced | None]] = {
         "abef",
         ["ab"],
         Misplaced(ServerUuid("e"), ServerUuid("a")),
+    ),
+    "rather a group of other machines than one that needs the owner's": (
+        "ac",
+        "abcdh",
+        ["ah", "bd"],
+        Misplaced(ServerUuid("a"), ServerUuid("b")),
+    ),
+    "to the owner's machine, if no other group fits": (
+        "ac",
+        "ach",
+        ["ah"],
+        Misplaced(ServerUuid("c"), ServerUuid("h")),
+    ),
+    "a group of other machines that is large enough without the owner's": (
+        "ac",
+        "abcdh",
+        ["hab", "dh"],
+        Misplaced(ServerUuid("c"), ServerUuid("b")),
     ),
     "the group that has most of them": (
         "abe",
@@ -185,9 +235,8 @@ MOVES: dict[str, tuple[str, str, Sequence[str], Misplaced | None]] = {
 def test_what_is_moved_into_a_group(case: str) -> None:
     """The next step, or none."""
     holders, live, groups, expected = MOVES[case]
-    found = misplaced(
-        group(holders), [backup(name) for name in live], [group(each) for each in groups], SEGMENT
-    )
+    candidates = [backup(name) for name in live]
+    found = misplaced(group(holders), candidates, [group(each) for each in groups], SEGMENT, HOME)
     assert found == expected
 
 
@@ -199,9 +248,38 @@ def test_moves_end_with_every_segment_in_one_group() -> None:
     for _ in range(200):
         holders = [ServerUuid(name) for name in rng.sample("abcdefghi", 3)]
         for _ in range(4):
-            move = misplaced(holders, candidates, groups, SEGMENT)
+            move = misplaced(holders, candidates, groups, SEGMENT, "node of a")
             if move is None:
                 break
             assert move.target not in holders
             holders[holders.index(move.source)] = move.target
         assert any(set(holders) == set(each) for each in groups)
+
+
+def test_no_replica_is_beside_its_owner_or_another_one_where_machines_are_enough() -> None:
+    """Whatever the machines are, with or without groups; with too few, all that there are have one,
+    and the owner's only if the others have not enough."""
+    rng = random.Random(4)
+    for _ in range(500):
+        machines = [f"m{number}" for number in range(rng.randrange(1, 6))]
+        candidates = [backup(name, rng.choice(machines)) for name in "abcdefgh"]
+        nodes = {each.uuid: each.node for each in candidates}
+        others = {*nodes.values()} - {"m0"}
+        used: list[ServerUuid] = []
+        for _ in range(3):
+            free = [each for each in candidates if each.uuid not in used]
+            found = choose_backup(
+                free,
+                used,
+                {nodes[uuid] for uuid in used},
+                replicas=3,
+                size_bytes=SEGMENT,
+                groups=(),
+                home="m0",
+                rng=rng,
+            )
+            assert found is not None
+            used.append(found)
+        on = [nodes[uuid] for uuid in used]
+        assert len({*on}) == min(3, len({*nodes.values()}))
+        assert "m0" not in on or len(others) < 3

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.replication import (
+from stelae.core.logs.replication import (
     Configuration,
     Entry,
     EntryKind,
@@ -17,14 +17,14 @@ from stelae.core.replication import (
     TermAndVote,
     first_configuration,
 )
-from stelae.storage.consensus_metadata import (
+from stelae.storage.files.consensus_metadata import (
     ConsensusMetadata,
     decode_consensus_metadata,
     decode_snapshot,
     encode_consensus_metadata,
     encode_snapshot,
 )
-from stelae.storage.raft_log import (
+from stelae.storage.files.raft_log import (
     decode_file,
     encode_file_header,
     encode_record,

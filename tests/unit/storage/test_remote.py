@@ -14,24 +14,31 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
-from stelae.core.messages import WriteOp
-from stelae.core.schema import TableSchema
-from stelae.core.values import batch_to_rows
-from stelae.storage.gather import Snapshot
-from stelae.storage.image import (
+from stelae.core.messages.servers import WriteOp
+from stelae.core.tables.index_changes import with_index
+from stelae.core.tables.indexes import END, IndexId
+from stelae.core.tables.schema import TableSchema
+from stelae.core.tables.values import batch_to_rows
+from stelae.storage.indexes.log_entries import LogEntries, with_ids
+from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.rows.layout import Row
+from stelae.storage.segments.gather import Snapshot
+from stelae.storage.segments.image import (
     IMAGE_TRAILER_BYTES,
     Image,
     build_image,
     read_tail,
     summary_range,
 )
-from stelae.storage.key_decoding import decode_keys
-from stelae.storage.keys import KeyCodec
-from stelae.storage.merge import Summary
-from stelae.storage.recovered import RecoveredSegment
-from stelae.storage.remote import Piece, RemoteRun, RowsAbsent, cut_piece
-from stelae.storage.tablet import TabletMemory
-from stelae.storage.transfer import Changes
+from stelae.storage.segments.image_rows import ImageRows
+from stelae.storage.segments.key_decoding import decode_keys
+from stelae.storage.segments.merge import Summary
+from stelae.storage.segments.partial_image import PartialImage
+from stelae.storage.segments.recovered import RecoveredSegment
+from stelae.storage.segments.remote import Piece, RemoteRun, RowsAbsent, cut_piece
+from stelae.storage.segments.transfer import Changes
+from stelae.storage.tablets.row_entries import TableCodecs, check_here, tablet_entries
+from stelae.storage.tablets.tablet import TabletMemory
 from tests.unit.storage.tablet_model import INT_KEY, WIDE_KEY, World, make_key, state_of
 from tests.unit.storage.test_tablet_model import MOVES, play
 
@@ -48,6 +55,40 @@ def remote_segment(image: pa.Buffer) -> RecoveredSegment:
     return RecoveredSegment.from_tail(tail, image.size, columns)
 
 
+def opened(run: RemoteRun, view: memoryview) -> PartialImage | None:
+    """A run's image, to be read in part."""
+    image = run.partial_image("image")
+    while image is not None and (ranges := image.lacks_to_open()):
+        for start, length in ranges:
+            image.put(start, view[start : start + length])
+    return image
+
+
+def single_row(run: RemoteRun, data: pa.Buffer, number: int) -> list[Piece]:
+    """One row of an image, read from its bytes; nothing if it cannot be."""
+    view = memoryview(data).cast("B")
+    image = opened(run, view)
+    rows = None if image is None else run.single_rows(image)
+    if rows is None:
+        return []
+    row = rows.row(lambda start, end: view[start:end], number)
+    return [run.show_row(number, row)]
+
+
+def served_rows(run: RemoteRun, data: pa.Buffer, *numbers: int) -> list[tuple[int, Row]]:
+    """Rows of an image by themselves, as a backup serves them."""
+    view = memoryview(data).cast("B")
+    image = opened(run, view)
+    assert image is not None
+    rows = ImageRows.of(image, {place: lambda i: None for place in run.known})
+    assert rows is not None
+
+    def read(start: int, end: int) -> memoryview:
+        return view[start:end]
+
+    return [(rows.version(read, i), rows.row(read, i)) for i in numbers]
+
+
 class Elsewhere(TabletMemory):
     """A tablet that fetches what it is told to, and does the call again.
 
@@ -57,12 +98,23 @@ class Elsewhere(TabletMemory):
     images: dict[int, pa.Buffer]
     rng: random.Random
     fetched = 0
+    single = 0
+    """Rows that came by themselves."""
 
     def bring(self, absent: RowsAbsent) -> list[Piece]:
         held = []
         for wanted in absent.wanted:
             run = wanted.run
             image = Image.open(self.images[run.segment_id], "image")
+            if wanted.row >= 0 and self.rng.random() < 0.5:
+                held += single_row(run, image.buffer, wanted.row)
+                if held and held[-1].first == wanted.row:
+                    self.single += 1
+                    continue
+            if wanted.row >= 0 and run.comes_in_rows and self.rng.random() < 0.5:
+                rows = served_rows(run, image.buffer, wanted.row)
+                held += run.take_rows([wanted.row], image.trailer, rows, "row")
+                continue
             if wanted.pieces is None or self.rng.random() < 0.2:
                 held.append(run.take_image(image))
                 if self.rng.random() < 0.3:
@@ -244,10 +296,9 @@ def test_rows_come_with_their_neighbours_and_go_with_the_last_holder() -> None:
     with pytest.raises(RowsAbsent) as absent:
         TabletMemory.get(tablet, (33,))
     assert [w.pieces for w in absent.value.wanted] == [[2]]
-    tablet.rng = random.Random(3)
-    held = tablet.bring(absent.value)
-    while held[0].run.batch.num_rows != 16:
-        held = tablet.bring(absent.value)
+    image = Image.open(tablet.images[run.segment_id], "image")
+    data = cut_piece(image.batch, 2, 16)
+    held = [run.take_piece(2, image.trailer, crc32c(data), data, "piece")]
     found = TabletMemory.get(tablet, (40,))
     assert found is not None
     assert found.row == ("name40", 40, 20.0, None)
@@ -279,10 +330,80 @@ def test_a_piece_that_is_damaged_or_of_another_image_is_not_believed() -> None:
         run.take_image(Image.open(other, "other"))
 
 
+def test_another_row_or_one_of_another_image_is_not_believed() -> None:
+    """Version, columns and the image's own end are compared."""
+    _, tablet = loaded()
+    run = first_run(tablet)
+    image = Image.open(tablet.images[run.segment_id], "image")
+    rows = served_rows(run, image.buffer, 40, 3)
+    held = run.take_rows([40, 3], image.trailer, rows, "row")
+    assert [piece.run.row(0) for piece in held] == [run.row(40), run.row(3)]
+    assert run.row(40) == ("name40", 40, 20.0, None)
+
+    def refused(
+        match: str, numbers: list[int], trailer: bytes, rows: list[tuple[int, Row]]
+    ) -> None:
+        with pytest.raises(CorruptData, match=match):
+            run.take_rows(numbers, trailer, rows, "row")
+
+    refused("another row", [41, 3], image.trailer, rows)
+    refused("2 rows for 1", [40], image.trailer, rows)
+    refused("another replica", [40, 3], image.trailer[:-1] + b"x", rows)
+    refused("another row", [40], image.trailer, [(rows[0][0], rows[0][1][:-1])])
+
+
 def _shorter(image: Image, count: int) -> Any:
     import msgspec
 
     return msgspec.structs.replace(image.meta, row_count=count)
+
+
+def test_entries_of_rows_elsewhere_are_those_of_the_rows_at_that_moment() -> None:
+    """Made of some columns of each image, by the mask of then; of another image none are."""
+    _, tablet = loaded(with_index(INT_KEY, "x", IndexId("i"), "table"))
+    codecs = TableCodecs(tablet.schema)
+    codec = codecs.codecs[IndexId("i")]
+    made = LogEntries(tablet.schema, codecs.definition(IndexId("i")))
+    tablet.new_head(9)
+    TabletMemory.execute(tablet, WriteOp.DELETE, [(7,)], None, 900, ["id"])
+    TabletMemory.execute(tablet, WriteOp.UPSERT, [("new", 8, -1.0, None)], None, 901)
+    here, remote = TabletMemory.scan_snapshot(tablet).without_remote()
+    assert (here.row_count, [live.sum() for _, live in remote]) == (1, [198])
+    TabletMemory.execute(tablet, WriteOp.DELETE, [(9,)], None, 902, ["id"])
+    others = []
+    for run, live in remote:
+        image = Image.open(tablet.images[run.segment_id], "image")
+        columns = with_ids(image.batch, made.column_ids)
+        others.append(made.of_segment(run.take_columns(image.trailer, columns, "image"), live))
+        with pytest.raises(CorruptData, match="another replica"):
+            run.take_columns(image.trailer[:-1] + b"x", columns, "image")
+        with pytest.raises(CorruptData, match="rows of"):
+            run.take_columns(image.trailer, columns.slice(1), "image")
+    values = {n: n / 2 for n in range(200) if n != 7} | {8: -1.0}
+    found = tablet_entries(codec, here, others, b"", END).entries().to_pylist()
+    assert found == sorted([codec.encode_one(value, (key,)) for key, value in values.items()])
+
+
+def test_a_write_to_a_table_with_indexes_says_which_rows_it_lacks() -> None:
+    """All of its old rows at once, whatever it does to them; a key without a row needs none."""
+    _, fetching = loaded(with_index(INT_KEY, "x", IndexId("i"), "table"))
+    tablet = TabletMemory(fetching.schema, "table")
+    tablet.adopt([remote_segment(image) for image in fetching.images.values()], None, 0.0)
+    codecs = TableCodecs(tablet.schema)
+    tablet.remote[0].remote.piece_rows = 16
+    rows = [("new", key, 1.0, None) for key in (5, 40, 41, 1000)]
+    names = tuple(INT_KEY.arrow.names)
+    batch = pa.record_batch([list(column) for column in zip(*rows, strict=True)], INT_KEY.arrow)
+    for op, written, columns in (
+        (WriteOp.UPSERT, rows, names),
+        (WriteOp.INSERT, batch, ()),
+        (WriteOp.DELETE, [(5,), (40,), (1000,)], ("id",)),
+    ):
+        with pytest.raises(RowsAbsent) as absent:
+            check_here(tablet, codecs, op, written, columns)
+        pieces = {piece for wanted in absent.value.wanted for piece in wanted.pieces or ()}
+        assert pieces == {0, 2}
+    check_here(tablet, codecs, WriteOp.UPSERT, rows[3:], names)
 
 
 def test_a_scan_that_began_before_the_rows_came_goes_on_with_them() -> None:

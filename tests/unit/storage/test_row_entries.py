@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from stelae.core.index_changes import with_index
-from stelae.core.indexes import IndexId
-from stelae.core.messages import WriteOp
-from stelae.core.schema import TableSchema
-from stelae.storage.row_entries import TableCodecs, new_entries_of_batch
+from stelae.core.messages.servers import WriteOp
+from stelae.core.tables.index_changes import with_index
+from stelae.core.tables.indexes import IndexId
+from stelae.core.tables.schema import TableSchema
+from stelae.storage.tablets.row_entries import TableCodecs, new_entries_of_batch
 
 SCHEMA = pa.schema(
     [

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import ColumnNotFound, InvalidArgument
-from stelae.core.messages import WriteOp
-from stelae.core.schema import TableSchema
-from stelae.core.values import rows_to_batch
-from stelae.storage.filters import OPERATORS, Filter
-from stelae.storage.image import Image
-from stelae.storage.tablet import TabletMemory
+from stelae.core.messages.servers import WriteOp
+from stelae.core.tables.schema import TableSchema
+from stelae.core.tables.values import rows_to_batch
+from stelae.storage.rows.filters import OPERATORS, Filter
+from stelae.storage.segments.image import Image
+from stelae.storage.tablets.tablet import TabletMemory
 
 SCHEMA = TableSchema.of(
     pa.schema(
@@ -74,6 +74,26 @@ def test_a_scan_sees_one_point_of_the_log() -> None:
         assert [snapshot.row_count for snapshot in snapshots] == [6, 4, 6]
         assert [snapshot.index for snapshot in snapshots] == [3, 4, 5]
     assert sorted(ids_in(tablet.scan_snapshot())) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3, 7, 50])
+def test_shares_of_a_snapshot_are_the_snapshot_in_order(shares: int) -> None:
+    """Each row is in just one of them, and none is much more than its part."""
+    tablet = fresh()
+    for n in range(20):
+        rows = rows_to_batch(rows_of(*range(10 * n, 10 * n + 10)), SCHEMA.arrow)
+        tablet.execute(WriteOp.UPSERT, rows, None, n + 1)
+        tablet.new_head(n + 2)
+        seal(tablet, n)
+    tablet.execute(WriteOp.DELETE, [(3,), (77,)], None, 21)
+    whole = tablet.scan_snapshot()
+    parts = [whole.share(n, shares) for n in range(shares)]
+    assert [i for part in parts for i in ids_in(part)] == ids_in(whole)
+    assert sum(part.row_count for part in parts) == whole.row_count == 198
+    assert max(part.row_count for part in parts) <= 200 / shares + 10
+    assert ids_in(fresh().scan_snapshot().share(0, shares)) == []
+    with pytest.raises(InvalidArgument, match="count from 0"):
+        whole.share(shares, shares)
 
 
 def test_a_sealed_segment_without_dead_rows_is_not_copied() -> None:

@@ -6,19 +6,19 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.core.durability import segments
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.partition import Partitioning
+from stelae.core.logs.replication import Configuration, Peer, Snapshot, TermAndVote
 from stelae.core.records import TableRecord, TableState
-from stelae.core.replication import Configuration, Peer, Snapshot, TermAndVote
-from stelae.core.schema import TableSchema
-from stelae.storage.consensus_metadata import (
+from stelae.core.tables.durability import segments
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
+from stelae.storage.files.consensus_metadata import (
     ConsensusMetadata,
     merge_consensus_metadata,
     pristine,
 )
-from stelae.storage.superblock import (
+from stelae.storage.files.superblock import (
     NOTHING,
     DataState,
     StoredFile,

@@ -12,16 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages import WriteOp
-from stelae.core.schema import TableSchema
-from stelae.core.values import batch_to_rows
-from stelae.storage import survivors
-from stelae.storage.entry import Entry, EntryKind, Prologue, encode_prologue
-from stelae.storage.image import Image, ImageMeta, build_image
-from stelae.storage.key_filter import KeyFilter
-from stelae.storage.recovered import RecoveredSegment
-from stelae.storage.survivors import Move, filter_of, survive
-from stelae.storage.tablet import TabletMemory
+from stelae.core.messages.servers import WriteOp
+from stelae.core.tables.schema import TableSchema
+from stelae.core.tables.values import batch_to_rows
+from stelae.storage.rows.entry import Entry, EntryKind, Prologue, encode_prologue
+from stelae.storage.rows.key_filter import KeyFilter
+from stelae.storage.segments import survivors
+from stelae.storage.segments.image import Image, ImageMeta, build_image
+from stelae.storage.segments.recovered import RecoveredSegment
+from stelae.storage.segments.survivors import Move, filter_of, survive
+from stelae.storage.tablets.tablet import TabletMemory
 from tests.unit.storage.tablet_model import (
     INT_KEY,
     KEYS,

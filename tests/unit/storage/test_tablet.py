@@ -17,19 +17,19 @@ from stelae.core.errors import (
     TooLarge,
     VersionMismatch,
 )
-from stelae.core.messages import WriteOp
-from stelae.core.schema import TableSchema
-from stelae.core.values import rows_to_batch
-from stelae.storage.entry import (
+from stelae.core.messages.servers import WriteOp
+from stelae.core.tables.schema import TableSchema
+from stelae.core.tables.values import rows_to_batch
+from stelae.storage.rows.entry import (
     Entry,
     EntryKind,
     Prologue,
     encode_prologue,
 )
-from stelae.storage.image import Image
-from stelae.storage.keys import KeyCodec
-from stelae.storage.recovered import RecoveredSegment
-from stelae.storage.tablet import Executed, TabletMemory, group_payload
+from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.segments.image import Image
+from stelae.storage.segments.recovered import RecoveredSegment
+from stelae.storage.tablets.tablet import Executed, TabletMemory, group_payload
 from tests.unit.storage.tablet_model import (
     INT_KEY,
     WIDE_KEY,

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stelae.core.ids import ClientId, RequestId, TabletId
-from stelae.core.messages import Write, WriteOp
-from stelae.storage.entry import decode_batch, encode_batch
-from stelae.storage.tablet_commands import (
+from stelae.core.messages.servers import Write, WriteOp
+from stelae.storage.rows.entry import decode_batch, encode_batch
+from stelae.storage.tablets.commands import (
     AlterCommand,
     GroupClock,
     MarkCommand,

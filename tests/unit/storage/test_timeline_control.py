@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId, TabletId
-from stelae.core.timeline_copies import NOTHING, LogCut, TimelineSnapshot, WalFile
-from stelae.core.timelines import (
+from stelae.core.logs.timelines import (
     AcceptorState,
     LogPosition,
     ProposerId,
@@ -20,7 +19,8 @@ from stelae.core.timelines import (
     TermStart,
     TimelineConfiguration,
 )
-from stelae.storage.timeline_control import (
+from stelae.core.messages.timeline_copies import NOTHING, LogCut, TimelineSnapshot, WalFile
+from stelae.storage.files.timeline_control import (
     FOREVER,
     EvictedLog,
     OffloadedFile,

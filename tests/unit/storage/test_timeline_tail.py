@@ -1,4 +1,5 @@
-"""`stelae.storage.timeline_tail`: a timeline's end is cut where prologues stand, or is refused."""
+"""`stelae.storage.segments.timeline_tail`: a timeline's end is cut where prologues stand, or is
+refused."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import TabletId
-from stelae.core.replication import Entry as TimelineEntry
-from stelae.core.replication import EntryKind as TimelineEntryKind
-from stelae.core.schema import TableSchema
-from stelae.storage.entry import (
+from stelae.core.logs.replication import Entry as TimelineEntry
+from stelae.core.logs.replication import EntryKind as TimelineEntryKind
+from stelae.core.tables.schema import TableSchema
+from stelae.storage.rows.entry import (
     Entry,
     EntryKind,
     Prologue,
@@ -22,7 +23,7 @@ from stelae.storage.entry import (
     encode_prologue,
     encode_rows,
 )
-from stelae.storage.timeline_tail import read_tail
+from stelae.storage.segments.timeline_tail import read_tail
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 TABLET = TabletId("a" * 32)

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.core.durability import replicas
 from stelae.core.errors import CorruptData, TabletNotReady
 from stelae.core.ids import ClientId, OpId, RequestId, TableId, TabletId
-from stelae.core.messages import Write, WriteOp
-from stelae.core.partition import Partitioning
+from stelae.core.logs.succession import SuccessionStage
+from stelae.core.messages.servers import Write, WriteOp
 from stelae.core.records import TableRecord, TableState
-from stelae.core.schema import TableSchema
-from stelae.core.succession import SuccessionStage
-from stelae.storage.entry import (
+from stelae.core.tables.durability import replicas
+from stelae.core.tables.partition import Partitioning
+from stelae.core.tables.schema import TableSchema
+from stelae.storage.rows.entry import (
     Entry,
     EntryKind,
     Prologue,
@@ -29,11 +29,10 @@ from stelae.storage.entry import (
     encode_prologue,
     read_entries,
 )
-from stelae.storage.image import Image
-from stelae.storage.outcomes import answer
-from stelae.storage.recovered import RecoveredSegment
-from stelae.storage.tablet import TabletMemory
-from stelae.storage.tablet_commands import (
+from stelae.storage.rows.outcomes import answer
+from stelae.storage.segments.image import Image
+from stelae.storage.segments.recovered import RecoveredSegment
+from stelae.storage.tablets.commands import (
     ImportCommand,
     Stamp,
     SuccessionCommand,
@@ -42,7 +41,8 @@ from stelae.storage.tablet_commands import (
     encode_succession,
     encode_write,
 )
-from stelae.storage.tablet_state import TabletStateMachine
+from stelae.storage.tablets.state import TabletStateMachine
+from stelae.storage.tablets.tablet import TabletMemory
 
 SCHEMA = TableSchema.of(
     pa.schema([pa.field("id", pa.string(), False), pa.field("value", pa.int64())]), ("id",)

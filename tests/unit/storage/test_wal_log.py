@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId, TabletId
-from stelae.core.replication import Entry, EntryKind
-from stelae.core.timeline_copies import LogCut
-from stelae.core.timelines import history_of
-from stelae.storage.log_records import decode_range
-from stelae.storage.wal_log import (
+from stelae.core.logs.replication import Entry, EntryKind
+from stelae.core.logs.timelines import history_of
+from stelae.core.messages.timeline_copies import LogCut
+from stelae.storage.files.log_records import decode_range
+from stelae.storage.files.wal_log import (
     NO_CUT,
     WalIndex,
     WalName,

@@ -1,0 +1,1 @@
+"""The configuration store (CAS store): a server, and where its rows are kept."""

@@ -1,0 +1,1 @@
+"""What turns servers into Ray actors, and the process that holds a Spark session."""

@@ -1,0 +1,1 @@
+"""Indexlets, and the tablets' part in keeping them true."""

@@ -1,0 +1,1 @@
+"""Logs of tablets: segments on backups, timelines on safekeepers, and their replicas."""

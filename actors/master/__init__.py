@@ -1,0 +1,1 @@
+"""The master, and the coordinator that the leader among them is."""

@@ -1,0 +1,1 @@
+"""Replicas of Raft groups on a server: the shell around `stelae.consensus.raft`."""

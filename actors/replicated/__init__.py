@@ -1,0 +1,1 @@
+"""Tablets with ``replicas(n)``: state machines over Raft, their files, and copies of them."""

@@ -1,0 +1,1 @@
+"""The safekeeper: timelines, on its disk and on backups."""

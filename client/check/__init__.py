@@ -1,0 +1,1 @@
+"""``stelae check``: facts are gathered, then judged."""

@@ -1,0 +1,1 @@
+"""Rows by the value of an indexed column."""

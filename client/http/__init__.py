@@ -1,0 +1,1 @@
+"""The client over HTTP: the same tables, from outside the cluster."""

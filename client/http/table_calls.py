@@ -1,0 +1,148 @@
+"""Requests about one table over HTTP, whatever it is called by now: what `HttpTable` is of."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgspec
+import pyarrow as pa
+
+from stelae.client.calls.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.calls.convert import RowCodec
+from stelae.client.calls.session import Session
+from stelae.client.http.protocol import (
+    JSON_TYPE,
+    REQUEST_ID_HEADER,
+    SCHEMA_VERSION_HEADER,
+    format_request_id,
+    if_match,
+)
+from stelae.client.http.records import table_record
+from stelae.client.http.transport import HttpTransport
+from stelae.core.errors import SchemaChanged, TableNotFound, Unavailable
+from stelae.core.records import TableRecord
+from stelae.core.tables.schema import TableSchema
+
+T = TypeVar("T")
+
+
+class HttpTableCalls:
+    """See the module."""
+
+    def __init__(self, transport: HttpTransport, session: Session, record: TableRecord) -> None:
+        self._transport = transport
+        self._session = session
+        self._use(record)
+
+    def _use(self, record: TableRecord) -> None:
+        self._record = record
+        self._schema = record.schema
+        self._codec = RowCodec(record.schema, record.name)
+        self._path = f"/v1/tables/{quote(record.name, safe='')}"
+
+    async def refresh(self) -> None:
+        """Ask anew what the table is like, under whatever name. Raises `TableNotFound`."""
+        found = await self._transport.read("/v1/tables", what="tables", timeout_s=DEFAULT_TIMEOUT_S)
+        for record in map(table_record, found["tables"]):
+            if record.table_id == self._record.table_id:
+                self._use(record)
+                return
+        raise TableNotFound(self._record.name)
+
+    async def _newer_than(self, schema: TableSchema, error: SchemaChanged) -> None:
+        """Learn of an alter that a call came too late for; raises ``error`` if there is none."""
+        await self.refresh()
+        if self._schema.version <= schema.version:
+            raise error
+
+    async def _call(
+        self,
+        method: str,
+        suffix: str,
+        *,
+        what: str,
+        timeout_s: float,
+        content: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """A repeatable request, made with the schema known here. Where the table is gone it may
+        have another name by now: that is looked for, once."""
+        all_headers = {SCHEMA_VERSION_HEADER: str(self._schema.version), **(headers or {})}
+        for is_last in (False, True):
+            before = self._path
+            try:
+                return await self._transport.call(
+                    method,
+                    self._path + suffix,
+                    what=f"{what} {self._record.name}",
+                    timeout_s=timeout_s,
+                    repeatable=True,
+                    content=content,
+                    headers=all_headers,
+                )
+            except TableNotFound:
+                if is_last:
+                    raise
+                await self.refresh()
+                if self._path == before:
+                    raise
+        raise AssertionError("the last attempt answers or raises")
+
+    async def _order(
+        self,
+        method: str,
+        suffix: str,
+        *,
+        what: str,
+        timeout_s: float,
+        body: Mapping[str, Any] | None = None,
+        if_edition: str = "",
+    ) -> httpx.Response:
+        """A request that changes what the table is like, carried out once."""
+        content, headers = b"", if_match(if_edition)
+        if body is not None:
+            content, headers = msgspec.json.encode(body), {**headers, "Content-Type": JSON_TYPE}
+        with self._session.request() as request:
+            headers = {**headers, REQUEST_ID_HEADER: format_request_id(request)}
+            return await self._call(
+                method, suffix, what=what, timeout_s=timeout_s, content=content, headers=headers
+            )
+
+    async def _again_if_altered(self, call: Callable[[], Awaitable[T]]) -> T:
+        """A call that is made of the schema known here; once more if that was too old."""
+        schema = self._schema
+        try:
+            return await call()
+        except SchemaChanged as error:
+            await self._newer_than(schema, error)
+            return await call()
+
+    @property
+    def record(self) -> TableRecord:
+        return self._record
+
+    @property
+    def _newest(self) -> TableRecord:
+        return self._record
+
+
+def arrow_stream(batch: pa.RecordBatch) -> bytes:
+    """One batch as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def arrow_table(data: bytes) -> pa.Table:
+    """Raises `Unavailable`: it is none."""
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            table = reader.read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise Unavailable("the HTTP server", f"its answer is not Arrow: {error}") from None
+    return table

@@ -1,0 +1,179 @@
+"""Requests to one Stelae HTTP endpoint: their token, deadline and repetition, and what answers are.
+
+Errors are those of `stelae.core.errors`, rebuilt from problem documents. (design §12)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from stelae.client.http.protocol import PROBLEM_TYPE, TIMEOUT_HEADER, error_of_problem, wait_s_of
+from stelae.client.http.records import json_of
+from stelae.core.errors import (
+    DeadlineExpired,
+    InvalidArgument,
+    NoSpace,
+    OutcomeUnknown,
+    OutOfMemory,
+    RetryElsewhere,
+    RetryLater,
+    SchemaChanged,
+    StelaeError,
+    Unavailable,
+)
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+SHORTEST_S = 0.001
+"""Of the time that a server is told to have: less is written as nothing, which it refuses."""
+GRACE_S = 2.0
+"""How much longer than the server this end waits: its answer says more than our giving up."""
+CONNECT_TIMEOUT_S = 10.0
+MAX_SAID = 200
+LOST_STATUSES = (408, 500, 502, 504)
+"""Of proxies. (Their 503 says that there was nobody to send the request to.)"""
+
+
+class HttpTransport:
+    """Requests to one Stelae HTTP endpoint: token, deadline, repetition."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        client: httpx.AsyncClient | None = None,
+        ca_file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.query:
+            raise InvalidArgument(f"{url!r} is not an http:// or https:// address")
+        if not token or not token.isascii() or not token.isprintable():
+            raise InvalidArgument("token= is needed for HTTP: see the cluster's admin-token file")
+        self.url = url.rstrip("/")
+        self._token = token
+        self._client = client or httpx.AsyncClient(
+            verify=_believed(ca_file) if parts.scheme == "https" else True,
+            limits=httpx.Limits(max_connections=100),
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        timeout_s: float,
+        repeatable: bool,
+        content: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """Send a request, again where that is safe, until it is answered well or time is up.
+
+        ``repeatable``: it may be sent again after its outcome was lost.
+
+        Raises:
+            OutcomeUnknown: it may have been carried out.
+            StelaeError: what the server answered.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        pause_s = FIRST_PAUSE_S
+        last: StelaeError | None = None
+        unknown: OutcomeUnknown | None = None
+        while True:
+            left_s = deadline - loop.time()
+            if left_s <= 0:
+                raise unknown or last or DeadlineExpired(what, "nothing: it had passed at the call")
+            try:
+                return await self._attempt(method, path, what, left_s, content, headers)
+            except (OutOfMemory, NoSpace, SchemaChanged):
+                raise  # repeating the same call helps nothing
+            except OutcomeUnknown as error:
+                if not repeatable:
+                    raise
+                unknown = error
+            except (RetryLater, RetryElsewhere) as error:
+                last = error
+                if wait_s_of(error) > deadline - loop.time():
+                    raise unknown or error from None  # before that it is refused again
+                pause_s = max(pause_s, wait_s_of(error))
+            await asyncio.sleep(min(pause_s, max(deadline - loop.time(), 0.0)))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def read(self, path: str, *, what: str, timeout_s: float) -> dict[str, Any]:
+        """The JSON document that is at ``path``. Raises as `call`."""
+        response = await self.call("GET", path, what=what, timeout_s=timeout_s, repeatable=True)
+        return json_of(response)
+
+    async def _attempt(
+        self,
+        method: str,
+        path: str,
+        what: str,
+        left_s: float,
+        content: bytes,
+        headers: Mapping[str, str] | None,
+    ) -> httpx.Response:
+        all_headers = {
+            "Authorization": f"Bearer {self._token}",
+            TIMEOUT_HEADER: f"{min(max(left_s, SHORTEST_S), 600.0):.3f}",
+            **(headers or {}),
+        }
+        limit = httpx.Timeout(left_s + GRACE_S, connect=min(CONNECT_TIMEOUT_S, left_s))
+        try:
+            async with asyncio.timeout(left_s + GRACE_S):
+                response = await self._client.request(
+                    method, self.url + path, content=content, headers=all_headers, timeout=limit
+                )
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+            raise Unavailable(self.url, str(error) or type(error).__name__) from error
+        except (httpx.TransportError, TimeoutError) as error:
+            raise OutcomeUnknown(self.url, what, left_s) from error
+        if response.status_code >= 300:
+            raise _error_of(response, self.url, what, left_s)
+        return response
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def _believed(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext | bool:
+    """Raises InvalidArgument."""
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # (SSLError is one, too)
+        raise InvalidArgument(f"ca_file {os.fspath(ca_file)!r}: {error}") from error
+
+
+def _error_of(response: httpx.Response, url: str, what: str, left_s: float) -> StelaeError:
+    """What an answer that is no success stands for. One that Stelae did not write is of a proxy
+    that lost its server, perhaps after the request was carried out."""
+    problem: Any = {}
+    if response.headers.get("content-type", "").startswith(PROBLEM_TYPE):
+        try:
+            problem = msgspec.json.decode(response.content)
+        except msgspec.MsgspecError:
+            problem = {"detail": f"HTTP status {response.status_code}, with a damaged document"}
+    elif response.status_code in LOST_STATUSES:
+        return OutcomeUnknown(url, what, left_s)
+    elif response.status_code in (429, 503):  # Ray Serve's own, or a proxy's
+        said = " ".join(response.text[:MAX_SAID].split())
+        return RetryLater(
+            f"nobody at {url} takes {what} just now (HTTP status {response.status_code}"
+            f"{': ' if said else ''}{said}): it is surely not done"
+        )
+    if not isinstance(problem, dict):
+        problem = {}
+    return error_of_problem(response.status_code, problem)

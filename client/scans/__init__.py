@@ -1,0 +1,1 @@
+"""Reads of many rows: scans, pages, and pinned snapshots."""

@@ -1,0 +1,1 @@
+"""How tables get another schema or another durability."""

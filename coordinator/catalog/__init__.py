@@ -1,0 +1,1 @@
+"""The catalog: the state machine behind the masters' log, and its parts."""

@@ -1,0 +1,1 @@
+"""Tablets with ``replicas(n)``: health, healing, and how evenly they lie."""

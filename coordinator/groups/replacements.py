@@ -1,0 +1,230 @@
+"""Where replicas are made anew: on which server, and how many copies are under way at a time. Pure.
+
+A server that is lost, or is to be left, has replicas of many tablets, and a tserver copies only so
+many at a time, as receiver and as source. No more begin than can go on: whoever had to wait for its
+turn as a member would seem to make no progress, and be let go for it. Tablets that have lost most
+voters come first, then those that only move.
+
+Source: seed Kudu tablet copy (bounded copies per server); `stelae.coordinator.placing.assignment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass
+
+from stelae.coordinator.catalog.catalog import Catalog
+from stelae.coordinator.groups.groups import Group, Replica
+from stelae.coordinator.known.liveness import Liveness
+from stelae.coordinator.placing.assignment import Load, choose_another
+from stelae.core.ids import OpId, ServerUuid, TableId, TabletId
+from stelae.core.messages.servers import ReplicaRole
+from stelae.core.records import ReplicaMove, TabletState
+
+
+@dataclass(frozen=True, slots=True)
+class CopyLimits:
+    """Of each server."""
+
+    receives_max: int
+    gives_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A tablet that is to get one more replica."""
+
+    group: Group
+    leader: Replica
+    lost: int
+    """Of its voters."""
+
+
+class Additions:
+    """What leaders were told to add, until members are others than they were then.
+
+    Only in memory, to be exact: without it a copy could begin too many, and no harm be done.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[TabletId, tuple[OpId, ServerUuid]] = {}
+        self._kept: dict[TabletId, tuple[OpId, ServerUuid]] = {}
+
+    def target(self, group: Group) -> ServerUuid | None:
+        """The server that is to be added to a tablet's members, by the last order."""
+        given = self._given.get(group.tablet.tablet_id)
+        return given[1] if given is not None and given[0] == group.newest.op_id else None
+
+    def keep(self, group: Group, target: ServerUuid) -> None:
+        """It was told (again), or is being done."""
+        self._kept[group.tablet.tablet_id] = group.newest.op_id, target
+
+    def end_of_look(self) -> None:
+        """What was not kept since the last end was not done, and is wanted no more."""
+        self._given, self._kept = self._kept, {}
+
+
+class Replacements:
+    """One look's choices; each counts for the next."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        liveness: Liveness,
+        now: float,
+        loads: Callable[[], list[Load]],
+        limits: CopyLimits,
+        additions: Additions,
+        groups: Iterable[Group],
+    ) -> None:
+        """``groups``: all that are not at rest: copies are under way in no others."""
+        self._catalog = catalog
+        self._liveness = liveness
+        self._now = now
+        self._loads = loads
+        self._limits = limits
+        self._additions = additions
+        self._receiving: dict[ServerUuid, int] = {}
+        self._giving: dict[ServerUuid, int] = {}
+        self._full: dict[ServerUuid, None] = {}
+        self._beside: dict[TableId, dict[ServerUuid, int]] = {}
+        self._wanted: list[Wanted] = []
+        for group in groups:
+            self._count(group)
+
+    def _count(self, group: Group) -> None:
+        """Who copies, or will: non-voters, and voters that were too far behind."""
+        receivers = {
+            uuid: None for uuid, r in group.replicas.items() if r.group.role is ReplicaRole.COPYING
+        }
+        if group.tablet.state is TabletState.RUNNING:
+            receivers |= {peer.uuid: None for peer in group.newest.non_voters}
+        is_changing = group.leader is not None and group.leader.group.is_changing
+        coming = self._additions.target(group)
+        if coming is not None and is_changing:
+            self._additions.keep(group, coming)
+            receivers[coming] = None
+        for uuid in receivers:
+            self._receiving[uuid] = self._receiving.get(uuid, 0) + 1
+        for uuid, replica in group.replicas.items():
+            if replica.is_full:
+                self._full[uuid] = None
+        if group.leader is not None:
+            source = group.leader.seen.server.uuid
+            self._giving[source] = self._giving.get(source, 0) + len(receivers)
+
+    # ---- the choice -------------------------------------------------------------------------
+
+    def may_go_to(self, group: Group, uuid: ServerUuid) -> bool:
+        """Whether a server can be given a replica of the tablet at all."""
+        if group.configuration.peer(uuid) is not None or self._is_broken(group, uuid):
+            return False
+        return self._load_of(uuid) is not None
+
+    def _is_broken(self, group: Group, uuid: ServerUuid) -> bool:
+        replica = group.replicas.get(uuid)
+        return replica is not None and replica.group.role is ReplicaRole.FAILED
+
+    def spare(self, group: Group) -> Load | None:
+        """The server that one is to be moved to, or the best for one more replica.
+
+        Not one whose replica of it is broken, nor one whose disk is full.
+        """
+        configuration, move = group.configuration, group.tablet.move
+        if move is not None and self.may_go_to(group, move.target):
+            return self._load_of(move.target)
+        taken: dict[ServerUuid, None] = {peer.uuid: None for peer in configuration.peers}
+        taken |= {uuid: None for uuid in group.replicas if self._is_broken(group, uuid)}
+        taken |= self._full
+        live = [self._liveness.live_server(peer.uuid, self._now) for peer in configuration.peers]
+        servers = [seen.server for seen in live if seen is not None]
+        return choose_another(servers, taken, self._loads(), self._of_table(group.tablet.table_id))
+
+    def _of_table(self, table_id: TableId) -> dict[ServerUuid, int]:
+        """How many tablets of a table each server has; counted once in a look."""
+        found = self._beside.get(table_id)
+        if found is None:
+            found = self._beside[table_id] = {}
+            for tablet in self._catalog.tablets_of(table_id):
+                for peer in tablet.configuration.peers if tablet.configuration is not None else ():
+                    found[peer.uuid] = found.get(peer.uuid, 0) + 1
+        return found
+
+    # ---- how many ---------------------------------------------------------------------------
+
+    def want(self, wanted: Wanted) -> None:
+        """Have one more replica, if not now, then in a later look."""
+        self._wanted.append(wanted)
+
+    def begin(self) -> Iterator[tuple[Wanted, Load]]:
+        """Those that begin now, and where; the others wait for a copy to end, or for a server.
+
+        What was ordered in the last look, and is not done, comes first, and is the same again.
+        """
+        new: list[Wanted] = []
+        for wanted in self._wanted:
+            target = self._additions.target(wanted.group)
+            load = self._load_of(target) if target is not None else None
+            if load is None or not self.may_go_to(wanted.group, load.server.uuid):
+                new.append(wanted)
+            else:
+                yield wanted, self._take(wanted, load)
+        for wanted in sorted(new, key=lambda wanted: -wanted.lost):
+            if not any(self._may_receive(load.server.uuid) for load in self._loads()):
+                break
+            source = wanted.leader.seen.server.uuid
+            if self._giving.get(source, 0) >= self._limits.gives_max:
+                continue
+            load = self.spare(wanted.group)
+            if load is not None and self._may_receive(load.server.uuid):
+                yield wanted, self._take(wanted, load)
+            # else the best server is worth waiting for: others are on the wrong node
+
+    def _take(self, wanted: Wanted, load: Load) -> Load:
+        """Count it, so that the next choice knows."""
+        source, target = wanted.leader.seen.server.uuid, load.server.uuid
+        load.opening += 1
+        load.tablets += 1
+        self._receiving[target] = self._receiving.get(target, 0) + 1
+        self._giving[source] = self._giving.get(source, 0) + 1
+        beside = self._of_table(wanted.group.tablet.table_id)
+        beside[target] = beside.get(target, 0) + 1
+        self._additions.keep(wanted.group, target)
+        return load
+
+    def _load_of(self, uuid: ServerUuid) -> Load | None:
+        return next((load for load in self._loads() if load.server.uuid == uuid), None)
+
+    def _may_receive(self, uuid: ServerUuid) -> bool:
+        return self._receiving.get(uuid, 0) < self._limits.receives_max
+
+
+def leaves_by_move(group: Group, *, can_go: bool) -> ServerUuid | None:
+    """Whose replica is moved elsewhere; nobody's while the other server can get none (``can_go``
+    False), and has none: it must not be made on a third."""
+    move = group.tablet.move
+    if move is None:
+        return None
+    return move.source if can_go or group.newest.peer(move.target) is not None else None
+
+
+def move_left(
+    group: Group, liveness: Liveness, retiring: Container[ServerUuid], now: float, lost_s: float
+) -> ReplicaMove | None:
+    """What is left of the tablet's move: None if the source is a member no more, or if it is given
+    up, since the target is lost, retires, or cannot hold the tablet, and is no member.
+
+    ``lost_s``: of silence.
+    """
+    move, members = group.tablet.move, group.newest
+    if move is None or members.peer(move.source) is None:
+        return None
+    if members.peer(move.target) is not None:
+        return move
+    replica = group.replicas.get(move.target)
+    is_broken = replica is not None and replica.group.role is ReplicaRole.FAILED
+    is_lost = (
+        liveness.live_server(move.target, now) is None
+        and liveness.silent_s(move.target, now) >= lost_s
+    )
+    return None if is_broken or is_lost or move.target in retiring else move

@@ -1,0 +1,129 @@
+"""When, and by which rule, replicas and leaders are spread over servers: one step at a time. Pure.
+
+Only after so long a calm as operators want, with nothing to heal, no server to be left or in
+maintenance, and every tablet led; then one step, and as long a calm again. The steps, of which the
+first that there is, is taken:
+
+1. a replica moves, so that counts, then sizes, are more even
+(`stelae.coordinator.groups.rebalance`); 2. a leadership moves off a server that has too much load
+(`stelae.coordinator.groups.leader_loads`); 3. a leadership moves so that counts are more even,
+unless load speaks against it; 4. a replica moves, so that the leadership of a busy tablet can
+follow it.
+
+A move is a record in the catalog, which the next leader master goes on with; a hand-over is an
+order, of which nothing is left if it does not come to pass.
+
+Source: Kudu's auto rebalancer; design §8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from stelae.coordinator.catalog.catalog import Catalog
+from stelae.coordinator.groups.groups import Replica, group_of
+from stelae.coordinator.groups.leader_loads import Cooling, leaders_load
+from stelae.coordinator.groups.rebalance import Placed, next_move, next_transfer
+from stelae.coordinator.known.liveness import Liveness, Seen
+from stelae.coordinator.placing.assignment import Load
+from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.records import ReplicaMove, ServerKind
+
+Step: TypeAlias = "tuple[TabletId, ReplicaMove] | tuple[TabletId, ServerUuid]"
+"""A replica to move, or who is to lead."""
+
+
+@dataclass(slots=True)
+class Calm:
+    """Since when every tablet is at rest, or the last step was taken. Only in memory: under a new
+    leader master it begins anew."""
+
+    since: float | None = None
+    cooling: Cooling = field(default_factory=Cooling)
+
+    def is_over(self, now: float, after_s: float, *, is_calm: bool) -> bool:
+        """Whether it is time for a step; the calm then begins anew."""
+        if not after_s or not is_calm:
+            self.since = None
+            return False
+        if self.since is None:
+            self.since = now
+        if now < self.since + after_s:
+            return False
+        self.since = now
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where everything is, and what it weighs."""
+
+    tablets: tuple[Placed, ...]
+    leaders: dict[TabletId, Replica]
+    nodes: dict[ServerUuid, str]
+    """Of servers that may get something new."""
+    rooms: dict[ServerUuid, int]
+    beside: dict[ServerUuid, float]
+    """Load of tablets with segments, by server."""
+
+
+def layout_of(
+    catalog: Catalog, liveness: Liveness, now: float, loads: Sequence[Load]
+) -> Layout | None:
+    """By the catalog and the last reports; None while some tablet has no leader.
+
+    ``loads``: of the servers that may get something new.
+    """
+    reporters = liveness.reporters(now)
+    tablets: list[Placed] = []
+    leaders: dict[TabletId, Replica] = {}
+    for tablet in catalog.groups():
+        group = group_of(tablet, reporters.of.get(tablet.tablet_id, ()))
+        if group.leader is None:
+            return None
+        leaders[tablet.tablet_id] = group.leader
+        report = group.leader.report
+        tablets.append(
+            Placed(
+                tablet.tablet_id,
+                tablet.table_id,
+                group.configuration.voters,
+                group.leader.seen.server.uuid,
+                report.memory_bytes,
+                report.load_per_s,
+            )
+        )
+    return Layout(
+        tuple(tablets),
+        leaders,
+        {load.server.uuid: load.server.process.node for load in loads},
+        {load.server.uuid: load.memory_limit_bytes for load in loads},
+        {seen.server.uuid: _owned(seen) for seen in liveness.live(ServerKind.TSERVER, now)},
+    )
+
+
+def _owned(seen: Seen) -> float:
+    """The load of the tablets with segments of a server, as far as it is known."""
+    return sum(max(0.0, r.load_per_s) for r in seen.reports.values() if r.group is None)
+
+
+def next_step(layout: Layout, cooling: Cooling, now: float) -> Step | None:
+    """The step to take now; None if all is even enough, or not known well enough."""
+    tablets, nodes, rooms = layout.tablets, layout.nodes, layout.rooms
+    move = next_move(tablets, nodes, rooms)
+    if move is not None:
+        return move
+    known = leaders_load(tablets, nodes, layout.beside)
+    if known is None:
+        return None
+    stay = cooling.at(now)
+    transfer = known.next_transfer(stay)
+    if transfer is not None:
+        cooling.note(transfer[0], now)
+        return transfer
+    transfer = next_transfer(tablets, nodes, may_take=known.may_take)
+    if transfer is not None:
+        return transfer
+    return known.next_move(stay, rooms)

@@ -1,0 +1,1 @@
+"""What the leader knows besides the catalog: who is alive, and what servers hold."""

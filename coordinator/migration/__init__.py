@@ -1,0 +1,1 @@
+"""The migration of a timeline to other safekeepers, as a pure machine (seed 004)."""

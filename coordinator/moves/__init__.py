@@ -1,0 +1,1 @@
+"""Tablets that leave a server by plan: which, where to, and how fast."""

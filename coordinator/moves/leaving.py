@@ -1,0 +1,54 @@
+"""How tablets with segments leave a tserver that is to be retired: which goes next. Pure.
+
+How they go, and which cannot, is said in `stelae.coordinator.moves.departures`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stelae.coordinator.catalog.catalog import Catalog
+from stelae.coordinator.known.liveness import Seen
+from stelae.coordinator.moves.departures import Departure, able_to_leave, departure, is_bound
+from stelae.core.messages.servers import TabletReport
+
+TABLES_NAMED = 5
+
+
+def leave(catalog: Catalog, live: Iterable[Seen]) -> Departure | None:
+    """The next tablet to leave a retiring server. ``live``: tservers."""
+    if not catalog.marks:
+        return None
+    for seen in live:
+        if catalog.mark(seen.server.uuid).retiring:
+            for tablet, _ in able_to_leave(catalog, seen):
+                return departure(seen, tablet, f"{seen.server.name} is to be retired")
+    return None
+
+
+def what_stays(catalog: Catalog, seen: Seen | None, has_home: bool) -> tuple[int, str]:
+    """Of the tablets that a tserver owns: how many cannot leave it, and what keeps it from being
+    stopped just now (empty: nothing does)."""
+    if seen is None:
+        return 0, ""
+    owned = list(catalog.owned_by(seen.server.uuid, seen.server.incarnation))
+    bound = [tablet for tablet in owned if is_bound(catalog, tablet)]
+    if bound:
+        names = dict.fromkeys(catalog.tables[tablet.table_id].name for tablet in bound)
+        named = ", ".join(list(names)[:TABLES_NAMED]) + (" …" if len(names) > TABLES_NAMED else "")
+        return len(bound), (
+            f"{len(bound)} of its tablets have their rows in its memory only (tables {named}, "
+            "with segments()): copy or delete these tables"
+        )
+    if not owned:
+        return 0, ""
+    if not has_home:
+        return 0, "there is no other live tserver that its tablets could go to"
+    short = [t for t in owned if _is_short(seen.reports.get(t.tablet_id))]
+    if short:
+        return 0, f"{len(short)} of its tablets have segments that lack replicas on backups"
+    return 0, ""
+
+
+def _is_short(report: TabletReport | None) -> bool:
+    return report is not None and report.under_replicated > 0

@@ -1,0 +1,1 @@
+"""Operators' orders: what they change, and why they may be refused."""

@@ -1,0 +1,1 @@
+"""Where new tablets and indexlets go."""

@@ -1,0 +1,1 @@
+"""Tablets with ``wal(n, …)``: on which safekeepers their timelines lie."""

@@ -1,0 +1,208 @@
+"""Timelines as the catalog sees them: on which safekeepers they begin, and where those are. Pure.
+
+- The registry is filled by heartbeats: whoever has no id is given the next one, in the catalog
+  first. A safekeeper that lost its disk is another server, with another id.
+- A tablet's record names the safekeepers of its log; what a driver of migrations tells of them is
+  taken if it is newer than what is there.
+
+Implements seed 004 ("API": registration, ``/notify-safekeepers``); design §10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.coordinator.known.liveness import Liveness
+from stelae.coordinator.timelines.safekeepers import Fleet, Safekeeper, choose_initial
+from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
+from stelae.core.ids import Address, ServerUuid
+from stelae.core.logs.configurations import FIRST_GENERATION, TimelineId, TimelineRecord
+from stelae.core.logs.timelines import (
+    SafekeeperId,
+    SafekeeperPlace,
+    SafekeeperStatus,
+    TimelineConfiguration,
+    TimelineSource,
+)
+from stelae.core.messages.timelines import SetSafekeeperStatus
+from stelae.core.records import SafekeeperRecord, ServerInfo, TabletRecord
+from stelae.core.tables.durability import Durability, Wal
+
+
+def timeline_of(tablet: TabletRecord) -> TimelineId:
+    """The seed's tenant and timeline."""
+    return TimelineId(tablet.table_id, tablet.tablet_id)
+
+
+# ---- the registry -----------------------------------------------------------------------------
+
+
+def draft_register(catalog: Catalog, server: ServerInfo) -> CatalogBatch | None:
+    """The safekeeper's record, with a new id if it has none; None if it is there as it is."""
+    registry = catalog.timelines
+    known_id = registry.id_of(server.uuid)
+    if known_id is None:
+        record = SafekeeperRecord(registry.next_id, server.uuid, server.name, server.process.node)
+        return CatalogBatch(safekeepers=(record,))
+    known = registry.safekeepers[known_id]
+    if (known.name, known.node) == (server.name, server.process.node):
+        return None
+    changed = msgspec.structs.replace(
+        known, name=server.name, node=server.process.node, generation=known.generation + 1
+    )
+    return CatalogBatch(safekeepers=(changed,))
+
+
+def draft_status(catalog: Catalog, order: SetSafekeeperStatus) -> CatalogBatch | None:
+    """What operators say of a safekeeper from now on; None if this very request was carried out.
+
+    The request is kept also where nothing changes: a late copy of it would change what was said
+    since. Raises InvalidArgument: there is no such safekeeper; StaleRequest.
+    """
+    if catalog.result_of(order.request) is not None:
+        return None
+    known = known_safekeeper(catalog, order.safekeeper_id)
+    if known.status is order.status:
+        return CatalogBatch(request=order.request)
+    changed = msgspec.structs.replace(known, status=order.status, generation=known.generation + 1)
+    return CatalogBatch(safekeepers=(changed,), request=order.request)
+
+
+def known_safekeeper(catalog: Catalog, safekeeper: SafekeeperId) -> SafekeeperRecord:
+    """Its record. Raises InvalidArgument."""
+    known = catalog.timelines.safekeepers.get(safekeeper)
+    if known is None:
+        raise InvalidArgument(f"there is no safekeeper {safekeeper}")
+    return known
+
+
+def statuses_in(catalog: Catalog) -> dict[SafekeeperId, SafekeeperStatus]:
+    """Of all safekeepers that ever were."""
+    registry = catalog.timelines.safekeepers
+    return {number: registry[number].status for number in sorted(registry)}
+
+
+def fleet_of(catalog: Catalog, liveness: Liveness, now: float) -> Fleet:
+    """All safekeepers, as whoever chooses among them sees them.
+
+    Where a later one of its name lives, a safekeeper has lost its disk, or is what is left of one
+    that runs elsewhere by now: it counts as gone for good, even if it is heard still.
+    """
+    fleet: dict[SafekeeperId, Safekeeper] = {}
+    registry = sorted(catalog.timelines.safekeepers.items())
+    newest = {record.name: record for _, record in registry}
+    for number, record in registry:
+        seen = liveness.live_server(record.uuid, now)
+        status, successor = record.status, newest[record.name]
+        if successor is not record and liveness.live_server(successor.uuid, now) is not None:
+            status = SafekeeperStatus.DECOMMISSIONED
+        node = record.node if seen is None else seen.server.process.node
+        heard_s = now - liveness.missed_s(record.uuid, now)
+        is_ready = seen is not None and seen.server.safekeeper_id == number
+        if seen is not None and not is_ready:
+            heard_s = float("-inf")  # it has not taken its id up yet
+        fleet[number] = Safekeeper(number, node, status, heard_s)
+    return fleet
+
+
+# ---- where timelines are ----------------------------------------------------------------------
+
+
+def place_of(
+    catalog: Catalog, liveness: Liveness, safekeeper: SafekeeperId
+) -> SafekeeperPlace | None:
+    """Where it is, or was when it was heard of last; None: this master never heard of it."""
+    record = catalog.timelines.safekeepers.get(safekeeper)
+    seen = None if record is None else liveness.newest(record.uuid)
+    if record is None or seen is None:
+        return None
+    return SafekeeperPlace(safekeeper, record.uuid, seen.server.address)
+
+
+def where_is(
+    catalog: Catalog, liveness: Liveness, safekeeper: SafekeeperId, now: float
+) -> tuple[ServerUuid, Address] | None:
+    """Where to call it; None while it does not live: a call would only end in its time."""
+    record = catalog.timelines.safekeepers.get(safekeeper)
+    seen = None if record is None else liveness.live_server(record.uuid, now)
+    return None if seen is None else (seen.server.uuid, seen.server.address)
+
+
+def source_of(catalog: Catalog, liveness: Liveness, tablet: TabletRecord) -> TimelineSource | None:
+    """What a tablet's owner has to know of its timeline; None if it has none."""
+    configuration = tablet.timeline
+    if configuration is None:
+        return None
+    places = (place_of(catalog, liveness, member) for member in configuration.members)
+    known = tuple(place for place in places if place is not None)
+    return TimelineSource(tablet.table_id, tablet.tablet_id, configuration, known)
+
+
+def count_members(tablets: Iterable[TabletRecord]) -> dict[SafekeeperId, int]:
+    """Of how many timelines each safekeeper is a member, by the catalog."""
+    load: dict[SafekeeperId, int] = {}
+    for tablet in tablets:
+        for member in tablet.timeline.members if tablet.timeline is not None else ():
+            load[member] = load.get(member, 0) + 1
+    return load
+
+
+def first_timelines(
+    catalog: Catalog,
+    fleet: Fleet,
+    durability: Durability,
+    tablets: int,
+    *,
+    what: str,
+    now: float,
+    silence_s: float,
+) -> tuple[TimelineConfiguration, ...]:
+    """Safekeepers for the logs of so many new tablets; nothing for tables without timelines.
+
+    Raises NotEnoughServers: fewer are active, and heard of, than each of them needs.
+    """
+    if not isinstance(durability, Wal):
+        return ()
+    load = count_members(catalog.live_tablets())
+    chosen: list[TimelineConfiguration] = []
+    for _ in range(tablets):
+        members = _choose(fleet, durability.count, load, what, now, silence_s)
+        for member in members:
+            load[member] = load.get(member, 0) + 1
+        chosen.append(TimelineConfiguration(FIRST_GENERATION, members))
+    return tuple(chosen)
+
+
+def _choose(
+    fleet: Fleet,
+    count: int,
+    load: Mapping[SafekeeperId, int],
+    what: str,
+    now: float,
+    silence_s: float,
+) -> tuple[SafekeeperId, ...]:
+    try:
+        return choose_initial(fleet, count, load, now, silence_s)
+    except (NotEnoughServers, TooFewServers) as error:  # more may come at any moment
+        raise NotEnoughServers(what, count, "safekeepers", error.args[3]) from None
+
+
+# ---- what a driver of migrations tells --------------------------------------------------------
+
+
+def draft_notified(catalog: Catalog, record: TimelineRecord) -> CatalogBatch | None:
+    """The tablet with the configuration that it has by the store; None if that is not news, or the
+    tablet is gone (then nobody is to hear of its timeline)."""
+    tablet = catalog.tablets.get(record.timeline.tablet_id)
+    if tablet is None or tablet.state.is_gone or record.deleted:
+        return None
+    known = tablet.timeline
+    if known is not None and known.generation >= record.generation:
+        return None
+    told = msgspec.structs.replace(
+        tablet, timeline=record.configuration, generation=tablet.generation + 1
+    )
+    return CatalogBatch(tablets=(told,))

@@ -1,0 +1,1 @@
+"""Logs as all rooms know them: positions, configurations, losses, successions."""

@@ -1,0 +1,1 @@
+"""What servers and clients say to each other, by who is asked."""

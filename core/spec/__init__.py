@@ -1,0 +1,1 @@
+"""``cluster.yaml``: its models, and what is wrong with one."""

@@ -1,0 +1,1 @@
+"""Tables as all rooms know them: schema, partitions, durability, indexes."""

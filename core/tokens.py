@@ -1,0 +1,103 @@
+"""Access tokens of the HTTP API, as the masters keep them: names, roles, and hashes.
+
+A token is 32 random bytes as text. What has 256 bits of chance in it needs no slow hash, so SHA-256
+is all that is ever stored; its owner sees the text once. (design §12)
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+
+import msgspec
+
+from stelae.core.errors import InvalidArgument
+from stelae.core.ids import RequestId
+from stelae.core.rpc import Body, Method
+
+MAX_TOKENS = 1000
+MAX_NAME = 100
+LAUNCH_TOKEN = "admin"
+"""The name of the token that is made at launch. The catalog makes none of that name."""
+
+
+class Role(enum.StrEnum):
+    """Each may do what those before it may."""
+
+    READ = "read"
+    WRITE = "write"
+    ADMIN = "admin"
+
+    def includes(self, other: Role) -> bool:
+        return _RANKS[self] >= _RANKS[other]
+
+
+_RANKS = {role: rank for rank, role in enumerate(Role)}
+
+
+class AccessToken(msgspec.Struct, frozen=True, array_like=True):
+    """One token."""
+
+    name: str
+    role: Role
+    sha256: str
+    """Of the token's text, in hex."""
+    created_at_s: float
+    created_by: str
+
+
+class AccessTokens(msgspec.Struct, frozen=True, array_like=True):
+    """All that are good, and those that are not any more though a file has them."""
+
+    tokens: tuple[AccessToken, ...] = ()
+    revoked: tuple[str, ...] = ()
+    """Hashes of tokens that the catalog never had: made at launch."""
+    generation: int = 1
+
+
+class PutToken(Body, frozen=True):
+    """Raises TokenExists, InvalidArgument (the name; or there are too many), StaleRequest."""
+
+    request: RequestId
+    name: str
+    role: Role
+    sha256: str
+    by: str
+
+
+class DropToken(Body, frozen=True):
+    """The token of this name is good no more. ``sha256``: of one that a file has under that name,
+    which is known to whoever asks; it is good no more either. Raises TokenNotFound,
+    InvalidArgument, StaleRequest."""
+
+    request: RequestId
+    name: str
+    sha256: str = ""
+
+
+class ListTokens(Body, frozen=True):
+    known: int = -1
+    """The generation that the caller has."""
+
+
+class TokenList(Body, frozen=True):
+    generation: int
+    tokens: AccessTokens | None
+    """None: the caller has them."""
+
+
+PUT_TOKEN = Method("master.put_token", PutToken, TokenList)
+DROP_TOKEN = Method("master.drop_token", DropToken, TokenList)
+LIST_TOKENS = Method("master.list_tokens", ListTokens, TokenList)
+
+
+def hash_token(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def check_token_name(name: str) -> None:
+    """Raises InvalidArgument."""
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or "/" in name:
+        raise InvalidArgument(
+            f"token name {name[:MAX_NAME]!r}: 1 to {MAX_NAME} printable characters, and no /"
+        )

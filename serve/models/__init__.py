@@ -1,0 +1,1 @@
+"""Bodies of the API, and what OpenAPI says of them."""

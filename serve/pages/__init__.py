@@ -1,0 +1,1 @@
+"""The status page: one document from the status of a cluster. Pure."""

@@ -1,0 +1,1 @@
+"""``stelae apply``: from what is to what is wanted, step by step, whoever was interrupted where."""

@@ -1,0 +1,1 @@
+"""Backups of tables in a folder or an object store: stored by difference, checked, restored."""

@@ -1,0 +1,1 @@
+"""``stelae demo``: the main job on real data, with servers killed under load."""

@@ -1,0 +1,1 @@
+"""Clusters on Ray: stood up, found, restarted, taken down."""

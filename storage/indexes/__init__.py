@@ -1,0 +1,2 @@
+"""Secondary indexes in memory: entries whose bytes have the order of their values, in sorted
+runs."""

@@ -1,0 +1,1 @@
+"""The loops over many rows: compiled ones, and plain ones that say what those must do."""

@@ -1,0 +1,158 @@
+"""On which backup a segment's replica is put. Pure.
+
+None twice for a segment, none that is full, and one with no more than its reserve, or one that is
+to be retired, only if there is no other. A machine without a replica of the segment if there is
+one, and then another one than the owner's, which has the rows in memory: what goes with one machine
+is one copy. Of what is left a few are drawn at random, and of these the one is taken from which the
+owner's data would be read soonest: (its replicas there + 1) × segment size ÷ the rate that was
+measured. Chance and a few choices spread load nearly evenly, without anybody who knows all loads.
+
+With copysets the replicas of a segment lie in one group, so that few sets of machines are such that
+their loss at once loses anything. Groups are a wish: where none fits, a replica goes to any backup,
+and later the segment is moved (`misplaced`). Of groups those that need no backup on the owner's
+machine come first.
+
+Source: RAMCloud's ``BackupSelector`` and ``MinCopysetsBackupSelector``; Mitzenmacher, "The power of
+two choices"; Cidon et al., "Copysets" (ATC 2013).
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from stelae.core.ids import ServerUuid
+
+DRAWN = 5
+USUAL_BYTES_PER_S = 100e6
+"""Of a backup that nothing was measured of, where nothing was of the others either."""
+
+Groups = Sequence[Collection[ServerUuid]]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A live backup that has the medium, and no replica of the segment."""
+
+    uuid: ServerUuid
+    node: str
+    mine: int = 0
+    """Replicas that the owner has there already."""
+    bytes_per_s: float = 0.0
+    """0: not measured."""
+    has_room: bool = True
+    is_low: bool = False
+    """It has its reserve left, and no more."""
+    is_retiring: bool = False
+    """It is to be rid of what it has."""
+
+
+def choose_backup(
+    candidates: Sequence[Candidate],
+    used: Collection[ServerUuid],
+    used_nodes: Collection[str],
+    *,
+    replicas: int,
+    size_bytes: int,
+    groups: Groups,
+    home: str,
+    rng: random.Random,
+) -> ServerUuid | None:
+    """The backup for one more replica of a segment that has replicas on ``used``; None: all full.
+
+    ``replicas``: how many the segment is to have; ``home``: the owner's node.
+    """
+    open_ones = [candidate for candidate in candidates if candidate.has_room]
+    if not open_ones:
+        return None
+    open_ones = [candidate for candidate in open_ones if not candidate.is_retiring] or open_ones
+    open_ones = [candidate for candidate in open_ones if not candidate.is_low] or open_ones
+    among = _in_groups(open_ones, used, groups, replicas, home) or open_ones
+    among = [candidate for candidate in among if candidate.node not in used_nodes] or among
+    among = [candidate for candidate in among if candidate.node != home] or among
+    drawn = rng.sample(among, min(DRAWN, len(among)))
+    usual = usual_rate(open_ones)
+    return min(drawn, key=lambda each: expected_s(each, size_bytes, usual)).uuid
+
+
+def usual_rate(candidates: Sequence[Candidate]) -> float:
+    """What to expect of a backup of which nothing was measured."""
+    known = [each.bytes_per_s for each in candidates if each.bytes_per_s > 0]
+    return statistics.median(known) if known else USUAL_BYTES_PER_S
+
+
+def expected_s(candidate: Candidate, size_bytes: int, usual_bytes_per_s: float) -> float:
+    """Until the last of the owner's replicas there would be read."""
+    return (candidate.mine + 1) * size_bytes / (candidate.bytes_per_s or usual_bytes_per_s)
+
+
+def _in_groups(
+    candidates: Sequence[Candidate],
+    used: Collection[ServerUuid],
+    groups: Groups,
+    replicas: int,
+    home: str,
+) -> list[Candidate]:
+    """Those that keep the segment within one group; empty: none does."""
+    by_uuid = {candidate.uuid: candidate for candidate in candidates}
+    found: list[Candidate] = []
+    away: list[Candidate] = []
+    for group in groups:
+        if not all(uuid in group for uuid in used):
+            continue
+        free = [by_uuid[uuid] for uuid in group if uuid in by_uuid]
+        if len(used) + len(free) >= replicas:
+            found += free
+        if len(used) + sum(candidate.node != home for candidate in free) >= replicas:
+            away += free
+    return away or found
+
+
+# ---- moving into groups ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Misplaced:
+    """A replica that is to move: from where, to where."""
+
+    source: ServerUuid
+    target: ServerUuid
+
+
+def misplaced(
+    holders: Sequence[ServerUuid],
+    candidates: Sequence[Candidate],
+    groups: Groups,
+    size_bytes: int,
+    home: str,
+) -> Misplaced | None:
+    """The next replica to move, so that all lie in one group; None: they do, or no group fits.
+
+    ``candidates``: live backups with the medium, those of ``holders`` included. Of the groups that
+    need the fewest backups at ``home`` the one that has most of the replicas already is taken.
+    """
+    by_uuid = {candidate.uuid: candidate for candidate in candidates}
+    at_home = {candidate.uuid for candidate in candidates if candidate.node == home}
+    usual = usual_rate(candidates)
+    best: tuple[int, int, float, Misplaced] | None = None
+    for group in groups:
+        inside = [uuid for uuid in holders if uuid in group]
+        if len(inside) == len(holders):
+            return None
+        free = [by_uuid[u] for u in group if u in by_uuid and u not in holders]
+        free = [candidate for candidate in free if candidate.has_room and not candidate.is_retiring]
+        if len(inside) + len(free) < len(holders):
+            continue
+        away = [uuid for uuid in (*inside, *(each.uuid for each in free)) if uuid not in at_home]
+        target = min(
+            free,
+            key=lambda each: (each.node == home, expected_s(each, size_bytes, usual), each.uuid),
+        )
+        outside = next(uuid for uuid in holders if uuid not in group)
+        near = max(0, len(holders) - len(away))
+        rank = near, -len(inside), expected_s(target, size_bytes, usual)
+        if best is None or rank < best[:3]:
+            best = *rank, Misplaced(outside, target.uuid)
+    return None if best is None else best[3]

@@ -1,0 +1,1 @@
+"""Rows, keys and cells: how they are checked, encoded, hashed, filtered and shown."""

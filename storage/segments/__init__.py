@@ -1,0 +1,2 @@
+"""Segments and what is done with them: images, the index over them, merge, cleaning, rows far
+away."""

@@ -1,0 +1,1 @@
+"""A tablet in memory, and the state machine of a replicated one."""

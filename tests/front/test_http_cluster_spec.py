@@ -1,0 +1,105 @@
+"""The cluster's spec over HTTP: who may, ETags, plans, operations."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stelae.core.errors import AlreadyRunning, InvalidArgument
+from stelae.serve.app import make_app
+from stelae.serve.tokens import Role
+from tests.front.http_world import PROBLEM, World, http_world
+
+
+class Specs:
+    """Somebody who carries out one thing at a time."""
+
+    def __init__(self) -> None:
+        self.spec: dict[str, Any] = {"cluster": "demo"}
+        self.number = 1
+        self.running = False
+        self.cancelled_by = ""
+
+    async def kept(self, timeout_s: float) -> dict[str, Any]:
+        return {"spec": self.spec, "by": "ada", "at": 1.5, "done": True, "etag": f"e{self.number}"}
+
+    async def plan(self, spec: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        refused = ["tservers.count 1 is too few"] if spec.get("tservers") == {"count": 1} else []
+        return {"differences": [], "steps": [], "refused": refused, "done": not refused}
+
+    async def begin(
+        self, spec: dict[str, Any], by: str, etag: str, timeout_s: float
+    ) -> dict[str, Any]:
+        if self.running:
+            raise AlreadyRunning("operation op1 is changing this cluster")
+        if refused := (await self.plan(spec, timeout_s))["refused"]:
+            raise InvalidArgument(refused[0])
+        self.spec, self.running = spec, True
+        self.number += 1
+        return {**self._operation(), "by": by}
+
+    def _operation(self) -> dict[str, Any]:
+        made = {"id": "op1", "state": "running", "by": "", "steps_done": 0, "steps": 3}
+        return {**made, "text": "", "error": "", "cancelled_by": self.cancelled_by}
+
+    async def operation(self, operation_id: str, timeout_s: float) -> dict[str, Any] | None:
+        return self._operation() if operation_id == "op1" and self.running else None
+
+    async def cancel(self, operation_id: str, by: str, timeout_s: float) -> dict[str, Any] | None:
+        self.cancelled_by = by
+        return await self.operation(operation_id, timeout_s)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with http_world(tmp_path) as found:
+        yield found
+
+
+async def test_what_is_put_is_planned_refused_or_carried_out_by_admins_only(world: World) -> None:
+    """One at a time; what was asked for before may be named."""
+    app = make_app(world.cluster.database, world.verifier, specs=Specs())
+    for role in (Role.READ, Role.WRITE):
+        async with world.client(role, app) as client:
+            assert (await client.get("/v1/cluster/spec")).status_code == 403
+            assert (await client.put("/v1/cluster/spec", json={})).status_code == 403
+            assert (await client.get("/v1/cluster/operations/op1")).status_code == 403
+            assert (await client.delete("/v1/cluster/operations/op1")).status_code == 403
+    async with world.client(Role.ADMIN, app) as client:
+        found = await client.get("/v1/cluster/spec")
+        assert found.json() == {"spec": {"cluster": "demo"}, "by": "ada", "at": 1.5, "done": True}
+        etag = found.headers["etag"]
+        assert etag == '"e1"'
+        shown = await client.put("/v1/cluster/spec?dry_run=true", json={"tservers": {"count": 1}})
+        assert (shown.status_code, len(shown.json()["refused"])) == (200, 1)
+        refused = await client.put("/v1/cluster/spec", json={"tservers": {"count": 1}})
+        assert refused.status_code == 400
+        assert refused.headers["content-type"] == PROBLEM
+        assert "too few" in refused.json()["detail"]
+        wrong = await client.put("/v1/cluster/spec", json={}, headers={"If-Match": '"e0"'})
+        assert (wrong.status_code, wrong.json()["type"]) == (412, "/problems/precondition-failed")
+        odd = await client.put("/v1/cluster/spec", json={}, headers={"If-Match": "e1"})
+        assert odd.status_code == 400
+        assert (await client.get("/v1/cluster/operations/op1")).status_code == 404
+        assert (await client.delete("/v1/cluster/operations/op1")).status_code == 404
+        spec = {"cluster": "demo", "tservers": {"count": 4}}
+        begun = await client.put("/v1/cluster/spec", json=spec, headers={"If-Match": etag})
+        assert begun.status_code == 202, begun.text
+        assert begun.json()["by"] == "admin"
+        told = await client.get(begun.headers["location"])
+        assert told.json()["state"] == "running"
+        ended = await client.delete(begun.headers["location"])
+        assert (ended.status_code, ended.json()["cancelled_by"]) == (202, "admin")
+        again = await client.put("/v1/cluster/spec", json=spec)
+        assert again.status_code == 409
+        assert (await client.get("/v1/cluster/spec")).json()["spec"] == spec
+
+
+async def test_a_front_that_is_not_the_clusters_own_says_so(world: World) -> None:
+    """Nobody carries anything out there."""
+    async with world.client(Role.ADMIN) as client:
+        assert (await client.get("/v1/cluster/spec")).status_code == 503
+        assert (await client.put("/v1/cluster/spec", json={})).status_code == 503

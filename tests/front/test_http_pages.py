@@ -1,0 +1,140 @@
+"""Scans in pages over HTTP: tokens that any replica understands, and nobody can make up."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from stelae.client.scans.scan_pages import KEEP_S, ScanPlace
+from stelae.client.scans.snapshots import pin_tablet
+from stelae.serve.app import make_app
+from tests.front.http_flights import make_flights
+from tests.front.http_world import ARROW, World, problem_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SCAN = "/v1/tables/flights/rows:scan"
+KEY = b"k" * 32
+
+
+async def test_pages_hold_every_row_once_whatever_is_written_meanwhile(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    """Two replicas answer in turn; each page may be asked for again; rows of a tablet that was
+    begun are as they were, though they are written over and others are added."""
+    await make_flights(world, http, 200)
+    apps = [make_app(world.cluster.database, world.verifier, token_key=KEY) for _ in range(2)]
+    seen: list[int] = []
+    after: str | None = None
+    async with world.client(app=apps[0]) as one, world.client(app=apps[1]) as other:
+        for turn in range(100):
+            client = (one, other)[turn % 2]
+            body: dict[str, Any] = {"page_rows": 7, "columns": ["id"], "after": after}
+            page = await client.post(SCAN, json=body)
+            assert page.status_code == 200, page.text
+            if after is not None:  # (the first one has pinned nothing that could be read again)
+                assert (await client.post(SCAN, json=body)).json()["rows"] == page.json()["rows"]
+            assert len(page.json()["rows"]) <= 7
+            seen += [row["id"] for row in page.json()["rows"]]
+            after = page.json()["next"]
+            if after is None:
+                break
+            row = {"id": seen[-1], "dest": "SFO"}
+            await http.post("/v1/tables/flights/rows:write", json={"rows": [row]})
+    assert after is None
+    assert sorted(seen) == list(range(200))
+
+
+async def test_pages_as_arrow_and_as_lines_name_the_next_in_a_header(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    """And filters hold from page to page."""
+    await make_flights(world, http, 20)
+    body: dict[str, Any] = {"page_rows": 6, "where": [["dest", "=", "LAX"]], "with_versions": True}
+    found = 0
+    for _ in range(9):
+        page = await http.post(SCAN, json=body, headers={"Accept": ARROW})
+        rows = pa.ipc.open_stream(page.content).read_all()
+        assert set(rows.column("dest").to_pylist()) <= {"LAX"}
+        assert rows.column_names[-1] == "_version"
+        found += rows.num_rows
+        if "stelae-next-page" not in page.headers:
+            break
+        body["after"] = page.headers["stelae-next-page"]
+        lines = await http.post(SCAN, json=body, headers={"Accept": "application/x-ndjson"})
+        assert lines.text.count("\n") <= 6
+    assert found == 10
+
+
+async def test_tokens_that_are_not_of_this_scan_are_refused(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    """Of another request, changed by a bit, of another key, or no token at all: 400."""
+    await make_flights(world, http, 50)
+    token = (await http.post(SCAN, json={"page_rows": 5})).json()["next"]
+    raw = bytearray(base64.urlsafe_b64decode(token))
+    raw[-1] ^= 1
+    for body in (
+        {"after": base64.urlsafe_b64encode(raw).decode()},
+        {"after": token, "columns": ["id"]},
+        {"after": token[:20]},
+        {"after": "ä"},
+        {"after": ""},
+        {"after": token, "limit": 5},
+    ):
+        answer = await http.post(SCAN, json={"page_rows": 5, **body})
+        problem_of(answer, 400, "invalid-argument")
+    other = make_app(world.cluster.database, world.verifier)
+    async with world.client(app=other) as client:
+        answer = await client.post(SCAN, json={"page_rows": 5, "after": token})
+        problem_of(answer, 400, "invalid-argument")
+    assert (await http.post(SCAN, json={"page_rows": 3, "after": token})).status_code == 200
+
+
+async def test_pages_that_are_not_kept_any_more_are_gone(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    """410, and the scan begins anew; what no token names was let go before."""
+    await make_flights(world, http, 50)
+    for server in world.cluster.tservers:
+        server._pins._pins.clear()
+    assert (await http.post(SCAN, json={"page_rows": 50})).json()["next"] is not None
+    token = (await http.post(SCAN, json={"page_rows": 5})).json()["next"]
+    assert sum(len(server._pins) for server in world.cluster.tservers) == 2
+    for server in world.cluster.tservers:
+        server._pins._pins.clear()
+    problem_of(await http.post(SCAN, json={"page_rows": 5, "after": token}), 410, "snapshot-lost")
+
+
+async def test_each_page_keeps_all_pins_that_later_pages_need(
+    world: World, http: httpx.AsyncClient
+) -> None:
+    """A tablet that was split has a pin for each part: those that wait are kept as long as the one
+    that is read, however many pages that takes; and the page in which one part ends keeps the
+    next."""
+    await make_flights(world, http, 200)
+    table = await world.cluster.database.table("flights")
+    clock = world.cluster.database.runtime.clock
+    parts = []
+    for number in range(3):  # (as if they were the parts of one tablet, the last of the table)
+        until = clock.monotonic() + 30.0
+        runtime, record = world.cluster.database.runtime, table.cache.table
+        parts += await pin_tablet(runtime, table.cache, number, record, KEEP_S, until)
+    pins = [server._pins for server in world.cluster.tservers]
+    place: ScanPlace | None = ScanPlace(2, tuple(parts), 0)
+    seen: list[int] = []
+    while place is not None:
+        for each in pins:
+            for pinned in each._pins.values():
+                pinned.until = clock.monotonic() + 1.0
+        page = await table.scan_page(20, after=place, columns=["id"])
+        seen += page.rows.column("id").to_pylist()
+        place = page.next
+        for tablet in () if place is None else place.pinned:
+            (kept,) = [each._pins[tablet.pin] for each in pins if tablet.pin in each]
+            assert kept.until > clock.monotonic() + KEEP_S / 2
+    assert sorted(seen) == list(range(200))

@@ -1,0 +1,86 @@
+"""Seeds of servers that die while rows are on their way back, and bugs that these must find."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stelae.core.errors import StelaeError
+from stelae.simulation.runner import derive_seeds, find_bug, run_seed, run_seeds
+from stelae.simulation.scenarios import load_scenario
+from stelae.simulation.world import World
+from tests.simulation.loading_story import FETCHED
+from tests.simulation.planted_loading import BLACKOUT_BUGS, BUGS
+
+FAST_SEEDS = 8
+SEEDS = 50
+BLACKOUT_SEEDS = 30
+BUG_SEEDS = 80
+
+
+def test_crashes_fall_into_the_loading_of_rows_and_lose_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A few seeds of the scenario; servers do die while rows are elsewhere, which readers need."""
+    died_loading = fetched = loaded = 0
+    crash = World.crash
+
+    def counted(world: World, name: str, **how: Any) -> None:
+        nonlocal died_loading
+        server = world.server(name) if name.startswith("tserver") else None
+        if server is not None:
+            died_loading += any(tablet.is_loading for tablet in server._tablets.values())
+        crash(world, name, **how)
+
+    monkeypatch.setattr(World, "crash", counted)
+    scenario = load_scenario("loading")
+    for run, seed in enumerate(derive_seeds("loading", SEEDS)):
+        if run >= FAST_SEEDS and min(died_loading, fetched, loaded) >= 3:
+            break  # what one world has of each is chance: as many worlds as show them all
+        world = World(seed, scenario.options(seed))
+        world.run(scenario.run(world, ""), limit_s=scenario.limit_s)
+        counts = [metrics.counts for metrics in world.metrics.values()]
+        fetched += int(sum(each.get(name, 0.0) for each in counts for name in FETCHED))
+        loaded += int(sum(each.get("segments_loaded", 0.0) for each in counts))
+    assert min(died_loading, fetched, loaded) >= 3, (died_loading, fetched, loaded)
+
+
+@pytest.mark.slow(minutes=2)
+def test_many_seeds_of_loading() -> None:
+    """The same, with others for each commit."""
+    outcomes = run_seeds(load_scenario("loading"), SEEDS, budget_s=480.0)
+    assert len(outcomes) >= SEEDS // 2
+
+
+def test_every_strategy_outlives_losses_of_all_power() -> None:
+    """A few seeds: rows and their index, whatever the media."""
+    outcomes = run_seeds(load_scenario("blackouts"), FAST_SEEDS, budget_s=30.0)
+    assert len(outcomes) >= 3
+
+
+@pytest.mark.slow(minutes=2)
+def test_many_seeds_of_losses_of_all_power() -> None:
+    """The same, with others for each commit."""
+    outcomes = run_seeds(
+        load_scenario("blackouts"), BLACKOUT_SEEDS, budget_s=240.0, with_kept=False
+    )
+    assert len(outcomes) >= BLACKOUT_SEEDS // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "bug"),
+    [
+        *[("loading", bug) for bug in sorted(BUGS)],
+        *[("blackouts", bug) for bug in sorted(BLACKOUT_BUGS)],
+    ],
+)
+def test_a_planted_bug_is_found(name: str, bug: str) -> None:
+    """The simulator can see this bug; the same seed is fine without it."""
+    scenario = load_scenario(name)
+    outcome = find_bug(scenario, bug, BUG_SEEDS)
+    assert outcome.failure is not None
+    found = outcome.failure.error
+    assert isinstance(found, AssertionError | StelaeError), "the planting itself is broken"
+    assert run_seed(scenario, outcome.seed).failure is None

@@ -1,0 +1,88 @@
+"""Where servers are put: kinds spread over machines, and nobody moves from its disk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stelae.core.errors import InvalidArgument, NotEnoughServers
+from stelae.core.spec.file import load_spec
+from stelae.hosting import machines
+from stelae.hosting.cluster_state import ClusterState
+
+KINDS = ("master", "tserver", "backup", "safekeeper")
+
+
+@given(
+    counts=st.lists(st.integers(0, 7), min_size=4, max_size=4),
+    there=st.sets(st.sampled_from("abcdef"), min_size=1),
+    more=st.integers(0, 3),
+)
+def test_each_kind_is_spread_and_nobody_moves(
+    counts: list[int], there: set[str], more: int
+) -> None:
+    """Two machines differ by one server of a kind at most; those who come later move nobody."""
+    names = [f"{k}-{n}" for k, c in zip(KINDS, counts, strict=True) for n in range(1, c + 1)]
+    found = machines.assigned(names, {}, there)
+    for kind in KINDS:
+        each = Counter(m for name, m in found.items() if machines.kind_of(name) == kind)
+        numbers = [each[machine] for machine in there]
+        assert max(numbers) - min(numbers) <= 1
+    later = machines.assigned([*names, *(f"tserver-{90 + n}" for n in range(more))], found, there)
+    assert {name: later[name] for name in names} == found
+    assert machines.assigned(reversed(names), found, {"z"}) == found
+
+
+def _node(machine: str | None, address: str = "10.0.0.1", alive: bool = True) -> dict[str, Any]:
+    labels = {} if machine is None else {"disk": machine}
+    return {"Alive": alive, "Labels": labels, "NodeManagerAddress": address}
+
+
+def test_machines_are_live_nodes_with_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead node is none; a machine that is there twice is refused, and so is none at all."""
+    nodes = [_node("a"), _node(None), _node("b", "10.0.0.2"), _node("a", "10.0.0.9", alive=False)]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    assert machines.live_machines("disk") == {"a": "10.0.0.1", "b": "10.0.0.2"}
+    nodes.append(_node("b", "10.0.0.3"))
+    with pytest.raises(InvalidArgument, match="disk=b"):
+        machines.live_machines("disk")
+    with pytest.raises(NotEnoughServers):
+        machines.live_machines("other")
+
+
+def _spec(tmp_path: Path, **more: Any) -> Any:
+    return load_spec({"ray": {"address": "auto"}, "data_dir": str(tmp_path), **more})
+
+
+def test_a_cluster_is_placed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masters get the addresses of their machines; later neither a machine's address, nor whether
+    there is a placement, may change."""
+    nodes = [_node("a"), _node("b", "10.0.0.2"), _node("c", "10.0.0.3")]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    masters = {f"master-{n}": f"127.0.0.1:{7000 + n}" for n in (1, 2, 3)}
+    fresh = ClusterState("demo", str(tmp_path), masters)
+    spec = _spec(tmp_path, placement={"label": "disk"})
+    placed = machines.placed(spec, fresh, ["tserver-1", "tserver-2"])
+    hosts = {name: address.rpartition(":")[0] for name, address in placed.masters.items()}
+    assert sorted(hosts.values()) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    assert set(placed.machines) == {*masters, "tserver-1", "tserver-2"}
+    assert machines.placed(spec, placed, ["tserver-1", "tserver-2"]) == placed
+    with pytest.raises(InvalidArgument, match="on labelled machines"):
+        machines.placed(_spec(tmp_path), placed, [])
+    nodes[0]["NodeManagerAddress"] = "10.0.0.77"
+    with pytest.raises(InvalidArgument, match="another master"):
+        machines.placed(spec, placed, [])
+    (tmp_path / "master-1").mkdir()
+    with pytest.raises(InvalidArgument, match="without a placement"):
+        machines.placed(spec, fresh, [])
+
+
+def test_a_placement_is_for_a_ray_with_nodes(tmp_path: Path) -> None:
+    """One that Stelae starts is one machine."""
+    with pytest.raises(InvalidArgument, match="placement"):
+        load_spec({"placement": {"label": "disk"}, "data_dir": str(tmp_path)})

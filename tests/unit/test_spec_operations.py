@@ -1,0 +1,157 @@
+"""What a put of the cluster's spec answers when it is late, or when another was quicker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import ray
+
+from stelae import cluster
+from stelae.applying import run as applying
+from stelae.applying.spec_operations import RaySpecs, SpecHost
+from stelae.core.errors import (
+    AlreadyRunning,
+    DeadlineExpired,
+    InvalidArgument,
+    OutcomeUnknown,
+    RetryLater,
+)
+from stelae.hosting import machines
+from stelae.serve.problems import PreconditionFailed, problem_type
+
+SPECS = RaySpecs("demo", "data")
+
+
+class Actor:
+    """Each of its methods does the same."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    async def remote(self, *values: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        await asyncio.sleep(60.0)
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, actor: Actor) -> None:
+    monkeypatch.setattr(RaySpecs, "_actor", lambda _: actor)
+
+
+async def test_a_begin_that_is_not_waited_for_has_an_unknown_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The actor goes on with it; 504, and the problem says how to find out. Questions are 503:
+    they change nothing."""
+    answers(monkeypatch, Actor())
+    with pytest.raises(OutcomeUnknown) as caught:
+        await SPECS.begin({}, "ada", "", 0.01)
+    assert problem_type(caught.value).status == 504
+    assert "put it again" in caught.value.__notes__[0]
+    for asking in (SPECS.kept(0.01), SPECS.plan({}, 0.01), SPECS.operation("op", 0.01)):
+        with pytest.raises(DeadlineExpired):
+            await asking
+
+
+async def test_so_has_one_whose_actor_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have begun before; what it refuses itself is told as it is."""
+    answers(monkeypatch, Actor(ray.exceptions.RayActorError()))
+    with pytest.raises(OutcomeUnknown):
+        await SPECS.begin({}, "ada", "", 5.0)
+    with pytest.raises(RetryLater):
+        await SPECS.plan({}, 5.0)
+    refused = PreconditionFailed("something else was asked for meanwhile")
+    error = ray.exceptions.RayTaskError("begin", "", refused)
+    answers(monkeypatch, Actor(error))
+    with pytest.raises(PreconditionFailed):
+        await SPECS.begin({}, "ada", "", 5.0)
+
+
+def test_of_two_puts_with_one_etag_the_second_is_412(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both were the last one asked for when they were looked at; and one at a time is carried
+    out."""
+    asked = ["e1"]
+    monkeypatch.setattr(SpecHost, "kept", lambda _: {"etag": asked[-1]})
+    monkeypatch.setattr(SpecHost, "plan", lambda _, spec: {"steps": [], "refused": spec["no"]})
+    monkeypatch.setattr(SpecHost, "_run", lambda *_: asked.append("e2"))
+    host = SpecHost("demo", "data")
+    with pytest.raises(InvalidArgument):
+        host.begin({"no": ["too few"]}, "ada", "e1")
+    begun = host.begin({"no": []}, "ada", "e1")
+    with pytest.raises(AlreadyRunning, match=begun["id"]):
+        host.begin({"no": []}, "eve", "e1")
+    host._operations[begun["id"]].state = "done"
+    with pytest.raises(PreconditionFailed) as caught:
+        host.begin({"no": []}, "eve", "e1")
+    assert problem_type(caught.value).status == 412
+
+
+def test_one_that_waits_is_cancelled_at_its_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then another one may begin; what has ended stays as it was."""
+    looked = threading.Event()
+
+    def apply(database: Any, spec: Any, *, dry_run: bool, progress: Any, **_: Any) -> Any:
+        while not dry_run and "tservers" in spec:
+            progress(1, 3, "drain tserver-4: 7 tablets are left")
+            looked.set()
+            time.sleep(0.001)
+        return MagicMock(document=lambda: {"steps": [], "refused": []})
+
+    monkeypatch.setattr(applying, "apply", apply)
+    monkeypatch.setattr(cluster, "connect", MagicMock())
+    host = SpecHost("demo", "data")
+    first = host.begin({"tservers": {"count": 3}}, "ada", "")["id"]
+    assert looked.wait(10.0)
+    assert host.cancel("another", "eve") is None
+    told = host.cancel(first, "eve")
+    assert told is not None
+    while told["state"] == "running":
+        told = host.operation(first)
+        assert told is not None
+    assert (told["state"], told["cancelled_by"], told["error"]) == ("cancelled", "eve", "")
+    second = host.begin({}, "ada", "")["id"]
+    while (shown := host.operation(second)) and shown["state"] == "running":
+        pass
+    done = host.cancel(second, "eve")
+    assert done is not None
+    assert (done["state"], done["cancelled_by"]) == ("done", "")
+
+
+def test_a_file_of_elsewhere_is_of_this_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a relative one lies only who has the file knows; an absolute one is compared."""
+    given: list[str] = []
+
+    def apply(database: Any, spec: Any, **_: Any) -> Any:
+        given.append(spec["data_dir"])
+        return MagicMock(document=dict)
+
+    monkeypatch.setattr(applying, "apply", apply)
+    monkeypatch.setattr(cluster, "connect", MagicMock())
+    host = SpecHost("demo", "/data/demo")
+    for spec in ({}, {"data_dir": ".stelae/demo"}, {"data_dir": "/elsewhere"}):
+        host.plan(spec)
+    assert given == ["/data/demo", "/data/demo", "/elsewhere"]
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_actor_runs_on_the_node_that_has_the_data_dir(
+    nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of whoever started the front: the front itself may be on any node."""
+    remote, context = MagicMock(), MagicMock()
+    context.get_node_id.return_value = "here"
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}] * nodes)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(ray, "remote", remote)
+    RaySpecs("demo", "/data", machines.this_node())._actor()
+    selector = remote.return_value.options.call_args.kwargs["label_selector"]
+    assert selector == (None if nodes == 1 else {"ray.io/node-id": "here"})
