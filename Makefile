@@ -1,14 +1,15 @@
 # Everything here builds .venv by itself: nothing is needed before it but git clone and Python 3.11.
 #
 #   make demo    the main job on real data: load, kill a server, recover, check, plot
-#   make test    all tests but the slow ones
+#   make test    tests that need no Ray, at most 15 minutes; make test-cluster has those on real Ray and Spark
 #   make lint    ruff, mypy --strict, import-linter
+#   make gate    what CI runs, in a clean clone of HEAD: lint, test, test-cluster
 #   make bench   benchmarks against etcd and PostgreSQL, where these are installed
 #   make soak    the simulator over many seeds:  make soak SEEDS=5000 SEED=1 MINUTES=60 (of CPU)
 #   make docs    the documentation as a site, in build/site
 #   make spec    the TLA+ models of spec/, the larger ones too (SPEC_ARGS="--workers 2 NAME ...")
 #
-# Also: make test-slow, make ci (what CI runs), make clean, make java (says which Java 17 is found).
+# Also: make soak-tests, make clean, make java (says which Java 17 is found).
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -25,7 +26,6 @@ FEAST_STAMP := $(FEAST_VENV)/.installed
 RAY_TESTS := RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
 PYTEST := $(RAY_TESTS) $(BIN)/python -m pytest
 FEAST_PYTEST := $(RAY_TESTS) $(FEAST_VENV)/bin/python -m pytest --durations 15 tests/feast
-ASIDE := $(BIN)/python tests/aside.py
 JAVA_CHECK := $(BIN)/python -m stelae.recovery.java
 SEEDS ?= 1000
 SEED ?= 1
@@ -36,7 +36,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 SPEC_ARGS ?=
 
-.PHONY: help venv java java-17 demo docs test test-fast test-ray test-feast test-feast-own test-slow test-simulations test-slow-alone test-slow-ray test-slow-feast test-slow-simulations lint lint-style lint-types lint-imports tree bench soak spec ci clean
+.PHONY: help venv java java-17 demo docs test test-feast test-feast-own test-cluster soak-tests gate lint lint-style lint-types lint-imports tree bench soak spec clean
 
 help:
 	@sed -n '2,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
@@ -102,54 +102,29 @@ spec: $(STAMP)
 	$(BIN)/python tests/spec/tlc.py $(SPEC_ARGS)
 
 # --- tests ------------------------------------------------------------------------------------
-# pytest's exit code 5 says that no test has these markers; that is no failure of a part, but for
-# simulations: there are always some.
-# Tests on Ray and of real servers wait for much of their time: simulations, whose time is virtual,
-# run aside, with what those leave of the CPU. Slow tests are handed out one at a time, the longest
-# first (tests/conftest.py), so that both cores work to the end.
+# The gate is lint, `test` and `test-cluster`: deterministic, and what `.ci/run` runs. Tests marked
+# `soak` need much time, luck or fresh seeds; they explore and report beside it.
 
-FAST := not slow and not ray and not spark
-SLOW := slow and not ray and not spark
-BY_FILE := -n 2 --dist worksteal --durations 25
-ONE_BY_ONE := -n 2 --dist load --maxschedchunk 1 --durations 25
-SIMULATIONS := $(PYTEST) $(BY_FILE) -m "$(FAST)" tests/simulation
-SIMULATIONS_SLOW := $(PYTEST) $(ONE_BY_ONE) -m "$(SLOW)" tests/simulation
+FAST := not ray and not spark and not soak
+PARALLEL := -n 2 --dist worksteal --durations 25
 
 test: $(STAMP)
-	$(ASIDE) make --no-print-directory --keep-going test-fast test-ray test-feast --aside env $(SIMULATIONS)
-
-test-fast: $(STAMP)
-	$(PYTEST) $(BY_FILE) -m "$(FAST)" --ignore tests/simulation
-
-test-ray: $(STAMP)
-	$(PYTEST) --durations 15 -m "(ray or spark) and not slow" || test $$? -eq 5
+	$(PYTEST) $(PARALLEL) -m "$(FAST)" --ignore tests/feast
+	$(MAKE) --no-print-directory test-feast
 
 test-feast: $(FEAST_STAMP)
-	$(FEAST_PYTEST) -m "not slow"
+	$(FEAST_PYTEST) -m "$(FAST)"
 
-# Feast's own tests, which only its repository has:  make test-feast-own FEAST_SOURCE=folder
-test-feast-own: $(FEAST_STAMP)
-	@test -n "$(FEAST_SOURCE)" || { echo "say where Feast's repository is: make test-feast-own FEAST_SOURCE=folder" >&2; exit 1; }
-	@$(BIN)/python -m pip --python $(FEAST_VENV)/bin/python install --quiet --disable-pip-version-check assertpy --constraint constraints-feast.txt
-	FEAST_SOURCE=$(abspath $(FEAST_SOURCE)) $(FEAST_PYTEST)/test_feast_suite.py -s
+# One at a time: each test has the machine's ports, memory and both cores to itself.
+test-cluster: $(STAMP)
+	$(PYTEST) --durations 25 -m "(ray or spark) and not soak"
 
-test-simulations: $(STAMP)
-	$(SIMULATIONS)
+# Tests too long for the gate, and properties with fresh examples.
+soak-tests: $(STAMP)
+	$(PYTEST) $(PARALLEL) -m "(soak or hypothesis) and not ray and not spark" --hypothesis-profile fresh --ignore tests/feast
 
-test-slow: $(STAMP)
-	$(ASIDE) make --no-print-directory --keep-going test-slow-alone test-slow-ray test-slow-feast --aside env $(SIMULATIONS_SLOW)
-
-test-slow-alone: $(STAMP)
-	$(PYTEST) $(ONE_BY_ONE) -m "$(SLOW)" --ignore tests/simulation
-
-test-slow-ray: $(STAMP)
-	$(PYTEST) --durations 25 -m "slow and (ray or spark)" || test $$? -eq 5
-
-test-slow-feast: $(FEAST_STAMP)
-	$(FEAST_PYTEST) -m slow
-
-test-slow-simulations: $(STAMP)
-	$(SIMULATIONS_SLOW)
+gate:
+	.ci/gate
 
 # --- checks -----------------------------------------------------------------------------------
 # mypy and import-linter cannot see that the rooms at the root are stelae.*; they get an installed tree.
@@ -170,9 +145,6 @@ lint-types: tree
 
 lint-imports: tree
 	cd build/tree && ../../$(BIN)/lint-imports --config ../../.importlinter --cache-dir ../../.import_linter_cache
-
-ci:
-	.ci/run
 
 clean:
 	rm -rf $(VENV) $(FEAST_VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

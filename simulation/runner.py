@@ -1,16 +1,16 @@
-"""Runs seeds: one, many within a budget, or until a planted bug is found.
+"""Run seeds of a scenario: one, a fixed list, or until a planted bug is found.
 
-Seeds come from a kept list (every seed that ever failed) and from ``STELAE_SEED_BASE``, which CI
-sets to the commit hash, so that each run tries others. A failing seed prints the command that
-replays it and joins the kept list.
+Tests run the kept seeds (every seed that failed once) and a fixed number of seeds derived from
+`GATE_BASE`. Nothing here depends on the clock, the environment or the commit, and nothing here
+writes into the checkout unless `keep_seed` is called: the same code passes or fails every time.
+Fresh seeds are what ``make soak`` is for.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
-import time
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,14 @@ from stelae.simulation.node import SimulationFailure
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world import World
 
-SEED_BASE_VARIABLE = "STELAE_SEED_BASE"
+GATE_BASE = "gate"
+"""Base of the seeds that tests run; never changed without a reason, so that runs compare."""
 KEPT_SEEDS = Path("tests/simulation/seeds.txt")
-"""Relative to the root of the checkout: lines ``scenario seed  # cause``."""
+"""Kept seeds, relative to the root of the checkout: lines ``scenario seed  # cause``."""
 FINDS = Path("tests/simulation/finds.txt")
-"""The same of planted bugs: lines ``scenario seed bug``, of which the last one holds."""
+"""Seeds that find planted bugs: lines ``scenario seed bug``; the last line of a bug holds."""
 SEARCH_SEEDS = 3
-"""A find that took more than so many seeds is remembered."""
+"""Number of seeds from which on a search asks for a line in `FINDS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,8 @@ def run_seed(
     )
 
 
-def derive_seeds(scenario: str, count: int, base: str | None = None) -> list[int]:
-    """``count`` seeds of a scenario from ``base``, by default that of the environment."""
-    if base is None:
-        base = os.environ.get(SEED_BASE_VARIABLE, "0")
+def derive_seeds(scenario: str, count: int, base: str = GATE_BASE) -> list[int]:
+    """Return the first ``count`` seeds of a scenario that ``base`` gives."""
     return [
         int.from_bytes(hashlib.sha256(f"{base}/{scenario}/{number}".encode()).digest()[:5], "big")
         for number in range(count)
@@ -84,7 +83,7 @@ def derive_seeds(scenario: str, count: int, base: str | None = None) -> list[int
 
 
 def kept_seeds(scenario: str, path: Path = KEPT_SEEDS) -> list[int]:
-    """The seeds of a scenario that failed once, in the order of the list."""
+    """Return the seeds of a scenario that failed once, in the order of the list."""
     if not path.exists():
         return []
     words = [line.split("#")[0].split() for line in path.read_text().splitlines()]
@@ -103,23 +102,12 @@ def replay_command(scenario: str, seed: int) -> str:
 
 
 def run_seeds(
-    scenario: Scenario,
-    seeds: Iterable[int] | int = 20,
-    *,
-    budget_s: float = 60.0,
-    kept: Path = KEPT_SEEDS,
-    part: tuple[int, int] = (0, 1),
-    with_kept: bool = True,
+    scenario: Scenario, seeds: Iterable[int] | int = 20, *, kept: Path = KEPT_SEEDS
 ) -> list[Outcome]:
-    """Run the kept seeds and then ``seeds`` (or so many derived ones), within ``budget_s``.
+    """Run the kept seeds of a scenario and then ``seeds``: a list, or a number of derived ones.
 
     Args:
-        budget_s: of this process's CPU time, so that a busy machine runs no fewer; kept seeds
-            always run, new ones while there is time.
-        part: (number, parts): every so-manieth of all these seeds, from that one on. All parts
-            together run what one run without parts does; each may have a process of its own.
         kept: the list of seeds that failed once.
-        with_kept: False where another test runs them, on the same commit.
 
     Returns:
         The outcomes, all good; at least one seed has run.
@@ -128,24 +116,15 @@ def run_seeds(
         AssertionError: a seed failed; the text has the replay command and the evidence.
         ValueError: there is no seed to run; that would be a success of nothing.
     """
-    number_of_part, parts = part
-    assert 0 <= number_of_part < parts
     chosen = derive_seeds(scenario.name, seeds) if isinstance(seeds, int) else list(seeds)
-    chosen = chosen[number_of_part::parts]
-    old = kept_seeds(scenario.name, kept)[number_of_part::parts] if with_kept else []
-    if not old + chosen:
-        raise ValueError(f"part {number_of_part} of {parts} of {scenario.name!r} has no seed")
-    end_s = time.process_time() + budget_s
+    chosen = kept_seeds(scenario.name, kept) + chosen
+    if not chosen:
+        raise ValueError(f"{scenario.name!r} has no seed to run")
     outcomes: list[Outcome] = []
-    for number, seed in enumerate(old + chosen):
-        if number >= max(1, len(old)) and time.process_time() > end_s:
-            break
+    for seed in chosen:
         outcome = run_seed(scenario, seed)
         outcomes.append(outcome)
         if outcome.failure is not None:
-            error = outcome.failure.error
-            cause = f"{type(error).__name__}: {error}".splitlines()[0][:120]
-            keep_seed(scenario.name, seed, cause, kept)
             command = replay_command(scenario.name, seed)
             print(f"FAILED; to replay: {command}", file=sys.stderr)
             raise AssertionError(f"replay: {command}\n{outcome.failure}") from outcome.failure
@@ -162,7 +141,8 @@ def find_bug(
 ) -> Outcome:
     """Run seeds with a planted bug until one fails: proof that the simulator can see it.
 
-    The one of these seeds that found it last is the first, as a search may take minutes.
+    The seed that `FINDS` names for the bug runs first, as a search may take minutes. A search that
+    takes more than `SEARCH_SEEDS` seeds warns with the line that belongs into `FINDS`.
 
     Raises:
         AssertionError: no seed of ``max_seeds`` found it.
@@ -174,24 +154,20 @@ def find_bug(
         outcome = run_seed(scenario, seed, bug=bug)
         if outcome.failure is not None:
             if number > SEARCH_SEEDS:
-                remember_find(scenario.name, seed, bug, finds)
+                line = f"{scenario.name} {seed} {bug}"
+                warnings.warn(
+                    f"found by seed number {number}; add to {finds}: {line}", stacklevel=2
+                )
             return outcome
     raise AssertionError(f"bug {bug!r} of {scenario.name} was not found in {max_seeds} seeds")
 
 
 def last_find(scenario: str, bug: str, path: Path = FINDS) -> int | None:
-    """The seed that found a planted bug the last time that it took long."""
+    """Return the seed that found a planted bug the last time that a search took long."""
     lines = path.read_text().splitlines() if path.exists() else []
     words = [line.split(maxsplit=2) for line in lines]
     found = [int(line[1]) for line in words if line[::2] == [scenario, bug]]
     return found[-1] if found else None
-
-
-def remember_find(scenario: str, seed: int, bug: str, path: Path = FINDS) -> None:
-    """Let the next search begin with ``seed``; nothing happens where there is no checkout."""
-    if path.parent.is_dir():
-        with path.open("a") as finds:
-            finds.write(f"{scenario} {seed} {bug}\n")
 
 
 def shrink_failure(

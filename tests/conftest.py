@@ -1,21 +1,12 @@
-"""What holds for all tests."""
+"""Settings of hypothesis for all tests."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import settings
 
-# A busy machine is no failure: whoever wants a bound on time sets it in the test.
-settings.register_profile("stelae", deadline=None)
-settings.load_profile("stelae")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that say ``slow(minutes=...)`` come first, the longest of all at the very beginning:
-    one that began last would leave the other cores without work to its end."""
-    items.sort(key=_minutes, reverse=True)
-
-
-def _minutes(item: pytest.Item) -> float:
-    slow = item.get_closest_marker("slow")
-    return 0.0 if slow is None else float(slow.kwargs.get("minutes", 0.0))
+# Examples follow from the test alone, so that the same code passes or fails every time. A busy
+# machine is no failure either: a test that wants a bound on time sets it itself.
+settings.register_profile("gate", deadline=None, derandomize=True, database=None)
+# Other examples in each run, for `make soak-tests`; failures stay in .hypothesis for the next one.
+settings.register_profile("fresh", deadline=None)
+settings.load_profile("gate")

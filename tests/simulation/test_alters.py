@@ -9,29 +9,15 @@ from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
 from tests.simulation.alters import BUGS
 
-FAST_SEEDS = 10
-SEEDS = 120
-PARTS = 2
+SEEDS = 10
 BUG_SEEDS = 100
 
 
 def test_clients_of_all_schemas_go_on_through_alters_and_faults() -> None:
     """A few seeds: no row is lost, no dropped value comes back, and every tablet follows."""
-    outcomes = run_seeds(load_scenario("alters"), FAST_SEEDS, budget_s=60.0)
-    assert len(outcomes) >= 3
+    run_seeds(load_scenario("alters"), SEEDS)
 
 
-@pytest.mark.slow(minutes=2)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_many_seeds_of_alters_under_faults(part: int) -> None:
-    """The same, with others for each commit."""
-    outcomes = run_seeds(
-        load_scenario("alters"), SEEDS, budget_s=900.0 / PARTS, part=(part, PARTS), with_kept=False
-    )
-    assert len(outcomes) >= SEEDS * 3 / 4 / PARTS
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(BUGS))
 def test_a_planted_bug_of_alters_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""

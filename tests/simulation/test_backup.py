@@ -5,11 +5,12 @@ The runs are those of `tests.simulation.backup_owners`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 
 import pytest
 
-from stelae.simulation.runner import SEARCH_SEEDS, last_find, remember_find
+from stelae.simulation.runner import FINDS, SEARCH_SEEDS, last_find
 from stelae.simulation.world import SimulationFailure
 from tests.simulation.backup_owners import run
 from tests.simulation.planted_backup import BUGS
@@ -28,13 +29,16 @@ def test_a_run_is_worth_its_name() -> None:
 
 
 def find_failure(seeds: Iterable[int], bug: str) -> SimulationFailure | None:
-    """The first failure of a run; that of a planted bug is remembered if it took long."""
+    """Return the first failure of a run, or None; a long search warns with the line for `FINDS`."""
     for number, seed in enumerate(seeds, 1):
         try:
             run(seed)
         except SimulationFailure as failure:
             if number > SEARCH_SEEDS:
-                remember_find("backup", seed, bug)
+                line = f"backup {seed} {bug}"
+                warnings.warn(
+                    f"found by seed number {number}; add to {FINDS}: {line}", stacklevel=2
+                )
             return failure
     return None
 

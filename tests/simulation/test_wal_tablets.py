@@ -175,7 +175,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_written_twice(seed: int) ->
     assert found.acknowledged == ROWS
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_nothing_acknowledged_is_lost_in_more_lives(seed: int) -> None:
     """The same, for longer."""

@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from stelae.simulation.runner import (
     derive_seeds,
     find_bug,
     keep_seed,
-    kept_seeds,
     run_seed,
     run_seeds,
     shrink_failure,
@@ -35,8 +33,8 @@ BUGS = sys.modules["stelae_scenario_register"].BUGS
 
 def test_a_correct_register_passes_under_all_faults():
     """The toy is right, and the world does not accuse it: kept seeds and new ones."""
-    outcomes = run_seeds(KV, 40, budget_s=20.0)
-    assert len(outcomes) >= 10
+    outcomes = run_seeds(KV, 40)
+    assert len(outcomes) >= 40
     kinds = {action.kind for outcome in outcomes for action in outcome.schedule}
     assert {"crash", "crash_in_sync", "pause", "split", "one_way", "sync_error"} <= kinds
 
@@ -72,13 +70,6 @@ def test_a_run_is_the_same_in_every_process():
     assert [process.returncode for process in processes] == [0, 0, 0]
     here = " ".join(run_seed(KV, seed).digest for seed in reversed(seeds)).split()
     assert printed == {" ".join(reversed(here)) + "\n"}
-
-
-def test_the_world_is_fast_enough():
-    """At least tens of thousands of callbacks a second, even on a busy machine."""
-    began_s = time.process_time()
-    steps = sum(run_seed(KV, seed).steps for seed in range(5))
-    assert steps / (time.process_time() - began_s) > 20_000
 
 
 def test_swarm_options_switch_faults_off():
@@ -134,57 +125,54 @@ tried: list[str] = []
 
 
 def test_a_search_begins_where_the_last_one_ended(tmp_path):
-    """It costs one seed then; where it finds nothing, all others follow in their order."""
+    """It costs one seed then; where that seed finds nothing, all others follow in their order."""
     finds, scenario = tmp_path / "finds.txt", Scenario("searched", _fails_at)
     seeds = derive_seeds("searched", 20, "planted")
     tried.clear()
-    assert find_bug(scenario, "a bug", 20, finds=finds).seed == seeds[5]
-    assert finds.read_text() == f"searched {seeds[5]} a bug\n"
+    line = f"searched {seeds[5]} a bug"
+    with pytest.warns(UserWarning, match=f"add to .*: {line}"):
+        assert find_bug(scenario, "a bug", 20, finds=finds).seed == seeds[5]
+    assert not finds.exists(), "a test run writes nothing into the checkout"
+    finds.write_text(f"{line}\n")
     for bug, first in (("a bug", seeds[5]), ("bug", seeds[0])):
         tried.clear()
-        find_bug(scenario, bug, 20, finds=finds)
+        with pytest.warns(UserWarning, match="add to"):
+            find_bug(scenario, bug, 20, finds=finds)
         assert list(map(int, tried)) == [first, *[s for s in seeds if s != first][:5]]
 
 
-def test_a_failing_seed_is_kept_and_its_replay_command_printed(tmp_path, capsys):
-    """Seeds that failed once run first for ever after."""
+def test_a_failing_seed_prints_its_replay_command_and_kept_seeds_run_first(tmp_path, capsys):
+    """A failure writes nothing; who keeps the seed has it run first from then on, once."""
     kept = tmp_path / "seeds.txt"
     scenario = Scenario("broken", _always_fails)
     with pytest.raises(AssertionError, match="simulation 7 --scenario broken"):
         run_seeds(scenario, [7], kept=kept)
     assert "to replay: python -m stelae.simulation 7" in capsys.readouterr().err
-    keep_seed("other", 8, "cause", kept)
-    keep_seed("broken", 7, "again", kept)
-    assert kept_seeds("broken", kept) == [7]
-    assert kept.read_text() == "broken 7  # AssertionError: always\nother 8  # cause\n"
+    assert not kept.exists()
+    keep_seed("broken", 8, "cause", kept)
+    keep_seed("broken", 8, "again", kept)
+    assert kept.read_text() == "broken 8  # cause\n"
+    with pytest.raises(AssertionError, match="simulation 8 --scenario broken"):
+        run_seeds(scenario, [7], kept=kept)
 
 
-def test_parts_together_run_every_seed_once(tmp_path):
-    """The kept ones, too; and each part has some of both."""
-    kept = tmp_path / "seeds.txt"
-    for seed in (501, 502, 503):
-        keep_seed(KV.name, seed, "cause", kept)
-    ran = [[o.seed for o in run_seeds(KV, 7, kept=kept, part=(part, 3))] for part in range(3)]
-    every = sorted(itertools.chain.from_iterable(ran))
-    assert every == sorted([501, 502, 503, *derive_seeds(KV.name, 7)])
-    assert [seeds[0] for seeds in ran] == [501, 502, 503]
-    assert [len(seeds) for seeds in ran] == [4, 3, 3]
-    derived = run_seeds(KV, 7, kept=kept, with_kept=False)
-    assert [o.seed for o in derived] == derive_seeds(KV.name, 7)
-
-
-def test_a_part_without_any_seed_is_no_success(tmp_path):
-    """Nothing would have run, and nobody would know."""
-    with pytest.raises(ValueError, match="part 1 of 3 of 'kv' has no seed"):
-        run_seeds(KV, 1, kept=tmp_path / "seeds.txt", part=(1, 3))
-
-
-def test_seeds_follow_the_base(monkeypatch):
-    """Another commit tries other seeds; the same one tries the same."""
+def test_every_run_has_the_kept_seeds_and_the_same_derived_ones(tmp_path, monkeypatch):
+    """Whatever the environment says: the same code passes or fails every time."""
     monkeypatch.setenv("STELAE_SEED_BASE", "abc")
-    assert derive_seeds("kv", 3) == derive_seeds("kv", 3, "abc")
+    kept = tmp_path / "seeds.txt"
+    for seed in (501, 502):
+        keep_seed(KV.name, seed, "cause", kept)
+    ran = [outcome.seed for outcome in run_seeds(KV, 3, kept=kept)]
+    assert ran == [501, 502, *derive_seeds(KV.name, 3)]
+    assert derive_seeds("kv", 3) == derive_seeds("kv", 3, "gate")
     assert derive_seeds("kv", 3) != derive_seeds("kv", 3, "abd")
     assert derive_seeds("kv", 3) != derive_seeds("tables", 3)
+
+
+def test_no_seed_at_all_is_no_success(tmp_path):
+    """Nothing would have run, and nobody would know."""
+    with pytest.raises(ValueError, match="'kv' has no seed"):
+        run_seeds(KV, 0, kept=tmp_path / "seeds.txt")
 
 
 def test_the_command_line_replays_traces_and_shrinks(tmp_path, capsys):

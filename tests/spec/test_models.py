@@ -26,10 +26,10 @@ QUICK = ("Migration_never_finishes", "Migration_without_cas")
 """Seconds each, so that `make test` has them, too."""
 
 
-def slow_ones(section: str) -> list[object]:
-    slow = pytest.mark.slow
+def quick_or_soak(section: str) -> list[object]:
+    soak = pytest.mark.soak
     return [
-        pytest.param(model, id=model.name, marks=() if model.name in QUICK else slow)
+        pytest.param(model, id=model.name, marks=() if model.name in QUICK else soak)
         for model in models(section)
     ]
 
@@ -41,7 +41,7 @@ def test_readme_lists_every_model_once():
     assert all((SPEC / f"{name.partition('_')[0]}.tla").exists() for name in listed)
 
 
-@pytest.mark.parametrize("model", slow_ones(HOLDS))
+@pytest.mark.parametrize("model", quick_or_soak(HOLDS))
 def test_a_model_holds(model: Model):
     """All its invariants, in as many distinct states as README.md says."""
     outcome = run_tlc(model.module, model.name)
@@ -49,7 +49,7 @@ def test_a_model_holds(model: Model):
     assert outcome.distinct_states == model.distinct_states > 0
 
 
-@pytest.mark.parametrize("model", slow_ones(FAILS))
+@pytest.mark.parametrize("model", quick_or_soak(FAILS))
 def test_a_model_fails_as_it_must(model: Model):
     """Without one condition something breaks; and what is said never to happen does happen."""
     outcome = run_tlc(model.module, model.name)
@@ -102,7 +102,7 @@ PLANTED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(("file", "right", "wrong", "config"), PLANTED)
 def test_a_planted_mistake_is_found(tmp_path: Path, file: str, right: str, wrong: str, config: str):
     """The invariants see a protocol that lacks one of its rules."""

@@ -36,7 +36,7 @@ FUNCTION_LINES_MAX = 60
 
 # Time, chance and ids come from the Runtime. These rooms are, or make, the real one:
 OUTSIDE_WORLD = ("runtime", "actors", "serve", FACADE)
-# ... and these run outside the simulated world: around it with a budget, inside a Spark task, or
+# ... and these run outside the simulated world: around it, inside a Spark task, or
 # at the far end of an HTTP connection.
 OUTSIDE_FILES = (
     "simulation/__main__.py",
@@ -287,7 +287,6 @@ def test_the_wheel_holds_the_whole_package_and_works_outside_the_checkout(tmp_pa
     assert answer.stdout.split() == [str(unpacked / "stelae/core/spec/file.py"), "demo"]
 
 
-@pytest.mark.slow
 def test_a_wheel_that_is_built_beside_a_java_compiler_has_the_jar_for_spark(tmp_path: Path) -> None:
     """As the image of ``deploy/`` is: of these sources, and with its entry for Spark."""
     needed_javac()

@@ -88,7 +88,7 @@ def test_random_lives_of_a_store_leave_legal_states(part: int) -> None:
         lives_of(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("part", range(10))
 def test_thousands_of_random_lives_leave_legal_states(part: int) -> None:
     """The same at length."""

@@ -166,9 +166,7 @@ def test_a_row_that_cannot_be_read_holds_up_those_who_want_it_only() -> None:
         reads = SharedReads(runtime, cache)
         tablets.servers = 2
         tablets.silent = {"0"}
-        begin_s = time.monotonic()
         await turn(reads)
-        assert time.monotonic() - begin_s < 5 * SLOWER_S
         assert tablets.limits_s == [SLOWER_S]
         await turn(reads)
         assert len(tablets.limits_s) == 1
