@@ -1,15 +1,15 @@
 """Explore fresh seeds of the scenarios for a while: `python -m stelae.simulation soak`.
 
-The gate runs few seeds of each commit and stops at the first failure; a soak runs for hours, does
-not stop, and reports what it found.
+The gate runs few seeds of each commit and stops at the first failure. A soak runs for hours, goes
+on after failures, and reports them all.
 
 1. Scenarios get equal shares of the wall time: a free worker takes the next seed of the scenario
-   with the least time spent, running seeds included. A long seed is paid back by the seeds of the
-   others.
+   with the least time spent, running seeds included. After a long seed the other scenarios run
+   until they have had as much time.
 2. A soak can be repeated: the seeds of a scenario are `derive_seeds(scenario, n, base)` in order,
    and the base is printed and stands in the JSON file. How many run depends on the machine.
-3. Whatever ends the soak, what has run is reported: the JSON file is written while it runs, and
-   SIGINT and SIGTERM end it with the table. At the end of its time, running seeds finish.
+3. The figures survive the end of the soak: the JSON file is written while it runs, and SIGINT and
+   SIGTERM end it with the table. At the end of its time, running seeds finish.
 4. A soak changes no tracked file unless it is asked to (``--keep``).
 """
 
@@ -56,7 +56,7 @@ failed, 2 if the soak could not start.
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
-    """What a soak runs, for how long, and where it leaves its findings."""
+    """The scenarios of a soak, its duration, and the files of its results."""
 
     scenarios: tuple[str, ...]
     base: str
@@ -107,7 +107,7 @@ class FairSeeds:
 
 
 class Soak:
-    """One soak: hands seeds to workers until the time is over, and reports what they found."""
+    """One soak: hands seeds to workers until the time is over, and reports their results."""
 
     def __init__(self, plan: SoakPlan, display: Display) -> None:
         self.plan = plan
@@ -124,7 +124,7 @@ class Soak:
         self._written_s = float("-inf")
 
     def run(self) -> SoakReport:
-        """Run the soak to its end; what has run is in the report and in the JSON file.
+        """Run the soak to its end; return the report, which is in the JSON file as well.
 
         Raises:
             SoakStartError: the workers cannot load the scenarios.
@@ -175,14 +175,16 @@ class Soak:
         if result.error:
             if self.plan.keep is not None:
                 keep_seed(result.scenario, result.seed, result.error[:120], self.plan.keep)
+            self._write()
             self._display.fail(result)
-            self._written_s = float("-inf")
+
+    def _write(self) -> None:
+        self._written_s = time.monotonic()
+        self.report.write(self.plan.json)
 
     def _tell(self, pool: WorkerPool) -> None:
-        now_s = time.monotonic()
-        if now_s - self._written_s > WRITE_EVERY_S:
-            self._written_s = now_s
-            self.report.write(self.plan.json)
+        if time.monotonic() - self._written_s > WRITE_EVERY_S:
+            self._write()
         self._display.update(self.report, sorted(running.scenario for running in pool.running))
 
 
@@ -286,7 +288,7 @@ def _positive(text: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    chosen = parser_of_soaks().parse_args(arguments)
+    chosen = parser_of_soaks().parse_intermixed_args(arguments)
     plan = SoakPlan(
         scenarios=tuple(dict.fromkeys(chosen.scenarios)) or tuple(SCENARIOS),
         base=chosen.base if chosen.base is not None else os.urandom(6).hex(),

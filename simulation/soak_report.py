@@ -1,4 +1,4 @@
-"""What a soak has found: figures of each scenario, failing seeds, the table and the JSON file.
+"""The results of a soak: figures of each scenario, failing seeds, the table and the JSON file.
 
 The file is replaced atomically while the soak runs, so that a soak that is killed leaves its
 figures.
@@ -65,9 +65,9 @@ class SoakReport:
 
     Args:
         scenarios: every scenario of the soak, whether or not a seed of it ran.
-        base: what the seeds are derived from.
+        base: the text from which the seeds are derived.
         commit: the commit of the checkout, "" if it is unknown.
-        facts: further members of the JSON file, which do not change.
+        facts: constant further members of the JSON file.
     """
 
     def __init__(

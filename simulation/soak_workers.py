@@ -14,8 +14,10 @@ import contextlib
 import faulthandler
 import multiprocessing
 import multiprocessing.connection
+import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +28,6 @@ from stelae.simulation.scenarios import Scenario, load_scenario
 
 START_LIMIT_S = 600.0
 """Wall time in which a worker must have loaded the scenarios; a busy machine needs minutes."""
-WATCHDOG_SPARE_S = 60.0
-"""Time past the limit of a seed after which a worker without a soak ends itself."""
 WORKER_MEMORY_MAX_KB = 2 * 1024 * 1024
 """Peak resident memory at which a worker is replaced."""
 CAUSE_CHARACTERS = 200
@@ -39,7 +39,7 @@ class SoakStartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """What one seed came to. ``error`` is the error's first line, "" if every rule held."""
+    """The result of one seed. ``error`` is the error's first line, "" if every rule held."""
 
     scenario: str
     seed: int
@@ -67,12 +67,12 @@ def first_line(error: BaseException) -> str:
 class Worker:
     """One worker process, and the seed that it is running."""
 
-    def __init__(self, scenarios: Sequence[str], seed_limit_s: float) -> None:
+    def __init__(self, scenarios: Sequence[str]) -> None:
         # Not forked: the soak may have threads (its progress bar), and a fork copies their locks.
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=serve_seeds, args=(theirs, tuple(scenarios), seed_limit_s), daemon=True
+            target=serve_seeds, args=(theirs, tuple(scenarios)), daemon=True
         )
         self._process.start()
         theirs.close()  # or the death of the worker would not end the connection
@@ -124,7 +124,7 @@ class WorkerPool:
         self._workers = [self._start() for _ in range(jobs)]
 
     def _start(self) -> Worker:
-        return Worker(self._scenarios, self._seed_limit_s)
+        return Worker(self._scenarios)
 
     @property
     def running(self) -> list[RunningSeed]:
@@ -209,8 +209,9 @@ class WorkerPool:
 # --- inside a worker ---------------------------------------------------------------------------
 
 
-def serve_seeds(soak: Connection, scenarios: Sequence[str], seed_limit_s: float) -> None:
+def serve_seeds(soak: Connection, scenarios: Sequence[str]) -> None:
     """Run the seeds that arrive on the connection until it is closed: the main of a worker."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
@@ -223,11 +224,15 @@ def serve_seeds(soak: Connection, scenarios: Sequence[str], seed_limit_s: float)
         soak.send("")
         while True:
             name, seed = soak.recv()
-            # The soak kills a worker that hangs; this is for one that hangs without a soak.
-            faulthandler.dump_traceback_later(seed_limit_s + WATCHDOG_SPARE_S, exit=True)
-            result = run_one(name, loaded[name], seed)
-            faulthandler.cancel_dump_traceback_later()
-            soak.send(result)
+            soak.send(run_one(name, loaded[name], seed))
+
+
+def _end_with_parent() -> None:
+    # A closed connection ends a worker between two seeds; this ends one whose seed hangs.
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def run_one(name: str, scenario: Scenario, seed: int) -> SeedResult:

@@ -1,5 +1,5 @@
 """Scenarios for the tests of the soak: one that holds, one that fails, one that ends its process,
-one that never ends. None of them starts a server."""
+one that never ends, one that needs a fresh process. None of them starts a server."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from stelae.simulation.world import World
 
 EXIT_CODE = 7
 VIRTUAL_S = 36.0
+USES: list[str] = []
+"""Seeds that `need_fresh_process` has run in this process."""
 
 
 async def hold(world: World, bug: str = "") -> None:
@@ -31,6 +33,12 @@ async def die(world: World, bug: str = "") -> None:
     os._exit(EXIT_CODE)
 
 
+async def need_fresh_process(world: World, bug: str = "") -> None:
+    """Break a rule unless this is the first seed of the process."""
+    USES.append(world.seed)
+    assert len(USES) == 1, f"the process has run {len(USES)} seeds"
+
+
 async def hang(world: World, bug: str = "") -> None:
     """Occupy the worker process without an end."""
     for _ in itertools.count():
@@ -46,3 +54,4 @@ HOLDS = Scenario("tests/simulation/soaked.py:HOLDS", hold, calm)
 FAILS = Scenario("tests/simulation/soaked.py:FAILS", fail, calm)
 DIES = Scenario("tests/simulation/soaked.py:DIES", die, calm)
 HANGS = Scenario("tests/simulation/soaked.py:HANGS", hang, calm)
+FRESH = Scenario("tests/simulation/soaked.py:FRESH", need_fresh_process, calm)
