@@ -146,9 +146,9 @@ class Soak:
         while not self.is_stopped:
             # The time begins with the first worker: a short soak must run a seed.
             if began_s is None and pool.has_room:
-                began_s = time.monotonic()
+                began_s = pool.clock.now()
             if began_s is not None:
-                self.report.elapsed_s = time.monotonic() - began_s
+                self.report.elapsed_s = pool.clock.now() - began_s
                 is_over = is_over or self.report.elapsed_s > 60.0 * self.plan.minutes
             while not is_over and pool.has_room:
                 chosen = self._seeds.next(self._spent_s(pool))
@@ -164,7 +164,7 @@ class Soak:
         return False
 
     def _spent_s(self, pool: WorkerPool) -> dict[str, float]:
-        now_s = time.monotonic()
+        now_s = pool.clock.now()
         spent_s = {name: figures.wall_s for name, figures in self.report.figures.items()}
         for running in pool.running:
             spent_s[running.scenario] += now_s - running.began_s

@@ -4,7 +4,9 @@
    running: the result of that seed is a failure, and a new process takes the worker's place.
 2. A worker is replaced after a number of seeds, or when it has grown, so that a leak of memory
    does not end a soak of many hours.
-3. Workers ignore SIGINT and SIGTERM, which a terminal sends to all processes of the group: only
+3. Time in which the whole soak is stopped (SIGSTOP, a suspended machine) does not count: no seed
+   hangs because of it, and the soak still runs for its minutes.
+4. Workers ignore SIGINT and SIGTERM, which a terminal sends to all processes of the group: only
    the soak decides when they end. A worker whose soak is gone ends by itself.
 """
 
@@ -19,8 +21,8 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from stelae.simulation.runner import run_seed
@@ -31,10 +33,32 @@ START_LIMIT_S = 600.0
 WORKER_MEMORY_MAX_KB = 2 * 1024 * 1024
 """Peak resident memory at which a worker is replaced."""
 CAUSE_CHARACTERS = 200
+STEP_MAX_S = 30.0
+"""Longest time between two looks at the clock that counts; a busy machine delays the soak less."""
 
 
 class SoakStartError(Exception):
     """The workers of a soak cannot start; no seed can run."""
+
+
+class SoakClock:
+    """The wall time in which the soak was running; a pause of the soak adds `STEP_MAX_S` at most.
+
+    The soak looks at its clock more than once a second. A longer step means that it was stopped,
+    and its workers with it.
+    """
+
+    def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
+        self._source = source
+        self._looked_s = source()
+        self._now_s = 0.0
+
+    def now(self) -> float:
+        """Return the seconds since the clock was made, without pauses."""
+        at_s = self._source()
+        self._now_s += min(at_s - self._looked_s, STEP_MAX_S)
+        self._looked_s = at_s
+        return self._now_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +67,17 @@ class SeedResult:
 
     scenario: str
     seed: int
-    wall_s: float
     virtual_s: float
     error: str = ""
+    wall_s: float = 0.0
+    """By the clock of the soak; a worker does not know it."""
     worker_is_spent: bool = False
     """Whether the worker has grown so much that another process should go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningSeed:
-    """A seed that a worker is running, and the moment of the monotonic clock it began."""
+    """A seed that a worker is running, and the moment of the soak's clock it began."""
 
     scenario: str
     seed: int
@@ -67,7 +92,7 @@ def first_line(error: BaseException) -> str:
 class Worker:
     """One worker process, and the seed that it is running."""
 
-    def __init__(self, scenarios: Sequence[str]) -> None:
+    def __init__(self, scenarios: Sequence[str], now_s: float) -> None:
         # Not forked: the soak may have threads (its progress bar), and a fork copies their locks.
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
@@ -76,14 +101,14 @@ class Worker:
         )
         self._process.start()
         theirs.close()  # or the death of the worker would not end the connection
-        self.started_s = time.monotonic()
+        self.started_s = now_s
         self.is_ready = False
         self.running: RunningSeed | None = None
         self.seeds = 0
 
-    def send(self, scenario: str, seed: int) -> None:
+    def send(self, scenario: str, seed: int, now_s: float) -> None:
         """Begin a seed. A worker that has died meanwhile is noticed by the next look."""
-        self.running = RunningSeed(scenario, seed, time.monotonic())
+        self.running = RunningSeed(scenario, seed, now_s)
         with contextlib.suppress(OSError):
             self.connection.send((scenario, seed))
 
@@ -121,10 +146,11 @@ class WorkerPool:
         self._scenarios = tuple(scenarios)
         self._seed_limit_s = seed_limit_s
         self._seeds_per_process = seeds_per_process
+        self.clock = SoakClock()
         self._workers = [self._start() for _ in range(jobs)]
 
     def _start(self) -> Worker:
-        return Worker(self._scenarios)
+        return Worker(self._scenarios, self.clock.now())
 
     @property
     def running(self) -> list[RunningSeed]:
@@ -139,7 +165,7 @@ class WorkerPool:
     def submit(self, scenario: str, seed: int) -> None:
         """Begin a seed; only where the pool `has_room`."""
         free = next(w for w in self._workers if w.is_ready and w.running is None)
-        free.send(scenario, seed)
+        free.send(scenario, seed, self.clock.now())
 
     def wait(self, timeout_s: float) -> list[SeedResult]:
         """Wait until a worker reports, at most ``timeout_s``, and return the seeds that ended.
@@ -171,16 +197,18 @@ class WorkerPool:
         except (EOFError, OSError):
             return self._replace(place, f"the worker process died: {worker.ended()}")
         if result is not None:
+            result = replace(result, wall_s=self._wall_s(worker))
             worker.running = None
             worker.seeds += 1
             if result.worker_is_spent or worker.seeds >= self._seeds_per_process:
                 self._replace(place, "")
-        elif worker.running is not None and self._is_late(worker.running):
+        elif self._wall_s(worker) > self._seed_limit_s:
             return self._replace(place, f"no end within {self._seed_limit_s:g} s of wall time")
         return result
 
-    def _is_late(self, running: RunningSeed) -> bool:
-        return time.monotonic() - running.began_s > self._seed_limit_s
+    def _wall_s(self, worker: Worker) -> float:
+        """Return the wall time of the seed that a worker is running; 0.0 if it has none."""
+        return 0.0 if worker.running is None else self.clock.now() - worker.running.began_s
 
     def _look_at_start(self, place: int) -> None:
         worker = self._workers[place]
@@ -192,7 +220,7 @@ class WorkerPool:
                 worker.is_ready = True
         except (EOFError, OSError):
             raise SoakStartError(f"a worker process died at its start: {worker.ended()}") from None
-        if not worker.is_ready and time.monotonic() - worker.started_s > START_LIMIT_S:
+        if not worker.is_ready and self.clock.now() - worker.started_s > START_LIMIT_S:
             raise SoakStartError(f"a worker process did not start within {START_LIMIT_S:g} s")
 
     def _replace(self, place: int, cause: str) -> SeedResult | None:
@@ -202,8 +230,8 @@ class WorkerPool:
         self._workers[place] = self._start()
         if worker.running is None:
             return None
-        wall_s = time.monotonic() - worker.running.began_s
-        return SeedResult(worker.running.scenario, worker.running.seed, wall_s, 0.0, cause)
+        scenario, seed = worker.running.scenario, worker.running.seed
+        return SeedResult(scenario, seed, 0.0, cause, self._wall_s(worker))
 
 
 # --- inside a worker ---------------------------------------------------------------------------
@@ -237,7 +265,6 @@ def _end_with_parent() -> None:
 
 def run_one(name: str, scenario: Scenario, seed: int) -> SeedResult:
     """Run one seed; an error outside of the world, of the scenario's options, is a failure too."""
-    began_s = time.monotonic()
     virtual_s, error = 0.0, ""
     try:
         outcome = run_seed(scenario, seed)
@@ -247,5 +274,5 @@ def run_one(name: str, scenario: Scenario, seed: int) -> SeedResult:
     except Exception as raised:
         error = first_line(raised)
     peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    wall_s = time.monotonic() - began_s
-    return SeedResult(name, seed, wall_s, virtual_s, error, peak_kb > WORKER_MEMORY_MAX_KB)
+    is_spent = peak_kb > WORKER_MEMORY_MAX_KB
+    return SeedResult(name, seed, virtual_s, error, worker_is_spent=is_spent)

@@ -16,6 +16,7 @@ from stelae.simulation.__main__ import main
 from stelae.simulation.runner import KEPT_SEEDS, derive_seeds, kept_seeds
 from stelae.simulation.scenarios import SCENARIOS
 from stelae.simulation.soak import FairSeeds, parser_of_soaks
+from stelae.simulation.soak_workers import STEP_MAX_S, SoakClock
 from tests.simulation.soaked import EXIT_CODE, VIRTUAL_S
 
 SOAKED = Path(__file__).parent / "soaked.py"
@@ -62,6 +63,13 @@ def test_seeds_are_those_of_the_base_in_order() -> None:
     chosen = [seeds.next({"kv": 1.0}) for _ in range(1000)]
     assert chosen == [("kv", seed) for seed in derive_seeds("kv", 1000, BASE)]
     assert seeds.next({}) is None
+
+
+def test_a_pause_of_the_soak_does_not_count() -> None:
+    """A soak that was stopped for a night goes on where it was: no seed has become late."""
+    times_s = iter([100.0, 100.5, 130.0, 40_000.0, 40_001.0])
+    clock = SoakClock(lambda: next(times_s))
+    assert [clock.now() for _ in range(4)] == [0.5, 30.0, 30.0 + STEP_MAX_S, 31.0 + STEP_MAX_S]
 
 
 def test_failures_do_not_stop_a_soak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
