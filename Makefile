@@ -5,7 +5,7 @@
 #   make lint    ruff, mypy --strict, import-linter
 #   make gate    what CI runs, in a clean clone of HEAD: lint, test, test-cluster
 #   make bench   benchmarks against etcd and PostgreSQL, where these are installed
-#   make soak    the simulator over many seeds:  make soak SEEDS=5000 SEED=1 MINUTES=60 (of CPU)
+#   make soak    fresh seeds of all scenarios:  make soak MINUTES=60 [SCENARIO="wal media"] [KEEP=1]
 #   make docs    the documentation as a site, in build/site
 #   make spec    the TLA+ models of spec/, the larger ones too (SPEC_ARGS="--workers 2 NAME ...")
 #
@@ -27,11 +27,14 @@ RAY_TESTS := RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
 PYTEST := $(RAY_TESTS) $(BIN)/python -m pytest
 FEAST_PYTEST := $(RAY_TESTS) $(FEAST_VENV)/bin/python -m pytest --durations 15 tests/feast
 JAVA_CHECK := $(BIN)/python -m stelae.recovery.java
-SEEDS ?= 1000
-SEED ?= 1
-SCENARIO ?= masters tables
-# Of CPU time, for each scenario: on a busy machine it takes longer.
-MINUTES ?= 600
+# A soak: minutes of wall time, scenarios (all), base of the seeds (fresh), processes (one a core),
+# KEEP=1 (failing seeds join the kept list), further options.
+MINUTES ?= 60
+SCENARIO ?=
+BASE ?=
+JOBS ?=
+KEEP ?=
+SOAK_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 SPEC_ARGS ?=
@@ -83,20 +86,11 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 soak: $(STAMP)
-	@for scenario in $(SCENARIO); do $(BIN)/python -c "$$SOAK" $$scenario $(SEED) $(SEEDS) $(MINUTES); done
+	$(BIN)/python -m stelae.simulation soak $(SCENARIO) --minutes $(MINUTES) $(if $(BASE),--base $(BASE)) \
+	  $(if $(JOBS),--jobs $(JOBS)) $(if $(KEEP),--keep) $(SOAK_ARGS)
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-
-define SOAK
-import sys
-from stelae.simulation.runner import run_seeds
-from stelae.simulation.scenarios import load_scenario
-scenario, first, count, minutes = sys.argv[1], *map(int, sys.argv[2:])
-done = run_seeds(load_scenario(scenario), range(first, first + count), budget_s=60 * minutes)
-print(f"{len(done)} seeds of {scenario!r} ran from {first} on (kept ones first); every rule held")
-endef
-export SOAK
 
 spec: $(STAMP)
 	$(BIN)/python tests/spec/tlc.py $(SPEC_ARGS)

@@ -1,5 +1,6 @@
 """Replay a seed: ``python -m stelae.simulation SEED [--scenario NAME] [--trace FILE] [--shrink]``,
 and with ``--timelines FILE`` the trace of timelines, for scenarios that record one.
+``python -m stelae.simulation soak`` explores fresh seeds of all scenarios: see its ``--help``.
 
 Exit code 0 if every rule held, 1 if one was broken, 2 for a wrong call.
 """
@@ -12,12 +13,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from stelae.core.errors import InvalidArgument
+from stelae.simulation import soak
 from stelae.simulation.runner import run_seed, shrink_failure
 from stelae.simulation.scenarios import SCENARIOS, load_scenario
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["soak"]:
+        return soak.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m stelae.simulation", description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument(

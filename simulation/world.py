@@ -27,6 +27,7 @@ from stelae.simulation.node import Factory, Node, SimulationFailure
 from stelae.simulation.objects import SimObjects, SimStore
 from stelae.simulation.options import Options
 from stelae.simulation.process import PROCESS, Process
+from stelae.simulation.server_logs import logs_into
 from stelae.simulation.story import Story
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ class World:
         seed: fixes everything: order, latencies, faults, ids.
         options: the physics; `Options.draw(seed)` for a swarm member, ``Options()`` for calm.
         schedule: replaces the nemesis's own schedule (replay, shrinking).
-        trace: receives every event as a line.
+        trace: receives every event as a line, and what the servers log.
     """
 
     def __init__(
@@ -103,7 +104,8 @@ class World:
             SimulationFailure: from whatever went wrong, with the evidence.
         """
         try:
-            return self.loop.run(main, limit_s)
+            with logs_into(self.story):
+                return self.loop.run(main, limit_s)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:

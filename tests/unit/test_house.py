@@ -41,6 +41,7 @@ OUTSIDE_WORLD = ("runtime", "actors", "serve", FACADE)
 OUTSIDE_FILES = (
     "simulation/__main__.py",
     "simulation/runner.py",
+    "simulation/soak*.py",
     "recovery/spark*.py",
     "client/http/database.py",
 )
