@@ -250,7 +250,8 @@ class Picture:
 
     def _take_indexlets(self, beat: Heartbeat) -> None:
         # A report that was sent before an indexlet was opened does not name it. It is no proof
-        # that the server closed it: the drop of its index would be told to tablets too soon.
+        # that the server closed it: tablets would be told of the drop of its index too soon, or
+        # the indexlet would get another owner while this one still answers under its lease.
         self._hinted = {i: hint for i, hint in self._hinted.items() if hint.as_of >= beat.sent}
         indexlets = {report.indexlet_id: report for report in beat.indexlets} | self._hinted
         if _stages(indexlets) != _stages(self.indexlets):
