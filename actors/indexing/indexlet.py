@@ -169,6 +169,7 @@ class Indexlet:
         """For heartbeats and answers to orders."""
         hand_over = self.hand_over
         is_serving = self.progress is IndexletProgress.SERVING
+        now = self._runtime.clock.monotonic()
         return IndexletReport(
             self.indexlet_id,
             self.term,
@@ -180,10 +181,11 @@ class Indexlet:
             self.tablets,
             sum([not known.is_compared for known in self.known.values()]),
             self.entries.split_at() if is_serving else b"",
-            self._load.look(self.calls, self._runtime.clock.monotonic()) if is_serving else 0.0,
+            self._load.look(self.calls, now) if is_serving else 0.0,
             HandOverStage.NONE if hand_over is None else hand_over.stage,
             () if hand_over is None else hand_over.successors,
             0 if hand_over is None else hand_over.copied_entries,
+            now,
         )
 
     # ---- checks -------------------------------------------------------------------------------

@@ -166,14 +166,23 @@ class IndexRound:
                 yield ChangeIndexlets(tuple(map(gone, indexlets)), "its index was dropped")
 
     def _is_nowhere(self, indexlet: IndexletRecord) -> bool:
-        """Whether nobody answers for it any more. Whoever says that it has none never will, as it
-        gets no order to. Whoever says that it has it gets no lease until it has closed it
-        (`standing_of`): if no order reaches it, its last one ends."""
+        """Whether nobody answers for it any more.
+
+        The rule that is kept: tablets put entries in until no owner can answer a look-up. So it
+        does not matter whether an owner, or a client, has heard of the drop.
+
+        1. An owner that reports the indexlet gets no lease until it has closed it (`standing_of`).
+           If no order reaches the owner, its last lease ends.
+        2. An owner that does not report it has closed it, and does not open it again in that term.
+           A report that was sent before it was opened would prove nothing. If this leader made it
+           SERVING, a hint or a report has told so, and an older report does not replace that
+           (`Picture`). If a former leader did, the leases that this one granted have to end.
+        """
         run = Run(indexlet.owner, indexlet.owner_incarnation)
         seen = self._live.get(run)
         if seen is None:
             return self._is_over(run)
-        if not seen.picture.is_exact:
+        if not seen.picture.is_exact or self._now < self._liveness.former_leases_end:
             return False
         is_held = indexlet.indexlet_id in seen.picture.indexlets
         return not is_held or self._now >= self._liveness.free_at(run)

@@ -303,8 +303,13 @@ class Liveness:
             return -NEVER
         if seen is None and run.incarnation < self._newest.get(run.uuid, 0):
             return -NEVER
-        former_leaders = self.lead_since + self._settings.lease_s * (1 + CLOCK_DRIFT)
+        former_leaders = self.former_leases_end
         return max(former_leaders, seen.lease_end) if seen is not None else former_leaders
+
+    @property
+    def former_leases_end(self) -> float:
+        """The time at which every lease that a former leader granted has ended."""
+        return self.lead_since + self._settings.lease_s * (1 + CLOCK_DRIFT)
 
     def find(self, run: Run) -> Seen | None:
         return self._seen.get(run)

@@ -165,7 +165,7 @@ class Picture:
     logs: dict[TabletId, None] = field(default_factory=dict)
     """Of a backup: the tablets that it has replicas of."""
     indexlets: dict[IndexletId, IndexletReport] = field(default_factory=dict)
-    """Of a tserver, all of them: each report names them all."""
+    """Of a tserver, all of them: each report names them all; and what hints say that are newer."""
     number: int = NOTHING
     exact_since: float = 0.0
     """When the first report of this leadership was processed."""
@@ -175,6 +175,9 @@ class Picture:
     """When a tablet was first left out, or said to be gone."""
     _digest: int = 0
     _before_hint: dict[TabletId, TabletReport | None] = field(default_factory=dict)
+    _hinted: dict[IndexletId, IndexletReport] = field(default_factory=dict)
+    """Hints of indexlets that no report is known to be newer than. `reset` keeps them: they stay
+    true of their moment, and the first full report may be older."""
 
     @property
     def is_exact(self) -> bool:
@@ -246,7 +249,11 @@ class Picture:
                 self.version += 1
 
     def _take_indexlets(self, beat: Heartbeat) -> None:
-        indexlets = {report.indexlet_id: report for report in beat.indexlets}
+        # A report that was sent before an indexlet was opened does not name it. It is no proof
+        # that the server closed it: tablets would be told of the drop of its index too soon, or
+        # the indexlet would get another owner while this one still answers under its lease.
+        self._hinted = {i: hint for i, hint in self._hinted.items() if hint.as_of >= beat.sent}
+        indexlets = {report.indexlet_id: report for report in beat.indexlets} | self._hinted
         if _stages(indexlets) != _stages(self.indexlets):
             self.version += 1
         self.indexlets = indexlets
@@ -273,9 +280,10 @@ class Picture:
         self._put(report)
 
     def hint_indexlet(self, report: IndexletReport) -> None:
-        """The same of an indexlet."""
+        """The same of an indexlet; a report that was sent before the hint does not replace it."""
         known = self.indexlets.get(report.indexlet_id)
-        if known is None or known.term <= report.term:
+        if known is None or (known.term, known.as_of) <= (report.term, report.as_of):
+            self._hinted[report.indexlet_id] = report
             self.indexlets = {**self.indexlets, report.indexlet_id: report}
             self.version += 1
 

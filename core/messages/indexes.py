@@ -366,6 +366,9 @@ class IndexletReport(Body, frozen=True):
     successors: tuple[IndexletId, ...] = ()
     """Of the hand-over."""
     copied_entries: int = 0
+    as_of: float = 0.0
+    """Time of this report, in seconds of the server's monotonic clock, as `Heartbeat.sent`. 0: a
+    server of an older version, which does not tell it."""
 
 
 class OpenIndexlet(Body, frozen=True):

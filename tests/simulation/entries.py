@@ -256,10 +256,13 @@ class Watch:
         if not held:
             return
         entries = {id(each): set(each.indexlet.entries.live_entries()) for each in held}
+        # A tablet may have heard of the drop of an index before the indexlet's owner has. So the
+        # definitions are those of the indexlets that answer, and not those of the tablet.
+        indexes = {index.index_id: index for each in held for index in _definition(each.indexlet)}
         for tablet in self.tablets():
-            for index in tablet.index_memory.schema.indexes:
+            for index in indexes.values():
                 mine = [h for h in held if h.indexlet.record.index_id == index.index_id]
-                for entry in self.rows(tablet, index) if mine else ():
+                for entry in self.rows(tablet, index):
                     for each in mine:
                         record = each.indexlet.record
                         if in_range(entry, record.low, record.high):
@@ -308,6 +311,12 @@ class Watch:
 
 def _answers(indexlet: Indexlet) -> bool:
     return indexlet.progress is IndexletProgress.SERVING and indexlet.lineage.lacking is None
+
+
+def _definition(indexlet: Indexlet) -> list[IndexDefinition]:
+    """Return the definition of an indexlet's index: one."""
+    index_id = indexlet.record.index_id
+    return [index for index in indexlet.table.schema.indexes if index.index_id == index_id]
 
 
 def _unrest(held: Sequence[Held]) -> str:

@@ -33,6 +33,15 @@ class HeldBack(Generic[Q]):
         for each in arrive:
             each()
 
+    def let_go_of(self, wanted: Callable[[Q], bool]) -> None:
+        """Deliver those that are wanted, in the order of their sending; the others stay held."""
+        held = list(zip(self.bodies, self._arrive, strict=True))
+        self.bodies = [body for body, _ in held if not wanted(body)]
+        self._arrive = [arrive for body, arrive in held if not wanted(body)]
+        for body, arrive in held:
+            if wanted(body):
+                arrive()
+
 
 @contextmanager
 def held_back(

@@ -20,7 +20,7 @@ from stelae.core.errors import IndexletNotReady
 from stelae.core.tables.durability import Durability, Replicas, replicas, segments
 from stelae.simulation.world import SimulationFailure
 from tests.simulation.entries import VALUES
-from tests.simulation.planted_indexes import STORIES, planted
+from tests.simulation.planted_indexes import EPOCHS, planted
 from tests.simulation.test_index_writes import BOTH, Here, run
 
 COMPARED_S = 3.0
@@ -165,7 +165,7 @@ _TOLD: dict[str, tuple[Callable[[Here], Awaitable[None]], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("bug", STORIES)
+@pytest.mark.parametrize("bug", EPOCHS)
 def test_without_its_protection_an_index_lacks_a_row(bug: str) -> None:
     """Or the story would prove nothing."""
     story, indexes = _TOLD[bug]

@@ -94,9 +94,10 @@ class World:
     def put(self, batch: CatalogBatch) -> object:
         return self.catalog.apply(1, 1, batch.encode())
 
-    def beat(self, name: str, *reports: IndexletReport) -> float:
-        """A heartbeat sent and received now; returns the lease granted."""
-        beat = Heartbeat(server(name), self.now, indexlets=tuple(reports))
+    def beat(self, name: str, *reports: IndexletReport, sent: float | None = None) -> float:
+        """A heartbeat received now, and sent now or at ``sent``; returns the lease granted."""
+        sent = self.now if sent is None else sent
+        beat = Heartbeat(server(name), sent, indexlets=tuple(reports))
         assert self.liveness.heartbeat(beat, self.now).processed
         run = Run(ServerUuid(name), 1)
         seen = self.liveness.find(run)

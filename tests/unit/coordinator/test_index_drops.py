@@ -16,13 +16,14 @@ from stelae.coordinator.decisions.indexes import (
     IndexAction,
 )
 from stelae.coordinator.decisions.tserver_loads import tserver_loads
+from stelae.coordinator.known.liveness import Run
 from stelae.coordinator.orders.indexes import draft_create_index, draft_drop_index
 from stelae.coordinator.placing.indexlets import new_indexlet
 from stelae.coordinator.views.indexes import locations_of
 from stelae.core.errors import (
     IndexletNotReady,
 )
-from stelae.core.ids import TableId, TabletId
+from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages.alter import AlterTable
 from stelae.core.messages.index_views import CreateIndex, DropIndex
 from stelae.core.records import (
@@ -71,6 +72,7 @@ def test_indexlets_of_a_dropped_index_close_and_nothing_brings_them_back() -> No
 def test_tablets_hear_of_a_dropped_index_once_nobody_answers_for_it() -> None:
     """Until then they put in what they write; clients hear of it at once."""
     world = World(indexlet())
+    world.now += 2 * SETTINGS.lease_s  # leases of former leaders have ended
     for name in ("s0", "s1", "s2"):
         world.beat(name)
     world.beat("s1", says("X", P.SERVING))
@@ -134,6 +136,51 @@ def test_who_holds_a_dropped_index_and_hears_no_order_is_waited_for() -> None:
     assert world.beat("s1") > 0
 
 
+def test_a_report_that_a_hint_has_overtaken_does_not_say_that_an_indexlet_is_closed() -> None:
+    """It was sent before the indexlet was opened; the next one was sent after."""
+    world = World(indexlet())
+    world.now += 2 * SETTINGS.lease_s
+    for name in ("s0", "s1", "s2"):
+        world.beat(name)
+    hint = says("X", P.COMPLETE, as_of=world.now + 0.1)
+    world.liveness.indexlet_report(Run(ServerUuid("s1"), 1), hint, world.now + 0.1)
+    assert ChangeIndexlets in kinds(world.decide())
+    assert world.first.state is IndexletState.SERVING
+    drop_index(world)
+    world.now += 0.2
+    world.beat("s1", sent=world.now - 0.15)
+    assert kinds(world.decide()) == [CloseIndexletAt]
+    older = says("X", P.FILLING, as_of=hint.as_of - 0.05)
+    world.liveness.indexlet_report(Run(ServerUuid("s1"), 1), older, world.now)
+    seen = world.liveness.find(Run(ServerUuid("s1"), 1))
+    assert seen is not None
+    assert seen.picture.indexlets == {X: hint}, "hints overtake each other, too"
+    seen.picture.reset()
+    world.beat("s1", sent=world.now - 0.12)
+    assert kinds(world.decide()) == [CloseIndexletAt], "nor does the first report after a reset"
+    world.now += 0.01
+    world.beat("s1")
+    assert kinds(world.decide()) == [ChangeIndexlets]
+
+
+def test_a_new_leader_waits_for_former_leases_before_it_believes_that_an_indexlet_is_closed() -> (
+    None
+):
+    """The first report that it hears may be older than the indexlet, of which a former leader
+    knew; under a lease of that one its owner still answers."""
+    world = World(indexlet(state=IndexletState.SERVING))
+    led_at = world.now
+    drop_index(world)
+    actions = list[IndexAction]()
+    while ChangeIndexlets not in kinds(actions):
+        world.now += 0.1
+        for name in ("s0", "s1", "s2"):
+            world.beat(name)
+        actions = world.decide()
+        assert world.now < led_at + 2 * SETTINGS.lease_s
+    assert world.now >= led_at + SETTINGS.lease_s
+
+
 def test_alters_wait_before_the_version_that_tablets_know_is_forgotten() -> None:
     """Only so many are remembered."""
     world = World(indexlet())
@@ -154,6 +201,7 @@ def test_an_index_made_while_another_closes_is_not_dropped_before_that_is_gone()
     """Tablets are told the version with the first one, so they never knew of the second; no version
     has both, and one is to be told for as long as somebody may look into either."""
     world = World(indexlet())
+    world.now += 2 * SETTINGS.lease_s  # leases of former leaders have ended
     for name in ("s0", "s1", "s2"):
         world.beat(name)
     drop_index(world)
