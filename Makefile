@@ -32,11 +32,12 @@ SEED ?= 1
 SCENARIO ?= masters tables
 # Of CPU time, for each scenario: on a busy machine it takes longer.
 MINUTES ?= 600
+TESTS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 SPEC_ARGS ?=
 
-.PHONY: help venv java java-17 demo docs test test-fast test-ray test-feast test-feast-own test-slow test-simulations test-slow-alone test-slow-ray test-slow-feast test-slow-simulations lint lint-style lint-types lint-imports tree bench soak spec ci clean
+.PHONY: help venv java java-17 demo docs test test-fast test-ray test-cluster soak-cluster test-feast test-feast-own test-slow test-simulations test-slow-alone test-slow-ray test-slow-feast test-slow-simulations lint lint-style lint-types lint-imports tree bench soak spec ci clean
 
 help:
 	@sed -n '2,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
@@ -150,6 +151,14 @@ test-slow-feast: $(FEAST_STAMP)
 
 test-slow-simulations: $(STAMP)
 	$(SIMULATIONS_SLOW)
+
+# On real Ray and Spark, one test at a time: what belongs to every change, and what runs for long.
+test-cluster: $(STAMP)
+	$(PYTEST) --durations 25 -m "(ray or spark) and not soak" tests/cluster tests/front
+
+# The long tests on real Ray in a loop:  make soak-cluster MINUTES=120 TESTS=tests/cluster/test_drill.py
+soak-cluster: $(STAMP) $(FEAST_STAMP)
+	$(RAY_TESTS) $(BIN)/python tests/soak_cluster.py --minutes $(MINUTES) --feast-python $(abspath $(FEAST_VENV)/bin/python) $(TESTS)
 
 # --- checks -----------------------------------------------------------------------------------
 # mypy and import-linter cannot see that the rooms at the root are stelae.*; they get an installed tree.
