@@ -235,6 +235,7 @@ def test_a_cold_start_finds_every_row_on_disk(
     loaded: LoadedCluster, launch_small: Callable[..., Any]
 ) -> None:
     """Closed and launched again, the cluster serves the same rows in the same versions."""
+    loaded.end_load()
     loaded.database.close()
     with closing(launch_small("killed", **SPEC)) as database:
         loaded.check(database)
