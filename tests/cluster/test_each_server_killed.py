@@ -123,9 +123,15 @@ class LoadedCluster:
                 client.table = database.table(name)
             assert check_rows(of_table) > 0
         table: Table = database.table(INDEXED)
-        rows = table.scan(columns=["id", "number"]).sort_by("id").combine_chunks()
-        found = table.find("number", between=(None, None), columns=["id", "number"])
-        assert found.sort_by("id").combine_chunks().equals(rows)
+        columns = ["id", "number"]
+        found = table.find("number", between=(None, None), columns=columns, timeout=LIMIT_S)
+        rows = table.scan(columns=columns, timeout=LIMIT_S)
+        assert sorted(found.to_pylist(), key=by_id) == sorted(rows.to_pylist(), key=by_id)
+
+
+def by_id(row: dict[str, Any]) -> int:
+    """Return the key of a row, to sort by."""
+    return int(row["id"])
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +248,7 @@ def test_a_cold_start_finds_every_row_on_disk(
         report = database.check(wait=LIMIT_S, timeout=LIMIT_S)
         assert report.is_well, [str(problem) for problem in report.problems]
         table = database.table("replicated")
-        (version,) = table.upsert({"id": -1, "text": "new", "number": 1})
+        (version,) = table.upsert({"id": -1, "text": "new", "number": 1}, timeout=LIMIT_S)
         with pytest.raises(errors.RowExists):
-            table.insert({"id": -1, "text": "newer", "number": 2})
-        assert table.get(-1, with_version=True)["_version"] == version
+            table.insert({"id": -1, "text": "newer", "number": 2}, timeout=LIMIT_S)
+        assert table.get(-1, with_version=True, timeout=LIMIT_S)["_version"] == version

@@ -82,7 +82,7 @@ def test_a_cluster_is_launched_once_closed_whole_and_comes_back_from_disk(
     checked = table._loop.run(check_table(table._table, ledger))
     assert checked.is_right, checked.problems
     assert checked.rows == ROWS.num_rows
-    (later,) = table.upsert({"id": 7, "name": "third"})
+    (later,) = table.upsert({"id": 7, "name": "third"}, timeout=LOOK_S)
     assert later > version
     db.close()
     _start_without_backups(folder, small_spec)
