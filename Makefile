@@ -35,11 +35,13 @@ BASE ?=
 JOBS ?=
 KEEP ?=
 SOAK_ARGS ?=
+# Test files or node ids of a soak-cluster; all of its tests without.
+TESTS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 SPEC_ARGS ?=
 
-.PHONY: help venv java java-17 demo docs test test-feast test-feast-own test-cluster soak-tests gate lint lint-style lint-types lint-imports tree bench soak spec clean
+.PHONY: help venv java java-17 demo docs test test-feast test-feast-own test-cluster soak-cluster soak-tests gate lint lint-style lint-types lint-imports tree bench soak spec clean
 
 help:
 	@sed -n '2,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
@@ -100,7 +102,8 @@ spec: $(STAMP)
 # `soak` need much time, luck or fresh seeds; they explore and report beside it.
 
 FAST := not ray and not spark and not soak
-PARALLEL := -n 2 --dist worksteal --durations 25
+# Three for two cores: tests of real servers in one process wait for much of their time.
+PARALLEL := -n 3 --dist worksteal --durations 25
 
 test: $(STAMP)
 	$(PYTEST) $(PARALLEL) -m "$(FAST)" --ignore tests/feast
@@ -109,9 +112,15 @@ test: $(STAMP)
 test-feast: $(FEAST_STAMP)
 	$(FEAST_PYTEST) -m "$(FAST)"
 
+# Feast's own tests, which only its repository has:  make test-feast-own FEAST_SOURCE=folder
+test-feast-own: $(FEAST_STAMP)
+	@test -n "$(FEAST_SOURCE)" || { echo "say where Feast's repository is: make test-feast-own FEAST_SOURCE=folder" >&2; exit 1; }
+	@$(BIN)/python -m pip --python $(FEAST_VENV)/bin/python install --quiet --disable-pip-version-check assertpy --constraint constraints-feast.txt
+	FEAST_SOURCE=$(abspath $(FEAST_SOURCE)) $(FEAST_PYTEST)/test_feast_suite.py -s
+
 # One at a time: each test has the machine's ports, memory and both cores to itself.
 test-cluster: $(STAMP)
-	$(PYTEST) --durations 25 -m "(ray or spark) and not soak"
+	$(PYTEST) --durations 25 -m "(ray or spark) and not soak" tests/cluster tests/front
 
 # Tests too long for the gate, and properties with fresh examples.
 soak-tests: $(STAMP)
@@ -119,6 +128,10 @@ soak-tests: $(STAMP)
 
 gate:
 	.ci/gate
+
+# The long tests on real Ray in a loop:  make soak-cluster MINUTES=120 TESTS=tests/cluster/test_drill.py
+soak-cluster: $(STAMP) $(FEAST_STAMP)
+	$(RAY_TESTS) $(BIN)/python tests/soak_cluster.py --minutes $(MINUTES) --feast-python $(abspath $(FEAST_VENV)/bin/python) $(TESTS)
 
 # --- checks -----------------------------------------------------------------------------------
 # mypy and import-linter cannot see that the rooms at the root are stelae.*; they get an installed tree.

@@ -9,10 +9,13 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 _TIMEOUT_S = 20.0
+_RESENDS_MAX = 3
+"""Times that one request is sent again because its connection was closed before any answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,47 +46,85 @@ def load(url: str, make: Callable[[int], bytes], connections: int, duration_s: f
     parts = urlsplit(url)
     where = (parts.hostname or "", parts.port or 80)
     times: list[float] = []
-    count = 0
-    selector = selectors.DefaultSelector()
-    sent_at: dict[socket.socket, float] = {}
-    got: dict[socket.socket, bytes] = {}
-    for _ in range(connections):
-        sock = socket.create_connection(where, _TIMEOUT_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        selector.register(sock, selectors.EVENT_READ)
-        got[sock] = b""
-    began = time.perf_counter()
-
-    def send(sock: socket.socket) -> None:
-        nonlocal count
-        data = make(count)
-        count += 1
-        sent_at[sock] = time.perf_counter()
-        sock.sendall(data)
-
-    for sock in got:
-        send(sock)
-    while (now := time.perf_counter()) < began + duration_s:
-        for key, _ in selector.select(_TIMEOUT_S):
-            sock = key.fileobj
-            assert isinstance(sock, socket.socket)
-            got[sock] += sock.recv(1 << 16)
-            if _is_whole(got[sock]):
-                times.append(time.perf_counter() - sent_at[sock])
-                got[sock] = b""
-                send(sock)
-    selector.close()
-    for sock in got:
-        sock.close()
+    with selectors.DefaultSelector() as selector, ExitStack() as stack:
+        clients = [stack.enter_context(_Client(where, selector)) for _ in range(connections)]
+        began = time.perf_counter()
+        for count, client in enumerate(clients):
+            client.send(make(count))
+        while (now := time.perf_counter()) < began + duration_s:
+            for key, _ in selector.select(_TIMEOUT_S):
+                client = key.data
+                if client.receive():
+                    times.append(time.perf_counter() - client.sent_at_s)
+                    count += 1
+                    client.send(make(count))
     return Answered(now - began, times)
+
+
+class _Client:
+    """One connection, and the request that waits for its answer on it.
+
+    A server may close a connection that is kept alive at any time between two answers (RFC 9112,
+    9.5). The client then opens another one and sends the request again.
+    """
+
+    def __init__(self, where: tuple[str, int], selector: selectors.BaseSelector) -> None:
+        self.sent_at_s = 0.0
+        self._where = where
+        self._selector = selector
+        self._request = b""
+        self._answer = b""
+        self._resends = 0
+        self._open()
+
+    def __enter__(self) -> _Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._socket.close()
+
+    def _open(self) -> None:
+        self._socket = socket.create_connection(self._where, _TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._selector.register(self._socket, selectors.EVENT_READ, self)
+
+    def send(self, request: bytes) -> None:
+        """Send the next request; the answer to the one before is complete."""
+        self._request, self._answer, self._resends = request, b"", 0
+        self.sent_at_s = time.perf_counter()
+        self._write()
+
+    def _write(self) -> None:
+        with suppress(ConnectionError):  # `receive` finds the connection closed
+            self._socket.sendall(self._request)
+
+    def receive(self) -> bool:
+        """Read what has come; return whether the answer is complete."""
+        try:
+            data = self._socket.recv(1 << 16)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._resend()
+            return False
+        self._answer += data
+        return _is_whole(self._answer)
+
+    def _resend(self) -> None:
+        """Send the request on another connection. Raises RuntimeError if that does not help."""
+        if self._answer or self._resends == _RESENDS_MAX:
+            raise RuntimeError(f"the connection was closed after {self._answer[:500]!r}")
+        self._resends += 1
+        self._selector.unregister(self._socket)
+        self._socket.close()
+        self._open()
+        self._write()
 
 
 def _is_whole(answer: bytes) -> bool:
     """Whether the answer has all its bytes; raises for one that is no success."""
     end = answer.find(b"\r\n\r\n")
     if end < 0:
-        if not answer:
-            raise RuntimeError("the connection was closed")
         return False
     head = answer[:end].lower()
     if not head.startswith(b"http/1.1 2"):

@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from stelae.cluster import LaunchedDatabase
 
-END_TIMEOUT_S = 20.0
+END_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from stelae import Table, errors
 
-WELL_WITHIN_S = 90.0
-CALL_TIMEOUT_S = 60.0
+WELL_WITHIN_S = 180.0
+CALL_TIMEOUT_S = 120.0
 TEXT_BYTES = 2000
 VALUES = [("text", pa.string()), ("number", pa.int64())]
 """The columns of a client's table beside its key."""

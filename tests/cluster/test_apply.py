@@ -20,7 +20,7 @@ from stelae.core.errors import AlreadyRunning, InvalidArgument
 from stelae.hosting import cluster_state
 from stelae.hosting.asked import kept_spec
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
 

@@ -17,7 +17,7 @@ import pytest
 import stelae
 from stelae.core.errors import CorruptData
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 ROWS = 40_000
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("n", pa.int64()), ("pad", pa.binary())])

@@ -17,7 +17,7 @@ SUITES = [
     "wal-writes", "wal-moves", "tablet-copy", "idle-tablets", "indexing", "recovery-indexed",
     "ray-data", "http", "spark-read",
 ]  # fmt: skip
-pytestmark = [pytest.mark.slow, pytest.mark.ray]
+pytestmark = [pytest.mark.soak, pytest.mark.ray]
 
 
 @pytest.mark.parametrize("suite", SUITES)

@@ -28,7 +28,7 @@ from stelae.dashboards.alerts import ALERTS
 from stelae.dashboards.boards import BOARDS
 from tests.prometheus import Prometheus, needed_program
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 DATA_LIMIT_S = 90.0
 REPORT_MS = 2500

@@ -19,7 +19,7 @@ from stelae import Database, hash_partition, replicas, segments, wal
 from tests.cluster.row_clients import VALUES, Client, check_failures, check_rows
 from tests.cluster.wal_faults import Servers, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow(minutes=2)]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), *VALUES])
 DURABILITIES = {

@@ -25,7 +25,7 @@ from stelae.core.tables.durability import Durability
 from tests.cluster.row_clients import WELL_WITHIN_S, check_by_command
 from tests.cluster.wal_faults import BATCHES, KEYS_PER_CLIENT, MEMBERS, WAL, Load, Servers, until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 SPEC: dict[str, Any] = {
     "tservers": {"count": 4, "memory": "256MiB"},
@@ -210,7 +210,6 @@ def test_a_table_gets_each_durability_in_turn_under_load(
     assert alters.taken_back == 1
 
 
-@pytest.mark.slow
 def test_servers_killed_while_a_table_is_altered_lose_and_double_nothing(
     launch_small: Callable[..., Database], ray_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

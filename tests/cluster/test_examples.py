@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow(minutes=2)]
-
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-TIMEOUT_S = 240.0
+TIMEOUT_S = 600.0
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +30,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize(
     "name",
     [
         "researcher.py",
-        "web_client.py",
-        "operator.sh",
-        pytest.param("spark_and_ray_data.py", marks=pytest.mark.spark),
+        pytest.param("web_client.py", marks=pytest.mark.soak),
+        pytest.param("operator.sh", marks=pytest.mark.soak),
+        pytest.param("spark_and_ray_data.py", marks=[pytest.mark.spark, pytest.mark.soak]),
     ],
 )
 def test_an_example_does_what_it_says(name: str, installed: Path, tmp_path: Path) -> None:

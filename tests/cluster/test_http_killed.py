@@ -32,7 +32,7 @@ from tests.pem import DAY, write_pair
 if TYPE_CHECKING:
     from stelae.cluster import LaunchedDatabase
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 LOAD_S = 2.0
 CLIENTS = 3

@@ -15,7 +15,7 @@ import pytest
 
 from stelae import Database, Table, errors, hash_partition, replicas, segments
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("dest", pa.string()), ("n", pa.int64())])
 DESTS = ("LAX", "SFO", "OSL", None)

@@ -24,7 +24,7 @@ from tests.traces_collector import collecting
 pytestmark = pytest.mark.ray
 
 BACKUPS = ("backup-2", "backup-3")
-LOOK_S = 30.0
+LOOK_S = 120.0
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string())])
 ROWS = pa.table({"id": range(20_000), "name": [f"row {i}" for i in range(20_000)]}, schema=SCHEMA)
 READ_IN_ANOTHER_PROCESS = """
@@ -65,7 +65,7 @@ def test_a_cluster_is_launched_once_closed_whole_and_comes_back_from_disk(
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     assert answer.stdout.strip() == "{'id': 7, 'name': 'again'}"
 
@@ -82,7 +82,7 @@ def test_a_cluster_is_launched_once_closed_whole_and_comes_back_from_disk(
     checked = table._loop.run(check_table(table._table, ledger))
     assert checked.is_right, checked.problems
     assert checked.rows == ROWS.num_rows
-    (later,) = table.upsert({"id": 7, "name": "third"})
+    (later,) = table.upsert({"id": 7, "name": "third"}, timeout=LOOK_S)
     assert later > version
     db.close()
     _start_without_backups(folder, small_spec)

@@ -25,7 +25,7 @@ from stelae.actors.hosting import kept_files, ray_host
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.hosting.cluster_state import load_state
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("value", pa.string())])
 ROWS = 20_000

@@ -17,7 +17,7 @@ import stelae
 from stelae import errors
 from stelae.hosting.masters import scale_masters
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string())])
 

@@ -15,7 +15,7 @@ import pytest
 
 from stelae import Database, errors, hash_partition
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 KILL_EVERY_S, KILLED_FOR_S = 2.0, 60.0
 WHOLE_AFTER_S = 60.0

@@ -16,7 +16,7 @@ from ray.data.expressions import col
 import stelae
 from stelae.core.errors import SnapshotLost
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 ROWS = 40_000
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("kind", pa.string()), ("x", pa.float64())])

@@ -30,7 +30,7 @@ from tests.cluster.row_clients import (
     check_rows,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 KILL_EVERY_S, KILLED_FOR_S = 5.0, 120.0
 CLIENTS_PER_TABLE = 2

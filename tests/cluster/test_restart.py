@@ -14,7 +14,7 @@ import pytest
 import stelae
 from stelae import errors
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("name", pa.string())])
 LONGEST_PAUSE_S = 2.0

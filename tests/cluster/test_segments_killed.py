@@ -26,7 +26,7 @@ from tests.cluster.segments_load import (
     last_row,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 240.0

@@ -15,7 +15,7 @@ from stelae import Database, segments
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages.servers import INVENTORY, Inventory
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 LIMIT_S = 60.0
 POLL_S = 0.1

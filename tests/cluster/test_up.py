@@ -23,8 +23,8 @@ from stelae.hosting.locks import lock_holder
 pytestmark = pytest.mark.ray
 
 STELAE = (sys.executable, "-c", "from stelae.cli.app import main; main()")
-UP_TIMEOUT_S = 120.0
-END_TIMEOUT_S = 60.0
+UP_TIMEOUT_S = 300.0
+END_TIMEOUT_S = 180.0
 Spec = Callable[..., dict[str, Any]]
 
 
@@ -93,7 +93,7 @@ class Terminal:
 
     def left(self) -> list[str]:
         """What still runs of all that was ever seen below it."""
-        _, alive = psutil.wait_procs(list(self._seen.values()), 10.0)
+        _, alive = psutil.wait_procs(list(self._seen.values()), END_TIMEOUT_S)
         return [f"{process.pid} {' '.join(process.cmdline()[:3])}" for process in alive]
 
     def end(self) -> None:

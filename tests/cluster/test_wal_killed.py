@@ -26,7 +26,7 @@ from tests.cluster.wal_faults import (
     wait_whole,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 KILL_EVERY_S, KILLED_FOR_S = 4.0, 60.0
 REPLACED_WITHIN_S = 60.0

@@ -39,7 +39,7 @@ from tests.cluster.wal_faults import (
 )
 from tests.postgres import Postgres, needed_binaries
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 SPLIT_S = 3.0
 SERVES_WITHIN_S = 15.0

@@ -27,7 +27,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_notebook_with_spark_ray_data_and_feast_runs(folder: Path) -> None:
     """Both plots are there, the last push counted, and Feast's tables are gone in the end."""
     outputs, printed = executed("one_cluster", folder)

@@ -25,7 +25,7 @@ from tests.feast.conftest import run
 from tests.feast.stores import DRIVER, NOW, drivers_of, frame_of, online, store_of
 from tests.front.pages import DOCS, Reader
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 CITY = Entity(name="city", join_keys=["city"], value_type=ValueType.STRING)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "feast"

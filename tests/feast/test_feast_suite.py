@@ -47,7 +47,7 @@ MUST_PASS = {
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(SOURCE is None, reason="needs Feast's repository: make test-feast-own")
 def test_feasts_own_tests_pass(database: Any, tmp_path: Path) -> None:
     """All that can run without containers, clouds and search by vectors."""

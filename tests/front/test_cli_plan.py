@@ -147,7 +147,6 @@ def test_misuse_is_told_in_words(tmp_path: Path, arguments: list[str], word: str
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_this_machine_is_calibrated(tmp_path: Path) -> None:
     """For real: rates of this machine, a plan with them, and nothing left in the folder."""
     found = document("--calibrate", cwd=tmp_path)

@@ -17,7 +17,7 @@ from stelae.core.tokens import Role
 from stelae.serve.tokens import make_token
 from tests.cluster_fixture import CLUSTER, SECRET, local_cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 
 @asynccontextmanager

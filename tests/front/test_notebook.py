@@ -39,15 +39,20 @@ def executed(name: str, folder: Path) -> tuple[list[dict[str, Any]], str]:
 
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     NotebookClient(
-        notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     ).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     return outputs, "".join(output.get("text", "") for output in outputs)
 
 
 @pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.parametrize("name", IN_THE_END)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "quickstart" else [pytest.mark.soak])
+        for name in IN_THE_END
+    ],
+)
 def test_a_notebook_runs_and_plots(name: str, folder: Path) -> None:
     """Every cell runs; the plots are there; every acknowledged row was found."""
     kind, plots, found = IN_THE_END[name]

@@ -164,7 +164,7 @@ def follow_readme(folder: Path) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_reader_can_do_what_the_pages_say(folder: Path) -> None:
     """All blocks of all pages, in order, on the cluster that the tutorial has stood up."""
     import ray

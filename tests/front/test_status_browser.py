@@ -37,12 +37,10 @@ from tests.front.status_documents import busy, evil, healthy, one_dead
 from tests.served import served
 from tests.services import need
 
-pytestmark = pytest.mark.slow
-
 NARROW, WIDE = 380, 1280
 AA_TEXT, AA_LARGE = 4.5, 3.0
 """Contrast that WCAG 2.2 AA asks for."""
-WAIT_MS = 30_000
+WAIT_MS = 120_000
 CONTRASTS = """() => {
   const lit = (c) => { const [r, g, b] = c.map((v) => v / 255)
       .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
@@ -82,7 +80,7 @@ def listening(app: Any) -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not server.started:
             assert thread.is_alive()
             assert time.monotonic() < deadline
@@ -285,7 +283,7 @@ def test_without_scripts_the_page_reloads_itself_and_everything_works(
     """Links page and choose; one link stops the reloading."""
     page = tab(f"{url}/busy?refresh=1", java_script_enabled=False)
     asked = shown.asked
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while shown.asked < asked + 2:
         assert time.monotonic() < deadline
         page.wait_for_timeout(200)

@@ -18,6 +18,7 @@ def test_clients_of_all_schemas_go_on_through_alters_and_faults() -> None:
     run_seeds(load_scenario("alters"), SEEDS)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", sorted(BUGS))
 def test_a_planted_bug_of_alters_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""

@@ -26,6 +26,7 @@ def test_tables_get_other_durabilities_under_faults() -> None:
     run_seeds(load_scenario("durabilities"), SEEDS)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", sorted({*BUGS, *BY_CHANCE} - {*STORIES}))
 def test_a_planted_bug_of_durabilities_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""

@@ -25,6 +25,7 @@ def test_no_row_and_no_index_entry_is_lost_whatever_becomes_of_the_engine(name: 
     run_seeds(load_scenario(name), SEEDS)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", sorted(FOUND_BY))
 def test_a_planted_bug_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""

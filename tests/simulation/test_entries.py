@@ -17,6 +17,7 @@ def test_indexes_never_lack_a_row_and_end_as_the_rows_say() -> None:
     run_seeds(load_scenario("entries"), SEEDS)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", sorted(set(BUGS) - set(STORIES)))
 def test_a_planted_bug_of_indexes_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""

@@ -18,6 +18,7 @@ def test_look_ups_find_what_they_have_to_whatever_happens() -> None:
     run_seeds(SCENARIO, SEEDS)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_found(bug: str) -> None:
     """Or a scenario without failures would prove nothing."""

@@ -49,6 +49,7 @@ def test_every_strategy_outlives_losses_of_all_power() -> None:
     run_seeds(load_scenario("blackouts"), SEEDS)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "bug"),
     [

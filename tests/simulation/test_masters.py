@@ -216,6 +216,7 @@ def test_a_few_seeds_of_masters_under_faults() -> None:
     run_seeds(load_scenario("masters"), SEEDS)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", sorted(BUGS))
 def test_a_planted_bug_of_the_masters_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""

@@ -27,6 +27,7 @@ def test_strategies_and_faults_of_media_lose_nothing() -> None:
     run_seeds(load_scenario("media"), SEEDS)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", ["stale_head_replica", "short_head_replica"])
 def test_a_planted_bug_of_media_is_found(bug: str) -> None:
     """The scenario can see it; the same seed is fine without it."""

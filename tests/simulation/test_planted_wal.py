@@ -12,6 +12,7 @@ from tests.simulation.planted_wal import BUGS
 BUG_SEEDS = 120
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", sorted(BUGS))
 def test_a_planted_bug_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""

@@ -165,7 +165,7 @@ def test_a_decayed_log_is_refused_and_named() -> None:
 
 @pytest.mark.parametrize(
     "bug",
-    ["no sync", "sent before saved", "no read barrier"],
+    ["no sync", pytest.param("sent before saved", marks=pytest.mark.soak), "no read barrier"],
 )
 def test_a_planted_bug_in_the_shell_is_found(bug: str) -> None:
     """Each of these mistakes breaks a promise within a few dozen worlds."""

@@ -26,6 +26,7 @@ def test_backups_that_come_and_go_under_faults_lose_nothing() -> None:
     run_seeds(load_scenario("retired"), SEEDS)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", ["ended_with_heads", "freed_before_it_is_elsewhere"])
 def test_a_planted_bug_of_retirement_is_found(bug: str) -> None:
     """The scenario can see it; the same seed is fine without it."""

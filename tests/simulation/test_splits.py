@@ -308,6 +308,7 @@ def test_splits_under_faults_lose_nothing() -> None:
     run_seeds(load_scenario("splits"), SEEDS)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", sorted(BUGS))
 def test_a_planted_bug_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""

@@ -35,6 +35,7 @@ def test_strikes_where_the_promise_is_thinnest_lose_nothing() -> None:
     run_seeds(load_scenario("strikes"), SEEDS)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", sorted(bug for bug in BUGS if bug not in OF_MEDIA))
 def test_a_planted_bug_is_found(bug: str) -> None:
     """The simulator can see this bug; the same seed is fine without it."""

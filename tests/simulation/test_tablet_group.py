@@ -216,6 +216,7 @@ def test_a_planted_bug_is_found_by_a_story(bug: str) -> None:
         assert isinstance(failure.value.error, AssertionError | StelaeError)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", [bug for bug in sorted(BUGS) if bug not in STORIES])
 def test_a_planted_bug_is_found(bug: str) -> None:
     """The scenario can see this bug; the same seed is fine without it."""

@@ -33,7 +33,7 @@ async def test_a_full_server_refuses_rows_by_name_and_serves_on(
             nonlocal written
             while written < 100_000:
                 rows = [{"id": written + n, "name": TEXT} for n in range(200)]
-                await table.upsert(rows, timeout=20.0)
+                await table.upsert(rows, timeout=120.0)
                 written += 200
 
         async def fill_one_by_one() -> None:

