@@ -240,10 +240,13 @@ def test_all_servers_killed_at_once_under_load_come_back_with_every_row(
 def test_a_cold_start_finds_every_row_on_disk(
     loaded: LoadedCluster, launch_small: Callable[..., Any]
 ) -> None:
-    """Closed and launched again, the cluster serves the same rows in the same versions."""
+    """Closed and launched again, the cluster serves the same rows in the same versions.
+
+    Without HTTP: ``test_relaunch.py`` has the front of a second launch.
+    """
     loaded.end_load()
     loaded.database.close()
-    with closing(launch_small("killed", **SPEC)) as database:
+    with closing(launch_small("killed", **{**SPEC, "serve": None})) as database:
         loaded.check(database)
         report = database.check(wait=LIMIT_S, timeout=LIMIT_S)
         assert report.is_well, [str(problem) for problem in report.problems]

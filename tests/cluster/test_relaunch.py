@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
@@ -22,3 +23,28 @@ def test_http_answers_after_a_second_launch_in_one_process(
             assert answer.status_code == 200
         finally:
             database.close()
+
+
+def test_http_answers_after_its_proxy_was_killed_and_the_cluster_launched_again(
+    launch_small: Callable[..., Any],
+) -> None:
+    """The death of the first Ray's proxy does not keep the second one's from starting."""
+    for number in range(2):
+        database = launch_small("proxy", serve={"port": 0})
+        try:
+            answer = httpx.get(f"{database.http_url}/healthz", timeout=60.0)
+            assert answer.status_code == 200
+            if number == 0:
+                _kill_proxy()
+        finally:
+            database.close()
+
+
+def _kill_proxy() -> None:
+    """SIGKILL the first process of this process's Ray that is the HTTP proxy or its manager."""
+    for process in psutil.Process().children(recursive=True):
+        line = " ".join(process.cmdline())
+        if "haproxy" in line or "ProxyActor" in line:
+            process.kill()
+            return
+    raise AssertionError("no proxy runs")
