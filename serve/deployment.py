@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ import msgspec
 import ray
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.config import BackpressureConfig, HTTPOptions
 from ray.serve.exceptions import RayServeException
 
@@ -40,7 +42,9 @@ from stelae.serve.tokens import TokenEntry, TokenVerifier
 
 SPARE_REQUESTS = 44
 """So many more than `Limits.requests` reach a replica: the application refuses with a problem."""
-START_TIMEOUT_S = 60
+PROXY_LIMIT_S = 120.0
+"""Upper bound on the wait for proxies that Serve's controller has replaced at their start."""
+PROXY_POLL_S = 0.1
 APP_PREFIX = "stelae-"
 REPLICA_ENVIRONMENT = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 """Of our replicas alone: they work in the loop that reads requests, as nothing there blocks it for
@@ -291,7 +295,26 @@ def _start_serve(host: str, port: int, tls: Tls | None) -> None:
             http_options=HTTPOptions(host=host, port=port, request_timeout_s=660, **files),
             logging_config={"enable_access_log": False},
         )
+    except RayActorError:
+        # On a busy machine Serve's controller replaces a proxy that is not ready within 5 s, and
+        # gives the next one longer; `serve.start` waits for the first one only.
+        _wait_for_proxies()
     except (RuntimeError, OSError, ValueError) as error:
         raise AlreadyRunning(
             f"the HTTP API cannot listen on {host}:{port} (serve.port in cluster.yaml): {error}"
         ) from error
+
+
+def _wait_for_proxies() -> None:
+    """Wait until each of Serve's proxies is healthy. Raises RetryLater: one is not in time."""
+    deadline = time.monotonic() + PROXY_LIMIT_S
+    while True:
+        details = ray.serve.context._get_global_client().get_serve_details()
+        states = [str(each["status"]) for each in details["proxies"].values()]
+        if states and all(state == "HEALTHY" for state in states):
+            return
+        if time.monotonic() > deadline:
+            raise RetryLater(
+                f"Serve's HTTP proxies are not healthy after {PROXY_LIMIT_S:.0f} s: {states}"
+            )
+        time.sleep(PROXY_POLL_S)

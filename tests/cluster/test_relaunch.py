@@ -40,6 +40,19 @@ def test_http_answers_after_its_proxy_was_killed_and_the_cluster_launched_again(
             database.close()
 
 
+def test_http_answers_where_serve_replaces_a_slow_proxy(
+    launch_small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the first proxy is killed before it is ready; the launch goes on."""
+    monkeypatch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "0.3")
+    database = launch_small("slow", serve={"port": 0})
+    try:
+        answer = httpx.get(f"{database.http_url}/healthz", timeout=60.0)
+        assert answer.status_code == 200
+    finally:
+        database.close()
+
+
 def _kill_proxy() -> None:
     """SIGKILL the first process of this process's Ray that is the HTTP proxy or its manager."""
     for process in psutil.Process().children(recursive=True):
