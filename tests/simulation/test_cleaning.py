@@ -10,7 +10,7 @@ from stelae.simulation.scenarios import load_scenario
 from stelae.simulation.world import World
 from tests.simulation.tables import counts_of
 
-SEEDS = 6
+SEEDS = 4
 COUNTED_SEEDS = 4
 BUG_SEEDS = 30
 

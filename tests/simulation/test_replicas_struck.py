@@ -7,7 +7,7 @@ from stelae.simulation.runner import run_seeds
 from stelae.simulation.scenarios import load_scenario
 from tests.simulation.replicas import Tally, options, run_replicas
 
-SEEDS = 20
+SEEDS = 6
 COUNTED_SEEDS = 16
 
 

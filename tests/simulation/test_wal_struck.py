@@ -7,7 +7,7 @@ from stelae.simulation.runner import run_seeds
 from stelae.simulation.scenarios import load_scenario
 from tests.simulation.wal_tables import Tally, options, run_wal
 
-SEEDS = 20
+SEEDS = 8
 COUNTED_SEEDS = 10
 
 

@@ -16,6 +16,7 @@ from stelae.simulation import Options
 from stelae.simulation.__main__ import main
 from stelae.simulation.nemesis import Action, draw_schedule, shrink
 from stelae.simulation.runner import (
+    KEPT_SEEDS,
     derive_seeds,
     find_bug,
     keep_seed,
@@ -23,7 +24,7 @@ from stelae.simulation.runner import (
     run_seeds,
     shrink_failure,
 )
-from stelae.simulation.scenarios import Scenario, load_scenario
+from stelae.simulation.scenarios import SCENARIOS, Scenario, load_scenario
 from stelae.simulation.world import World
 
 REGISTER = f"{Path(__file__).parent / 'register.py'}:SCENARIO"
@@ -167,6 +168,14 @@ def test_every_run_has_the_kept_seeds_and_the_same_derived_ones(tmp_path, monkey
     assert derive_seeds("kv", 3) == derive_seeds("kv", 3, "gate")
     assert derive_seeds("kv", 3) != derive_seeds("kv", 3, "abd")
     assert derive_seeds("kv", 3) != derive_seeds("tables", 3)
+
+
+def test_every_kept_seed_is_of_a_scenario_that_there_is():
+    """A seed of a scenario that was renamed would never run again, and nobody would notice."""
+    lines = [line.split("#")[0].split() for line in KEPT_SEEDS.read_text().splitlines()]
+    named = {line[0] for line in lines if line}
+    assert {len(line) for line in lines if line} == {2}
+    assert named <= SCENARIOS.keys()
 
 
 def test_no_seed_at_all_is_no_success(tmp_path):
