@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-CALLS_PER_ROUTE = 25
+CALLS_PER_ROUTE = 15
 
 
 def test_generated_requests_are_answered_as_described(tmp_path: Path) -> None:

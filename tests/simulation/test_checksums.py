@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from stelae.actors.replicated.replicated_tablet import MARK_KEPT_S, ReplicatedTablet
 from stelae.client.check.check import CheckReport
@@ -125,6 +126,7 @@ def test_a_replica_with_other_rows_is_named_and_the_check_fails() -> None:
     play(story)
 
 
+@pytest.mark.soak
 def test_rows_kept_for_a_comparison_that_nobody_makes_are_let_go_of() -> None:
     """Also those of a mark that is read from the log after a restart."""
 

@@ -10,7 +10,7 @@ from stelae.simulation.scenarios import load_scenario
 from stelae.simulation.world import World
 from tests.simulation.tables import counts_of
 
-SEEDS = 4
+SEEDS = 3
 COUNTED_SEEDS = 4
 BUG_SEEDS = 30
 

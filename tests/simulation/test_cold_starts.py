@@ -18,7 +18,7 @@ from tests.simulation.loss_cluster import CALL_S, Here, tell
 from tests.simulation.planted_cold_starts import PLANTED
 from tests.simulation.wal_cluster import SCHEMA
 
-SEEDS = 5
+SEEDS = 4
 BUG_SEEDS = 60
 NEVER = "has not reported since this leader master began"
 

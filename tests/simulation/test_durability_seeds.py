@@ -9,7 +9,7 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.planted_durabilities import BUGS
 from tests.simulation.planted_successions import BY_CHANCE
 
-SEEDS = 6
+SEEDS = 3
 BUG_SEEDS = 60
 STORIES = (
     "fence_not_in_the_log",

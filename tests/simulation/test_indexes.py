@@ -9,7 +9,7 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.planted_finds import BUGS
 
 SCENARIO = load_scenario("indexes")
-SEEDS = 6
+SEEDS = 3
 BUG_SEEDS = 60
 
 

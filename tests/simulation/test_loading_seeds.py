@@ -13,7 +13,8 @@ from stelae.simulation.world import World
 from tests.simulation.loading_story import FETCHED
 from tests.simulation.planted_loading import BLACKOUT_BUGS, BUGS
 
-SEEDS = 8
+SEEDS = 5
+BLACKOUT_SEEDS = 3
 BUG_SEEDS = 80
 
 
@@ -44,7 +45,7 @@ def test_crashes_fall_into_the_loading_of_rows_and_lose_nothing(
 
 def test_every_strategy_outlives_losses_of_all_power() -> None:
     """A few seeds: rows and their index, whatever the media."""
-    run_seeds(load_scenario("blackouts"), SEEDS)
+    run_seeds(load_scenario("blackouts"), BLACKOUT_SEEDS)
 
 
 @pytest.mark.soak

@@ -30,7 +30,7 @@ from stelae.simulation.runner import derive_seeds, kept_seeds, replay_command, r
 from tests.simulation.ddl_client import DdlClient
 from tests.simulation.master_members import SCENARIO
 
-SEEDS = 20
+SEEDS = 10
 
 
 class Operator:

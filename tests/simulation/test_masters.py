@@ -19,7 +19,7 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation import masters
 from tests.simulation.planted_masters import BUGS
 
-SEEDS = 30
+SEEDS = 12
 BUG_SEEDS = 100
 
 

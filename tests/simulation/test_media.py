@@ -18,7 +18,7 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.media_cluster import CALL_S, Here, tell
 from tests.simulation.wal_cluster import SCHEMA, read_all, write
 
-SEEDS = 6
+SEEDS = 3
 BUG_SEEDS = 150
 
 
@@ -138,6 +138,7 @@ def test_a_damaged_replica_is_passed_over_and_replaced() -> None:
     tell(story, 6, 7, metadata_first=False)
 
 
+@pytest.mark.soak
 def test_this_would_see_frames_that_stay_taken() -> None:
     """A census that does not ask for damaged replicas leaves them until their backup restarts."""
 

@@ -189,6 +189,7 @@ STORIES = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", sorted(STORIES))
 def test_nothing_moves_in_vain(bug: str) -> None:
     """A tablet goes only where it can stay, all of its rows counted. With the bug it moves on."""

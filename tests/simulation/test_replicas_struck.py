@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from stelae.simulation import World
 from stelae.simulation.runner import run_seeds
 from stelae.simulation.scenarios import load_scenario
 from tests.simulation.replicas import Tally, options, run_replicas
 
-SEEDS = 6
+SEEDS = 4
 COUNTED_SEEDS = 16
 
 
@@ -21,6 +23,7 @@ def _tally(seed: int) -> Tally:
     return world.run(run_replicas(world), limit_s=900.0)
 
 
+@pytest.mark.soak
 def test_in_these_worlds_something_happens() -> None:
     """Clients succeed mostly; leaders change, and tablets are flushed, copied, moved and let go."""
     tallies = [_tally(seed) for seed in range(COUNTED_SEEDS)]

@@ -25,7 +25,7 @@ from stelae.simulation.timeline_trace import NotInModelError, check_trace
 from tests.simulation.planted_timelines import BUGS
 from tests.simulation.safekeepers import SCENARIO, Life, live, options
 
-SEEDS = 12
+SEEDS = 8
 BUG_SEEDS = 150
 SEEDS_OF_TRACE = 4
 

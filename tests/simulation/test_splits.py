@@ -29,7 +29,7 @@ from tests.simulation.tables import counts_of
 EMPTY_HEADS = 30
 EMPTY_BYTES = 2000
 """At least so much takes a segment without rows."""
-SEEDS = 4
+SEEDS = 3
 BUG_SEEDS = 60
 
 

@@ -13,8 +13,8 @@ from stelae.simulation.runner import derive_seeds, find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
 from tests.simulation.planted import BUGS
 
-SEEDS = 8
-COUNTER_SEEDS = 10
+SEEDS = 5
+COUNTER_SEEDS = 8
 BUG_SEEDS = 120
 OF_MEDIA = ("short_head_replica",)
 """Found by the scenario ``media``."""

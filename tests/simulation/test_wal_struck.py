@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from stelae.simulation import World
 from stelae.simulation.runner import run_seeds
 from stelae.simulation.scenarios import load_scenario
 from tests.simulation.wal_tables import Tally, options, run_wal
 
-SEEDS = 8
+SEEDS = 4
 COUNTED_SEEDS = 10
 
 
@@ -21,6 +23,7 @@ def _tally(seed: int) -> Tally:
     return world.run(run_wal(world), limit_s=1200.0)
 
 
+@pytest.mark.soak
 def test_in_these_worlds_something_happens() -> None:
     """Clients succeed mostly; owners and members change, timelines are copied, and every order of
     operators is carried out somewhere."""
