@@ -1,7 +1,7 @@
 # Everything here builds .venv by itself: nothing is needed before it but git clone and Python 3.11.
 #
 #   make demo    the main job on real data: load, kill a server, recover, check, plot
-#   make test    tests that need no Ray, at most 15 minutes; make test-cluster has those on real Ray and Spark
+#   make test    tests that need no Ray (make test-cluster: those on real Ray and Spark)
 #   make lint    ruff, mypy --strict, import-linter
 #   make gate    what CI runs, in a clean clone of HEAD: lint, test, test-cluster
 #   make bench   benchmarks against etcd and PostgreSQL, where these are installed

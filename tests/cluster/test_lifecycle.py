@@ -34,6 +34,7 @@ with stelae.connect(sys.argv[1]) as db:
 """
 
 
+@pytest.mark.soak
 def test_a_cluster_is_launched_once_closed_whole_and_comes_back_from_disk(
     ray_folder: Path,
     launch_small: Callable[..., Any],

@@ -312,6 +312,7 @@ def _start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.ray
+@pytest.mark.soak
 def test_the_demo_kills_a_server_checks_every_row_and_leaves_only_its_report(folder: Path) -> None:
     """Exit code 0, all rows right, figures for each step; afterwards there is just the report."""
     process = _start(folder, "--json")
@@ -349,6 +350,7 @@ def test_the_demo_kills_a_server_checks_every_row_and_leaves_only_its_report(fol
 
 
 @pytest.mark.ray
+@pytest.mark.soak
 def test_ctrl_c_in_the_demo_leaves_nothing_behind(folder: Path) -> None:
     """Interrupted while the cluster runs: no process, no Ray, no file, no traceback."""
     process = _start(folder)

@@ -68,6 +68,7 @@ def play(seed: int, story: Any, **settings: Any) -> None:
     world.run(told(), limit_s=1000.0)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", [2])
 def test_busy_tablets_of_one_leader_part_and_then_stay(seed: int) -> None:
     """Counts are even all the time: only loads can tell. Once parted, nothing flaps."""
@@ -98,6 +99,7 @@ def test_busy_tablets_of_one_leader_part_and_then_stay(seed: int) -> None:
     play(seed, story, rebalance_after_s=2.0)
 
 
+@pytest.mark.soak
 def test_rebalancing_that_is_off_moves_nothing_however_uneven_the_load() -> None:
     """It is paused as all of the rebalancer is; loads are told all the same."""
 

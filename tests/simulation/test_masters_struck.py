@@ -24,7 +24,7 @@ from tests.simulation.ddl_client import DdlClient
 
 Step = Callable[[DdlClient], Awaitable[Any]]
 
-SAMPLES = 12
+SAMPLES = 6
 """Places of the crash in the fast test; the slow one takes every place."""
 OPERATIONS: dict[str, Step] = {
     "create": lambda client: client.create("new", buckets=2),
