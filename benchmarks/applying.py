@@ -18,15 +18,15 @@ from generated import SCHEMA, rows
 
 from stelae.core.ids import ClientId, OpId, RequestId, TableId, TabletId
 from stelae.core.messages.servers import Write, WriteOp
-from stelae.core.records import TableRecord, TableState
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import batch_to_rows
-from stelae.storage.rows.entry import encode_batch
-from stelae.storage.tablets.commands import Stamp, encode_alter, encode_write
-from stelae.storage.tablets.manifest import decode_manifest, open_image
-from stelae.storage.tablets.state import TabletStateMachine
+from stelae.core.records.records import TableRecord, TableState
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import batch_to_rows
+from stelae.storage.entries.entry import encode_batch
+from stelae.storage.replicated.commands import Stamp, encode_alter, encode_write
+from stelae.storage.replicated.manifest import decode_manifest, open_image
+from stelae.storage.replicated.state_machine import TabletStateMachine
 
 RUNS = 5
 BATCH_ROWS = 1_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
-from stelae.storage.rows.partitioner import Partitioner
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
+from stelae.storage.keys.partitioner import Partitioner
 
 BODY_BYTES = 84
 ROW_BYTES = 8 + 8 + BODY_BYTES

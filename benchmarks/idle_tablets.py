@@ -27,12 +27,12 @@ from master_process import CLUSTER, SECRET
 
 from stelae.client.database import AsyncDatabase
 from stelae.core.ids import Address
-from stelae.core.tables.durability import replicas
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import replicas
+from stelae.core.schema.partition import hash_partition
 from stelae.runtime.files import LocalDisk
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 
 SERVERS = 3
 TABLETS = 200

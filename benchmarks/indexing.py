@@ -14,13 +14,13 @@ from clusters import cluster
 from figures import Figure, at_most, median, percentile, shown, timed
 
 from stelae import hash_partition, segments
-from stelae.core.tables.durability import Durability
-from stelae.core.tables.index_changes import with_index
-from stelae.core.tables.indexes import IndexId
-from stelae.core.tables.schema import TableSchema
-from stelae.storage.indexes.entry_keys import EntryCodec
+from stelae.core.schema.durability import Durability
+from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.indexes import IndexId
+from stelae.core.schema.schema import TableSchema
 from stelae.storage.indexes.indexlet import IndexletEntries
-from stelae.storage.tablets.row_entries import sorted_entries
+from stelae.storage.indexes.keys import EntryCodec
+from stelae.storage.rows.row_entries import sorted_entries
 
 SCHEMA = pa.schema(
     [

@@ -15,12 +15,12 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from stelae.core.tables.partition import hash_partition, range_partition
-from stelae.core.tables.schema import TableSchema
-from stelae.storage.rows.keys import KeyCodec
-from stelae.storage.rows.partitioner import Partitioner
-from stelae.storage.segments.index import HashIndex
-from stelae.storage.segments.merge import Merged, Summary, merge
+from stelae.core.schema.partition import hash_partition, range_partition
+from stelae.core.schema.schema import TableSchema
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.keys.hash_index import HashIndex
+from stelae.storage.keys.merge import Merged, Summary, merge
+from stelae.storage.keys.partitioner import Partitioner
 
 RUNS = 3
 SEGMENT_ROWS = 70_000

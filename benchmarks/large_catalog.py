@@ -24,10 +24,11 @@ import uvloop
 from figures import Figure, at_most, median, percentile, shown
 from master_process import CLUSTER, SECRET
 
-from stelae.actors.tserver.tserver import TabletServer
-from stelae.client.calls.masters import MastersClient
-from stelae.coordinator.known.reports import Reporter, tablet_fingerprint
+from stelae.actors.tserver.server import TabletServer
+from stelae.client.routing.masters import MastersClient
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, TabletId
+from stelae.core.messages.reports import Reporter, tablet_fingerprint
 from stelae.core.messages.servers import (
     GET_TABLE,
     HEARTBEAT,
@@ -35,11 +36,10 @@ from stelae.core.messages.servers import (
     TabletProgress,
     TabletReport,
 )
-from stelae.core.settings import Settings
 from stelae.runtime.files import LocalDisk
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 
 MASTERS = 3
 PROGRAM = Path(__file__).with_name("master_process.py")

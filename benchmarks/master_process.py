@@ -19,22 +19,22 @@ import msgspec
 import pyarrow as pa
 import uvloop
 
-from stelae.actors.master.master import Master
+from stelae.actors.master.server import Master
 from stelae.actors.raft.replica import RoleChange
 from stelae.coordinator.catalog.catalog import CatalogBatch
+from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import GET_TABLE, GetTable, Heartbeat
-from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.records.records import TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.rpc import Call
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import hash_partition
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import hash_partition
+from stelae.core.schema.schema import TableSchema
 from stelae.runtime.files import LocalDisk
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 
 CLUSTER = "bench"
 SECRET = bytes(range(32))

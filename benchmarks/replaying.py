@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from figures import Figure, at_least, median, shown
 
-from stelae.core.tables.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
-from stelae.storage.rows.entry import (
+from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
+from stelae.storage.entries.entry import (
     Entry,
     EntryKind,
     Prologue,
@@ -26,9 +26,9 @@ from stelae.storage.rows.entry import (
     encode_prologue,
     read_entries,
 )
-from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.keys.merge import Summary, merge
 from stelae.storage.segments.image import Image, ImageMeta, build_image
-from stelae.storage.segments.merge import Summary, merge
 from stelae.storage.segments.recovered import RecoveredSegment
 
 ROUNDS = 7

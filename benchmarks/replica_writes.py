@@ -22,12 +22,12 @@ from row_load import Writers, Written, joined
 
 from stelae import replicas, segments
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.messages.servers import TabletLocation
-from stelae.core.tables.durability import Durability
+from stelae.core.schema.durability import Durability
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime
-from stelae.runtime.handshake import Credentials
+from stelae.runtime.tcp.handshake import Credentials
 
 BATCH_ROWS = 1000
 BATCH_WRITERS = 4

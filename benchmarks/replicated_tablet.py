@@ -18,21 +18,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.actors.tserver.tserver import TabletServer
+from stelae.actors.tserver.server import TabletServer
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ClientId, OpId, RequestId, TableId, TabletId
-from stelae.core.logs.replication import Configuration, Peer
 from stelae.core.messages.replicas import CREATE_REPLICA, CreateReplica
 from stelae.core.messages.servers import GET, WRITE, Get, Write, WriteOp
-from stelae.core.records import TableRecord, TableState
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import replicas
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.records.records import TableRecord, TableState
+from stelae.core.records.replication import Configuration, Peer
+from stelae.core.schema.durability import replicas
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.runtime.files import LocalDisk
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
-from stelae.storage.rows.entry import encode_batch
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
+from stelae.storage.entries.entry import encode_batch
 
 TABLET = TabletId("a" * 32)
 SCHEMA = TableSchema.of(

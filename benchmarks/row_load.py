@@ -22,7 +22,7 @@ from generated import BODY_BYTES
 from stelae.core.errors import decode_error
 from stelae.core.ids import ClientId, RequestId, ServerUuid
 from stelae.core.messages.servers import WRITE, TabletLocation, Write, WriteOp, WriteReply
-from stelae.runtime.frames import (
+from stelae.runtime.tcp.frames import (
     HEAD_BYTES,
     Kind,
     decode_head,
@@ -30,8 +30,8 @@ from stelae.runtime.frames import (
     encode_frame,
     encode_request,
 )
-from stelae.runtime.handshake import ClientHandshake, Credentials
-from stelae.runtime.local import connect_locally
+from stelae.runtime.tcp.handshake import ClientHandshake, Credentials
+from stelae.runtime.tcp.local import connect_locally
 
 KEYS = 10_000
 """Of each writer."""

@@ -18,23 +18,23 @@ from pathlib import Path
 import pyarrow as pa
 import uvloop
 
-from stelae.actors.logs.tablet_logs import segment_log_of
-from stelae.actors.logs.tablet_recovery import Intake
-from stelae.actors.membership import Membership
-from stelae.actors.tablet.tablet import Tablet
+from stelae.actors.server.membership import Membership
+from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.actors.tserver.tablet_log.factory import segment_log_of
+from stelae.actors.tserver.tablet_log.recovery import Intake
+from stelae.core.config.settings import Settings
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import Get, RecoveryEngine, Write, WriteOp
-from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.records.records import TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.rpc import Call
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.runtime.files import LocalDisk
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 
 TABLET = TabletId("a" * 32)
 SCHEMA = TableSchema.of(

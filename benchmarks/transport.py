@@ -24,8 +24,8 @@ import uvloop
 
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import Call, Method, Reply
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 
 SECRET = bytes(range(32))
 UUID = ServerUuid("0123456789abcdef0123456789abcdef")

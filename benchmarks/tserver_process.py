@@ -16,13 +16,13 @@ from typing import Any
 import uvloop
 from master_process import CLUSTER, SECRET
 
-from stelae.actors.tserver.tserver import TabletServer
+from stelae.actors.tserver.server import TabletServer
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address
-from stelae.core.settings import Settings
 from stelae.runtime.files import LocalDisk
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 
 MEMORY_BYTES = 4 << 30
 

@@ -10,19 +10,20 @@ from typing import Any, Self, TypeVar
 import msgspec
 import pyarrow as pa
 
-from stelae.client.calls.attempts import DEFAULT_TIMEOUT_S
-from stelae.client.calls.locations import LOOKUP_TIMEOUT_S, TableCache, look_up
-from stelae.client.calls.masters import MastersClient
-from stelae.client.calls.session import Session
+from stelae.client.admin.losses import LossCalls
+from stelae.client.admin.operators import OperatorCalls
+from stelae.client.admin.safekeepers import SafekeeperCalls
+from stelae.client.admin.tokens import TokenCalls
+from stelae.client.admin.turns import TurnCalls
 from stelae.client.check.check import CheckReport, check_cluster
 from stelae.client.database_api import DatabaseApi, check_new_table
-from stelae.client.given import check_name, indexed_columns, staleness
-from stelae.client.operating.losses import LossCalls
-from stelae.client.operating.operators import OperatorCalls
-from stelae.client.operating.safekeepers import SafekeeperCalls
-from stelae.client.operating.tokens import TokenCalls
-from stelae.client.operating.turns import TurnCalls
-from stelae.client.table import AsyncTable
+from stelae.client.input.given import check_name, indexed_columns, staleness
+from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.routing.locations import LOOKUP_TIMEOUT_S, TableCache, look_up
+from stelae.client.routing.masters import MastersClient
+from stelae.client.routing.session import Session
+from stelae.client.table.table import AsyncTable
+from stelae.core.config.settings import Settings
 from stelae.core.errors import (
     InvalidArgument,
     NameReserved,
@@ -49,7 +50,7 @@ from stelae.core.messages.catalog import (
     ListTables,
     TabletLocation,
 )
-from stelae.core.messages.members import (
+from stelae.core.messages.masters import (
     ADD_MASTER,
     LIST_MASTERS,
     REMOVE_MASTER,
@@ -57,14 +58,13 @@ from stelae.core.messages.members import (
     MasterSet,
     RemoveMaster,
 )
-from stelae.core.records import TableRecord
+from stelae.core.records.records import TableRecord
 from stelae.core.rpc import Empty, Method
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import Durability, segments
-from stelae.core.tables.partition import Partitioning, RangePartition
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import to_wire
+from stelae.core.schema.durability import Durability, segments
+from stelae.core.schema.partition import Partitioning, RangePartition
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import to_wire
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)

@@ -8,13 +8,13 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from stelae.client.alter import NewColumns
-from stelae.client.calls.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.finds.index_calls import Progress
-from stelae.client.given import check_durability, check_name
-from stelae.client.table_api import FILL_TIMEOUT_S, TableApi
+from stelae.client.input.given import check_durability, check_name
+from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.table.alter import NewColumns
+from stelae.client.table.api import FILL_TIMEOUT_S, TableApi
 from stelae.core.errors import InvalidArgument
-from stelae.core.tables.durability import Durability
+from stelae.core.schema.durability import Durability
 
 H = TypeVar("H", bound=TableApi)
 

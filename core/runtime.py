@@ -1,7 +1,7 @@
 """Everything a server may ask of the world.
 
 Servers are plain async classes over a `Runtime`. Two implementations exist: the real one
-(`stelae.runtime`, asyncio over TCP and files; `stelae.actors.hosting.ray_runtime` adds Ray's
+(`stelae.runtime`, asyncio over TCP and files; `stelae.actors.ray_host.runtime` adds Ray's
 objects and metrics) and the deterministic world of `stelae.simulation`. Both run on an asyncio
 loop, so servers use ``asyncio`` locks, events and ``asyncio.timeout`` freely; time, chance,
 network, disk and ids come only from here.

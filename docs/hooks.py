@@ -89,7 +89,7 @@ def default_cluster() -> str:
 
 def fields() -> str:
     """Each field of the spec with its default and what its model says of it."""
-    from stelae.core.spec.models import ClusterSpec
+    from stelae.core.config.spec import ClusterSpec
 
     rows = ["| field | default | |", "|---|---|---|", *_fields(ClusterSpec, "")]
     return "\n".join(rows)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stelae.core.config.units import parse_duration, parse_size
 from stelae.core.errors import InvalidArgument
-from stelae.core.spec.units import parse_duration, parse_size
 from stelae.planner.hardware import Hardware
 from stelae.planner.layout import Layout, Lost, Medium, Mode, Scatter
 from stelae.planner.risk import Failures

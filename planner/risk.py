@@ -6,9 +6,9 @@ or, in memory, when its machine stops) and is back after a window W (the recover
 re-replication). All are away at once at the rate Π λW × Σ 1/W: for equal ones (k+1) λ (λW)^k, the
 leading term of the Markov chain with parallel repairs. Times the number of sets that some segment
 lies on. That these are k + 1 machines placement sees to, where there are so many
-(`stelae.storage.media.placement`). Not counted: after a recovery or a hand-over a segment may have
-a replica on its new owner's machine, as about k of as many segments as there are machines have, and
-that one machine takes two copies with it until the segment is cleaned.
+(`stelae.actors.tserver.segments.placement`). Not counted: after a recovery or a hand-over a segment
+may have a replica on its new owner's machine, as about k of as many segments as there are machines
+have, and that one machine takes two copies with it until the segment is cleaned.
 
 **At once.** After a power failure of everything memory is gone, and a share of the machines does
 not come back. A segment is lost if all its k replicas are on those. With random placement and many

@@ -16,8 +16,8 @@ from typing import Literal, Protocol, TypeAlias
 
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import RecoveryEngine, SegmentSource
-from stelae.core.records import ServerInfo, TableRecord, TabletRecord
-from stelae.core.tables.indexes import IndexletRecord
+from stelae.core.records.records import ServerInfo, TableRecord, TabletRecord
+from stelae.core.schema.indexes import IndexletRecord
 
 EnginePolicy: TypeAlias = Literal["auto", "native", "spark"]
 

@@ -24,9 +24,9 @@ import msgspec
 
 from stelae.core.errors import SegmentsMissing
 from stelae.core.ids import TabletId
-from stelae.core.logs.losses import KeptLog, KeptSegment
 from stelae.core.messages.servers import LogInventory, ReplicaState, SegmentSource
-from stelae.core.records import Inheritance, ServerInfo, TabletRecord
+from stelae.core.records.losses import KeptLog, KeptSegment
+from stelae.core.records.records import Inheritance, ServerInfo, TabletRecord
 from stelae.recovery.plan import (
     Held,
     final_source,
@@ -214,7 +214,7 @@ def _end(
       never handed over. From then on the end is in its own log, and this is not looked for again.
     - Siblings may have read more. That is of writes that nobody was told of, and shares have no key
       in common. Of a repeated write each tablet that knows an answer gives that, and the others do
-      their cut of it: once for each row (`stelae.client.calls.part.versions_in`).
+      their cut of it: once for each row (`stelae.client.routing.part.versions_in`).
     """
     end = tablet.inherits
     assert end is not None, "it is a part that inherits"

@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stelae.core.logs.losses import Assessment, KeptSegment, LostSegment, SegmentFacts
 from stelae.core.messages.servers import LogInventory
-from stelae.core.records import ServerInfo, TabletRecord
+from stelae.core.records.losses import Assessment, KeptSegment, LostSegment, SegmentFacts
+from stelae.core.records.records import ServerInfo, TabletRecord
 from stelae.recovery.inherited import joined, kept_end, pinned_end, was_handed_over
 from stelae.recovery.plan import (
     Held,

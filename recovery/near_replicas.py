@@ -23,6 +23,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from stelae.core.buffers import BufferPool
 from stelae.core.errors import CorruptData, StelaeError
 from stelae.core.ids import Address, ServerUuid, TabletId, segment_name
 from stelae.core.memory import populate
@@ -34,7 +35,6 @@ from stelae.core.messages.remote import (
 )
 from stelae.core.messages.servers import ReplicaInfo, ReplicaState, SegmentSource
 from stelae.core.runtime import NearFile, ReplyMemory, Runtime
-from stelae.storage.buffers import BufferPool
 from stelae.storage.segments.image import summary_range
 
 T = TypeVar("T")

@@ -55,9 +55,9 @@ from typing import NamedTuple
 
 from stelae.core.errors import SegmentsMissing
 from stelae.core.ids import segment_name
-from stelae.core.logs.losses import KeptLog, KeptSegment
 from stelae.core.messages.servers import LogInventory, ReplicaInfo, ReplicaState, SegmentSource
-from stelae.core.records import ServerInfo, TabletRecord
+from stelae.core.records.losses import KeptLog, KeptSegment
+from stelae.core.records.records import ServerInfo, TabletRecord
 
 MAX_NAMED = 8
 """Missing segments named one by one in an error; more are counted."""

@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark import daemon
 
-from stelae.core.settings import Settings
-from stelae.core.tables.schema import TableSchema
+from stelae.core.config.settings import Settings
+from stelae.core.schema.schema import TableSchema
 from stelae.recovery import spark_job, spark_tables
 from stelae.recovery.spark_link import ClusterLink, connected
-from stelae.runtime.handshake import SECRET_BYTES
-from stelae.storage.rows.keys import KeyCodec
-from stelae.storage.rows.layout import Layout, versions_from
+from stelae.runtime.tcp.handshake import SECRET_BYTES
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.keys.winners import find_winners
 from stelae.storage.segments.image import (
     IMAGE_TRAILER_BYTES,
     ImageMeta,
@@ -34,7 +34,7 @@ from stelae.storage.segments.image import (
     read_tail,
     summary_range,
 )
-from stelae.storage.segments.winners import find_winners
+from stelae.storage.segments.layout import Layout, versions_from
 
 LOADED = (spark_job, spark_tables)
 """What tasks import, here once for all workers."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from stelae.core.config.settings import Settings
 from stelae.core.errors import CorruptData, SegmentsMissing, StelaeError, TabletNotReady
 from stelae.core.ids import Address, ServerUuid, segment_name
 from stelae.core.messages.index_offers import (
@@ -31,13 +32,12 @@ from stelae.core.messages.index_offers import (
 from stelae.core.messages.indexes import PIECE_BYTES, TabletStamp, epoch_of
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
-from stelae.core.tables.indexes import IndexDefinition
+from stelae.core.schema.indexes import IndexDefinition
 from stelae.recovery.engine import IndexletTarget, RecoveryJob
 from stelae.recovery.spark_log import CONCURRENT_FETCHES, LogSegment, from_any_replica
+from stelae.storage.entries.entry import decode_batch, encode_batch
 from stelae.storage.indexes.log_entries import LogEntries
 from stelae.storage.kernels.api import Bools
-from stelae.storage.rows.entry import decode_batch, encode_batch
 
 COMPARE_S = 30.0
 """How long the tablet may take to load its log, and to be handed over."""

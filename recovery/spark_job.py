@@ -24,20 +24,20 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from stelae.core.buffers import BufferPool
+from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.messages.servers import INSTALL_MERGE, InstallMerge
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
 from stelae.recovery.engine import RecoveryJob
 from stelae.recovery.near_replicas import NearReplicas
 from stelae.recovery.spark_indexes import IndexOutcome, offer_indexes, promise_indexes
 from stelae.recovery.spark_link import ClusterLink, connected
 from stelae.recovery.spark_log import fetch_log
-from stelae.storage.buffers import BufferPool
 from stelae.storage.kernels.api import Bools
-from stelae.storage.segments.merge import winners_as_bits
-from stelae.storage.segments.winners import find_winners
+from stelae.storage.keys.merge import winners_as_bits
+from stelae.storage.keys.winners import find_winners
 
 CONCURRENT_TABLETS = 4
 """Of one task: some wait until the tablet itself can be compared with, for indexlets."""

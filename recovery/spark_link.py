@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 
 import uvloop
 
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address
-from stelae.core.settings import Settings
 from stelae.runtime.client import client_runtime
 from stelae.runtime.real import RealRuntime
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from stelae.core.config.settings import Settings
 from stelae.core.errors import CorruptData, SegmentsMissing, StelaeError
 from stelae.core.ids import Address, ServerUuid, segment_name
 from stelae.core.messages.servers import (
@@ -26,13 +27,12 @@ from stelae.core.messages.servers import (
 )
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
 from stelae.recovery.engine import RecoveryJob
 from stelae.recovery.near_replicas import NearReplicas
-from stelae.storage.rows.entry import read_entries
-from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.entries.entry import read_entries
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.keys.merge import Summary
 from stelae.storage.segments.image import read_tail
-from stelae.storage.segments.merge import Summary
 from stelae.storage.segments.recovered import RecoveredSegment
 
 CONCURRENT_FETCHES = 8

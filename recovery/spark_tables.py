@@ -11,13 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.client.calls.locations import TableCache, look_up
-from stelae.client.calls.masters import MastersClient
 from stelae.client.database import AsyncDatabase
-from stelae.client.scans.filters import WireFilters
-from stelae.client.scans.scan import scan_tablet
+from stelae.client.input.filters import WireFilters
+from stelae.client.routing.locations import TableCache, look_up
+from stelae.client.routing.masters import MastersClient
+from stelae.client.table.scan import scan_tablet
 from stelae.core.errors import InvalidArgument, StelaeError
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.schema import TableSchema
 from stelae.recovery.spark_link import ClusterLink, connected
 from stelae.runtime.real import RealRuntime
 

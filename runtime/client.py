@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from stelae.core.rpc import Blob
 from stelae.core.runtime import File, NearFile
-from stelae.runtime.handshake import Credentials
 from stelae.runtime.near_files import open_near
-from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime, end_process_on_broken_invariant
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 
 
 class NoDisk:

@@ -20,10 +20,10 @@ from typing import TypeVar
 
 from stelae.core.errors import AlreadyRunning
 from stelae.core.rpc import Blob
-from stelae.runtime.frames import byte_view
 from stelae.runtime.near_files import CachedFile, open_near, place_of
 from stelae.runtime.processes import boot_id
 from stelae.runtime.sync_pace import SyncPace
+from stelae.runtime.tcp.frames import byte_view
 
 T = TypeVar("T")
 

@@ -1,7 +1,8 @@
 """The HTTP API as a FastAPI application over a database. Knows no Ray. (design §12)
 
 Paths and bodies are in ``/openapi.json``. Every error is a problem document
-(`stelae.serve.problems`); every path but ``/healthz`` wants a token (`stelae.serve.guard`).
+(`stelae.serve.bodies.problems`); every path but ``/healthz`` wants a token
+(`stelae.serve.gateway.guard`).
 """
 
 from __future__ import annotations
@@ -18,27 +19,8 @@ from starlette.responses import HTMLResponse, Response
 
 from stelae.core.current import request_id
 from stelae.core.errors import StelaeError
-from stelae.serve.audit import AuditLog
-from stelae.serve.following import TokenFollower
-from stelae.serve.gateway import DatabaseSource, Gateway, InvalidBody, gateway_of
-from stelae.serve.guard import Guard, Limits
-from stelae.serve.models.control import (
-    MigrateRequest,
-    MigrateSafekeeperRequest,
-    SafekeeperStatusRequest,
-    UpsertSafekeeperRequest,
-)
-from stelae.serve.models.indexes import CreateIndexRequest, FindRequest
-from stelae.serve.models.openapi import finish, problems
-from stelae.serve.models.status import (
-    Cluster,
-    CopyListing,
-    ProblemInfo,
-    RecoveryListing,
-    ServerListing,
-    TabletStatus,
-)
-from stelae.serve.models.tables import (
+from stelae.serve.bodies.indexes import CreateIndexRequest, FindRequest
+from stelae.serve.bodies.models import (
     AlterTableRequest,
     CreateTableRequest,
     GetRequest,
@@ -47,9 +29,8 @@ from stelae.serve.models.tables import (
     ScanRequest,
     WriteRequest,
 )
-from stelae.serve.pages.page import REFRESH_S, headers, status_page
-from stelae.serve.pages.tables import View
-from stelae.serve.problems import (
+from stelae.serve.bodies.openapi import finish, problems
+from stelae.serve.bodies.problems import (
     INTERNAL,
     INVALID_REQUEST,
     METHOD_NOT_ALLOWED,
@@ -61,8 +42,30 @@ from stelae.serve.problems import (
     has_condition,
     plain_response,
 )
-from stelae.serve.request_ids import HEADER, RequestIds
-from stelae.serve.routes import cluster_spec, control, finds, losses, operators, rows, scans, tables
+from stelae.serve.bodies.safekeepers import (
+    MigrateRequest,
+    MigrateSafekeeperRequest,
+    SafekeeperStatusRequest,
+    UpsertSafekeeperRequest,
+)
+from stelae.serve.bodies.status import (
+    Cluster,
+    CopyListing,
+    ProblemInfo,
+    RecoveryListing,
+    ServerListing,
+    TabletStatus,
+)
+from stelae.serve.gateway.audit import AuditLog
+from stelae.serve.gateway.following import TokenFollower
+from stelae.serve.gateway.gateway import DatabaseSource, Gateway, InvalidBody, gateway_of
+from stelae.serve.gateway.guard import Guard, Limits
+from stelae.serve.gateway.request_ids import HEADER, RequestIds
+from stelae.serve.gateway.tokens import TokenVerifier
+from stelae.serve.pages.page import REFRESH_S, headers, status_page
+from stelae.serve.pages.tables import View
+from stelae.serve.routes import cluster_spec, finds, losses, operators, rows, scans, tables
+from stelae.serve.routes import safekeepers as control
 from stelae.serve.routes import tokens as token_routes
 from stelae.serve.routes.losses import AcceptLossRequest
 from stelae.serve.routes.operators import (
@@ -74,7 +77,6 @@ from stelae.serve.routes.operators import (
 from stelae.serve.routes.row_shortcut import RowShortcut
 from stelae.serve.routes.tables import json_response
 from stelae.serve.routes.tokens import CreateTokenRequest
-from stelae.serve.tokens import TokenVerifier
 
 logger = logging.getLogger(__name__)
 

@@ -25,20 +25,20 @@ from ray.serve.config import BackpressureConfig, HTTPOptions
 from ray.serve.exceptions import RayServeException
 
 from stelae.client.database import AsyncDatabase
+from stelae.core.config.settings import Settings
 from stelae.core.errors import AlreadyRunning, RetryLater
 from stelae.core.ids import Address
-from stelae.core.settings import Settings
 from stelae.runtime.client import client_runtime
 from stelae.runtime.free_ports import free_port
 from stelae.runtime.logs import log_as
 from stelae.runtime.processes import calm_collector
 from stelae.runtime.traces import trace_as
 from stelae.serve.app import make_app
-from stelae.serve.audit import AUDIT_FOLDER as AUDIT_FOLDER
-from stelae.serve.audit import AuditLog
-from stelae.serve.guard import Limits
+from stelae.serve.gateway.audit import AUDIT_FOLDER as AUDIT_FOLDER
+from stelae.serve.gateway.audit import AuditLog
+from stelae.serve.gateway.guard import Limits
+from stelae.serve.gateway.tokens import TokenEntry, TokenVerifier
 from stelae.serve.routes.cluster_spec import ClusterSpecs
-from stelae.serve.tokens import TokenEntry, TokenVerifier
 
 SPARE_REQUESTS = 44
 """So many more than `Limits.requests` reach a replica: the application refuses with a problem."""

@@ -35,11 +35,11 @@ Rules for code that runs here: never await a task or an object of another proces
 global randomness, no clock but ``runtime.clock`` and the loop's; no order taken from sets.
 """
 
-from stelae.simulation.loop import SimLoop, SimulationError
-from stelae.simulation.node import Factory, Node, Server, SimulationFailure
-from stelae.simulation.options import Limits, Options, Servers, Workload
-from stelae.simulation.process import PROCESS, Process, ProcessEnded
-from stelae.simulation.world import World
+from stelae.simulation.world.loop import SimLoop, SimulationError
+from stelae.simulation.world.node import Factory, Node, Server, SimulationFailure
+from stelae.simulation.world.options import Limits, Options, Servers, Workload
+from stelae.simulation.world.process import PROCESS, Process, ProcessEnded
+from stelae.simulation.world.world import World
 
 __all__ = [
     "PROCESS",

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from stelae.core.errors import InvalidArgument
-from stelae.simulation import soak
 from stelae.simulation.runner import run_seed, shrink_failure
 from stelae.simulation.scenarios import SCENARIOS, load_scenario
+from stelae.simulation.soak import explore as soak
 
 
 def main(arguments: list[str] | None = None) -> int:

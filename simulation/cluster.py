@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stelae.actors.backup.backup import Backup
-from stelae.actors.cas.files import FilesBackend
-from stelae.actors.cas.store import CasStore
-from stelae.actors.master.master import Master
-from stelae.actors.master.migration_runner import RunnerSettings
-from stelae.actors.safekeeper.safekeeper import Safekeeper
-from stelae.actors.tserver.tserver import GivenUp, TabletServer
+from stelae.actors.backup.frames import MediumSpec
+from stelae.actors.backup.server import Backup
+from stelae.actors.cas_store.files import FilesBackend
+from stelae.actors.cas_store.server import CasStore
+from stelae.actors.master.leader.migration_runner import RunnerSettings
+from stelae.actors.master.server import Master
+from stelae.actors.safekeeper.server import Safekeeper
+from stelae.actors.tserver.server import GivenUp, TabletServer
 from stelae.client.database import AsyncDatabase
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
-from stelae.simulation.node import Factory
-from stelae.simulation.world import World
-from stelae.storage.media.frames import MediumSpec
+from stelae.simulation.world.node import Factory
+from stelae.simulation.world.world import World
 
 CLUSTER = "simulated"
 MEMORY_LIMIT_BYTES = 64 << 20

@@ -13,8 +13,8 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stelae.simulation.options import Options
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
 
 SLOW_DISK_FACTOR = 200.0
 ZOMBIE_RATE = 0.4

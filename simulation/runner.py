@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from stelae.simulation.nemesis import Action, shrink
-from stelae.simulation.node import SimulationFailure
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.node import SimulationFailure
+from stelae.simulation.world.world import World
 
 GATE_BASE = "gate"
 """Base of the seeds that tests run; never changed without a reason, so that runs compare."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from stelae.core.errors import InvalidArgument
-from stelae.simulation.options import Options
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
 
 Run = Callable[[World, str], Coroutine[Any, Any, None]]
 

@@ -17,24 +17,24 @@
 from typing import TYPE_CHECKING, Any
 
 from stelae.core.errors import StelaeError
-from stelae.core.tables.durability import replicas, segments, wal
-from stelae.core.tables.partition import hash_and_range, hash_partition, range_partition
+from stelae.core.schema.durability import replicas, segments, wal
+from stelae.core.schema.partition import hash_and_range, hash_partition, range_partition
 
 if TYPE_CHECKING:
-    from stelae.api import Database, Table
-    from stelae.backups import list_backups, prune_backups, verify_backups
     from stelae.cluster import connect, launch
-    from stelae.planning import plan
+    from stelae.database.api import Database, Table
+    from stelae.database.backups import list_backups, prune_backups, verify_backups
+    from stelae.planning.plan import plan
 
 _LAZY = {
-    "Database": "stelae.api",
-    "Table": "stelae.api",
+    "Database": "stelae.database.api",
+    "Table": "stelae.database.api",
     "connect": "stelae.cluster",
     "launch": "stelae.cluster",
-    "list_backups": "stelae.backups",
-    "plan": "stelae.planning",
-    "prune_backups": "stelae.backups",
-    "verify_backups": "stelae.backups",
+    "list_backups": "stelae.database.backups",
+    "plan": "stelae.planning.plan",
+    "prune_backups": "stelae.database.backups",
+    "verify_backups": "stelae.database.backups",
 }
 """Imported at first use, so that ``import stelae`` is quick and rooms can import the package."""
 

@@ -11,29 +11,29 @@ from typing import Any, TypeVar
 
 import ray
 
-from stelae.actors.hosting.ray_host import cluster_actors
-from stelae.aio import Loop
-from stelae.api import Database
+from stelae.actors.ray_host.host import cluster_actors
 from stelae.client.database import AsyncDatabase
+from stelae.core.config.settings import Settings
+from stelae.core.config.spec import ClusterSpec
+from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.core.ids import Address
-from stelae.core.records import ServerKind, ServerState
-from stelae.core.settings import Settings
-from stelae.core.spec.file import load_spec
-from stelae.core.spec.models import ClusterSpec
-from stelae.hosting import cluster_state, launcher, locks, ray_session
-from stelae.hosting.asked import keep_spec
-from stelae.hosting.cluster_files import publish, take_from_machines, tell_at_rest
-from stelae.hosting.masters import scale_masters
-from stelae.hosting.node_checks import check_launch
-from stelae.progress import words_bar
+from stelae.core.records.records import ServerKind, ServerState
+from stelae.database.aio import Loop
+from stelae.database.api import Database
+from stelae.database.progress import words_bar
+from stelae.database.tokens import drop_revoked
+from stelae.deploy import cluster_state, launcher, locks, ray_session
+from stelae.deploy.asked import keep_spec
+from stelae.deploy.cluster_files import publish, take_from_machines, tell_at_rest
+from stelae.deploy.masters import scale_masters
+from stelae.deploy.node_checks import check_launch
 from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_session import stop_session
 from stelae.runtime.client import client_runtime
-from stelae.runtime.direct import DirectCalls
-from stelae.runtime.handshake import Credentials
-from stelae.tokens import drop_revoked
+from stelae.runtime.tcp.direct import DirectCalls
+from stelae.runtime.tcp.handshake import Credentials
 
 D = TypeVar("D", bound=Database)
 

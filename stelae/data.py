@@ -28,15 +28,15 @@ import ray
 from ray.data import Datasink, Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-from stelae.client.given import chosen_columns
-from stelae.client.scans.filters import Where, WireFilters, normalize_filters
-from stelae.client.scans.snapshots import PinnedTablet, TableSnapshot
+from stelae.client.input.filters import Where, WireFilters, normalize_filters
+from stelae.client.input.given import chosen_columns
+from stelae.client.table.snapshots import PinnedTablet, TableSnapshot
 from stelae.connectors.data_filters import both, scan_filters
 from stelae.connectors.data_tasks import KEEP_S, Held, WriteId, pin, read_tablets, write_blocks
 from stelae.connectors.link import Cluster, link_of
 from stelae.core.errors import InvalidArgument
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.schema import TableSchema
 from stelae.recovery.spark_link import ClusterLink
 
 if TYPE_CHECKING:

@@ -26,12 +26,12 @@ from feast.infra.supported_async_methods import SupportedAsyncMethods
 from feast.repo_config import FeastConfigBaseModel
 from pydantic import PositiveFloat, PositiveInt, SecretStr, StrictStr
 
-from stelae.api import Database
 from stelae.cli.values import durability_of
 from stelae.client.database import DEFAULT_DURABILITY
 from stelae.cluster import connect
 from stelae.connectors.feast_rows import Batch, Given, Layout, Read, feast_rows, layout_of
 from stelae.connectors.feast_tables import ViewTables
+from stelae.database.api import Database
 
 TOKEN_VARIABLE = "STELAE_TOKEN"
 PRECOMPUTED = "__precomputed__"

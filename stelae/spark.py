@@ -32,9 +32,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import ray
 
-from stelae.actors.hosting.ray_host import NAMESPACE, cluster_actors
-from stelae.actors.hosting.spark_host import SPARK_NAME, START_TIMEOUT_S, spark_actor
-from stelae.client.scans.filters import Where
+from stelae.actors.ray_host.host import NAMESPACE, cluster_actors
+from stelae.actors.ray_host.spark_host import SPARK_NAME, START_TIMEOUT_S, spark_actor
+from stelae.client.input.filters import Where
 from stelae.connectors.data_tasks import WriteId
 from stelae.connectors.link import Cluster, link_of
 from stelae.connectors.spark_holds import hold_for
@@ -59,9 +59,9 @@ from stelae.core.errors import (
     TableNotFound,
     Unavailable,
 )
-from stelae.core.records import TableRecord
-from stelae.core.tables.durability import Durability
-from stelae.core.tables.partition import Partitioning
+from stelae.core.records.records import TableRecord
+from stelae.core.schema.durability import Durability
+from stelae.core.schema.partition import Partitioning
 from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_session import (
     SessionSize,

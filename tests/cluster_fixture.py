@@ -8,21 +8,21 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from stelae.actors.backup.backup import Backup
-from stelae.actors.cas.backends import open_backend
-from stelae.actors.cas.store import CasStore
-from stelae.actors.master.master import Master
-from stelae.actors.safekeeper.safekeeper import Safekeeper
-from stelae.actors.tserver.tserver import TabletServer
+from stelae.actors.backup.frames import MediumSpec
+from stelae.actors.backup.server import Backup
+from stelae.actors.cas_store.backends import open_backend
+from stelae.actors.cas_store.server import CasStore
+from stelae.actors.master.server import Master
+from stelae.actors.safekeeper.server import Safekeeper
+from stelae.actors.tserver.server import TabletServer
 from stelae.client.database import AsyncDatabase
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address
-from stelae.core.settings import Settings
 from stelae.recovery.engine import EnginePolicy
 from stelae.runtime.files import LocalDisk
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
-from stelae.storage.media.frames import MediumSpec
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 
 CLUSTER = "test"
 SECRET = bytes(range(32))

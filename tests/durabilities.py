@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stelae.core.tables.durability import (
+from stelae.core.schema.durability import (
     Durability,
     Replicas,
     Segments,

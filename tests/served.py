@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stelae.aio import Loop
-from stelae.api import Database
 from stelae.client.database import AsyncDatabase
+from stelae.database.aio import Loop
+from stelae.database.api import Database
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime
 from tests.cluster_fixture import CLUSTER, SECRET, LocalCluster, local_cluster

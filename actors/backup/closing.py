@@ -4,7 +4,8 @@ While it holds anything it takes more, if nobody else does: owners choose it las
 on that it holds nothing it refuses what is new, and says so with its heartbeats; so nothing comes
 between that word and its end. It forgets all that with its process, and is told again. Invariants:
 what is on its way in counts as held; a mark older than one it was told of says nothing, so what was
-closed under a mark opens by a newer one only. Masters' side: `stelae.coordinator.backups.leaving`.
+closed under a mark opens by a newer one only. Masters' side:
+`stelae.coordinator.placement.leaving_backups`.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 Invariants:
 - Durable, then answered: a write is acknowledged when its medium has it
-  (`stelae.storage.media.media`).
+  (`stelae.actors.backup.media`).
 - One change at a time for a segment; what takes another replica's place does so in a single step to
   whoever looks, and only once it is durable itself. A crash in between leaves the former one, or
-  both: then the newer one counts (`stelae.storage.media.holdings`).
+  both: then the newer one counts (`stelae.actors.backup.holdings`).
 
-Rules of a single replica: `stelae.storage.media.replicas`.
+Rules of a single replica: `stelae.actors.backup.replicas`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from stelae.actors.backup.closing import Closing
+from stelae.actors.backup.fences import Fences
+from stelae.actors.backup.holdings import Holdings, check_certificate, checksum
+from stelae.actors.backup.media import Medium
+from stelae.actors.backup.replicas import (
+    Batch,
+    Facts,
+    Replica,
+    blob_size,
+    joined,
+    plan_write,
+    skip_bytes,
+)
 from stelae.actors.backup.shared_writes import SharedWrites
 from stelae.core.errors import CorruptData, InvalidArgument, StaleTerm, StelaeError
 from stelae.core.ids import TabletId
@@ -29,18 +41,6 @@ from stelae.core.messages.servers import (
 )
 from stelae.core.rpc import EMPTY, Blob, Call, Empty, Handlers, Reply, prompt
 from stelae.core.runtime import Runtime
-from stelae.storage.media.fences import Fences
-from stelae.storage.media.holdings import Holdings, check_certificate, checksum
-from stelae.storage.media.media import Medium
-from stelae.storage.media.replicas import (
-    Batch,
-    Facts,
-    Replica,
-    blob_size,
-    joined,
-    plan_write,
-    skip_bytes,
-)
 from stelae.storage.segments.image import IMAGE_TRAILER_BYTES, summary_range
 
 

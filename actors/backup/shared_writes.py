@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from stelae.actors.backup.replicas import Batch
 from stelae.core.errors import InvalidArgument, StelaeError, encode_error
 from stelae.core.messages.backups import APPENDS_MAX
 from stelae.core.messages.servers import (
@@ -17,7 +18,6 @@ from stelae.core.messages.servers import (
     WriteReplicasReply,
 )
 from stelae.core.rpc import Call, Handlers, Reply, prompt
-from stelae.storage.media.replicas import Batch
 
 Take = Callable[[WriteReplica, Sequence[memoryview]], Awaitable[Batch | None]]
 """Carries a write out; it counts when the batch is durable. Raises why it is refused."""

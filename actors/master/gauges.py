@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stelae.coordinator.views.figures import Figure, figures, nothing
-from stelae.coordinator.views.status import StatusInputs
+from stelae.coordinator.status.document import StatusInputs
+from stelae.coordinator.status.figures import Figure, figures, nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stelae.actors.raft.freshness import Freshness
     from stelae.actors.raft.replica import Replica
+    from stelae.actors.raft.staleness import Freshness
     from stelae.core.runtime import Metrics
 
 CLUSTER_PERIOD_S = 5.0

@@ -1,1 +1,1 @@
-"""Replicas of Raft groups on a server: the shell around `stelae.consensus.raft`."""
+"""Replicas of Raft groups on a server: the shell around `stelae.consensus.raft.raft`."""

@@ -2,17 +2,17 @@
 
 What the leader waits for is done there and then, if the disk is quick: entries are made durable,
 and what is to be said of them goes back with the reply. What comes after that, and what needs a
-wait, is for the replica's loop (`stelae.actors.raft.replica_loop`), in the same order as ever:
+wait, is for the replica's loop (`stelae.actors.raft.loop`), in the same order as ever:
 durable, then sent, then applied. Until it has done so, nothing else steps the core. Design §8, §13.
 """
 
 from __future__ import annotations
 
-from stelae.actors.raft.replica_links import ReplicaLinks
-from stelae.actors.raft.replica_storage import ReplicaStorage
-from stelae.consensus.messages import Message
-from stelae.consensus.raft import Raft
-from stelae.consensus.ready import Ready
+from stelae.actors.raft.links import ReplicaLinks
+from stelae.actors.raft.storage import ReplicaStorage
+from stelae.consensus.raft.messages import Message
+from stelae.consensus.raft.raft import Raft
+from stelae.consensus.raft.ready import Ready
 from stelae.core.ids import ServerUuid
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from stelae.actors.raft.replica_storage import ReplicaStorage
+from stelae.actors.raft.storage import ReplicaStorage
 from stelae.core.ids import OpId
-from stelae.core.logs.replication import Entry
+from stelae.core.records.replication import Entry
 
 AHEAD_BYTES_MAX = 16 << 20
 """A leader is ahead of its own disk by no more."""

@@ -1,6 +1,6 @@
-"""One replica of a Raft group on a server: the shell around `stelae.consensus.raft`.
+"""One replica of a Raft group on a server: the shell around `stelae.consensus.raft.raft`.
 
-What others ask of it is here; how it works is in `stelae.actors.raft.replica_loop`. Design §7, §8,
+What others ask of it is here; how it works is in `stelae.actors.raft.loop`. Design §7, §8,
 §13.
 
 Where hosts copy state (``RaftSettings.copies_by_host``), the host flushes (`Replica.flushed`), and
@@ -12,15 +12,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from stelae.actors.raft.raft_handlers import raft_handlers
-from stelae.actors.raft.replica_flush import snapshot_at
-from stelae.actors.raft.replica_loop import ReplicaLoop
-from stelae.actors.raft.replica_types import Part, ReplicaSettings, RoleChange, StateMachine
-from stelae.consensus.membership import ChangeKind, MemberChange
-from stelae.consensus.ready import Role, Status
+from stelae.actors.raft.handlers import raft_handlers
+from stelae.actors.raft.loop import ReplicaLoop
+from stelae.actors.raft.snapshots import snapshot_at
+from stelae.actors.raft.types import Part, ReplicaSettings, RoleChange, StateMachine
+from stelae.consensus.raft.membership import ChangeKind, MemberChange
+from stelae.consensus.raft.ready import Role, Status
 from stelae.core.errors import DeadlineExpired, TabletNotReady
 from stelae.core.ids import Address, OpId, ServerUuid
-from stelae.core.logs.replication import Configuration, Snapshot
+from stelae.core.records.replication import Configuration, Snapshot
 from stelae.core.rpc import Handlers
 
 __all__ = ["Replica", "ReplicaSettings", "RoleChange", "StateMachine", "raft_handlers"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from stelae.actors.raft.replica_types import RoleChange
+from stelae.actors.raft.types import RoleChange
 
 
 class RoleNews:

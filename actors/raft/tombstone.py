@@ -1,8 +1,8 @@
 """A deleted replica, or one that is being copied, on a server: the shell around its votes.
 
-It answers as `stelae.consensus.tombstone` decides; the host keeps term and vote where the replica
-had them. A leader gets `TabletTombstoned`, whereupon it has the state copied here. Before the host
-makes a replica of it again, it stops the tombstone, so that no vote is lost.
+It answers as `stelae.consensus.raft.tombstone` decides; the host keeps term and vote where the
+replica had them. A leader gets `TabletTombstoned`, whereupon it has the state copied here. Before
+the host makes a replica of it again, it stops the tombstone, so that no vote is lost.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from stelae.actors.raft.replica_links import ReplicaLinks
-from stelae.consensus.messages import (
+from stelae.actors.raft.links import ReplicaLinks
+from stelae.consensus.raft.messages import (
     AppendRequest,
     Message,
     RaftMessages,
     SnapshotRequest,
     check_message,
 )
-from stelae.consensus.tombstone import answer
+from stelae.consensus.raft.tombstone import answer
 from stelae.core.errors import TabletNotReady, TabletTombstoned
 from stelae.core.ids import OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import TermAndVote
+from stelae.core.records.replication import TermAndVote
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 

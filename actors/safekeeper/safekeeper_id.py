@@ -11,7 +11,7 @@ import msgspec
 
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.ids import ServerUuid
-from stelae.core.logs.timelines import SafekeeperId
+from stelae.core.records.timelines import SafekeeperId
 from stelae.core.runtime import Disk
 from stelae.storage.files.sealed import HEADER_BYTES, seal, unseal
 

@@ -17,13 +17,13 @@ import bisect
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from stelae.actors.tablet.tablet_cleaning import TabletCleaning
+from stelae.actors.tserver.tablet.cleaning import TabletCleaning
+from stelae.core.config.settings import Settings
 from stelae.core.errors import OutOfMemory, StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
-from stelae.storage.segments.cleaning import COPIED_SHARE_MAX, LIVE_SHARE_MAX, low_bytes
+from stelae.storage.rows.cleaning import COPIED_SHARE_MAX, LIVE_SHARE_MAX, low_bytes
 
 LOG_PASSES = 2
 """Over the logs of as many tablets at a time: each has a survivor in memory."""

@@ -17,14 +17,14 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 
-from stelae.actors.load_rate import weight_of
-from stelae.actors.replicated.replicated_tablet import ReplicatedTablet
-from stelae.actors.tablet.owned_indexing import Begun
-from stelae.actors.tablet.small_writes import check_many, is_small
-from stelae.actors.tablet.tablet import Tablet
-from stelae.actors.tablet.tablet_input import check_request
 from stelae.actors.tserver.cleaner import Cleaner
 from stelae.actors.tserver.copies import Copies
+from stelae.actors.tserver.owned_tablet.indexing import Begun
+from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.actors.tserver.replicated_tablet.tablet import ReplicatedTablet
+from stelae.actors.tserver.tablet.input import check_request
+from stelae.actors.tserver.tablet.load_rate import weight_of
+from stelae.actors.tserver.tablet.small_writes import check_many, is_small
 from stelae.core.errors import (
     InvalidArgument,
     NoSpace,
@@ -47,7 +47,7 @@ from stelae.core.messages.servers import (
 )
 from stelae.core.rpc import Call, Gathered, Handlers, Outcome, Reply, prompt
 from stelae.core.runtime import Clock
-from stelae.storage.rows.outcomes import answer, refused
+from stelae.storage.entries.outcomes import answer, refused
 
 _Served: TypeAlias = Tablet | ReplicatedTablet
 

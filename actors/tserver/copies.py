@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 from stelae.core.errors import OutcomeUnknown, RetryElsewhere, RetryLater, StelaeError
 from stelae.core.ids import RequestId, TabletId
-from stelae.storage.rows.outcomes import answer, is_refused, refused
+from stelae.storage.entries.outcomes import answer, is_refused, refused
 
 KEPT = 4096
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from stelae.client.calls.masters import MastersClient
+from stelae.client.routing.masters import MastersClient
+from stelae.core.config.settings import Settings
 from stelae.core.errors import StaleTerm, StelaeError
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import RAISE_EPOCH, RaiseEpoch
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
 
 
 def raising_epochs(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stelae.actors.logs.timeline_proposer import AcceptorMailbox
+from stelae.actors.tserver.tablet_log.proposer import AcceptorMailbox
 from stelae.core.messages.servers import ReplicaRole, TabletProgress, TabletReport
 from stelae.core.runtime import Metrics
 

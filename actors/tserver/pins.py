@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stelae.actors.tablet.rows_then import RowsThen
-from stelae.actors.tablet.tablet_reads import TabletReads
+from stelae.actors.tserver.tablet.reads import TabletReads
+from stelae.actors.tserver.tablet.rows_then import RowsThen
 from stelae.core.errors import InvalidArgument, Overloaded, SnapshotLost, TabletNotHere
 from stelae.core.ids import TabletId
 from stelae.core.messages.servers import KeepPins, KeepPinsReply, Pin, PinReply

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from stelae.actors.tablet.tablet_reads import TabletReads
 from stelae.actors.tserver.pins import Pins
+from stelae.actors.tserver.tablet.reads import TabletReads
+from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, Overloaded, TabletNotHere, TabletNotReady
 from stelae.core.ids import TabletId, make_uuid
 from stelae.core.messages.servers import Scan, ScanReply
 from stelae.core.rpc import Reply
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
 from stelae.storage.segments.remote import Piece, RowsAbsent
 
 MAX_OPEN_SCANS = 256

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stelae.actors.replicated.replicated_tablet import ReplicatedTablet
-from stelae.actors.tablet.tablet import Tablet
+from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.actors.tserver.replicated_tablet.tablet import ReplicatedTablet
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.messages.rows import GETS_MAX

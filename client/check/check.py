@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from stelae.client.calls.masters import MastersClient
+from stelae.client.admin.timeline_views import held_document
 from stelae.client.check import hints as check_hints
 from stelae.client.check.facts import (
     DigestAnswer,
@@ -40,12 +40,11 @@ from stelae.client.check.tablets import (
     members_to_ask,
 )
 from stelae.client.check.timelines import ask_logs, judge_logs
-from stelae.client.operating.timeline_views import held_document
+from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import NotLeader, StelaeError, TableNotFound
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.logs.timelines import SafekeeperId
 from stelae.core.messages.catalog import STATUS, GetStatus
-from stelae.core.messages.members import MASTER_INFO, AskMaster
+from stelae.core.messages.masters import MASTER_INFO, AskMaster
 from stelae.core.messages.replicas import (
     CHECKSUM_REPLICA,
     MARK_REPLICA,
@@ -53,6 +52,7 @@ from stelae.core.messages.replicas import (
     MarkReplica,
 )
 from stelae.core.messages.safekeepers import HeldTimeline
+from stelae.core.records.timelines import SafekeeperId
 from stelae.core.runtime import Runtime
 
 ASK_TIMEOUT_S = 2.0

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import msgspec
 
 from stelae.core.ids import Address, ServerUuid, TabletId
-from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
-from stelae.core.messages.members import MasterInfo
+from stelae.core.messages.masters import MasterInfo
 from stelae.core.messages.replicas import ReplicaDigest
 from stelae.core.messages.safekeepers import HeldTimeline
 from stelae.core.messages.servers import ReplicaRole
 from stelae.core.messages.timelines import MigrationProgress
+from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
 
 
 @dataclass(frozen=True, slots=True)

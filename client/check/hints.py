@@ -6,7 +6,7 @@ Whatever mends itself is waited for; whatever does not has a command, or a serve
 from __future__ import annotations
 
 from stelae.client.check.facts import ServerFacts, TabletFacts, Verdict
-from stelae.core.records import ServerKind, TabletState
+from stelae.core.records.records import ServerKind, TabletState
 
 NO_MASTER = (
     "start the masters again (`stelae up`), or name the cluster's file or data_dir with --cluster"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stelae.client.check import hints as check_hints
 from stelae.client.check.facts import Finding, IndexFacts, Severity, StatusFacts
 from stelae.core.messages.indexes import IndexletProgress
-from stelae.core.tables.indexes import END, IndexletState, covers
+from stelae.core.schema.indexes import END, IndexletState, covers
 
 
 def judge_indexes(status: StatusFacts) -> list[Finding]:

@@ -17,9 +17,9 @@ from stelae.client.check.facts import (
     UnheardFacts,
 )
 from stelae.core.ids import ServerUuid
-from stelae.core.logs.timelines import SafekeeperStatus
-from stelae.core.messages.members import MasterInfo, MasterState
-from stelae.core.records import MasterMember, ServerKind
+from stelae.core.messages.masters import MasterInfo, MasterState
+from stelae.core.records.records import MasterMember, ServerKind
+from stelae.core.records.timelines import SafekeeperStatus
 
 NOTE, WARNING, ERROR = Severity.NOTE, Severity.WARNING, Severity.ERROR
 NEVER_HEARD = "is a backup that was not heard since the leader master began"

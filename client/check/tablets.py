@@ -27,8 +27,8 @@ from stelae.client.check.facts import (
 )
 from stelae.client.check.timelines import TimelineJudge
 from stelae.core.messages.servers import ReplicaRole, TabletProgress
-from stelae.core.records import ServerKind, TabletState
-from stelae.core.tables.shares import wrong_places
+from stelae.core.records.records import ServerKind, TabletState
+from stelae.core.schema.shares import wrong_places
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,6 @@ from stelae.client.check.facts import (
 )
 from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
-from stelae.core.logs.timelines import (
-    SafekeeperId,
-    SafekeeperStatus,
-    TimelineConfiguration,
-    has_majority,
-)
 from stelae.core.messages.safekeepers import (
     LIST_TIMELINES,
     HeldTimeline,
@@ -41,7 +35,13 @@ from stelae.core.messages.safekeepers import (
     TimelinePresence,
 )
 from stelae.core.messages.timelines import MigrationProgress
-from stelae.core.records import ServerKind
+from stelae.core.records.records import ServerKind
+from stelae.core.records.timelines import (
+    SafekeeperId,
+    SafekeeperStatus,
+    TimelineConfiguration,
+    has_majority,
+)
 from stelae.core.runtime import Runtime
 
 BEHIND_S = 1.0

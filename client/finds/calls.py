@@ -3,7 +3,7 @@
 Each function here is what users call, but for ``self``; it checks nothing, and returns what it was
 given as an `Asked`. A table handle carries such a call out in a method decorated by `takes`, which
 gives it that function's parameters and docstring: coroutines in `AsyncFinds`, for `AsyncTable` and
-`HttpTable`; blocking ones in `stelae.indexes`.
+`HttpTable`; blocking ones in `stelae.database.indexes`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pyarrow as pa
 
-from stelae.client.calls.attempts import DEFAULT_TIMEOUT_S
-from stelae.client.calls.known import KnownTable
 from stelae.client.finds.query import NOT_GIVEN, FindQuery, IfFilling, find_query
+from stelae.client.input.known import KnownTable
+from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.core.errors import InvalidArgument
 
 PAGE_ROWS = 1000

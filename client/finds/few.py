@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from stelae.client.calls.parts import Parts, WasSplit
-from stelae.client.calls.retries import on_tablet, parts_of
-from stelae.client.calls.shared_reads import Alike
 from stelae.client.finds.query import FEW, FindQuery
+from stelae.client.input.split_tablets import Parts, WasSplit
+from stelae.client.routing.retries import on_tablet, parts_of
+from stelae.client.routing.shared_reads import Alike
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.servers import GET, Get, GetReply, TabletLocation
-from stelae.core.tables.values import WireRow
+from stelae.core.schema.values import WireRow
 from stelae.core.tasks import all_or_first_error
 
 TOGETHER_BYTES_MAX = 64 << 10
@@ -21,7 +21,7 @@ TOGETHER_BYTES_MAX = 64 << 10
 
 if TYPE_CHECKING:
     from stelae.client.finds.shared_finds import Found
-    from stelae.client.table import AsyncTable
+    from stelae.client.table.table import AsyncTable
 
 
 def is_few(query: FindQuery, entry_count: int) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from stelae.client.calls.attempts import DEFAULT_TIMEOUT_S
-from stelae.client.calls.masters import MastersClient
-from stelae.client.calls.session import Session
+from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.routing.masters import MastersClient
+from stelae.client.routing.session import Session
 from stelae.core.errors import (
     IndexNotFound,
     InvalidArgument,
@@ -15,7 +15,7 @@ from stelae.core.errors import (
     OutcomeUnknown,
     RetryLater,
 )
-from stelae.core.messages.index_views import (
+from stelae.core.messages.index_catalog import (
     CREATE_INDEX,
     DROP_INDEX,
     LIST_INDEXES,
@@ -25,9 +25,9 @@ from stelae.core.messages.index_views import (
     ListIndexes,
     describe_index,
 )
-from stelae.core.records import TableRecord
+from stelae.core.records.records import TableRecord
 from stelae.core.runtime import Runtime
-from stelae.core.tables.indexes import IndexletState
+from stelae.core.schema.indexes import IndexletState
 
 FIRST_POLL_S = 0.02
 LONGEST_POLL_S = 0.5

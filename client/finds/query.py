@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stelae.client.calls.known import KnownTable
-from stelae.client.given import chosen_columns
+from stelae.client.input.given import chosen_columns
+from stelae.client.input.known import KnownTable
 from stelae.core.errors import IndexNotFound, InvalidArgument
-from stelae.core.tables.indexes import (
+from stelae.core.schema.indexes import (
     END,
     IndexDefinition,
     in_range,
@@ -23,9 +23,9 @@ from stelae.core.tables.indexes import (
     just_after,
     prefix_end,
 )
-from stelae.core.tables.schema import VERSION_COLUMN, is_plain_type
-from stelae.core.tables.values import batch_to_rows, rows_to_batch
-from stelae.storage.indexes.entry_keys import EntryCodec
+from stelae.core.schema.schema import VERSION_COLUMN, is_plain_type
+from stelae.core.schema.values import batch_to_rows, rows_to_batch
+from stelae.storage.indexes.keys import EntryCodec
 
 FEW = 64
 """So many entries are handled one by one: kernels for many have a price of their own."""

@@ -17,18 +17,18 @@ from functools import partial
 
 import pyarrow as pa
 
-from stelae.client.calls.attempts import ATTEMPT_TIMEOUT_S
-from stelae.client.calls.locations import TableCache
-from stelae.client.calls.shared_reads import Alike, SharedReads
 from stelae.client.finds.few import as_tables, is_few, keys_by_tablet, rows_found
 from stelae.client.finds.query import FindQuery
 from stelae.client.finds.shared_lookups import SharedLookups
+from stelae.client.routing.attempts import ATTEMPT_TIMEOUT_S
+from stelae.client.routing.locations import TableCache
+from stelae.client.routing.shared_reads import Alike, SharedReads
 from stelae.core.errors import CorruptData
 from stelae.core.messages.indexes import LookupRange, LookupReply
 from stelae.core.messages.servers import GetReply
 from stelae.core.runtime import Runtime
-from stelae.core.tables.indexes import IndexletState, overlap
-from stelae.core.tables.values import WireRow
+from stelae.core.schema.indexes import IndexletState, overlap
+from stelae.core.schema.values import WireRow
 
 
 @dataclass(slots=True)

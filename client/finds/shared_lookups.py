@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from stelae.client.calls.attempts import ATTEMPT_TIMEOUT_S
+from stelae.client.routing.attempts import ATTEMPT_TIMEOUT_S
 from stelae.core.errors import StelaeError
 from stelae.core.messages.indexes import (
     LOOKUP_MANY,

@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import pyarrow as pa
 
-from stelae.client.calls.attempts import DEFAULT_TIMEOUT_S
-from stelae.client.calls.indexlets import Filling, entries_in, look_up
-from stelae.client.calls.known import KnownTable
-from stelae.client.calls.locations import TableCache
-from stelae.client.calls.session import Session
-from stelae.client.calls.shared_reads import SharedReads
 from stelae.client.finds.calls import Asked, AsyncFinds, Page
 from stelae.client.finds.few import is_few, rows_of_few
 from stelae.client.finds.index_calls import IndexCalls, Progress
 from stelae.client.finds.query import FindQuery
 from stelae.client.finds.shared_finds import Found, SharedFinds
+from stelae.client.input.known import KnownTable
+from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.routing.indexlets import Filling, entries_in, look_up
+from stelae.client.routing.locations import TableCache
+from stelae.client.routing.session import Session
+from stelae.client.routing.shared_reads import SharedReads
 from stelae.core.errors import ColumnNotFound, IndexNotFound, SchemaChanged
-from stelae.core.messages.index_views import describe_index
+from stelae.core.messages.index_catalog import describe_index
 from stelae.core.messages.indexes import LOOKUP_ENTRIES_MAX, LookupReply
 from stelae.core.rpc import Reply
 from stelae.core.runtime import Runtime
-from stelae.core.tables.indexes import END, is_empty, just_after
+from stelae.core.schema.indexes import END, is_empty, just_after
 
 if TYPE_CHECKING:
-    from stelae.client.table import AsyncTable
+    from stelae.client.table.table import AsyncTable
 
 SPARE = 8
 """Entries asked for beyond the rows wanted: some may be of rows that have moved on."""

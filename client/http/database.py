@@ -17,11 +17,8 @@ import httpx
 import msgspec
 import pyarrow as pa
 
-from stelae.client.calls.attempts import DEFAULT_TIMEOUT_S
-from stelae.client.calls.session import Session
 from stelae.client.database import DEFAULT_DURABILITY
 from stelae.client.database_api import DatabaseApi, check_new_table
-from stelae.client.given import check_name
 from stelae.client.http.json_values import to_json_value
 from stelae.client.http.protocol import (
     JSON_TYPE,
@@ -38,15 +35,18 @@ from stelae.client.http.records import (
 )
 from stelae.client.http.table import HttpTable
 from stelae.client.http.transport import HttpTransport
+from stelae.client.input.given import check_name
+from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.routing.session import Session
 from stelae.core.errors import (
     InvalidArgument,
 )
 from stelae.core.ids import ClientId, make_uuid
 from stelae.core.messages.catalog import TabletLocation
-from stelae.core.records import TableRecord
-from stelae.core.tables.durability import Durability
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.values import from_wire, to_wire
+from stelae.core.records.records import TableRecord
+from stelae.core.schema.durability import Durability
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.values import from_wire, to_wire
 
 
 class HttpDatabase(DatabaseApi[HttpTable]):

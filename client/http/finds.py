@@ -10,8 +10,6 @@ from urllib.parse import quote
 import msgspec
 import pyarrow as pa
 
-from stelae.client.calls.attempts import DEFAULT_TIMEOUT_S
-from stelae.client.calls.known import KnownTable
 from stelae.client.finds.calls import Asked, AsyncFinds, Page
 from stelae.client.finds.index_calls import Progress, wait_serving
 from stelae.client.http.json_values import to_json_value
@@ -22,14 +20,16 @@ from stelae.client.http.protocol import (
 )
 from stelae.client.http.records import json_of
 from stelae.client.http.table_calls import HttpTableCalls, arrow_table
+from stelae.client.input.known import KnownTable
+from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.core.errors import (
     ColumnNotFound,
     IndexNotFound,
     InvalidArgument,
     SchemaChanged,
 )
-from stelae.core.tables.schema import is_plain_type
-from stelae.core.tables.values import from_wire, to_wire
+from stelae.core.schema.schema import is_plain_type
+from stelae.core.schema.values import from_wire, to_wire
 
 FIND_ROWS_MAX = 100_000
 """Of one request, where a `find` has no limit."""

@@ -33,8 +33,8 @@ import msgspec
 import pyarrow as pa
 
 from stelae.core.errors import InvalidArgument
-from stelae.core.tables.schema import is_plain_type
-from stelae.core.tables.values import from_wire, to_wire
+from stelae.core.schema.schema import is_plain_type
+from stelae.core.schema.values import from_wire, to_wire
 
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NANOSECONDS = re.compile(r"(.*[.,]\d{6})(\d+)(.*)", re.DOTALL)

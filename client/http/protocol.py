@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stelae.client.given import staleness
+from stelae.client.input.given import staleness
 from stelae.core.errors import (
     InvalidArgument,
     OutcomeUnknown,

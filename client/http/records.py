@@ -15,9 +15,9 @@ from stelae.client.http.json_values import column_to_json, from_json_value
 from stelae.core.errors import Unavailable
 from stelae.core.ids import Address, ServerUuid, TableId
 from stelae.core.messages.catalog import ReplicaLocation, TabletLocation
-from stelae.core.records import TableRecord, TableState, TabletRecord
-from stelae.core.tables.alter import SchemaChange
-from stelae.core.tables.durability import (
+from stelae.core.records.records import TableRecord, TableState, TabletRecord
+from stelae.core.schema.alter import SchemaChange
+from stelae.core.schema.durability import (
     Durability,
     Replicas,
     Segments,
@@ -26,9 +26,9 @@ from stelae.core.tables.durability import (
     segments,
     wal,
 )
-from stelae.core.tables.indexes import IndexDefinition, IndexId
-from stelae.core.tables.partition import HashPartition, Partitioning, RangePartition
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.indexes import IndexDefinition, IndexId
+from stelae.core.schema.partition import HashPartition, Partitioning, RangePartition
+from stelae.core.schema.schema import TableSchema
 
 
 def json_of(response: httpx.Response) -> dict[str, Any]:

@@ -13,18 +13,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from stelae.client.alter import AskedAlter
-from stelae.client.calls.attempts import DEFAULT_TIMEOUT_S
-from stelae.client.calls.convert import Rows, is_table, to_arrow
-from stelae.client.calls.part import Versions
-from stelae.client.given import (
-    chosen_columns,
-    key_rows,
-    row_versions,
-    update_columns,
-    wire_rows,
-    written_columns,
-)
 from stelae.client.http.finds import HttpFinds
 from stelae.client.http.json_values import to_json_value
 from stelae.client.http.protocol import (
@@ -43,19 +31,31 @@ from stelae.client.http.records import (
     table_record,
 )
 from stelae.client.http.table_calls import arrow_stream, arrow_table
-from stelae.client.scans.filters import Where, normalize_filters
-from stelae.client.table_api import AskedRows, AskedScan, TableApi
+from stelae.client.input.convert import Rows, is_table, to_arrow
+from stelae.client.input.filters import Where, normalize_filters
+from stelae.client.input.given import (
+    chosen_columns,
+    key_rows,
+    row_versions,
+    update_columns,
+    wire_rows,
+    written_columns,
+)
+from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.routing.part import Versions
+from stelae.client.table.alter import AskedAlter
+from stelae.client.table.api import AskedRows, AskedScan, TableApi
 from stelae.core.errors import InvalidArgument, SchemaChanged, Unavailable
 from stelae.core.ids import RequestId
 from stelae.core.messages.rows import WriteOp
-from stelae.core.records import TableState
-from stelae.core.tables.schema import VERSION_COLUMN
-from stelae.core.tables.values import check_batch, from_wire, rows_to_batch
+from stelae.core.records.records import TableState
+from stelae.core.schema.schema import VERSION_COLUMN
+from stelae.core.schema.values import check_batch, from_wire, rows_to_batch
 from stelae.storage.rows.versions import SchemaView
 
 
 class HttpTable(HttpFinds, TableApi):
-    """See `stelae.client.table.AsyncTable`. Made by the database."""
+    """See `stelae.client.table.table.AsyncTable`. Made by the database."""
 
     # ---- altering ---------------------------------------------------------------------------
 

@@ -10,9 +10,6 @@ import httpx
 import msgspec
 import pyarrow as pa
 
-from stelae.client.calls.attempts import DEFAULT_TIMEOUT_S
-from stelae.client.calls.convert import RowCodec
-from stelae.client.calls.session import Session
 from stelae.client.http.protocol import (
     JSON_TYPE,
     REQUEST_ID_HEADER,
@@ -22,9 +19,12 @@ from stelae.client.http.protocol import (
 )
 from stelae.client.http.records import table_record
 from stelae.client.http.transport import HttpTransport
+from stelae.client.input.convert import RowCodec
+from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.routing.session import Session
 from stelae.core.errors import SchemaChanged, TableNotFound, Unavailable
-from stelae.core.records import TableRecord
-from stelae.core.tables.schema import TableSchema
+from stelae.core.records.records import TableRecord
+from stelae.core.schema.schema import TableSchema
 
 T = TypeVar("T")
 

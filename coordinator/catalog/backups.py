@@ -4,7 +4,7 @@ backups. A part of `stelae.coordinator.catalog.catalog`, and as deterministic.
 Invariants: losses are numbered from 1 on, and each stays for ever; the groups follow those before
 them by their generation. The register of backups alone has no generations: a record is put in its
 place, or is not there any more, whatever was before, so a batch never fails for it. Whoever writes
-it looks again and again (`stelae.coordinator.backups.known_backups`).
+it looks again and again (`stelae.coordinator.placement.known_backups`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import msgspec
 
 from stelae.core.ids import ServerUuid
-from stelae.core.logs.losses import LossRecord
-from stelae.core.records import BackupRecord, Copysets
+from stelae.core.records.losses import LossRecord
+from stelae.core.records.records import BackupRecord, Copysets
 
 NO_GROUPS = Copysets(generation=0)
 

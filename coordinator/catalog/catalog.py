@@ -31,9 +31,9 @@ from stelae.coordinator.catalog.indexes import IndexCatalog
 from stelae.coordinator.catalog.timelines import TimelineCatalog, TimelineState
 from stelae.core.errors import KeyReused, Overloaded, StaleRequest, TooLarge, decode_error
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId, is_keyed
-from stelae.core.logs.configurations import MigrationOrder, StoredRecord
-from stelae.core.logs.losses import LossRecord
-from stelae.core.records import (
+from stelae.core.records.configurations import MigrationOrder, StoredRecord
+from stelae.core.records.losses import LossRecord
+from stelae.core.records.records import (
     Copysets,
     Rebalancing,
     SafekeeperRecord,
@@ -43,9 +43,9 @@ from stelae.core.records import (
     TabletRecord,
     TabletState,
 )
-from stelae.core.tables.indexes import IndexletRecord
-from stelae.core.tokens import AccessTokens
-from stelae.core.turns import Turn
+from stelae.core.records.tokens import AccessTokens
+from stelae.core.records.turns import Turn
+from stelae.core.schema.indexes import IndexletRecord
 
 CATALOG_ID = TabletId("00000000000000000000000000000001")
 """The catalog is itself a tablet; this is its id in every cluster."""

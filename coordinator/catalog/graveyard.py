@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from stelae.core.ids import TableId, TabletId
-from stelae.core.records import TableRecord, TabletRecord
+from stelae.core.records.records import TableRecord, TabletRecord
 
 K = TypeVar("K", bound=str)
 V = TypeVar("V")

@@ -6,7 +6,7 @@ As long as there is one, that log is freed nowhere. Source: `docs/decisions.md`,
 from __future__ import annotations
 
 from stelae.core.ids import TabletId
-from stelae.core.records import TabletRecord
+from stelae.core.records.records import TabletRecord
 
 
 class Heirs:

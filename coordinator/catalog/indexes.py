@@ -18,8 +18,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from stelae.core.ids import ServerUuid, TableId
-from stelae.core.records import TableRecord, TableState
-from stelae.core.tables.indexes import IndexId, IndexletId, IndexletRecord, IndexletState, covers
+from stelae.core.records.records import TableRecord, TableState
+from stelae.core.schema.indexes import IndexId, IndexletId, IndexletRecord, IndexletState, covers
 
 K = TypeVar("K", bound=Hashable)
 CLOSING = IndexletState.CLOSING

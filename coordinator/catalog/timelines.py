@@ -25,14 +25,14 @@ import msgspec
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid, TableId
-from stelae.core.logs.configurations import (
+from stelae.core.records.configurations import (
     MigrationOrder,
     StoredRecord,
     TimelineId,
     check_succession,
 )
-from stelae.core.logs.timelines import SafekeeperId
-from stelae.core.records import SafekeeperRecord
+from stelae.core.records.records import SafekeeperRecord
+from stelae.core.records.timelines import SafekeeperId
 
 RECENT = 32
 """Records of one timeline that are packed away together, as soon as there are twice as many."""

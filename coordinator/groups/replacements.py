@@ -5,7 +5,8 @@ many at a time, as receiver and as source. No more begin than can go on: whoever
 turn as a member would seem to make no progress, and be let go for it. Tablets that have lost most
 voters come first, then those that only move.
 
-Source: seed Kudu tablet copy (bounded copies per server); `stelae.coordinator.placing.assignment`.
+Source: seed Kudu tablet copy (bounded copies per server);
+`stelae.coordinator.placement.assignment`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.coordinator.groups.groups import Group, Replica
-from stelae.coordinator.known.liveness import Liveness
-from stelae.coordinator.placing.assignment import Load, choose_another
+from stelae.coordinator.groups.group import Group, Replica
+from stelae.coordinator.liveness.liveness import Liveness
+from stelae.coordinator.placement.assignment import Load, choose_another
 from stelae.core.ids import OpId, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import ReplicaRole
-from stelae.core.records import ReplicaMove, TabletState
+from stelae.core.records.records import ReplicaMove, TabletState
 
 
 @dataclass(frozen=True, slots=True)

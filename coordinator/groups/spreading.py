@@ -5,9 +5,9 @@ maintenance, and every tablet led; then one step, and as long a calm again. The 
 first that there is, is taken:
 
 1. a replica moves, so that counts, then sizes, are more even
-(`stelae.coordinator.groups.rebalance`); 2. a leadership moves off a server that has too much load
-(`stelae.coordinator.groups.leader_loads`); 3. a leadership moves so that counts are more even,
-unless load speaks against it; 4. a replica moves, so that the leadership of a busy tablet can
+(`stelae.coordinator.placement.rebalance`); 2. a leadership moves off a server that has too much
+load (`stelae.coordinator.placement.leader_loads`); 3. a leadership moves so that counts are more
+even, unless load speaks against it; 4. a replica moves, so that the leadership of a busy tablet can
 follow it.
 
 A move is a record in the catalog, which the next leader master goes on with; a hand-over is an
@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.coordinator.groups.groups import Replica, group_of
-from stelae.coordinator.groups.leader_loads import Cooling, leaders_load
-from stelae.coordinator.groups.rebalance import Placed, next_move, next_transfer
-from stelae.coordinator.known.liveness import Liveness, Seen
-from stelae.coordinator.placing.assignment import Load
+from stelae.coordinator.groups.group import Replica, group_of
+from stelae.coordinator.liveness.liveness import Liveness, Seen
+from stelae.coordinator.placement.assignment import Load
+from stelae.coordinator.placement.leader_loads import Cooling, leaders_load
+from stelae.coordinator.placement.rebalance import Placed, next_move, next_transfer
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.records import ReplicaMove, ServerKind
+from stelae.core.records.records import ReplicaMove, ServerKind
 
 Step: TypeAlias = "tuple[TabletId, ReplicaMove] | tuple[TabletId, ServerUuid]"
 """A replica to move, or who is to lead."""

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.coordinator.known.liveness import Seen
+from stelae.coordinator.liveness.liveness import Seen
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import TabletProgress, TabletReport
-from stelae.core.records import ServerInfo, TabletRecord, TabletState
-from stelae.core.tables.durability import media_of
+from stelae.core.records.records import ServerInfo, TabletRecord, TabletState
+from stelae.core.schema.durability import media_of
 
 REST = 9.0
 """Once a tablet's rows have followed, the others are let alone for so many times as long as it has

@@ -1,10 +1,10 @@
 """How tablets that one server owns are evened out over servers, where operators want that. Pure.
 
-The same rule as for replicas (`stelae.coordinator.groups.rebalance`): counts of each table, counts
-of all, then sizes, each step making them more even, so that the steps come to an end. It has its
-turn after a calm in which there was nothing to even out among replicas and leaders, takes one step,
-and waits for the next calm: a server that joins is filled slowly, as each step is a pause for a
-tablet.
+The same rule as for replicas (`stelae.coordinator.placement.rebalance`): counts of each table,
+counts of all, then sizes, each step making them more even, so that the steps come to an end. It has
+its turn after a calm in which there was nothing to even out among replicas and leaders, takes one
+step, and waits for the next calm: a server that joins is filled slowly, as each step is a pause for
+a tablet.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.coordinator.groups.rebalance import Placed, next_move
-from stelae.coordinator.known.liveness import Seen
+from stelae.coordinator.liveness.liveness import Seen
 from stelae.coordinator.moves.departures import Departure, departure, is_bound, may_leave
 from stelae.coordinator.moves.relief import room_bytes, size_of
-from stelae.coordinator.placing.assignment import Load
+from stelae.coordinator.placement.assignment import Load
+from stelae.coordinator.placement.rebalance import Placed, next_move
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import TabletReport
-from stelae.core.records import TabletRecord
+from stelae.core.records.records import TabletRecord
 
 
 def even_out(catalog: Catalog, live: Sequence[Seen], homes: Sequence[Load]) -> Departure | None:

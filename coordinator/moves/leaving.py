@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.coordinator.known.liveness import Seen
+from stelae.coordinator.liveness.liveness import Seen
 from stelae.coordinator.moves.departures import Departure, able_to_leave, departure, is_bound
 from stelae.core.messages.servers import TabletReport
 

@@ -18,15 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.coordinator.known.liveness import Run, Seen
+from stelae.coordinator.liveness.liveness import Run, Seen
 from stelae.coordinator.moves.departures import Close, Departure, Departures, may_leave
 from stelae.coordinator.moves.evening import even_out
 from stelae.coordinator.moves.leaving import leave
 from stelae.coordinator.moves.relief import note_short, relieve
-from stelae.coordinator.placing.assignment import Load
+from stelae.coordinator.placement.assignment import Load
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.servers import TabletReport
-from stelae.core.records import TabletRecord, TabletState
+from stelae.core.records.records import TabletRecord, TabletState
 
 
 def planned_closes(

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.coordinator.known.liveness import Seen
+from stelae.coordinator.liveness.liveness import Seen
 from stelae.coordinator.moves.departures import Departure, able_to_leave, departure
-from stelae.coordinator.placing.assignment import Load
+from stelae.coordinator.placement.assignment import Load
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.servers import TabletReport
 

@@ -1,6 +1,6 @@
 """What the leader master has to do about timelines: from catalog, store and liveness alone. Pure.
 
-Level-triggered, as `stelae.coordinator.decisions.decide` is: a new leader goes on where the former
+Level-triggered, as `stelae.coordinator.decide` is: a new leader goes on where the former
 one died.
 
 - A tablet that is being created needs its timeline, on the safekeepers that its record names.
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.coordinator.migration.steps import (
+from stelae.coordinator.timelines.migration_steps import (
     Abort,
     Create,
     FinishPending,
@@ -42,9 +42,9 @@ from stelae.coordinator.timelines.safekeepers import (
 )
 from stelae.core.errors import InvalidArgument, TabletNotFound
 from stelae.core.ids import TabletId
-from stelae.core.logs.configurations import MigrationOrder, TimelineId, TimelineRecord
-from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus
-from stelae.core.records import TabletRecord, TabletState
+from stelae.core.records.configurations import MigrationOrder, TimelineId, TimelineRecord
+from stelae.core.records.records import TabletRecord, TabletState
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,21 +15,21 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.known.liveness import Liveness
+from stelae.coordinator.liveness.liveness import Liveness
 from stelae.coordinator.timelines.safekeepers import Fleet, Safekeeper, choose_initial
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.logs.configurations import FIRST_GENERATION, TimelineId, TimelineRecord
-from stelae.core.logs.timelines import (
+from stelae.core.messages.timelines import SetSafekeeperStatus
+from stelae.core.records.configurations import FIRST_GENERATION, TimelineId, TimelineRecord
+from stelae.core.records.records import SafekeeperRecord, ServerInfo, TabletRecord
+from stelae.core.records.timelines import (
     SafekeeperId,
     SafekeeperPlace,
     SafekeeperStatus,
     TimelineConfiguration,
     TimelineSource,
 )
-from stelae.core.messages.timelines import SetSafekeeperStatus
-from stelae.core.records import SafekeeperRecord, ServerInfo, TabletRecord
-from stelae.core.tables.durability import Durability, Wal
+from stelae.core.schema.durability import Durability, Wal
 
 
 def timeline_of(tablet: TabletRecord) -> TimelineId:

@@ -20,15 +20,15 @@ from types import MappingProxyType
 
 import msgspec
 
-from stelae.coordinator.migration.steps import (
+from stelae.coordinator.timelines.migration_steps import (
     SILENT,
     Exclude,
     MoveTo,
     Statuses,
 )
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
-from stelae.core.logs.configurations import TimelineId, TimelineRecord
-from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus, has_majority
+from stelae.core.records.configurations import TimelineId, TimelineRecord
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus, has_majority
 
 
 class Safekeeper(msgspec.Struct, frozen=True):

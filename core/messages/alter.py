@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from stelae.core.ids import RequestId, TableId, TabletId
 from stelae.core.messages.servers import TableReply, TabletReport
-from stelae.core.records import TableRecord
+from stelae.core.records.records import TableRecord
 from stelae.core.rpc import Body, Method
-from stelae.core.tables.alter import SchemaChange
-from stelae.core.tables.durability import Durability
+from stelae.core.schema.alter import SchemaChange
+from stelae.core.schema.durability import Durability
 
 
 class AlterTable(Body, frozen=True):

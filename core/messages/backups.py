@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 from stelae.core.ids import TabletId
-from stelae.core.logs.losses import SegmentFacts
+from stelae.core.records.losses import SegmentFacts
 from stelae.core.rpc import Body, Empty, Method
 
 APPENDS_MAX = 64

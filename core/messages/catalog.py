@@ -1,18 +1,18 @@
 """Messages of clients to masters: operations on tables, look-ups, lists, status.
 
 Reads take ``max_staleness_s``: negative, the leader answers, linearizably; otherwise any master
-may, whose state is provably no older (`stelae.actors.raft.freshness`), or it refuses with
+may, whose state is provably no older (`stelae.actors.raft.staleness`), or it refuses with
 `TooStale`.
 """
 
 from __future__ import annotations
 
 from stelae.core.ids import Address, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.records import TableRecord, TabletRecord
+from stelae.core.records.records import TableRecord, TabletRecord
 from stelae.core.rpc import Body, Empty, Method
-from stelae.core.tables.durability import Durability
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import Durability
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 
 LINEARIZABLE = -1.0
 """``max_staleness_s`` of a read that must see everything acknowledged before it."""

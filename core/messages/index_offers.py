@@ -20,7 +20,7 @@ from stelae.core.messages.indexes import TabletStamp
 from stelae.core.messages.remote import ImagePlace
 from stelae.core.messages.servers import ReplicaInfo
 from stelae.core.rpc import Body, Empty, Method
-from stelae.core.tables.indexes import IndexletId
+from stelae.core.schema.indexes import IndexletId
 
 EPOCH_BEGINS = 0
 """The sequence of what a tablet had at the beginning of an epoch; its insertions begin at 1."""

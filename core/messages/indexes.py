@@ -57,9 +57,9 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.records import TableRecord
+from stelae.core.records.records import TableRecord
 from stelae.core.rpc import Body, Empty, Method
-from stelae.core.tables.indexes import END, IndexId, IndexletId, IndexletRecord
+from stelae.core.schema.indexes import END, IndexId, IndexletId, IndexletRecord
 
 ENTRIES_MAX = 512
 """Of one message that carries entries one by one; more go as an Arrow stream."""

@@ -9,7 +9,7 @@ what was ordered after it.
 from __future__ import annotations
 
 from stelae.core.ids import RequestId, TabletId
-from stelae.core.records import ServerMark, TabletRecord
+from stelae.core.records.records import ServerMark, TabletRecord
 from stelae.core.rpc import Body, Empty, Method
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import Configuration
-from stelae.core.records import TableRecord
+from stelae.core.records.records import TableRecord
+from stelae.core.records.replication import Configuration
 from stelae.core.rpc import Body, Empty, Method
 
 

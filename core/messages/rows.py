@@ -77,7 +77,7 @@ class WriteMany(Body, frozen=True):
 
 
 class WriteManyReply(Body, frozen=True):
-    """What each came to, as `stelae.storage.rows.outcomes` writes it. If all of them have failed
+    """What each came to, as `stelae.storage.entries.outcomes` writes it. If all of them have failed
     for the same reason, that is the answer to the call instead."""
 
     outcomes: tuple[bytes, ...]

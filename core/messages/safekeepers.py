@@ -1,6 +1,6 @@
 """What masters, operators and other safekeepers ask of a safekeeper.
 
-What proposers say to it is in `stelae.consensus.wal_messages`. Every call names the receiver by its
+What proposers say to it is in `stelae.consensus.wal.messages`. Every call names the receiver by its
 server UUID (`Peers.call(destination=)`), and is idempotent.
 
 How a safekeeper gets its id: it heartbeats with ``server.safekeeper_id`` None until it has one; the
@@ -21,15 +21,15 @@ from __future__ import annotations
 import enum
 
 from stelae.core.ids import TabletId
-from stelae.core.logs.configurations import TimelineId
-from stelae.core.logs.timelines import (
+from stelae.core.records.configurations import TimelineId
+from stelae.core.records.timeline_copies import TimelineSnapshot, WalFile
+from stelae.core.records.timelines import (
     LogPosition,
     SafekeeperId,
     SafekeeperPlace,
     SwitchReply,
     TimelineConfiguration,
 )
-from stelae.core.messages.timeline_copies import TimelineSnapshot, WalFile
 from stelae.core.rpc import Body, Empty, Method
 
 LIST_MAX = 1000

@@ -10,19 +10,19 @@ from __future__ import annotations
 import enum
 
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.logs.losses import SegmentFacts
-from stelae.core.logs.replica_shortage import Shortage
-from stelae.core.logs.replication import Configuration
-from stelae.core.logs.succession import SuccessionReport
-from stelae.core.logs.timelines import SafekeeperId, TimelineSource
 from stelae.core.messages import backups as backup_messages
 from stelae.core.messages import catalog as catalog_messages
 from stelae.core.messages import rows as row_messages
-from stelae.core.messages.backup_views import BackupsView, MediumLoad
+from stelae.core.messages.backup_loads import BackupsView, MediumLoad
 from stelae.core.messages.indexes import IndexletReport
-from stelae.core.records import MasterMember, ServerInfo, TableRecord, TabletRecord
+from stelae.core.records.losses import SegmentFacts
+from stelae.core.records.records import MasterMember, ServerInfo, TableRecord, TabletRecord
+from stelae.core.records.replica_shortage import Shortage
+from stelae.core.records.replication import Configuration
+from stelae.core.records.succession import SuccessionReport
+from stelae.core.records.timelines import SafekeeperId, TimelineSource
 from stelae.core.rpc import Body, Empty, Method
-from stelae.core.tables.indexes import IndexletId
+from stelae.core.schema.indexes import IndexletId
 
 # ---- clients to masters (in `stelae.core.messages.catalog`) -----------------------------------
 
@@ -162,7 +162,7 @@ class TabletReport(Body, frozen=True):
     group: GroupReport | None = None
     """Of a tablet with ``replicas(n)``; ``term`` is its Raft term then."""
     load_per_s: float = 0.0
-    """Calls a second of late (`stelae.actors.load_rate`), by its owner or leader; or
+    """Calls a second of late (`stelae.actors.tserver.tablet.load_rate`), by its owner or leader; or
     `LOAD_UNKNOWN`."""
     timeline_generation: int = 0
     """Of a ``wal`` tablet: of the newest configuration of its timeline that its owner knows."""
@@ -197,7 +197,7 @@ class Heartbeat(Body, frozen=True):
 
     ``tablets`` (of a tserver) and ``logs`` (of a backup: what it holds replicas of; of a
     safekeeper: its timelines) are everything, or what has changed ``since``
-    (`stelae.coordinator.known.reports`).
+    (`stelae.core.messages.reports`).
     """
 
     server: ServerInfo

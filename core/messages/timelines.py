@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stelae.core.ids import Address, RequestId, TableId, TabletId
-from stelae.core.logs.configurations import StoredRecord, TimelineId
-from stelae.core.logs.timelines import (
+from stelae.core.records.configurations import StoredRecord, TimelineId
+from stelae.core.records.records import SafekeeperRecord, TabletRecord
+from stelae.core.records.timelines import (
     LogPosition,
     SafekeeperId,
     SafekeeperPlace,
     SafekeeperStatus,
     TimelineConfiguration,
 )
-from stelae.core.records import SafekeeperRecord, TabletRecord
 from stelae.core.rpc import Body, Method
 
 

@@ -14,13 +14,11 @@ from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response
 
+from stelae.core.config.spec import ClusterSpec
 from stelae.core.errors import Unavailable
-from stelae.core.spec.models import ClusterSpec
-from stelae.core.tokens import Role
-from stelae.serve.conditions import condition_of
-from stelae.serve.gateway import gateway_of
-from stelae.serve.guard import require
-from stelae.serve.models.openapi import (
+from stelae.core.records.tokens import Role
+from stelae.serve.bodies.models import Body
+from stelae.serve.bodies.openapi import (
     IF_MATCH,
     IF_NONE_MATCH,
     NOT_MODIFIED,
@@ -28,8 +26,10 @@ from stelae.serve.models.openapi import (
     json_body,
     problems,
 )
-from stelae.serve.models.tables import Body
-from stelae.serve.problems import OperationNotFound
+from stelae.serve.bodies.problems import OperationNotFound
+from stelae.serve.gateway.conditions import condition_of
+from stelae.serve.gateway.gateway import gateway_of
+from stelae.serve.gateway.guard import require
 from stelae.serve.routes.tables import json_response
 
 router = APIRouter(prefix="/v1/cluster", tags=["cluster"])

@@ -17,12 +17,12 @@ from typing import Any
 
 from starlette.requests import Request
 
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import RetryLater, VersionMismatch
-from stelae.core.tables.schema import VERSION_COLUMN
-from stelae.serve.conditions import MAX_VERSION, Condition
-from stelae.serve.problems import PreconditionFailed
-from stelae.serve.requests import is_numbered, numbered
+from stelae.core.schema.schema import VERSION_COLUMN
+from stelae.serve.bodies.problems import PreconditionFailed
+from stelae.serve.gateway.conditions import MAX_VERSION, Condition
+from stelae.serve.gateway.requests import is_numbered, numbered
 
 ATTEMPTS = 20
 LEAST_S = 0.001

@@ -11,27 +11,27 @@ from stelae.client.finds.calls import PAGE_ROWS, Page
 from stelae.client.finds.query import NOT_GIVEN
 from stelae.client.http.json_values import encode_rows, from_json_value
 from stelae.client.http.protocol import ARROW_TYPE, JSON_TYPE, NEXT_PAGE_HEADER
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import IndexNotFound, InvalidArgument
-from stelae.core.tokens import Role
-from stelae.serve.arrow_bodies import write_stream
-from stelae.serve.gateway import ROW_TYPES, answer_type, gateway_of, offload
-from stelae.serve.guard import require
-from stelae.serve.models.indexes import (
+from stelae.core.records.tokens import Role
+from stelae.serve.bodies.arrow import write_stream
+from stelae.serve.bodies.indexes import (
     CreateIndexRequest,
     FindRequest,
     FoundReply,
     IndexInfo,
     IndexListing,
 )
-from stelae.serve.models.openapi import (
+from stelae.serve.bodies.openapi import (
     ORDER_PARAMETER,
     TIMEOUT_PARAMETER,
     json_body,
     problems,
     row_answers,
 )
-from stelae.serve.requests import ordering_on
+from stelae.serve.gateway.gateway import ROW_TYPES, answer_type, gateway_of, offload
+from stelae.serve.gateway.guard import require
+from stelae.serve.gateway.requests import ordering_on
 from stelae.serve.routes.tables import json_response
 
 router = APIRouter(prefix="/v1/tables/{table}", tags=["indexes"])

@@ -6,15 +6,15 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from stelae.client.operating.losses import record_document, report_document
-from stelae.core.logs.losses import LossReport
-from stelae.core.tokens import Role
-from stelae.serve.gateway import gateway_of
-from stelae.serve.guard import require
-from stelae.serve.models.openapi import ORDER_PARAMETER, TIMEOUT_PARAMETER, json_body, problems
-from stelae.serve.models.status import Accepted, Losses
-from stelae.serve.models.tables import Body
-from stelae.serve.requests import ordering
+from stelae.client.admin.losses import record_document, report_document
+from stelae.core.records.losses import LossReport
+from stelae.core.records.tokens import Role
+from stelae.serve.bodies.models import Body
+from stelae.serve.bodies.openapi import ORDER_PARAMETER, TIMEOUT_PARAMETER, json_body, problems
+from stelae.serve.bodies.status import Accepted, Losses
+from stelae.serve.gateway.gateway import gateway_of
+from stelae.serve.gateway.guard import require
+from stelae.serve.gateway.requests import ordering
 from stelae.serve.routes.tables import json_response
 
 router = APIRouter(prefix="/v1", tags=["losses"])

@@ -13,16 +13,16 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from stelae.client.admin.operators import describe_tservers
 from stelae.client.database import AsyncDatabase
-from stelae.client.operating.operators import describe_tservers
 from stelae.core.errors import InvalidArgument
-from stelae.core.records import TabletRecord
-from stelae.core.tokens import Role
-from stelae.serve.gateway import gateway_of
-from stelae.serve.guard import require
-from stelae.serve.models.openapi import json_body, problems
-from stelae.serve.models.status import CheckReport, RetiredServer, TabletReply
-from stelae.serve.models.tables import Body
+from stelae.core.records.records import TabletRecord
+from stelae.core.records.tokens import Role
+from stelae.serve.bodies.models import Body
+from stelae.serve.bodies.openapi import json_body, problems
+from stelae.serve.bodies.status import CheckReport, RetiredServer, TabletReply
+from stelae.serve.gateway.gateway import gateway_of
+from stelae.serve.gateway.guard import require
 from stelae.serve.routes.tables import json_response
 
 router = APIRouter(prefix="/v1", tags=["operators"])

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from stelae.serve.guard import path_of
+from stelae.serve.gateway.guard import path_of
 from stelae.serve.routes.rows import delete_row, get_row, put_row
 
 _ROW = re.compile(r"/v1/tables/([^/]+)/rows/(.*)", re.DOTALL)

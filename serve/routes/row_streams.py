@@ -24,10 +24,10 @@ from stelae.core.errors import (
     StelaeError,
     TooLarge,
 )
-from stelae.serve.arrow_bodies import DICTIONARY, SCHEMA, message_head, read_stream
-from stelae.serve.gateway import Gateway, offload
-from stelae.serve.guard import release_body
-from stelae.serve.problems import MalformedBody
+from stelae.serve.bodies.arrow import DICTIONARY, SCHEMA, message_head, read_stream
+from stelae.serve.bodies.problems import MalformedBody
+from stelae.serve.gateway.gateway import Gateway, offload
+from stelae.serve.gateway.guard import release_body
 
 WINDOW_BYTES = 8 << 20
 HEAD_BYTES = 8

@@ -23,25 +23,20 @@ from stelae.client.http.json_values import (
     to_json_value,
 )
 from stelae.client.http.protocol import ARROW_TYPE, IF_VERSION_COLUMN, JSON_TYPE
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import ColumnNotFound, InvalidArgument, RowNotFound
-from stelae.core.tables.schema import VERSION_COLUMN
-from stelae.core.tables.values import from_wire
-from stelae.core.tokens import Role
-from stelae.serve.arrow_bodies import check_row_count, read_stream, write_stream
-from stelae.serve.conditions import MAX_VERSION, condition_of
-from stelae.serve.gateway import (
-    ROW_TYPES,
-    Gateway,
-    answer_type,
-    body_type,
-    gateway_of,
-    offload,
-    parse_json,
-    parse_model,
+from stelae.core.records.tokens import Role
+from stelae.core.schema.schema import VERSION_COLUMN
+from stelae.core.schema.values import from_wire
+from stelae.serve.bodies.arrow import check_row_count, read_stream, write_stream
+from stelae.serve.bodies.models import (
+    GetRequest,
+    RowReply,
+    RowsReply,
+    WriteReply,
+    WriteRequest,
 )
-from stelae.serve.guard import require
-from stelae.serve.models.openapi import (
+from stelae.serve.bodies.openapi import (
     IDEMPOTENCY_PARAMETER,
     IF_MATCH,
     IF_NONE_MATCH,
@@ -52,15 +47,20 @@ from stelae.serve.models.openapi import (
     problems,
     row_answers,
 )
-from stelae.serve.models.tables import (
-    GetRequest,
-    RowReply,
-    RowsReply,
-    WriteReply,
-    WriteRequest,
+from stelae.serve.bodies.problems import MalformedBody, UnsupportedMedia
+from stelae.serve.gateway.conditions import MAX_VERSION, condition_of
+from stelae.serve.gateway.gateway import (
+    ROW_TYPES,
+    Gateway,
+    answer_type,
+    body_type,
+    gateway_of,
+    offload,
+    parse_json,
+    parse_model,
 )
-from stelae.serve.problems import MalformedBody, UnsupportedMedia
-from stelae.serve.requests import numbered
+from stelae.serve.gateway.guard import require
+from stelae.serve.gateway.requests import numbered
 from stelae.serve.routes.conditional_rows import write_under
 from stelae.serve.routes.row_parameters import (
     COLUMNS,

@@ -16,14 +16,14 @@ from starlette.responses import Response, StreamingResponse
 
 from stelae.client.http.json_values import encode_rows, from_json_value
 from stelae.client.http.protocol import ARROW_TYPE, JSON_TYPE, NDJSON_TYPE, NEXT_PAGE_HEADER
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import InvalidArgument
-from stelae.core.tables.schema import VERSION_COLUMN
-from stelae.serve.arrow_bodies import write_stream
-from stelae.serve.gateway import ALL_TYPES, answer_type, gateway_of, offload
-from stelae.serve.models.openapi import STALENESS_PARAMETER, json_body, row_answers
-from stelae.serve.models.tables import ScanReply, ScanRequest
-from stelae.serve.scan_tokens import decode_place, encode_place, request_digest
+from stelae.core.schema.schema import VERSION_COLUMN
+from stelae.serve.bodies.arrow import write_stream
+from stelae.serve.bodies.models import ScanReply, ScanRequest
+from stelae.serve.bodies.openapi import STALENESS_PARAMETER, json_body, row_answers
+from stelae.serve.gateway.gateway import ALL_TYPES, answer_type, gateway_of, offload
+from stelae.serve.gateway.scan_tokens import decode_place, encode_place, request_digest
 
 router = APIRouter(prefix="/v1/tables/{table}", tags=["rows"])
 

@@ -23,16 +23,21 @@ from stelae.core.errors import (
     TableNotFound,
 )
 from stelae.core.messages.catalog import TabletLocation
-from stelae.core.records import TableRecord
-from stelae.core.tables.durability import Durability
-from stelae.core.tables.partition import HashPartition, Partitioning, RangePartition
-from stelae.core.tables.types import type_named
-from stelae.core.tables.values import from_wire
-from stelae.core.tokens import Role
-from stelae.serve.conditions import condition_of, list_tag, table_tag, wanted_edition
-from stelae.serve.gateway import gateway_of
-from stelae.serve.guard import require
-from stelae.serve.models.openapi import (
+from stelae.core.records.records import TableRecord
+from stelae.core.records.tokens import Role
+from stelae.core.schema.durability import Durability
+from stelae.core.schema.partition import HashPartition, Partitioning, RangePartition
+from stelae.core.schema.types import type_named
+from stelae.core.schema.values import from_wire
+from stelae.serve.bodies.models import (
+    AlterTableRequest,
+    CreateTableRequest,
+    Partition,
+    TableInfo,
+    TableListing,
+    TabletListing,
+)
+from stelae.serve.bodies.openapi import (
     IF_MATCH,
     IF_NONE_MATCH,
     NOT_MODIFIED,
@@ -41,16 +46,11 @@ from stelae.serve.models.openapi import (
     json_body,
     problems,
 )
-from stelae.serve.models.tables import (
-    AlterTableRequest,
-    CreateTableRequest,
-    Partition,
-    TableInfo,
-    TableListing,
-    TabletListing,
-)
-from stelae.serve.problems import has_condition
-from stelae.serve.requests import is_numbered, ordering, ordering_on
+from stelae.serve.bodies.problems import has_condition
+from stelae.serve.gateway.conditions import condition_of, list_tag, table_tag, wanted_edition
+from stelae.serve.gateway.gateway import gateway_of
+from stelae.serve.gateway.guard import require
+from stelae.serve.gateway.requests import is_numbered, ordering, ordering_on
 
 router = APIRouter(prefix="/v1", tags=["tables"])
 

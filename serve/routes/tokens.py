@@ -8,17 +8,17 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from stelae.client.operating.tokens import token_document
+from stelae.client.admin.tokens import token_document
 from stelae.core.errors import TokenExists
-from stelae.core.tokens import MAX_NAME, Role, hash_token
-from stelae.serve.gateway import gateway_of
-from stelae.serve.guard import require
-from stelae.serve.models.openapi import ORDER_PARAMETER, TIMEOUT_PARAMETER, json_body, problems
-from stelae.serve.models.tables import Body
-from stelae.serve.problems import TokenShown
-from stelae.serve.requests import ordering
+from stelae.core.records.tokens import MAX_NAME, Role, hash_token
+from stelae.serve.bodies.models import Body
+from stelae.serve.bodies.openapi import ORDER_PARAMETER, TIMEOUT_PARAMETER, json_body, problems
+from stelae.serve.bodies.problems import TokenShown
+from stelae.serve.gateway.gateway import gateway_of
+from stelae.serve.gateway.guard import require
+from stelae.serve.gateway.requests import ordering
+from stelae.serve.gateway.tokens import TokenEntry, TokenVerifier, new_token
 from stelae.serve.routes.tables import json_response
-from stelae.serve.tokens import TokenEntry, TokenVerifier, new_token
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import ray
 
-from stelae.actors.hosting.ray_host import cluster_actors
-from stelae.actors.hosting.spark_host import SPARK_NAME, SparkPlan, spark_actor
-from stelae.coordinator.orders.apply_plan import FRONT, SPARK, Traits
-from stelae.core.spec.models import ClusterSpec
-from stelae.core.spec.units import format_size
-from stelae.hosting import cluster_state, launcher
+from stelae.actors.ray_host.host import cluster_actors
+from stelae.actors.ray_host.spark_host import SPARK_NAME, SparkPlan, spark_actor
+from stelae.coordinator.apply.plan import FRONT, SPARK, Traits
+from stelae.core.config.spec import ClusterSpec
+from stelae.core.config.units import format_size
+from stelae.deploy import cluster_state, launcher
 
 ASK_TIMEOUT_S = 5.0
 GONE = "none"

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stelae.coordinator.orders.apply_checks import Made
-from stelae.coordinator.orders.apply_plan import FRONT, Act, Step, Traits
+from stelae.coordinator.apply.checks import Made
+from stelae.coordinator.apply.plan import FRONT, Act, Step, Traits
+from stelae.core.config.spec import ClusterSpec
 from stelae.core.errors import AlreadyRunning
-from stelae.core.records import ServerKind
-from stelae.core.spec.models import ClusterSpec
-from stelae.hosting import launcher, machines, node_checks
-from stelae.hosting.cluster_state import ClusterState
-from stelae.hosting.node_checks import Checked
-from stelae.hosting.ports import check_http_place
+from stelae.core.records.records import ServerKind
+from stelae.deploy import launcher, machines, node_checks
+from stelae.deploy.cluster_state import ClusterState
+from stelae.deploy.node_checks import Checked
+from stelae.deploy.ports import check_http_place
 
 EVERY_ADDRESS = ("0.0.0.0", "::", "")
 """Hosts that stand for all of a machine's addresses."""

@@ -2,9 +2,9 @@
 
 Level-triggered: after every step it looks again at what is, and plans anew. So an apply that was
 interrupted goes on when it is given again, by whoever. What is refused has changed nothing. One
-apply at a time, by the masters' word (`stelae.hosting.asked`); one server at a time, and the next
+apply at a time, by the masters' word (`stelae.deploy.asked`); one server at a time, and the next
 only once all tablets serve and lack no replica. What a step does is `stelae.applying.steps`; which
-there are, and in which order, is `stelae.coordinator.orders.apply_plan`. Design §1, §12; decisions
+there are, and in which order, is `stelae.coordinator.apply.plan`. Design §1, §12; decisions
 §44.
 """
 
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from stelae.actors.hosting.ray_host import ServerPlan, cluster_actors
+from stelae.actors.ray_host.host import ServerPlan, cluster_actors
 from stelae.applying import steps as apply_steps
 from stelae.applying.front import others_present, others_wanted
 from stelae.applying.places import ask_machines, what_is_taken
-from stelae.coordinator.orders.apply_checks import Asked, Made, refusals
-from stelae.coordinator.orders.apply_plan import (
+from stelae.coordinator.apply.checks import Asked, Made, refusals
+from stelae.coordinator.apply.plan import (
     Difference,
     Present,
     ServerIs,
@@ -35,21 +35,21 @@ from stelae.coordinator.orders.apply_plan import (
     differences,
     plan_steps,
 )
-from stelae.coordinator.orders.apply_room import room_of
+from stelae.coordinator.apply.room import room_of
 from stelae.core import tracing
+from stelae.core.config.spec import ClusterSpec
+from stelae.core.config.spec_file import load_spec
 from stelae.core.current import CURRENT
 from stelae.core.errors import InvalidArgument, RetryLater
-from stelae.core.records import ServerKind
-from stelae.core.spec.file import load_spec
-from stelae.core.spec.models import ClusterSpec
-from stelae.hosting import asked, cluster_state, launcher, machines, ray_session
-from stelae.hosting.cluster_files import home_of, publish, refresh
-from stelae.hosting.masters import list_masters
-from stelae.hosting.node_checks import log_unchecked
+from stelae.core.records.records import ServerKind
+from stelae.deploy import asked, cluster_state, launcher, machines, ray_session
+from stelae.deploy.cluster_files import home_of, publish, refresh
+from stelae.deploy.masters import list_masters
+from stelae.deploy.node_checks import log_unchecked
 from stelae.runtime.traces import trace_as
 
 if TYPE_CHECKING:
-    from stelae.api import Database
+    from stelae.database.api import Database
 
 LOOK_TIMEOUT_S = 15.0
 LOOK_AGAIN_S = 1.0

@@ -21,7 +21,7 @@ from typing import Any
 
 import ray
 
-from stelae.actors.hosting.ray_host import NAMESPACE
+from stelae.actors.ray_host.host import NAMESPACE
 from stelae.core.errors import (
     AlreadyRunning,
     DeadlineExpired,
@@ -30,10 +30,10 @@ from stelae.core.errors import (
     RetryLater,
     StelaeError,
 )
-from stelae.hosting.asked import Kept, kept_spec
-from stelae.hosting.cluster_files import home_of
-from stelae.hosting.machines import NODE_ID
-from stelae.serve.problems import PreconditionFailed
+from stelae.deploy.asked import Kept, kept_spec
+from stelae.deploy.cluster_files import home_of
+from stelae.deploy.machines import NODE_ID
+from stelae.serve.bodies.problems import PreconditionFailed
 
 ACTOR = "apply"
 CALLS_AT_ONCE = 16

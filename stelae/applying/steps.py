@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from stelae.actors.hosting.ray_host import ServerPlan, cluster_actors, create_actor
+from stelae.actors.ray_host.host import ServerPlan, cluster_actors, create_actor
 from stelae.applying.front import change_front, change_spark, spark_text, traces_text
-from stelae.coordinator.orders.apply_plan import SPARK, Act, Step
+from stelae.coordinator.apply.plan import SPARK, Act, Step
+from stelae.core.config.spec import ClusterSpec
+from stelae.core.config.units import format_size
 from stelae.core.errors import (
     AlreadyRunning,
     InvalidArgument,
@@ -26,18 +28,16 @@ from stelae.core.errors import (
     StelaeError,
     Unavailable,
 )
-from stelae.core.records import ServerKind
-from stelae.core.spec.models import ClusterSpec
-from stelae.core.spec.units import format_size
-from stelae.hosting import launcher, locks
-from stelae.hosting.cluster_files import publish
-from stelae.hosting.masters import add_master, end_stray, list_masters, remove_master
-from stelae.hosting.restarts import HAND_OVER_S, TAKES_PART, what_is_missing
-from stelae.tokens import drop_revoked
+from stelae.core.records.records import ServerKind
+from stelae.database.tokens import drop_revoked
+from stelae.deploy import launcher, locks
+from stelae.deploy.cluster_files import publish
+from stelae.deploy.masters import add_master, end_stray, list_masters, remove_master
+from stelae.deploy.restarts import HAND_OVER_S, TAKES_PART, what_is_missing
 
 if TYPE_CHECKING:
-    from stelae.api import Database
     from stelae.core.messages.operators import ServerProgress
+    from stelae.database.api import Database
 
 POLL_S = 0.3
 START_TIMEOUT_S = 60.0

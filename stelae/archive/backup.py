@@ -1,6 +1,6 @@
 """Backups of tables into an archive: each tablet at one point of its log, while writes go on.
 
-A table is pinned (`stelae.client.scans.snapshots`), so its tablets are of about the same moment. A
+A table is pinned (`stelae.client.table.snapshots`), so its tablets are of about the same moment. A
 tablet whose pin goes with its server is pinned anew, alone, as soon as it is served again; what was
 stored of it counts, as its rows are cut into the same files. The backup's own file is written when
 everything else is there.
@@ -31,17 +31,17 @@ from stelae.archive.format import (
     now_text,
 )
 from stelae.archive.tablets import UNREPLICATED, Bases, Storing, save_tablet
-from stelae.client.calls.locations import TableCache, look_up
-from stelae.client.calls.masters import MastersClient
-from stelae.client.scans.snapshots import PinnedTablet, TableSnapshot, pin_tablet, read_pinned
+from stelae.client.routing.locations import TableCache, look_up
+from stelae.client.routing.masters import MastersClient
+from stelae.client.table.snapshots import PinnedTablet, TableSnapshot, pin_tablet, read_pinned
 from stelae.connectors.data_tasks import KEEP_S, PIN_TIMEOUT_S, Held, connected, pin
 from stelae.connectors.link import link_of
 from stelae.core.errors import SnapshotLost, StelaeError, TableNotFound
-from stelae.core.tables.schema import VERSION_COLUMN
+from stelae.core.schema.schema import VERSION_COLUMN
 from stelae.recovery.spark_link import ClusterLink
 
 if TYPE_CHECKING:
-    from stelae.api import Database
+    from stelae.database.api import Database
 
 logger = logging.getLogger(__name__)
 

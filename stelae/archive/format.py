@@ -24,11 +24,11 @@ import pyarrow as pa
 from stelae.archive.chunks import Chunk
 from stelae.archive.files import Part, digest_of
 from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.records import TableRecord
-from stelae.core.tables.durability import Durability
-from stelae.core.tables.partition import Partitioning, RangePartition
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import from_wire
+from stelae.core.records.records import TableRecord
+from stelae.core.schema.durability import Durability
+from stelae.core.schema.partition import Partitioning, RangePartition
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import from_wire
 
 FORMAT = "stelae-backup/1"
 PREFIX, SUFFIX = "backup-", ".json"

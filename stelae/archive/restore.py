@@ -26,12 +26,12 @@ from stelae.archive.files import Part
 from stelae.archive.folder import RESTORE, Archive
 from stelae.archive.format import Backup, SavedTable
 from stelae.archive.targets import Targets
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import CorruptData, InvalidArgument, NoSpace, Unavailable
-from stelae.core.tables.durability import Durability
+from stelae.core.schema.durability import Durability
 
 if TYPE_CHECKING:
-    from stelae.api import Database, Table
+    from stelae.database.api import Database, Table
 
 logger = logging.getLogger(__name__)
 

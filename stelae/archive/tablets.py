@@ -29,7 +29,7 @@ from stelae.archive.chunks import (
 from stelae.archive.folder import Archive
 from stelae.archive.format import ROWS, SavedTablet, TabletList
 from stelae.core.errors import CorruptData
-from stelae.core.tables.durability import Segments
+from stelae.core.schema.durability import Segments
 
 logger = logging.getLogger(__name__)
 

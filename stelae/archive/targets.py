@@ -21,11 +21,11 @@ from stelae.core.errors import (
     TableExists,
     TableNotFound,
 )
-from stelae.core.tables.durability import Durability
-from stelae.core.tables.partition import Partitioning
+from stelae.core.schema.durability import Durability
+from stelae.core.schema.partition import Partitioning
 
 if TYPE_CHECKING:
-    from stelae.api import Database, Table
+    from stelae.database.api import Database, Table
 
 CREATE_TIMEOUT_S = 120.0
 

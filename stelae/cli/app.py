@@ -17,23 +17,28 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from stelae.cli import transfers as cli_transfers  # noqa: F401  # adds its commands to those of tables
-from stelae.cli.apply import apply
-from stelae.cli.backup import backup_app
-from stelae.cli.bench import bench
-from stelae.cli.certificates import certificate_app
-from stelae.cli.check import check
-from stelae.cli.grafana import grafana_app
-from stelae.cli.indexes import index_app  # noqa: F401  # adds its commands to those of tables
-from stelae.cli.locate import tablet_app
-from stelae.cli.masters import master_app
-from stelae.cli.plan import plan
-from stelae.cli.quarantine import quarantine_app
-from stelae.cli.recover import recover
-from stelae.cli.servers import rebalance_app, server_app
-from stelae.cli.tables import table_app
-from stelae.cli.timelines import timeline_app
-from stelae.cli.tokens import token_app
+from stelae.cli.cluster.apply import apply
+from stelae.cli.cluster.bench import bench
+from stelae.cli.cluster.certificates import certificate_app
+from stelae.cli.cluster.check import check
+from stelae.cli.cluster.grafana import grafana_app
+from stelae.cli.cluster.masters import master_app
+from stelae.cli.cluster.plan import plan
+from stelae.cli.cluster.recover import recover
+from stelae.cli.cluster.servers import rebalance_app, server_app
+from stelae.cli.cluster.timelines import timeline_app
+from stelae.cli.cluster.tokens import token_app
+from stelae.cli.output import (
+    make_console,
+    print_json,
+    problems_of,
+    show_status,
+)
+from stelae.cli.table.backup import backup_app
+from stelae.cli.table.indexes import index_app  # noqa: F401  # adds its commands to those of tables
+from stelae.cli.table.locate import tablet_app
+from stelae.cli.table.quarantine import quarantine_app
+from stelae.cli.table.tables import table_app
 from stelae.cli.which_cluster import (
     Debug,
     Json,
@@ -43,16 +48,10 @@ from stelae.cli.which_cluster import (
     read_status,
     spec_of,
 )
-from stelae.output import (
-    make_console,
-    print_json,
-    problems_of,
-    show_status,
-)
 
 if TYPE_CHECKING:
-    from stelae.core.spec.models import ClusterSpec
-    from stelae.hosting.keeper import Up
+    from stelae.core.config.spec import ClusterSpec
+    from stelae.keeper import Up
 
 FAILED, MISUSED = 1, 2
 
@@ -138,7 +137,7 @@ def up(
     stelae up big.yaml
     stelae up --foreground   stays in this terminal
     """
-    from stelae.hosting.keeper import hold, start_keeper
+    from stelae.keeper import hold, start_keeper
 
     spec = spec_of(spec_file)
     console = make_console(stderr=True)
@@ -171,7 +170,7 @@ def up(
 def _in_ray(spec: ClusterSpec, progress: Any) -> Up:
     """Launch in a Ray that runs already: the actors are detached and need nobody to stay."""
     from stelae.cluster import launch
-    from stelae.hosting.keeper import Up
+    from stelae.keeper import Up
 
     database = launch(spec, progress=progress)
     database.leave()
@@ -179,8 +178,8 @@ def _in_ray(spec: ClusterSpec, progress: Any) -> Up:
 
 
 def _tell_up(made: Up, spec: ClusterSpec, took_s: float, as_json: bool) -> None:
-    from stelae.hosting.cluster_state import ADMIN_TOKEN_FILE
-    from stelae.hosting.keeper import LOG_FILE
+    from stelae.deploy.cluster_state import ADMIN_TOKEN_FILE
+    from stelae.keeper import LOG_FILE
 
     token = Path(made.data_dir) / ADMIN_TOKEN_FILE if made.http else None
     log = Path(made.data_dir) / LOG_FILE if made.pid and made.pid != os.getpid() else None
@@ -234,9 +233,9 @@ def down(where: WhereArgument = None, as_json: Json = False, debug: Debug = Fals
 def _take_down(folder: Path) -> bool:
     """Whether there was a cluster to take down."""
     from stelae.core.errors import AlreadyRunning, Unavailable
-    from stelae.hosting.cluster_state import STATE_FILE, load_state
-    from stelae.hosting.keeper import end_keeper, is_keeper
-    from stelae.hosting.locks import lock_holder, wait_ended
+    from stelae.deploy.cluster_state import STATE_FILE, load_state
+    from stelae.deploy.locks import lock_holder, wait_ended
+    from stelae.keeper import end_keeper, is_keeper
 
     if not (folder / STATE_FILE).exists() and not lock_holder(folder):
         return False
@@ -271,8 +270,8 @@ def _take_down_in_ray(where: Path | None) -> bool:
         return False
     from stelae.cluster import take_down_in_ray
     from stelae.core.errors import Unavailable
-    from stelae.hosting.cluster_files import home_of
-    from stelae.hosting.cluster_state import load_state
+    from stelae.deploy.cluster_files import home_of
+    from stelae.deploy.cluster_state import load_state
 
     try:
         join(place[1])
@@ -302,7 +301,7 @@ def attach(
     stelae attach demo               by its name, into the data_dir that it has on its machines
     stelae attach demo --into demo   into a folder of this one; then: stelae status -c demo
     """
-    from stelae.hosting.cluster_files import attach
+    from stelae.deploy.cluster_files import attach
 
     if where is not None and where.is_dir():
         raise typer.BadParameter("the cluster's file or its name; --into says which folder")

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from stelae.client.http.json_values import from_json_value
 from stelae.core.errors import ColumnNotFound, InvalidArgument
-from stelae.core.tables.durability import Durability, replicas, segments, wal
-from stelae.core.tables.types import type_named
+from stelae.core.schema.durability import Durability, replicas, segments, wal
+from stelae.core.schema.types import type_named
 
 _NOT_NULL = " not null"
 

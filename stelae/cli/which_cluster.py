@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from stelae.api import Database
-    from stelae.core.spec.models import ClusterSpec
+    from stelae.core.config.spec import ClusterSpec
+    from stelae.database.api import Database
 
 STATUS_TIMEOUT_S = 5.0
 DEFAULT_FILE = "cluster.yaml"
@@ -33,7 +33,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 def spec_of(path: Path | None) -> ClusterSpec:
     """The cluster's description: of that file, of cluster.yaml here, or the default one."""
-    from stelae.core.spec.file import load_spec
+    from stelae.core.config.spec_file import load_spec
 
     if path is None and Path(DEFAULT_FILE).exists():
         path = Path(DEFAULT_FILE)
@@ -67,7 +67,7 @@ def open_cluster(path: Path | None) -> Database:
     """A connection to the running cluster of a file, a data_dir or a name. Raises `Unavailable`."""
     from stelae.cluster import connect
     from stelae.core.errors import Unavailable
-    from stelae.hosting.cluster_state import STATE_FILE, load_state
+    from stelae.deploy.cluster_state import STATE_FILE, load_state
 
     folder = data_dir_of(path)
     if (folder / STATE_FILE).exists() and load_state(folder).ray_address:
@@ -85,8 +85,8 @@ def files_of(path: Path | None, database: Database) -> Iterator[Path]:
     """A folder with the files of a cluster that was opened by this path: its data_dir, or, where
     that is on other machines, what its servers keep. What is changed there they keep from then on.
     """
-    from stelae.hosting.cluster_files import home_of, publish
-    from stelae.hosting.cluster_state import STATE_FILE
+    from stelae.deploy.cluster_files import home_of, publish
+    from stelae.deploy.cluster_state import STATE_FILE
 
     folder = data_dir_of(path)
     if (folder / STATE_FILE).exists():
@@ -108,7 +108,7 @@ def join(address: str) -> None:
     """Be connected to the Ray of that address. Raises `Unavailable`."""
     import ray
 
-    from stelae.hosting.ray_session import join_ray
+    from stelae.deploy.ray_session import join_ray
 
     if not ray.is_initialized():
         join_ray(address)

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 from ray.data.expressions import BinaryExpr, ColumnExpr, Expr, LiteralExpr, Operation
 
-from stelae.client.scans.filters import WireFilters, normalize_filters
+from stelae.client.input.filters import WireFilters, normalize_filters
 from stelae.core.errors import StelaeError
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.schema import TableSchema
 
 MAX_GROUPS = 64
 """Of the disjunctive form: it may be much longer than the predicate."""

@@ -6,7 +6,7 @@ made by `stelae.data`. Implements design §12.
 A task may be run again, whole or from any place on, on another machine, at the same time as itself,
 or long after; its rows may come in another order. So each piece of its rows (a window of a few
 calls) is written under an id made of the write, the task, the place and the rows themselves, and
-tablets tell an id that they know (`stelae.storage.tablets.client_results`). Invariants: a task that
+tablets tell an id that they know (`stelae.storage.entries.client_results`). Invariants: a task that
 runs again with the same rows writes none twice, for as long as tablets know them (of a job an hour,
 or 150 s where more than 10,000 pieces come into one; of a stream until its next batch); with other
 rows it writes them, never taking a piece for another one; of a stream, no task of a batch that is
@@ -25,24 +25,24 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from stelae.aio import Loop
-from stelae.client.calls.convert import to_arrow
-from stelae.client.calls.locations import TableCache, look_up
-from stelae.client.calls.masters import MastersClient
 from stelae.client.database import AsyncDatabase
-from stelae.client.scans.filters import WireFilters
-from stelae.client.scans.snapshots import (
+from stelae.client.input.convert import to_arrow
+from stelae.client.input.filters import WireFilters
+from stelae.client.routing.locations import TableCache, look_up
+from stelae.client.routing.masters import MastersClient
+from stelae.client.table.snapshots import (
     PinnedTablet,
     TableSnapshot,
     let_go,
     pin_table,
     read_pinned,
 )
-from stelae.client.scans.snapshots import keep as keep_snapshot
-from stelae.client.table import AsyncTable
+from stelae.client.table.snapshots import keep as keep_snapshot
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import RowExists, StelaeError
 from stelae.core.ids import ClientId, job_client, stream_client
 from stelae.core.messages.servers import WriteOp
+from stelae.database.aio import Loop
 from stelae.recovery.spark_link import ClusterLink, Run
 from stelae.runtime.client import client_runtime
 from stelae.runtime.real import RealRuntime
@@ -92,13 +92,13 @@ def pin(link: ClusterLink, table: str, keep_s: float) -> TableSnapshot:
 
 
 def keep(link: ClusterLink, snapshot: TableSnapshot) -> list[PinnedTablet]:
-    """See `stelae.client.scans.snapshots.keep`. Blocks."""
+    """See `stelae.client.table.snapshots.keep`. Blocks."""
     with connected(link) as (runtime, run):
         return run(keep_snapshot(runtime, snapshot))
 
 
 def release(link: ClusterLink, snapshot: TableSnapshot) -> None:
-    """See `stelae.client.scans.snapshots.let_go`. Blocks."""
+    """See `stelae.client.table.snapshots.let_go`. Blocks."""
     with connected(link) as (runtime, run):
         run(let_go(runtime, snapshot))
 

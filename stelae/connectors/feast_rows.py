@@ -19,7 +19,7 @@ from feast.protos.feast.types.Value_pb2 import Value
 from feast.value_type import ValueType
 
 from stelae.core.errors import InvalidArgument
-from stelae.core.tables.schema import VERSION_COLUMN
+from stelae.core.schema.schema import VERSION_COLUMN
 
 KEY = "entity_key"
 EVENT = "event_timestamp"

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.connectors.feast_rows import CREATED, EVENT, KEY, Batch, Layout, table_name
 from stelae.core.errors import (
     ColumnNotFound,
@@ -27,8 +27,8 @@ from stelae.core.errors import (
     TableNotFound,
     VersionMismatch,
 )
-from stelae.core.tables.durability import Durability
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import Durability
+from stelae.core.schema.partition import hash_partition
 
 WRITE_BYTES = 16 << 20
 """Of one call."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ray
 
-from stelae.actors.hosting.ray_host import NAMESPACE
-from stelae.api import Database
+from stelae.actors.ray_host.host import NAMESPACE
+from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address
-from stelae.core.settings import Settings
-from stelae.hosting import cluster_state, launcher
+from stelae.database.api import Database
+from stelae.deploy import cluster_state, launcher
 from stelae.recovery.spark_link import ClusterLink
 
 Cluster = Database | str | None

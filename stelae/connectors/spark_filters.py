@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.schema import TableSchema
 
 MARK = "stelae.exact"
 """In the metadata of such a column in Spark's schema."""

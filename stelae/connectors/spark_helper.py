@@ -35,7 +35,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from stelae.client.scans.filters import Where
+from stelae.client.input.filters import Where
 from stelae.connectors.data_tasks import Held, WriteId
 from stelae.connectors.spark_filters import MARK, decoded, is_exact
 from stelae.connectors.spark_streams import last_batch, note_batch
@@ -53,7 +53,7 @@ from stelae.connectors.spark_tasks import (
     write_partition,
 )
 from stelae.core.errors import InvalidArgument, StelaeError
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.schema import TableSchema
 from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_tables import locate
 

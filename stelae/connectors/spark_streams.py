@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.connectors.data_tasks import connected
 from stelae.core.errors import (
     InvalidArgument,
@@ -24,8 +24,8 @@ from stelae.core.errors import (
     TableNotFound,
     VersionMismatch,
 )
-from stelae.core.records import TableRecord
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.records import TableRecord
+from stelae.core.schema.partition import hash_partition
 from stelae.recovery.spark_link import ClusterLink
 
 LEDGER = "stelae_streams"

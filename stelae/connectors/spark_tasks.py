@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.client.database import DEFAULT_DURABILITY, AsyncDatabase
-from stelae.client.given import chosen_columns
-from stelae.client.scans.filters import Where, WireFilters, normalize_filters
-from stelae.client.scans.snapshots import PinnedTablet, TableSnapshot, read_pinned
-from stelae.client.table import AsyncTable
+from stelae.client.input.filters import Where, WireFilters, normalize_filters
+from stelae.client.input.given import chosen_columns
+from stelae.client.table.snapshots import PinnedTablet, TableSnapshot, read_pinned
+from stelae.client.table.table import AsyncTable
 from stelae.connectors.data_tasks import (
     KEEP_S,
     WRITE_TIMEOUT_S,
@@ -36,10 +36,10 @@ from stelae.core.errors import (
     encode_error,
 )
 from stelae.core.messages.servers import WriteOp
-from stelae.core.records import TableRecord
-from stelae.core.tables.durability import Durability
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import VERSION_COLUMN, TableSchema
+from stelae.core.records.records import TableRecord
+from stelae.core.schema.durability import Durability
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import VERSION_COLUMN, TableSchema
 from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_tables import from_spark, pieces, spark_type, to_spark
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from stelae.core.errors import InvalidArgument
-from stelae.core.tables.partition import Partitioning, hash_partition
+from stelae.core.schema.partition import Partitioning, hash_partition
 
 FLIGHTS_ROWS = 336_776
 GENERATED_ROWS = 1_000_000

@@ -30,20 +30,20 @@ from rich.progress import (
 )
 from rich.table import Table as RichTable
 
+from stelae.core.config.spec import ClusterSpec
+from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument, StelaeError
-from stelae.core.spec.file import load_spec
-from stelae.core.spec.models import ClusterSpec
 from stelae.demo.data import DemoTable, load_tables
 from stelae.demo.report import DemoResult, Round, Strike, summary, write_report
 from stelae.demo.spark_reader import read_in_process
 from stelae.demo.strikes import Kill, kill_in_turn, lose_power, servers_of
 from stelae.demo.writers import Ledger, Writers, check_table, load_table
-from stelae.hosting.keeper import interrupted_by_sigterm
+from stelae.keeper import interrupted_by_sigterm
 from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.java import find_java
 
 if TYPE_CHECKING:
-    from stelae.api import Table
+    from stelae.database.api import Table
 
 BUCKETS = 8
 WRITERS = 8

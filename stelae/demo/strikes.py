@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stelae.cli.output import problems_of
 from stelae.core.errors import InvalidArgument, StelaeError
-from stelae.output import problems_of
 
 if TYPE_CHECKING:
-    from stelae.api import Database
+    from stelae.database.api import Database
 
 TURNS = 2
 """So often a tablet server is killed, and after it a backup."""

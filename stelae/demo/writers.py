@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import OutcomeUnknown, StelaeError
-from stelae.core.tables.schema import VERSION_COLUMN
+from stelae.core.schema.schema import VERSION_COLUMN
 
 LOADS_IN_FLIGHT = 3
 LOAD_BATCH_BYTES = 8 << 20

@@ -10,7 +10,7 @@ import msgspec
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.replication import Configuration, Snapshot, TermAndVote
+from stelae.core.records.replication import Configuration, Snapshot, TermAndVote
 from stelae.storage.files.sealed import HEADER_BYTES, seal, unseal
 
 METADATA_MAGIC = b"STELCMET"

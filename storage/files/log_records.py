@@ -18,7 +18,7 @@ from crc32c import crc32c
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import TabletId
-from stelae.core.logs.replication import Entry, EntryKind
+from stelae.core.records.replication import Entry, EntryKind
 
 FORMAT_VERSION = 1
 RECORD_MAGIC = b"StRe"

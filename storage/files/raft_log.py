@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from crc32c import crc32c
 
 from stelae.core.ids import TabletId
-from stelae.core.logs.replication import Entry
+from stelae.core.records.replication import Entry
 from stelae.storage.files.log_records import (
     DecodedFile,
     FileHeader,

@@ -15,9 +15,9 @@ import msgspec
 
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.replication import Snapshot
 from stelae.core.messages.replicas import DataState
-from stelae.core.records import TableRecord
+from stelae.core.records.records import TableRecord
+from stelae.core.records.replication import Snapshot
 from stelae.storage.files.sealed import HEADER_BYTES, seal, unseal
 
 SUPERBLOCK_MAGIC = b"STELSUPR"

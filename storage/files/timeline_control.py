@@ -15,7 +15,8 @@ import msgspec
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.timelines import (
+from stelae.core.records.timeline_copies import LogCut, TimelineSnapshot, WalFile
+from stelae.core.records.timelines import (
     NOBODY,
     AcceptorState,
     LogPosition,
@@ -23,7 +24,6 @@ from stelae.core.logs.timelines import (
     TimelineConfiguration,
     term_at,
 )
-from stelae.core.messages.timeline_copies import LogCut, TimelineSnapshot, WalFile
 from stelae.storage.files.sealed import HEADER_BYTES, seal, unseal
 from stelae.storage.files.wal_log import NO_CUT
 

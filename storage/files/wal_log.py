@@ -19,15 +19,15 @@ from dataclasses import dataclass
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.replication import Entry
-from stelae.core.logs.timelines import (
+from stelae.core.records.replication import Entry
+from stelae.core.records.timeline_copies import LogCut
+from stelae.core.records.timelines import (
     TermHistory,
     TermStart,
     cut_history,
     extended_history,
     joined_history,
 )
-from stelae.core.messages.timeline_copies import LogCut
 from stelae.storage.files.log_records import (
     RECORD_HEADER_BYTES,
     DecodedFile,

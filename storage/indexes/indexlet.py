@@ -20,8 +20,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.core.messages.indexes import STAMP_PART_END
-from stelae.core.tables.indexes import END, just_after
-from stelae.storage.indexes.entry_runs import (
+from stelae.core.schema.indexes import END, just_after
+from stelae.storage.indexes.runs import (
     REMOVED,
     Run,
     chosen,

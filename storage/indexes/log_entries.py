@@ -13,10 +13,10 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from stelae.core.tables.indexes import END, IndexDefinition
-from stelae.core.tables.schema import COLUMN_ID_KEY, TableSchema, constant_array
-from stelae.storage.indexes.entry_keys import EntryCodec
-from stelae.storage.indexes.entry_runs import Run, sorted_alike
+from stelae.core.schema.indexes import END, IndexDefinition
+from stelae.core.schema.schema import COLUMN_ID_KEY, TableSchema, constant_array
+from stelae.storage.indexes.keys import EntryCodec
+from stelae.storage.indexes.runs import Run, sorted_alike
 from stelae.storage.kernels.api import Bools
 from stelae.storage.kernels.index_api import IndexKernels, default_index_kernels
 

@@ -45,7 +45,7 @@ class Kernels(Protocol):
     """
 
     def mix_values(self, values: U64, seed: np.uint64, out: U64) -> None:
-        """`stelae.storage.rows.keys.mix` of each value."""
+        """`stelae.storage.keys.codec.mix` of each value."""
 
     def hash_bytes(self, offsets: I32, data: U8, seed: np.uint64, out: U64) -> None:
         """XXH64 of ``data[offsets[i]:offsets[i + 1]]``."""
@@ -62,7 +62,7 @@ class Kernels(Protocol):
         """Position of the first entry with each hash, or -1."""
 
     def table_plan(self, slots: U64, base: int, border: int, hashes: U64, out: I64) -> None:
-        """What stands before each row: see `stelae.storage.segments.index.HashIndex.plan`."""
+        """What stands before each row: see `stelae.storage.keys.hash_index.HashIndex.plan`."""
 
     def table_insert(self, slots: U64, hashes: U64, positions: I64) -> None:
         """Insert entries into a table that does not grow, for which there must be room, without

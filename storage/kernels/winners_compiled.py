@@ -1,4 +1,4 @@
-"""The kernels of `stelae.storage.segments.winners` in numba: compiled once, kept in its disk cache.
+"""The kernels of `stelae.storage.keys.winners` in numba: compiled once, kept in its disk cache.
 
 As in `stelae.storage.kernels.compiled` each has one signature, with read-only inputs. Rows are
 pairs of words as in an index's table, hash and position, with `TOMBSTONE_BIT` in those of

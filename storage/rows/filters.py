@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stelae.core.errors import InvalidArgument
-from stelae.core.tables.schema import TableSchema, is_plain_type
-from stelae.core.tables.values import to_wire
+from stelae.core.schema.schema import TableSchema, is_plain_type
+from stelae.core.schema.values import to_wire
 
 Predicate = tuple[str, str, Any]
 Where = Sequence[Sequence[Predicate]]

@@ -14,8 +14,8 @@ import msgspec
 import pyarrow as pa
 
 from stelae.core.errors import InvalidArgument, TooLarge
-from stelae.core.tables.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema, is_plain_type
-from stelae.core.tables.values import batch_to_rows
+from stelae.core.schema.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema, is_plain_type
+from stelae.core.schema.values import batch_to_rows
 
 Row = tuple[Any, ...]
 _PATH = re.compile(r"^(.*) - at `\$\[0\]\[(\d+)\](?:\[(\d+)\])?`$")

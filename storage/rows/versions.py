@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from stelae.core.errors import SchemaChanged
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
-from stelae.core.tables.values import rows_to_batch
+from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
+from stelae.core.schema.values import rows_to_batch
 from stelae.storage.rows.filters import Where
-from stelae.storage.rows.layout import Row
 from stelae.storage.rows.shapes import Shape
+from stelae.storage.segments.layout import Row
 
 _MAX_SHAPES = 16
 

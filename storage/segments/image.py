@@ -23,9 +23,9 @@ from crc32c import crc32c
 
 from stelae.core.errors import CorruptData
 from stelae.core.rpc import Blob
-from stelae.core.tables.schema import OP_COLUMN, VERSION_COLUMN
-from stelae.storage.rows.keys import KeyCodec
-from stelae.storage.segments.merge import Summary, compact_versions
+from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.keys.merge import Summary, compact_versions
 
 FORMAT_VERSION = 3
 _READ_VERSIONS = (2, 3)

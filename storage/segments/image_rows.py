@@ -2,8 +2,8 @@
 
 Who needs one row needs a block of each of its columns, and copies some bytes out of each. So the
 blocks need no memory of their own: one buffer serves for all of them, and nothing is decoded but
-the row. Columns whose values `stelae.storage.rows.cells` cannot read from bytes are not read like
-that.
+the row. Columns whose values `stelae.storage.segments.cells` cannot read from bytes are not read
+like that.
 
 Source: Arrow columnar format; seed RAMCloud master recovery, phase 2 (objects on demand).
 """
@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from stelae.core.rpc import Blob
-from stelae.core.tables.schema import VERSION_COLUMN
-from stelae.storage.rows.cells import number_type
-from stelae.storage.rows.layout import Row
+from stelae.core.schema.schema import VERSION_COLUMN
+from stelae.storage.segments.cells import number_type
+from stelae.storage.segments.layout import Row
 from stelae.storage.segments.partial_image import PartialImage
 
 ReadBytes: TypeAlias = Callable[[int, int], Blob]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from stelae.core.errors import CorruptData
 from stelae.core.rpc import Blob
-from stelae.core.tables.schema import VERSION_COLUMN
+from stelae.core.schema.schema import VERSION_COLUMN
 from stelae.storage.segments.image import (
     BLOCK_BYTES,
     IMAGE_TRAILER_BYTES,

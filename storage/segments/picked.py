@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.storage.kernels.api import I64, U8, Bools
-from stelae.storage.rows.layout import Layout, Row
+from stelae.storage.segments.layout import Layout, Row
 from stelae.storage.segments.segment import SealedRun
 
 

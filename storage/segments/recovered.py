@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.tables.schema import VERSION_COLUMN, RowKind
-from stelae.core.tables.values import rows_to_batch
-from stelae.storage.rows.entry import (
+from stelae.core.schema.schema import VERSION_COLUMN, RowKind
+from stelae.core.schema.values import rows_to_batch
+from stelae.storage.entries.entry import (
     Entry,
     EntryKind,
     Prologue,
@@ -25,11 +25,11 @@ from stelae.storage.rows.entry import (
     decode_prologue,
     decode_rows,
 )
-from stelae.storage.rows.keys import KeyCodec
-from stelae.storage.rows.layout import Layout, Row, versions_from
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.keys.merge import Summary
+from stelae.storage.rows.transfer import imported_batch
 from stelae.storage.segments.image import Image, ImageMeta, Tail, summarize
-from stelae.storage.segments.merge import Summary
-from stelae.storage.segments.transfer import imported_batch
+from stelae.storage.segments.layout import Layout, Row, versions_from
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 
 from stelae.core.errors import CorruptData
 from stelae.core.rpc import Blob
-from stelae.core.tables.schema import OP_COLUMN, VERSION_COLUMN
-from stelae.core.tables.values import batch_to_rows
+from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN
+from stelae.core.schema.values import batch_to_rows
 from stelae.storage.indexes.log_entries import with_ids
 from stelae.storage.kernels.api import U64
-from stelae.storage.rows.keys import is_variable
-from stelae.storage.rows.layout import Layout, Row
-from stelae.storage.rows.projection import ProjectedRun
+from stelae.storage.keys.codec import is_variable
+from stelae.storage.keys.decoding import decode_keys, exact_value
 from stelae.storage.segments.image_rows import ImageRows, comes_in_rows
-from stelae.storage.segments.key_decoding import decode_keys, exact_value
+from stelae.storage.segments.layout import Layout, Row
 from stelae.storage.segments.partial_image import PartialImage
 from stelae.storage.segments.picked import PickedRun, Picks
+from stelae.storage.segments.projection import ProjectedRun
 from stelae.storage.segments.segment import OwnRun, RowRun, Run, SealedRun, Segment
 
 if TYPE_CHECKING:

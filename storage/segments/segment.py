@@ -19,15 +19,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stelae.core.logs.losses import SegmentFacts
-from stelae.core.tables.schema import OP_COLUMN, VERSION_COLUMN, RowKind
-from stelae.core.tables.values import rows_to_batch
+from stelae.core.records.losses import SegmentFacts
+from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN, RowKind
+from stelae.core.schema.values import rows_to_batch
 from stelae.storage.kernels.api import U64
-from stelae.storage.rows.cells import cell_reader, row_reader
-from stelae.storage.rows.key_filter import KeyFilter
-from stelae.storage.rows.layout import Layout, Row, versions_from
-from stelae.storage.rows.projection import ProjectedRun, Projection
+from stelae.storage.keys.bloom_filter import KeyFilter
+from stelae.storage.segments.cells import cell_reader, row_reader
 from stelae.storage.segments.image import ImageMeta
+from stelae.storage.segments.layout import Layout, Row, versions_from
+from stelae.storage.segments.projection import ProjectedRun, Projection
 
 if TYPE_CHECKING:
     from stelae.storage.segments.remote import RemoteRun

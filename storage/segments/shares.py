@@ -1,4 +1,4 @@
-"""Shares of split tablets, of many rows at once; see `stelae.core.tables.shares`.
+"""Shares of split tablets, of many rows at once; see `stelae.core.schema.shares`.
 
 A merge passes over **foreign** rows, which are of other shares: the table that it fills has room
 for its own only. All rows of one key are of one share, so nothing that stays is touched by it. They
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from stelae.core.tables.schema import RowKind
-from stelae.core.tables.shares import SCRAMBLE, Share
-from stelae.core.tables.values import WireValue
+from stelae.core.schema.schema import RowKind
+from stelae.core.schema.shares import SCRAMBLE, Share
+from stelae.core.schema.values import WireValue
 from stelae.storage.kernels.api import FOREIGN, U64, Bools
-from stelae.storage.rows.keys import KeyCodec
-from stelae.storage.segments.merge import Merged, Summary, merge
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.keys.merge import Merged, Summary, merge
 from stelae.storage.segments.picked import Picks
 
 

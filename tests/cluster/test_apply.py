@@ -17,8 +17,8 @@ import pytest
 import stelae
 from stelae import Table
 from stelae.core.errors import AlreadyRunning, InvalidArgument
-from stelae.hosting import cluster_state
-from stelae.hosting.asked import kept_spec
+from stelae.deploy import cluster_state
+from stelae.deploy.asked import kept_spec
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 

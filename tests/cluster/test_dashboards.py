@@ -21,7 +21,7 @@ import pytest
 import ray
 
 from stelae import Database, hash_partition, replicas, segments, wal
-from stelae.cli.grafana import scrape_targets
+from stelae.cli.cluster.grafana import scrape_targets
 from stelae.core.errors import StelaeError
 from stelae.core.metric_catalogue import COMMON_LABELS, LABELS, METRICS, PREFIX
 from stelae.dashboards.alerts import ALERTS

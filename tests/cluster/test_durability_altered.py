@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 from stelae import Database, errors, replicas, segments
-from stelae.core.tables.durability import Durability
+from stelae.core.schema.durability import Durability
 from tests.cluster.row_clients import WELL_WITHIN_S, check_by_command
 from tests.cluster.wal_faults import BATCHES, KEYS_PER_CLIENT, MEMBERS, WAL, Load, Servers, until
 

@@ -18,7 +18,7 @@ import ray
 import stelae
 from stelae import errors, hash_partition, segments
 from stelae.demo.writers import check_table, load_table
-from stelae.hosting import cluster_state
+from stelae.deploy import cluster_state
 from tests.traces_collector import collecting
 
 pytestmark = pytest.mark.ray

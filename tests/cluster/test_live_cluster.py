@@ -15,7 +15,7 @@ import pytest
 
 from stelae import Database, Table, errors, hash_partition, replicas, segments, wal
 from stelae.cli.app import problems_of
-from stelae.core.tables.durability import Durability
+from stelae.core.schema.durability import Durability
 from stelae.demo.writers import Writers, check_table, load_table
 
 pytestmark = pytest.mark.ray

@@ -21,9 +21,10 @@ import ray
 from ray.cluster_utils import Cluster
 
 import stelae
-from stelae.actors.hosting import kept_files, ray_host
+from stelae.actors.ray_host import host as ray_host
+from stelae.actors.ray_host import kept_files
 from stelae.core.errors import InvalidArgument, StelaeError
-from stelae.hosting.cluster_state import load_state
+from stelae.deploy.cluster_state import load_state
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 

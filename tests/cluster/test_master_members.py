@@ -15,7 +15,7 @@ import pytest
 
 import stelae
 from stelae import errors
-from stelae.hosting.masters import scale_masters
+from stelae.deploy.masters import scale_masters
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 

@@ -62,7 +62,7 @@ def spark_processes() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["name", "cmdline"]):
         line = " ".join(process.info["cmdline"] or [])
-        if process.info["name"] == "java" or "stelae.actors.hosting.spark_process" in line:
+        if process.info["name"] == "java" or "stelae.actors.ray_host.spark_process" in line:
             found.append(process)
     return found
 
@@ -294,7 +294,7 @@ def driver_of(db: Any) -> psutil.Process:
     """The process that holds the cluster's session, which is warm."""
     assert stelae.spark.warm(db)["state"] == "warm"
     return next(
-        p for p in spark_processes() if "stelae.actors.hosting.spark_process" in p.cmdline()
+        p for p in spark_processes() if "stelae.actors.ray_host.spark_process" in p.cmdline()
     )
 
 

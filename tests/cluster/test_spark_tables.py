@@ -21,11 +21,11 @@ import pyarrow as pa
 import pytest
 
 import stelae
-from stelae.api import Database
 from stelae.connectors import spark_holds
 from stelae.connectors.spark_streams import last_batch
 from stelae.core.errors import InvalidArgument, RowExists, TableExists, TableNotFound
-from stelae.hosting.cluster_state import SECRET_FILE, ClusterState
+from stelae.database.api import Database
+from stelae.deploy.cluster_state import SECRET_FILE, ClusterState
 from stelae.recovery.java import python_environment, spark_options
 from stelae.recovery.spark_session import check_spark, stop_session
 from stelae.recovery.spark_tables import locate

@@ -17,8 +17,8 @@ import psutil
 import pytest
 import yaml
 
-from stelae.hosting.cluster_state import load_state
-from stelae.hosting.locks import lock_holder
+from stelae.deploy.cluster_state import load_state
+from stelae.deploy.locks import lock_holder
 
 pytestmark = pytest.mark.ray
 

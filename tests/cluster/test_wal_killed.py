@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from stelae import Database
-from stelae.actors.hosting.ray_host import cluster_actors
+from stelae.actors.ray_host.host import cluster_actors
 from tests.cluster.row_clients import WELL_WITHIN_S, check_by_command
 from tests.cluster.wal_faults import (
     SPEC,

@@ -22,8 +22,8 @@ import pytest
 
 from stelae import Database
 from stelae.core.ids import TabletId
-from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration, has_majority
 from stelae.core.messages.timelines import TimelineView
+from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration, has_majority
 from tests.cluster.wal_faults import (
     LIMIT_S,
     SAFEKEEPERS,

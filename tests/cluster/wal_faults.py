@@ -18,11 +18,11 @@ from typing import Any
 import pyarrow as pa
 
 from stelae import Database, Table, errors, hash_partition, wal
-from stelae.coordinator.migration.steps import SILENT
+from stelae.coordinator.timelines.migration_steps import SILENT
 from stelae.core.ids import TabletId
-from stelae.core.logs.configurations import StoredRecord, check_succession
 from stelae.core.messages.timelines import TimelineView
-from stelae.core.tables.durability import Durability
+from stelae.core.records.configurations import StoredRecord, check_succession
+from stelae.core.schema.durability import Durability
 from tests.cluster.row_clients import VALUES, Client, check_failures, check_rows
 
 LIMIT_S = 60.0

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stelae.aio import Loop
+from stelae.database.aio import Loop
 
 if TYPE_CHECKING:
-    from stelae.api import Database
     from stelae.cluster import LaunchedDatabase
+    from stelae.database.api import Database
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def database() -> Iterator[LaunchedDatabase]:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """Real ones without Ray, which every store connects to; quicker to start than `database`."""
     import stelae.feast
-    from stelae.api import Database
+    from stelae.database.api import Database
     from tests.cluster_fixture import local_cluster
 
     loop = Loop()

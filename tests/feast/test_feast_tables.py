@@ -20,11 +20,11 @@ from feast.types import FeastType, Float64, Int64, String
 
 from stelae import feast
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.connectors.feast_rows import Batch, Layout, feast_rows, layout_of
 from stelae.connectors.feast_tables import ViewTables
 from stelae.core.errors import InvalidArgument, OutcomeUnknown
-from stelae.core.tables.durability import segments
+from stelae.core.schema.durability import segments
 from tests.cluster_fixture import local_cluster
 from tests.feast.views import key_of, row_of, view_of
 

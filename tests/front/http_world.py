@@ -11,11 +11,11 @@ from fastapi import FastAPI
 
 from stelae.client.http.database import HttpDatabase
 from stelae.core.ids import TabletId
-from stelae.core.tables.durability import Durability, segments
-from stelae.core.tokens import Role
+from stelae.core.records.tokens import Role
+from stelae.core.schema.durability import Durability, segments
 from stelae.serve.app import make_app
-from stelae.serve.guard import Limits
-from stelae.serve.tokens import TokenVerifier, make_token
+from stelae.serve.gateway.guard import Limits
+from stelae.serve.gateway.tokens import TokenVerifier, make_token
 from tests.cluster_fixture import LocalCluster, local_cluster
 
 SAFEKEEPERS = 4

@@ -10,9 +10,9 @@ import pytest
 
 import stelae
 from stelae.applying.run import _Apply
-from stelae.coordinator.orders.apply_plan import Act, Step
-from stelae.core.spec.file import load_spec
-from stelae.hosting.cluster_state import SECRET_FILE, ClusterState
+from stelae.coordinator.apply.plan import Act, Step
+from stelae.core.config.spec_file import load_spec
+from stelae.deploy.cluster_state import SECRET_FILE, ClusterState
 from tests.cluster_fixture import CLUSTER, SECRET
 from tests.served import served
 

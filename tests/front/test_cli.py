@@ -18,7 +18,7 @@ import pytest
 from stelae.cli import app as cli
 from stelae.cli import values as cli_values
 from stelae.core.errors import ColumnNotFound, InvalidArgument, StelaeError
-from stelae.core.tables.durability import replicas, segments, wal
+from stelae.core.schema.durability import replicas, segments, wal
 from tests.front.cli_process import stelae
 
 BAD_SPEC = """apiVersion: stelae/v1

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from stelae.applying.run import Applied
-from stelae.cli import apply as cli_apply
 from stelae.cli.app import app
-from stelae.coordinator.orders.apply_plan import Act, Difference, Step
+from stelae.cli.cluster import apply as cli_apply
+from stelae.coordinator.apply.plan import Act, Difference, Step
 
 SHOWN = Applied((Difference("tservers.count", "3", "4"),), (Step(Act.ADD, "tserver", "tserver-4"),))
 REFUSED = Applied((), (), ("tservers.count 2 is too few: table 't' with replicas(3) needs 3",))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stelae.cli import bench as cli_bench
-from stelae.client.table import AsyncTable
+from stelae.cli.cluster import bench as cli_bench
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import TooLarge
 from tests.cluster_fixture import local_cluster
 from tests.front.test_cli_operators import database_of, run

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.cli import check as cli_check
-from stelae.cli import indexes as cli_indexes
-from stelae.cli import servers as cli_servers
-from stelae.cli import tables as cli_tables
-from stelae.core.tables.durability import segments
+from stelae.cli.cluster import check as cli_check
+from stelae.cli.cluster import servers as cli_servers
+from stelae.cli.table import indexes as cli_indexes
+from stelae.cli.table import tables as cli_tables
+from stelae.core.schema.durability import segments
 from tests.cluster_fixture import local_cluster
 from tests.front.test_cli_operators import database_of, run
 

@@ -13,20 +13,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.aio import Loop
-from stelae.api import Database
-from stelae.cli import check as cli_check
-from stelae.cli import safekeepers as cli_safekeepers
-from stelae.cli import timelines as cli_timelines
-from stelae.cli.timelines import aborted, is_decided
+from stelae.cli.cluster import check as cli_check
+from stelae.cli.cluster import safekeepers as cli_safekeepers
+from stelae.cli.cluster import timelines as cli_timelines
+from stelae.cli.cluster.timelines import aborted, is_decided
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.logs.configurations import TimelineId
-from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus
 from stelae.core.messages.timelines import MigrationProgress, MigrationResult, SafekeeperView
-from stelae.core.records import SafekeeperRecord
-from stelae.core.tables.durability import segments, wal
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.configurations import TimelineId
+from stelae.core.records.records import SafekeeperRecord
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus
+from stelae.core.schema.durability import segments, wal
+from stelae.core.schema.partition import hash_partition
+from stelae.database.aio import Loop
+from stelae.database.api import Database
 from tests.cluster_fixture import LocalCluster, local_cluster
 from tests.front.http_world import copies_held
 from tests.front.safekeeper_operator import Operator, story
@@ -378,7 +378,7 @@ def test_broken_logs_are_a_problem_of_those_that_are_to_stay() -> None:
 
 def test_a_name_stands_for_the_one_that_lives() -> None:
     """Of two of one name the dead one has lost its disk; two that live have to be told apart."""
-    from stelae.safekeepers import _named
+    from stelae.database.safekeepers import _named
 
     assert _named("a", [view(1, "a", live=False), view(2, "a"), view(3, "b")]) == 2
     assert _named("a", [view(1, "a", live=False)]) == 1

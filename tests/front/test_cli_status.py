@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from stelae.cli import app as cli
-from stelae.core.tables.schema import TableSchema
-from stelae.output import partition_words, show_locations, show_status
+from stelae.cli.output import partition_words, show_locations, show_status
+from stelae.core.schema.schema import TableSchema
 from tests.front.cli_process import WIDE
 from tests.unit.client.scripted import as_group, locations
 

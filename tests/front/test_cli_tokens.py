@@ -11,17 +11,17 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from stelae.cli import tokens as cli_tokens
 from stelae.cli import which_cluster
-from stelae.hosting import cluster_files
-from stelae.serve.tokens import (
+from stelae.cli.cluster import tokens as cli_tokens
+from stelae.database.tokens import drop_revoked
+from stelae.deploy import cluster_files
+from stelae.serve.gateway.tokens import (
     ADMIN_TOKEN_FILE,
     drop_of_file,
     entries_of_folder,
     hash_of_file,
     make_admin_token,
 )
-from stelae.tokens import drop_revoked
 from tests.cluster_fixture import local_cluster
 from tests.front.http_world import World, problem_of
 from tests.front.test_cli_operators import database_of, run

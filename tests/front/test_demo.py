@@ -22,7 +22,7 @@ import pytest
 from stelae import hash_partition
 from stelae.cli import app as cli
 from stelae.core.errors import InvalidArgument, RetryLater
-from stelae.core.tables.durability import segments
+from stelae.core.schema.durability import segments
 from stelae.demo import run as demo
 from stelae.demo.data import FLIGHTS_ROWS, flights_tables, generated_tables
 from stelae.demo.report import (

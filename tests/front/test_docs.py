@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import uvicorn
 
-from stelae.cli import safekeepers as cli_safekeepers
-from stelae.cli import timelines as cli_timelines
-from stelae.core.spec.file import parse_spec
-from stelae.core.tokens import Role
+from stelae.cli.cluster import safekeepers as cli_safekeepers
+from stelae.cli.cluster import timelines as cli_timelines
+from stelae.core.config.spec_file import parse_spec
+from stelae.core.records.tokens import Role
 from tests.cluster_fixture import local_cluster
 from tests.front.http_world import World
 from tests.front.pages import blocks_of

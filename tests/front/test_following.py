@@ -1,4 +1,5 @@
-"""How long a revoked token is taken for good: `stelae.serve.following`, with a clock of its own."""
+"""How long a revoked token is taken for good: `stelae.serve.gateway.following`, with a clock of its
+own."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from typing import Any
 import pytest
 
 from stelae.core.errors import Unavailable
-from stelae.core.tokens import AccessToken, AccessTokens, Role, TokenList, hash_token
-from stelae.serve.following import TokenFollower
-from stelae.serve.problems import NotAuthenticated
-from stelae.serve.tokens import TokenVerifier
+from stelae.core.records.tokens import AccessToken, AccessTokens, Role, TokenList, hash_token
+from stelae.serve.bodies.problems import NotAuthenticated
+from stelae.serve.gateway.following import TokenFollower
+from stelae.serve.gateway.tokens import TokenVerifier
 
 TOKEN = "stelae_ada"
 NIGHT_S = 8 * 3600.0

@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stelae.core.tokens import Role
+from stelae.core.records.tokens import Role
 from stelae.serve import app as app_module
 from stelae.serve.app import make_app
-from stelae.serve.guard import Limits
+from stelae.serve.gateway.guard import Limits
 from tests.front.http_flights import flights_of, make_flights
 from tests.front.http_world import World, problem_of
 

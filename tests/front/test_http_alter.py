@@ -10,7 +10,7 @@ import pytest
 
 from stelae.client.http.protocol import SCHEMA_VERSION_HEADER
 from stelae.core.errors import ColumnNotFound, InvalidArgument, TableExists, TableNotFound
-from stelae.core.tokens import Role
+from stelae.core.records.tokens import Role
 from tests.durabilities import as_json
 from tests.front.http_world import World, problem_of
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from stelae.serve.app import make_app
-from stelae.serve.tokens import TokenVerifier
+from stelae.serve.gateway.tokens import TokenVerifier
 from tests.front.http_flights import make_flights
 from tests.front.http_world import PROBLEM, World
 

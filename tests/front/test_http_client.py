@@ -25,8 +25,8 @@ from stelae.core.errors import (
     Unavailable,
     VersionMismatch,
 )
-from stelae.core.tables.partition import hash_and_range, hash_partition, range_partition
-from stelae.core.tokens import Role
+from stelae.core.records.tokens import Role
+from stelae.core.schema.partition import hash_and_range, hash_partition, range_partition
 from tests.front.http_world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from stelae.core.errors import AlreadyRunning, InvalidArgument
 from stelae.serve.app import make_app
-from stelae.serve.tokens import Role
+from stelae.serve.gateway.tokens import Role
 from tests.front.http_world import PROBLEM, World, http_world
 
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from starlette.requests import Request
 
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import TableChanged, TableNotFound
-from stelae.serve.conditions import condition_of
+from stelae.serve.gateway.conditions import condition_of
 from tests.front.http_flights import make_flights
 from tests.front.http_world import World, problem_of
 

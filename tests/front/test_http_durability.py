@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stelae.core.tables.durability import replicas, segments, wal
+from stelae.core.schema.durability import replicas, segments, wal
 from tests.front.http_world import World, local_cluster
 
 BODY = {

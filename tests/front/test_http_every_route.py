@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from stelae.core.tokens import Role
+from stelae.core.records.tokens import Role
 from stelae.serve.app import make_app
-from stelae.serve.audit import AuditLog
-from stelae.serve.guard import Limits
+from stelae.serve.gateway.audit import AuditLog
+from stelae.serve.gateway.guard import Limits
 from tests.front.http_flights import make_flights
 from tests.front.http_world import ARROW, PROBLEM, World
 

@@ -11,7 +11,7 @@ import pytest
 
 from stelae.client.http.database import HttpDatabase
 from stelae.core.errors import KeyReused, TableNotFound
-from stelae.core.tokens import Role
+from stelae.core.records.tokens import Role
 from tests.front.http_flights import flights_of, make_flights
 from tests.front.http_world import World, problem_of
 

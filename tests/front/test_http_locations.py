@@ -11,7 +11,7 @@ import pytest
 from stelae.core.errors import InvalidArgument, TableNotFound, TabletNotFound
 from stelae.core.messages.catalog import LINEARIZABLE
 from stelae.core.messages.servers import GET, GET_MANY, SCAN
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.partition import hash_partition
 from tests.front.http_world import World, problem_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

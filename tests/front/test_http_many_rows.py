@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from stelae.client.http.protocol import TIMEOUT_HEADER
-from stelae.core.tokens import Role
+from stelae.core.records.tokens import Role
 from stelae.serve.app import make_app
-from stelae.serve.arrow_bodies import write_stream
-from stelae.storage.tablets import client_results
+from stelae.serve.bodies.arrow import write_stream
+from stelae.storage.entries import client_results
 from tests.front.http_flights import make_flights
 from tests.front.http_world import ARROW, World, problem_of
 

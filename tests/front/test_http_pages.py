@@ -9,8 +9,8 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from stelae.client.scans.scan_pages import KEEP_S, ScanPlace
-from stelae.client.scans.snapshots import pin_tablet
+from stelae.client.table.scan_pages import KEEP_S, ScanPlace
+from stelae.client.table.snapshots import pin_tablet
 from stelae.serve.app import make_app
 from tests.front.http_flights import make_flights
 from tests.front.http_world import ARROW, World, problem_of

@@ -25,14 +25,14 @@ from stelae.client.http.transport import HttpTransport, _error_of
 from stelae.core import errors
 from stelae.core.errors import InvalidArgument, StelaeError, Unauthorized
 from stelae.core.ids import ClientId, RequestId
-from stelae.serve.problems import (
+from stelae.serve.bodies.problems import (
     NotAuthenticated,
     NotPermitted,
     error_document,
     error_response,
     problem_type,
 )
-from stelae.serve.tokens import (
+from stelae.serve.gateway.tokens import (
     ADMIN_TOKEN_FILE,
     TOKENS_FILE,
     Role,

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stelae.core.errors import InvalidArgument
-from stelae.core.tables.durability import replicas
+from stelae.core.schema.durability import replicas
 from tests.front.http_world import World, local_cluster, problem_of
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("a", pa.string())])

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from stelae.core.tokens import Role
+from stelae.core.records.tokens import Role
 from stelae.serve.app import make_app
-from stelae.serve.audit import AuditLog
+from stelae.serve.gateway.audit import AuditLog
 from tests.cluster_fixture import local_cluster
 from tests.front.http_world import World, problem_of
 

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from stelae.core.ids import TabletId
-from stelae.core.tables.durability import wal
-from stelae.core.tokens import Role
+from stelae.core.records.tokens import Role
+from stelae.core.schema.durability import wal
 from tests.cluster_fixture import local_cluster
 from tests.front.http_world import World, copies_held, problem_of
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from stelae.client.http.database import HttpDatabase
-from stelae.core.tables.durability import segments
-from stelae.core.tokens import Role
-from stelae.serve.tokens import make_token
+from stelae.core.records.tokens import Role
+from stelae.core.schema.durability import segments
+from stelae.serve.gateway.tokens import make_token
 from tests.cluster_fixture import CLUSTER, SECRET, local_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]

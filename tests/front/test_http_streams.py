@@ -12,7 +12,7 @@ import pytest
 
 from stelae.core.errors import OutOfMemory
 from stelae.serve.app import make_app
-from stelae.serve.guard import Limits
+from stelae.serve.gateway.guard import Limits
 from stelae.serve.routes import row_streams, rows
 from tests.front.http_flights import make_flights
 from tests.front.http_world import ARROW, World, problem_of

@@ -13,11 +13,11 @@ from starlette.requests import ClientDisconnect
 
 from stelae.client.http.database import HttpDatabase
 from stelae.core.errors import Unauthorized
-from stelae.core.tokens import Role, hash_token
-from stelae.serve import audit as audit_module
+from stelae.core.records.tokens import Role, hash_token
 from stelae.serve.app import make_app
-from stelae.serve.audit import AuditLog
-from stelae.serve.tokens import TokenVerifier, make_token, new_token
+from stelae.serve.gateway import audit as audit_module
+from stelae.serve.gateway.audit import AuditLog
+from stelae.serve.gateway.tokens import TokenVerifier, make_token, new_token
 from tests.cluster_fixture import local_cluster
 from tests.front.http_world import World, problem_of
 

@@ -22,9 +22,9 @@ from stelae.client.http.json_values import (
     from_path_text,
 )
 from stelae.core.errors import InvalidArgument, TooLarge
-from stelae.core.tables.values import from_wire
-from stelae.serve.arrow_bodies import read_stream, write_stream
-from stelae.serve.problems import (
+from stelae.core.schema.values import from_wire
+from stelae.serve.bodies.arrow import read_stream, write_stream
+from stelae.serve.bodies.problems import (
     MalformedBody,
 )
 

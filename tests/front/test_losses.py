@@ -11,17 +11,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.actors.master.master import Master
+from stelae.actors.master.server import Master
 from stelae.cli import app as cli
-from stelae.cli import recover as cli_recover
-from stelae.client.operating.losses import words_of
+from stelae.cli.cluster import recover as cli_recover
+from stelae.client.admin.losses import words_of
 from stelae.coordinator.catalog.backups import BackupChanges
 from stelae.coordinator.catalog.catalog import CatalogBatch
 from stelae.core.ids import ServerUuid, TableId, TabletId
-from stelae.core.logs.losses import LossReport, LostSegment, SegmentFacts, TabletLoss
-from stelae.core.records import BackupRecord
-from stelae.core.tables.durability import segments
-from stelae.core.tokens import Role
+from stelae.core.records.losses import LossReport, LostSegment, SegmentFacts, TabletLoss
+from stelae.core.records.records import BackupRecord
+from stelae.core.records.tokens import Role
+from stelae.core.schema.durability import segments
 from stelae.runtime.real import CountingMetrics
 from tests.cluster_fixture import LocalCluster, local_cluster
 from tests.front.http_world import World, problem_of

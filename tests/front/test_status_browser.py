@@ -26,13 +26,13 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route
 
 from stelae.client.database import AsyncDatabase
-from stelae.core.tables.durability import replicas, segments
-from stelae.core.tables.partition import HashPartition, Partitioning
-from stelae.core.tokens import Role
+from stelae.core.records.tokens import Role
+from stelae.core.schema.durability import replicas, segments
+from stelae.core.schema.partition import HashPartition, Partitioning
 from stelae.serve.app import make_app
+from stelae.serve.gateway.tokens import TokenVerifier, make_token
 from stelae.serve.pages.page import headers, status_page
 from stelae.serve.pages.tables import View
-from stelae.serve.tokens import TokenVerifier, make_token
 from tests.front.status_documents import busy, evil, healthy, one_dead
 from tests.served import served
 from tests.services import need

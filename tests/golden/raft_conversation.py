@@ -17,9 +17,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from stelae.actors.raft.replica_members import MemberCare
-from stelae.consensus.membership import ChangeKind, MemberChange
-from stelae.consensus.messages import (
+from stelae.actors.raft.members import MemberCare
+from stelae.consensus.raft.membership import ChangeKind, MemberChange
+from stelae.consensus.raft.messages import (
     AppendRequest,
     AppendResponse,
     Message,
@@ -28,13 +28,13 @@ from stelae.consensus.messages import (
     VoteRequest,
     VoteResponse,
 )
-from stelae.consensus.raft import Raft
-from stelae.consensus.ready import Ready, Tick
-from stelae.consensus.settings import RaftSettings
-from stelae.consensus.tombstone import answer
+from stelae.consensus.raft.raft import Raft
+from stelae.consensus.raft.ready import Ready, Tick
+from stelae.consensus.raft.settings import RaftSettings
+from stelae.consensus.raft.tombstone import answer
 from stelae.core.errors import StaleTerm, StelaeError
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import (
+from stelae.core.records.replication import (
     Configuration,
     Entry,
     EntryKind,

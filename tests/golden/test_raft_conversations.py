@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from stelae.consensus import raft as raft_module
-from stelae.consensus.leader import Leader
-from stelae.consensus.membership import MemberChange, changed_peers
-from stelae.consensus.messages import (
+from stelae.consensus.raft import raft as raft_module
+from stelae.consensus.raft.leader import Leader
+from stelae.consensus.raft.membership import MemberChange, changed_peers
+from stelae.consensus.raft.messages import (
     VoteRequest,
 )
-from stelae.consensus.raft import Raft
+from stelae.consensus.raft.raft import Raft
 from stelae.core.ids import OpId
 from tests.golden.raft_conversation import play
 

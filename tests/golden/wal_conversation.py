@@ -13,8 +13,8 @@ SETS``; and ``status``.
 
 from __future__ import annotations
 
-from stelae.consensus.wal_acceptor import WalAcceptor, copied_state
-from stelae.consensus.wal_messages import (
+from stelae.consensus.wal.acceptor import WalAcceptor, copied_state
+from stelae.consensus.wal.messages import (
     AcceptorGreeting,
     BumpTerm,
     Exclude,
@@ -33,12 +33,12 @@ from stelae.consensus.wal_messages import (
     WalVoteResponse,
     check_message,
 )
-from stelae.consensus.wal_proposer import WalProposer
-from stelae.consensus.wal_ready import ProposerSettings
+from stelae.consensus.wal.proposer import WalProposer
+from stelae.consensus.wal.ready import ProposerSettings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.replication import Entry, EntryKind
-from stelae.core.logs.timelines import (
+from stelae.core.records.replication import Entry, EntryKind
+from stelae.core.records.timelines import (
     AcceptorState,
     LogExtent,
     ProposerId,

@@ -16,13 +16,13 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from stelae.client.calls.known import KnownTable
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
-from stelae.coordinator.altering.alter import Alter, alter_actions
+from stelae.client.input.known import KnownTable
+from stelae.client.table.table import AsyncTable
+from stelae.coordinator import decide
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.coordinator.decisions import decide
-from stelae.coordinator.known.liveness import Run, Seen
+from stelae.coordinator.ddl.alter import Alter, alter_actions
+from stelae.coordinator.liveness.liveness import Run, Seen
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -32,16 +32,16 @@ from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.messages.servers import TabletProgress
-from stelae.core.records import TableRecord, TableState
-from stelae.core.tables.schema import TableSchema
+from stelae.core.records.records import TableRecord, TableState
+from stelae.core.schema.schema import TableSchema
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History, Operation
-from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
-from stelae.storage.rows.layout import Layout
-from stelae.storage.rows.projection import Projection
-from stelae.storage.tablets.schemas import TabletSchemas
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
+from stelae.storage.rows.schemas import TabletSchemas
+from stelae.storage.segments.layout import Layout
+from stelae.storage.segments.projection import Projection
 from tests.simulation import tables
 
 T = TypeVar("T")

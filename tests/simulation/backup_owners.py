@@ -14,7 +14,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from stelae.actors.backup.backup import Backup
+from stelae.actors.backup.disk_medium import FrameMedium
+from stelae.actors.backup.frames import MediumSpec
+from stelae.actors.backup.server import Backup
+from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, OutcomeUnknown, RetryLater, StaleTerm
 from stelae.core.ids import TabletId
 from stelae.core.messages.servers import (
@@ -35,14 +38,11 @@ from stelae.core.messages.servers import (
     WriteReplica,
 )
 from stelae.core.rpc import Reply
-from stelae.core.settings import Settings
-from stelae.core.tables.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
+from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
 from stelae.simulation.nemesis import Nemesis
-from stelae.simulation.options import Options
-from stelae.simulation.world import World
-from stelae.storage.media.frame_medium import FrameMedium
-from stelae.storage.media.frames import MediumSpec
-from stelae.storage.rows.entry import (
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
+from stelae.storage.entries.entry import (
     CertificateBuilder,
     Entry,
     EntryKind,
@@ -51,7 +51,7 @@ from stelae.storage.rows.entry import (
     encode_prologue,
     encode_rows,
 )
-from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.keys.codec import KeyCodec
 from stelae.storage.segments.image import ImageMeta, build_image
 
 SCHEMA = TableSchema.of(pa.schema([pa.field("id", pa.int64(), nullable=False)]), key=["id"])

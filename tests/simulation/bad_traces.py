@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stelae.simulation import timeline_events as trace
+from stelae.simulation.timelines import events as trace
 from tests.simulation.timeline_stories import (
     FINAL,
     FIRST,

@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from stelae.coordinator.migration.migration import Migration
-from stelae.coordinator.migration.steps import (
+from stelae.coordinator.timelines.migration import Migration
+from stelae.coordinator.timelines.migration_steps import (
     Abort,
     Create,
     Effect,
@@ -36,13 +36,13 @@ from stelae.coordinator.migration.steps import (
 )
 from stelae.core.errors import OutcomeUnknown, StelaeError
 from stelae.core.ids import TableId, TabletId
-from stelae.core.logs.configurations import (
+from stelae.core.records.configurations import (
     CasReply,
     StoredRecord,
     TimelineId,
     check_succession,
 )
-from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from tests.simulation.model_safekeepers import (
     Copy,
     Drop,

@@ -17,9 +17,9 @@ from dataclasses import replace
 from stelae.client.database import AsyncDatabase
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History
-from stelae.simulation.options import Options, Servers
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options, Servers
+from stelae.simulation.world.world import World
 from tests.simulation import tables
 from tests.simulation.planted import planted
 from tests.simulation.strikes import KINDS

@@ -16,9 +16,9 @@ from stelae.client.database import AsyncDatabase
 from stelae.core.errors import InvalidArgument, OutcomeUnknown, RetryLater
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History
-from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
 from tests.simulation import tables
 from tests.simulation.planted_cold_starts import planted
 

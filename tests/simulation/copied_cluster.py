@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.actors.raft.replica_loop import GATHER_BYTES
+from stelae.actors.raft.loop import GATHER_BYTES
+from stelae.core.config.settings import Settings
 from stelae.core.errors import (
     OutcomeUnknown,
     TabletNotReady,
@@ -20,7 +21,6 @@ from stelae.core.messages.replicas import (
     DataState,
     StartTabletCopy,
 )
-from stelae.core.settings import Settings
 from stelae.simulation import Options, World
 from tests.simulation.copy_host import (
     CHANGE,

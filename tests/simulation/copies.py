@@ -13,12 +13,13 @@ from typing import Any
 
 import msgspec
 
-from stelae.actors.raft.freshness import Freshness
-from stelae.actors.raft.raft_handlers import raft_handlers
+from stelae.actors.raft.handlers import raft_handlers
 from stelae.actors.raft.replica import Replica, ReplicaSettings
-from stelae.actors.raft.replica_storage import SnapshotFile
+from stelae.actors.raft.staleness import Freshness
+from stelae.actors.raft.storage import SnapshotFile
 from stelae.actors.raft.tombstone import Tombstone
-from stelae.consensus.settings import RaftSettings
+from stelae.consensus.raft.settings import RaftSettings
+from stelae.core.config.settings import Settings
 from stelae.core.errors import (
     NotLeader,
     OutcomeUnknown,
@@ -28,10 +29,9 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import Snapshot, TermAndVote
+from stelae.core.records.replication import Snapshot, TermAndVote
 from stelae.core.rpc import EMPTY, Call, Empty, Method, Reply
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
 from stelae.simulation.checkers import require_rows

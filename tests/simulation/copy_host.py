@@ -14,15 +14,16 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from stelae.actors.raft.raft_handlers import raft_handlers
+from stelae.actors.raft.handlers import raft_handlers
 from stelae.actors.raft.replica import Replica, ReplicaSettings
 from stelae.actors.raft.tombstone import Tombstone
-from stelae.actors.replicated.copy_jobs import CopyJobs
-from stelae.actors.replicated.copy_source import CopySources
-from stelae.actors.replicated.copy_starter import CopyStarter
-from stelae.actors.replicated.tablet_store import TabletStore
-from stelae.consensus.membership import ChangeKind, MemberChange
-from stelae.consensus.settings import RaftSettings
+from stelae.actors.tserver.tablet_copy.receiver import CopyJobs
+from stelae.actors.tserver.tablet_copy.source import CopySources
+from stelae.actors.tserver.tablet_copy.starter import CopyStarter
+from stelae.actors.tserver.tablet_store.store import TabletStore
+from stelae.consensus.raft.membership import ChangeKind, MemberChange
+from stelae.consensus.raft.settings import RaftSettings
+from stelae.core.config.settings import Settings
 from stelae.core.errors import (
     CorruptData,
     NoSpace,
@@ -31,23 +32,22 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.logs.replication import Configuration, Peer, Snapshot, TermAndVote
 from stelae.core.messages.replicas import DataState
 from stelae.core.messages.servers import Write, WriteOp
-from stelae.core.records import TableRecord, TableState
+from stelae.core.records.records import TableRecord, TableState
+from stelae.core.records.replication import Configuration, Peer, Snapshot, TermAndVote
 from stelae.core.rpc import EMPTY, Call, Empty, Handler, Handlers, Method, Reply
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.simulation import World
+from stelae.storage.entries.outcomes import answer
 from stelae.storage.files.superblock import StoredFile
-from stelae.storage.rows.outcomes import answer
-from stelae.storage.tablets.commands import Stamp, encode_alter, encode_write
-from stelae.storage.tablets.manifest import decode_manifest, open_image
-from stelae.storage.tablets.state import TabletStateMachine
+from stelae.storage.replicated.commands import Stamp, encode_alter, encode_write
+from stelae.storage.replicated.manifest import decode_manifest, open_image
+from stelae.storage.replicated.state_machine import TabletStateMachine
 from tests.simulation.registers import GET, PUT, TICK_S, Get, Put, Row
 
 FOUNDERS = ("s1", "s2", "s3")

@@ -11,15 +11,15 @@ import contextlib
 
 import pyarrow as pa
 
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import OutcomeUnknown, RetryElsewhere, RetryLater, VersionMismatch
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.nemesis import Nemesis
-from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
 from tests.simulation.planted import planted
 from tests.simulation.tables import HEAL_TIMEOUT_S, Client, may_lose
 

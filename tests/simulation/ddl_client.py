@@ -16,8 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.client.calls.masters import MastersClient
 from stelae.client.database import AsyncDatabase
+from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -43,11 +43,11 @@ from stelae.core.messages.catalog import (
     ListTables,
     TableLocations,
 )
-from stelae.core.records import TableRecord, TableState, TabletState
-from stelae.core.tables.alter import schema_change
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import hash_partition
-from stelae.core.tables.schema import TableSchema
+from stelae.core.records.records import TableRecord, TableState, TabletState
+from stelae.core.schema.alter import schema_change
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import hash_partition
+from stelae.core.schema.schema import TableSchema
 from stelae.simulation import World
 from stelae.simulation.cluster import SimCluster
 from tests.simulation.catalog_history import (

@@ -16,20 +16,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import InvalidArgument, OutcomeUnknown, RetryElsewhere, RetryLater
-from stelae.core.logs.succession import Succession, SuccessionStage
 from stelae.core.messages.safekeepers import TimelinePresence
-from stelae.core.records import TableRecord, TableState, TabletState
-from stelae.core.tables.durability import Durability, Replicas, Wal, replicas, segments, wal
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.records import TableRecord, TableState, TabletState
+from stelae.core.records.succession import Succession, SuccessionStage
+from stelae.core.schema.durability import Durability, Replicas, Wal, replicas, segments, wal
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation.checkers import require_rows
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History
 from stelae.simulation.nemesis import Nemesis
-from stelae.simulation.options import Options, Servers
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options, Servers
+from stelae.simulation.world.world import World
 from tests.simulation import tables
 from tests.simulation.planted_durabilities import planted
 from tests.simulation.tables import Client, cleaning_of

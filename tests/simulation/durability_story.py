@@ -7,14 +7,14 @@ from itertools import permutations
 from typing import Any
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.ids import ServerUuid
-from stelae.core.records import TableRecord
-from stelae.core.tables.durability import Durability, replicas, segments, wal
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.records import TableRecord
+from stelae.core.schema.durability import Durability, replicas, segments, wal
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation import World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Options, Servers
+from stelae.simulation.world.options import Options, Servers
 from tests.simulation.wal_cluster import SCHEMA
 
 KINDS = {"segments": segments("disk", "disk"), "wal": wal(3, ("disk",)), "replicas": replicas(3)}

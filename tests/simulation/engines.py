@@ -18,23 +18,23 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from stelae.actors.indexing.indexlet_offers import IndexletOffers
-from stelae.actors.master.master import Master
-from stelae.actors.tablet.merge_offer import MergeOffer
+from stelae.actors.master.server import Master
+from stelae.actors.tserver.indexes.indexlet_offers import IndexletOffers
+from stelae.actors.tserver.row_loading.spark_merge import MergeOffer
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
-from stelae.core.records import TabletState
+from stelae.core.records.records import TabletState
 from stelae.core.runtime import Runtime
-from stelae.core.tables.durability import segments
+from stelae.core.schema.durability import segments
 from stelae.recovery import spark_indexes, spark_log
 from stelae.recovery.engine import RecoveryJob, SparkState
 from stelae.recovery.spark_job import TabletOutcome, group_jobs, merge_tablets
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.node import Factory
-from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.node import Factory
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
 from tests.simulation import entries, tables
 from tests.simulation.index_watch import in_some_runs
 from tests.simulation.planting import planting

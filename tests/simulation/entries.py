@@ -20,12 +20,13 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from stelae.actors.indexing import index_removals, indexlet_hand_over
-from stelae.actors.indexing.indexed_tablet import IndexedTablet
-from stelae.actors.indexing.indexlet import Indexlet
-from stelae.actors.tablet.tablet import Tablet
+from stelae.actors.tserver.indexes import indexlet_hand_over
+from stelae.actors.tserver.indexes import removals as index_removals
+from stelae.actors.tserver.indexes.indexed_tablet import IndexedTablet
+from stelae.actors.tserver.indexes.indexlet import Indexlet
+from stelae.actors.tserver.owned_tablet.tablet import Tablet
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import (
     NotDoneYet,
     OutcomeUnknown,
@@ -35,17 +36,17 @@ from stelae.core.errors import (
 )
 from stelae.core.messages.indexes import IndexletProgress
 from stelae.core.messages.servers import TabletProgress
-from stelae.core.records import TableRecord, TabletState
-from stelae.core.tables.durability import Durability, replicas, segments, wal
-from stelae.core.tables.indexes import IndexDefinition, IndexletState, in_range
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.records import TableRecord, TabletState
+from stelae.core.schema.durability import Durability, replicas, segments, wal
+from stelae.core.schema.indexes import IndexDefinition, IndexletState, in_range
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.nemesis import Nemesis
-from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
 from stelae.storage.indexes import indexlet as indexlet_storage
-from stelae.storage.indexes.entry_keys import EntryCodec
+from stelae.storage.indexes.keys import EntryCodec
 from tests.simulation import tables
 from tests.simulation.planted_indexes import planted
 from tests.simulation.remembered_images import batches_of, remembered_images

@@ -13,11 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.client.calls.convert import decode_batch, encode_batch
 from stelae.client.database import AsyncDatabase
+from stelae.client.input.convert import decode_batch, encode_batch
+from stelae.core.config.settings import Settings
 from stelae.core.errors import NotLeader, TabletNotHere, TooStale
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.logs.replication import Configuration, Peer
 from stelae.core.messages.catalog import GET_TABLE, GetTable, ReplicaLocation
 from stelae.core.messages.servers import (
     GET,
@@ -35,16 +35,16 @@ from stelae.core.messages.servers import (
     Write,
     WriteReply,
 )
-from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.records.records import TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.records.replication import Configuration, Peer
 from stelae.core.rpc import Call, Reply
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import replicas
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import replicas
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.simulation import World
-from stelae.simulation.node import Factory
+from stelae.simulation.world.node import Factory
 
 SCHEMA = TableSchema.of(
     pa.schema([pa.field("id", pa.int64(), False), ("value", pa.int64())]), ["id"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import ReplicaRole, TabletReport
-from stelae.core.records import TabletRecord
-from stelae.core.tables.durability import replicas
+from stelae.core.records.records import TabletRecord
+from stelae.core.schema.durability import replicas
 from stelae.simulation import Options, Servers, World
 from stelae.simulation.cluster import SimCluster
 from tests.simulation.replica_judges import Always

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import msgspec
 
 from stelae.core.rpc import Method
-from stelae.simulation.world import World
+from stelae.simulation.world.world import World
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from stelae.client.database import AsyncDatabase
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History
-from stelae.simulation.world import World
+from stelae.simulation.world.world import World
 from tests.simulation.entries import Tally, Watch
 from tests.simulation.tables import TABLE, Beside
 

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.core.errors import (
     IndexExists,
@@ -34,17 +34,17 @@ from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.messages.indexes import HandOverStage, IndexletProgress
-from stelae.core.records import TableState, TabletState
-from stelae.core.tables.durability import Durability, replicas, segments, wal
-from stelae.core.tables.indexes import IndexletState
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.records import TableState, TabletState
+from stelae.core.schema.durability import Durability, replicas, segments, wal
+from stelae.core.schema.indexes import IndexletState
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation.checkers import require_rows
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History
 from stelae.simulation.nemesis import Nemesis
-from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
 from tests.simulation import durabilities, tables
 from tests.simulation.blackouts import Blackouts
 from tests.simulation.index_judge import IndexJudge, group_of

@@ -18,12 +18,12 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import StelaeError
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Limits, Options
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Limits, Options
+from stelae.simulation.world.world import World
 from tests.simulation.blackouts import GAPS_S, Blackouts
 from tests.simulation.index_watch import COLUMN, IndexWatch, in_some_runs
 from tests.simulation.media import MEDIA, ONE_SURVIVES, SYNCED

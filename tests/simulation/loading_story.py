@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.actors.tablet.tablet import Tablet
-from stelae.client.table import AsyncTable
-from stelae.core.tables.durability import Durability, segments, wal
+from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.client.table.table import AsyncTable
+from stelae.core.schema.durability import Durability, segments, wal
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Limits, Options, Servers
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Limits, Options, Servers
+from stelae.simulation.world.world import World
 
 ROWS = 240
 SCHEMA = pa.schema(

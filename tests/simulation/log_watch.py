@@ -12,7 +12,7 @@ from stelae.client.database import AsyncDatabase
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.ids import TabletId, segment_id
 from stelae.core.messages.servers import INVENTORY, Inventory, LogInventory
-from stelae.core.records import ServerInfo, TabletRecord, TabletState
+from stelae.core.records.records import ServerInfo, TabletRecord, TabletState
 from stelae.recovery.inherited import logs_of, plan_of
 from stelae.simulation.cluster import SimCluster
 

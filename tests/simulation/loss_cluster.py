@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import RetryLater
 from stelae.core.ids import ServerUuid
-from stelae.core.logs.losses import LossReport
-from stelae.core.records import TabletRecord, TabletState
-from stelae.core.tables.durability import Durability, segments, wal
+from stelae.core.records.losses import LossReport
+from stelae.core.records.records import TabletRecord, TabletState
+from stelae.core.schema.durability import Durability, segments, wal
 from stelae.simulation import World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Options, Servers
+from stelae.simulation.world.options import Options, Servers
 from tests.simulation.wal_cluster import SCHEMA, text
 
 ROWS = 40

@@ -14,10 +14,10 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from stelae.client.calls.masters import MastersClient
+from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import InvalidArgument, OutcomeUnknown, RetryElsewhere, RetryLater
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages.members import (
+from stelae.core.messages.masters import (
     ADD_MASTER,
     LIST_MASTERS,
     REMOVE_MASTER,

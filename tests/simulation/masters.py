@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from functools import partial
 from unittest.mock import patch
 
-from stelae.client.calls import masters as masters_client
+from stelae.client.routing import masters as masters_client
 from stelae.core.errors import OutcomeUnknown, RetryLater, StelaeError
 from stelae.core.ids import TableId, TabletId
 from stelae.core.messages.servers import TabletProgress
-from stelae.core.records import TableState, TabletState
+from stelae.core.records.records import TableState, TabletState
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.nemesis import Action, Nemesis, draw_schedule
-from stelae.simulation.options import Servers
 from stelae.simulation.scenarios import Scenario
+from stelae.simulation.world.options import Servers
 from tests.simulation.catalog_history import CatalogHistory
 from tests.simulation.ddl_client import DdlClient
 from tests.simulation.planted_masters import planted

@@ -19,8 +19,9 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from stelae.actors.backup.frames import BLOCK_BYTES, MediumSpec
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import (
     IndexExists,
     InvalidArgument,
@@ -29,13 +30,12 @@ from stelae.core.errors import (
     RetryLater,
 )
 from stelae.core.ids import ServerUuid
-from stelae.core.records import TabletState
+from stelae.core.records.records import TabletState
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History
-from stelae.simulation.options import Options, Servers
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
-from stelae.storage.media.frames import BLOCK_BYTES, MediumSpec
+from stelae.simulation.world.options import Options, Servers
+from stelae.simulation.world.world import World
 from tests.simulation import tables
 from tests.simulation.planted import planted
 from tests.simulation.strikes import KINDS, LOSING_A_DISK
@@ -158,7 +158,7 @@ class MediaFaults:
 
 def _older_superblock(head: bytes) -> int | None:
     """Where the older of two superblocks is; None: there are not two."""
-    from stelae.storage.media.frames import newest_superblock, superblock_offset
+    from stelae.actors.backup.frames import newest_superblock, superblock_offset
 
     newest = newest_superblock(head)
     if newest is None or newest.generation < 2:

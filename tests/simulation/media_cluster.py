@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.ids import ServerUuid
-from stelae.core.tables.durability import Durability
+from stelae.core.schema.durability import Durability
 from stelae.simulation import World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Options, Servers
+from stelae.simulation.world.options import Options, Servers
 from tests.simulation.media import MEDIA
 from tests.simulation.wal_cluster import SCHEMA
 

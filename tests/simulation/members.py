@@ -18,9 +18,9 @@ from unittest.mock import patch
 
 import msgspec
 
-from stelae.consensus.leader import Leader
-from stelae.consensus.membership import ChangeKind, MemberChange, changed_peers
-from stelae.consensus.raft import Raft
+from stelae.consensus.raft.leader import Leader
+from stelae.consensus.raft.membership import ChangeKind, MemberChange, changed_peers
+from stelae.consensus.raft.raft import Raft
 from stelae.core.errors import (
     ConfigurationMismatch,
     InvalidArgument,
@@ -30,7 +30,7 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import Address, OpId, ServerUuid
-from stelae.core.logs.replication import Configuration, Peer
+from stelae.core.records.replication import Configuration, Peer
 from stelae.core.rpc import Call, Empty, Method, Reply
 from stelae.core.runtime import Runtime
 from stelae.simulation import Options, World

@@ -12,11 +12,16 @@ import msgspec
 
 from stelae.core.errors import InvalidArgument, RetryLater, StaleTerm
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.logs.configurations import TimelineId, TimelineRecord
-from stelae.core.logs.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
+from stelae.core.records.configurations import TimelineId, TimelineRecord
+from stelae.core.records.timelines import (
+    LogPosition,
+    SafekeeperId,
+    SwitchReply,
+    TimelineConfiguration,
+)
 from stelae.core.rpc import EMPTY, Body, Call, Empty, Method, Reply
 from stelae.core.tasks import Tasks
-from stelae.simulation.instance import SimRuntime
+from stelae.simulation.world.instance import SimRuntime
 
 Entry = tuple[int, str]
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from stelae.core.ids import Address, OpId, TabletId
-from stelae.core.logs.replication import Configuration
 from stelae.core.messages.replicas import (
     CHANGE_REPLICAS,
     CREATE_REPLICA,
@@ -18,6 +17,7 @@ from stelae.core.messages.servers import (
     ReplicaRole,
     TabletReport,
 )
+from stelae.core.records.replication import Configuration
 from stelae.simulation import Options, World
 from tests.simulation.tablet_group import TABLE, TABLET, Caller, Group
 

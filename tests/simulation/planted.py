@@ -11,26 +11,26 @@ import msgspec
 import numpy as np
 
 from stelae.actors.backup.shared_writes import SharedWrites as BackupWrites
-from stelae.actors.logs.replica_census import ReplicaCensus
-from stelae.actors.logs.replicated_segment import ReplicatedSegment
-from stelae.actors.logs.segment_log import SegmentLog
-from stelae.actors.logs.side_segments import SideSegments
-from stelae.actors.master.servers import ServerRequests
-from stelae.actors.tablet.owned_indexing import Begun
-from stelae.actors.tablet.tablet import Tablet
+from stelae.actors.master.heartbeat_requests import ServerRequests
 from stelae.actors.tserver.client_writes import ClientWrites
 from stelae.actors.tserver.lease import Lease
-from stelae.client.calls.shared_writes import SharedWrites
+from stelae.actors.tserver.owned_tablet.indexing import Begun
+from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.actors.tserver.segments.repair import ReplicaCensus
+from stelae.actors.tserver.segments.segment import ReplicatedSegment
+from stelae.actors.tserver.segments.side_segments import SideSegments
+from stelae.actors.tserver.tablet_log.segment_log import SegmentLog
+from stelae.client.routing.shared_writes import SharedWrites
 from stelae.coordinator.catalog.catalog import CatalogBatch
-from stelae.coordinator.known.liveness import Run
+from stelae.coordinator.liveness.liveness import Run
 from stelae.core.messages.servers import WriteEachReply
 from stelae.core.rpc import Reply
-from stelae.core.tables.schema import RowKind
+from stelae.core.schema.schema import RowKind
 from stelae.recovery import plan
-from stelae.storage.segments import survivors
-from stelae.storage.segments.merge import Merged
+from stelae.storage.keys.merge import Merged
+from stelae.storage.rows import survivors
+from stelae.storage.rows.memory import TabletMemory
 from stelae.storage.segments.recovered import RecoveredSegment
-from stelae.storage.tablets.tablet import TabletMemory
 from tests.simulation.planting import planting
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from stelae.actors.backup import disk_opening as frame_opening
+from stelae.actors.backup.disk_medium import FrameMedium
+from stelae.actors.backup.fences import Fences
+from stelae.actors.backup.replicas import Batch, Facts, Replica
 from stelae.core.ids import TabletId
-from stelae.storage.media import frame_opening
-from stelae.storage.media.fences import Fences
-from stelae.storage.media.frame_medium import FrameMedium
-from stelae.storage.media.replicas import Batch, Facts, Replica
 
 
 def _blind(patch: pytest.MonkeyPatch) -> None:

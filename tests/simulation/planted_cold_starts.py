@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stelae.coordinator.backups import losses
 from stelae.coordinator.catalog.backups import BackupCatalog, BackupState
+from stelae.coordinator.status import losses
 from tests.simulation.planting import Place, replacing
 
 

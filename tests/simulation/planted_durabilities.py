@@ -7,21 +7,21 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from stelae.actors.master import coordinator
-from stelae.actors.replicated.replicated_succession import ReplicatedSuccession
-from stelae.actors.tablet.tablet import Tablet
-from stelae.actors.tablet.tablet_reads import TabletReads
-from stelae.actors.tablet.tablet_transfer import TabletTransfer
-from stelae.client.calls.part import Part
-from stelae.client.writer import TableWriter
-from stelae.coordinator.altering.succession import Swap, draft_swap
+from stelae.actors.master.leader import coordinator
+from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.actors.tserver.replicated_tablet.succession import ReplicatedSuccession
+from stelae.actors.tserver.tablet.reads import TabletReads
+from stelae.actors.tserver.tablet.transfer import TabletTransfer
+from stelae.client.routing.part import Part
+from stelae.client.table.writer import TableWriter
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.coordinator.ddl.succession import Swap, draft_swap
 from stelae.core.errors import TabletNotReady
 from stelae.core.ids import TabletId
-from stelae.core.logs.succession import ImportChanges, SuccessionStage
-from stelae.core.records import TableRecord, TabletRecord
-from stelae.storage.segments.transfer import Changes
-from stelae.storage.tablets.state import TabletStateMachine
+from stelae.core.records.records import TableRecord, TabletRecord
+from stelae.core.records.succession import ImportChanges, SuccessionStage
+from stelae.storage.replicated.state_machine import TabletStateMachine
+from stelae.storage.rows.transfer import Changes
 from tests.simulation import planted_successions
 from tests.simulation.planting import planting
 

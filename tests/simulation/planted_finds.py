@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from stelae.actors.indexing import lineage
+from stelae.actors.tserver.indexes import lineage
 from stelae.client.finds import few as find_few
 from stelae.client.finds import shared_finds
 from stelae.client.finds.few import rows_found
 from stelae.client.finds.query import FindQuery
-from stelae.core.tables.shares import place_of, share_of
+from stelae.core.schema.shares import place_of, share_of
 from tests.simulation import planted_indexes
 from tests.simulation.planting import planting
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from stelae.actors.raft.freshness import Freshness
-from stelae.actors.raft.replica_storage import ReplicaStorage
-from stelae.actors.replicated.replicated_tablet import ReplicatedTablet
+from stelae.actors.raft.staleness import Freshness
+from stelae.actors.raft.storage import ReplicaStorage
 from stelae.actors.tserver.client_writes import ClientWrites
-from stelae.client.calls.gathering import Gathering
-from stelae.storage.tablets.state import TabletStateMachine
+from stelae.actors.tserver.replicated_tablet.tablet import ReplicatedTablet
+from stelae.client.table.gathering import Gathering
+from stelae.storage.replicated.state_machine import TabletStateMachine
 from tests.simulation.planting import replacing
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from stelae.actors.indexing import indexlets
-from stelae.actors.indexing.indexlet import Indexlet
-from stelae.actors.indexing.indexlet_hand_over import take_copy
-from stelae.actors.indexing.indexlets import Indexlets
+from stelae.actors.tserver.indexes import indexlets
+from stelae.actors.tserver.indexes.indexlet import Indexlet
+from stelae.actors.tserver.indexes.indexlet_hand_over import take_copy
+from stelae.actors.tserver.indexes.indexlets import Indexlets
 from stelae.core.messages.indexes import (
     CloseIndexlet,
     CopyEntries,

@@ -8,20 +8,20 @@ from unittest.mock import patch
 
 import msgspec
 
-from stelae.actors.indexing import index_writes
-from stelae.actors.indexing.index_removals import Removal
-from stelae.actors.indexing.index_writes import IndexWrites, Ticket
-from stelae.actors.indexing.indexlet_hand_over import HandOver
-from stelae.coordinator.altering import alter
+from stelae.actors.tserver.indexes import writes as index_writes
+from stelae.actors.tserver.indexes.indexlet_hand_over import HandOver
+from stelae.actors.tserver.indexes.removals import Removal
+from stelae.actors.tserver.indexes.writes import IndexWrites, Ticket
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.known.reports import Picture
+from stelae.coordinator.ddl import alter
 from stelae.core.messages.indexes import TabletStamp
+from stelae.core.messages.reports import Picture
 from stelae.core.messages.servers import Heartbeat
-from stelae.core.records import TableRecord
-from stelae.core.tables.durability import Durability
-from stelae.storage.indexes.entry_runs import REMOVED
+from stelae.core.records.records import TableRecord
+from stelae.core.schema.durability import Durability
 from stelae.storage.indexes.indexlet import IndexletEntries
-from stelae.storage.tablets.row_entries import (
+from stelae.storage.indexes.runs import REMOVED
+from stelae.storage.rows.row_entries import (
     FewSeen,
     entries_of_few,
     lacking,

@@ -11,19 +11,19 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from stelae.actors.backup.replica_writes import ReplicaWrites
-from stelae.actors.indexing import index_writes
-from stelae.actors.logs import tablet_recovery
-from stelae.actors.tablet import near_columns
-from stelae.actors.tablet.near_rows import _Near
-from stelae.actors.tablet.tablet import Tablet
+from stelae.actors.tserver.indexes import writes as index_writes
+from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.actors.tserver.row_loading import near_columns
+from stelae.actors.tserver.row_loading.near_rows import _Near
+from stelae.actors.tserver.tablet_log import recovery as tablet_recovery
 from stelae.core.messages.servers import WriteOp
+from stelae.storage.entries.client_results import ClientResults
+from stelae.storage.rows import row_entries
+from stelae.storage.rows.gather import Snapshot
 from stelae.storage.segments import image
-from stelae.storage.segments.gather import Snapshot
 from stelae.storage.segments.partial_image import PartialImage, Range
 from stelae.storage.segments.remote import Piece, RemoteSegment, RowsAbsent
 from stelae.storage.segments.segment import Segment
-from stelae.storage.tablets import row_entries
-from stelae.storage.tablets.client_results import ClientResults
 from tests.simulation.planting import planting
 
 

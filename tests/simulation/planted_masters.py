@@ -10,12 +10,12 @@ from unittest.mock import patch
 
 import msgspec
 
-from stelae.actors.master.master import Master
-from stelae.actors.raft.freshness import Freshness
+from stelae.actors.master.server import Master
+from stelae.actors.raft.staleness import Freshness
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.changes.operations import Operations
-from stelae.coordinator.known import standing
-from stelae.coordinator.known.liveness import Liveness, Run
+from stelae.coordinator.catalog.operations import Operations
+from stelae.coordinator.liveness import standing
+from stelae.coordinator.liveness.liveness import Liveness, Run
 from stelae.core.errors import StelaeError
 from stelae.core.messages.servers import (
     CLOSE_TABLET,
@@ -26,7 +26,7 @@ from stelae.core.messages.servers import (
     OpenTablet,
     TabletProgress,
 )
-from stelae.core.records import ServerKind, TabletRecord, TabletState
+from stelae.core.records.records import ServerKind, TabletRecord, TabletState
 from tests.simulation.planting import planting
 
 _BATCH = msgspec.msgpack.Decoder(CatalogBatch)

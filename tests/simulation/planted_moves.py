@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
+from stelae.coordinator import decide
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.coordinator.decisions import decide
 from stelae.coordinator.moves import departures, evening, planned_moves, relief
 from stelae.coordinator.moves.departures import able_to_leave, departure, is_bound, may_leave
 from stelae.core.messages.servers import TabletProgress, TabletReport
-from stelae.core.records import ReplicaMove, TabletRecord, TabletState
+from stelae.core.records.records import ReplicaMove, TabletRecord, TabletState
 from tests.simulation.planting import planting
 
 ROOM_BYTES = 1 << 40

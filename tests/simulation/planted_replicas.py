@@ -9,17 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 from stelae.actors.raft.replica import Replica
-from stelae.actors.raft.replica_storage import MetadataFile
-from stelae.actors.replicated import tablet_copies
-from stelae.actors.replicated.copy_jobs import CopyJob, CopyJobs
-from stelae.actors.replicated.tablet_store import TabletStore
-from stelae.consensus.leader import Leader
-from stelae.consensus.membership import MemberChange
-from stelae.consensus.raft import Raft
-from stelae.consensus.ready import Ready
+from stelae.actors.raft.storage import MetadataFile
+from stelae.actors.tserver.tablet_copy import receiver_files as tablet_copies
+from stelae.actors.tserver.tablet_copy.receiver import CopyJob, CopyJobs
+from stelae.actors.tserver.tablet_store.store import TabletStore
+from stelae.consensus.raft.leader import Leader
+from stelae.consensus.raft.membership import MemberChange
+from stelae.consensus.raft.raft import Raft
+from stelae.consensus.raft.ready import Ready
 from stelae.coordinator.groups import healing
 from stelae.core.ids import OpId, ServerUuid
-from stelae.core.logs.replication import Configuration, Peer, TermAndVote
+from stelae.core.records.replication import Configuration, Peer, TermAndVote
 from stelae.storage.files.consensus_metadata import ConsensusMetadata
 from stelae.storage.files.superblock import Superblock
 from tests.simulation.planting import replacing

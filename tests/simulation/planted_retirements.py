@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from stelae.actors.backup.backup import Backup
-from stelae.actors.logs.regrouping import Regrouping
+from stelae.actors.backup.server import Backup
+from stelae.actors.tserver.segments.copyset_moves import Regrouping
 from tests.simulation.planting import planting
 
 

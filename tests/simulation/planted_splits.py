@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from stelae.actors.indexing.indexlet_offers import IndexletOffers
-from stelae.actors.logs.segment_log import SegmentLog
-from stelae.actors.tablet.inheriting import Inheriting
-from stelae.coordinator.known import standing
-from stelae.core.tables.shares import Share, place_of
+from stelae.actors.tserver.indexes.indexlet_offers import IndexletOffers
+from stelae.actors.tserver.owned_tablet.inheriting import Inheriting
+from stelae.actors.tserver.tablet_log.segment_log import SegmentLog
+from stelae.coordinator.liveness import standing
+from stelae.core.schema.shares import Share, place_of
+from stelae.storage.entries.client_results import ClientResults
+from stelae.storage.keys.merge import Summary
 from stelae.storage.segments import shares
-from stelae.storage.segments.merge import Summary
 from stelae.storage.segments.shares import only_share
-from stelae.storage.tablets.client_results import ClientResults
 from tests.simulation.planting import planting
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from stelae.coordinator.altering import succession, successor_rooms
-from stelae.coordinator.altering.succession import Swap
-from stelae.coordinator.altering.successor_rooms import SuccessorRooms
-from stelae.core.logs.succession import SuccessionStage
-from stelae.core.records import ServerInfo, TabletState
+from stelae.coordinator.ddl import succession, successor_rooms
+from stelae.coordinator.ddl.succession import Swap
+from stelae.coordinator.ddl.successor_rooms import SuccessorRooms
+from stelae.core.records.records import ServerInfo, TabletState
+from stelae.core.records.succession import SuccessionStage
 
 
 def _memory_is_endless() -> Any:

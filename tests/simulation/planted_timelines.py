@@ -13,17 +13,17 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from stelae.actors.safekeeper.safekeeper_pulls import PullReceiver
-from stelae.actors.safekeeper.safekeeper_timeline import ActiveTimeline
-from stelae.actors.safekeeper.timeline import Timeline
-from stelae.actors.safekeeper.timeline_store import TimelineStore
-from stelae.consensus.wal_acceptor import AcceptorReady, WalAcceptor
-from stelae.consensus.wal_leader import WalLeader
-from stelae.consensus.wal_messages import ToProposer, WalAppendResponse, WalVoteResponse
-from stelae.coordinator.migration.knowledge import Knowledge, SyncPoint
+from stelae.actors.safekeeper.acceptor import ActiveTimeline
+from stelae.actors.safekeeper.pulls import PullReceiver
+from stelae.actors.safekeeper.timeline_store.store import TimelineStore
+from stelae.actors.safekeeper.timeline_store.timeline import Timeline
+from stelae.consensus.wal.acceptor import AcceptorReady, WalAcceptor
+from stelae.consensus.wal.leader import WalLeader
+from stelae.consensus.wal.messages import ToProposer, WalAppendResponse, WalVoteResponse
+from stelae.coordinator.timelines.migration_knowledge import Knowledge, SyncPoint
 from stelae.core.ids import TabletId
-from stelae.core.logs.timelines import NOBODY, SwitchReply, majority_lsn
 from stelae.core.messages.safekeepers import PullTimelineFrom
+from stelae.core.records.timelines import NOBODY, SwitchReply, majority_lsn
 from stelae.storage.files.timeline_control import TimelineControl, decode_control
 from tests.simulation.planting import planting
 
@@ -99,7 +99,7 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "ack before sync": lambda: _told_first(WalAppendResponse),
     "vote before flush": lambda: _told_first(WalVoteResponse),
     "a start forgets the vote": lambda: patch(
-        "stelae.actors.safekeeper.timeline_files.decode_control", _without_vote
+        "stelae.actors.safekeeper.timeline_store.files.decode_control", _without_vote
     ),
     "no term bump": lambda: patch.object(Knowledge, "take_sync_point", _no_term),
     "a reply has the term for that of the last entry": lambda: patch.object(
@@ -111,7 +111,7 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
     "pull overwrites a newer copy": lambda: _both(
         patch.object(PullReceiver, "_pull", _always_copied),
-        patch("stelae.actors.safekeeper.timeline_pull.is_newer", lambda *given: True),
+        patch("stelae.actors.safekeeper.timeline_store.pull.is_newer", lambda *given: True),
     ),
     "exclude ignores the generation": lambda: patch.object(
         TimelineStore, "exclude", _any_generation

@@ -9,14 +9,14 @@ from unittest.mock import patch
 
 import msgspec
 
-from stelae.actors.master.timeline_keeper import TimelineKeeper
+from stelae.actors.master.leader.timelines import TimelineKeeper
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.catalog.timelines import TimelineCatalog
-from stelae.coordinator.migration.knowledge import Knowledge
-from stelae.coordinator.migration.steps import Exclude
 from stelae.coordinator.timelines import placement as timeline_placement
-from stelae.core.logs.configurations import TimelineRecord
-from stelae.core.records import SafekeeperRecord, ServerInfo
+from stelae.coordinator.timelines.migration_knowledge import Knowledge
+from stelae.coordinator.timelines.migration_steps import Exclude
+from stelae.core.records.configurations import TimelineRecord
+from stelae.core.records.records import SafekeeperRecord, ServerInfo
 from tests.simulation.planting import planting
 
 
@@ -48,7 +48,7 @@ def _old_id_for_a_new_disk() -> Any:
         commit(self, safekeepers, timelines)
 
     return _all(
-        patch("stelae.actors.master.servers.draft_register", by_name),
+        patch("stelae.actors.master.heartbeat_requests.draft_register", by_name),
         patch.object(TimelineCatalog, "refusal", lax),
         patch.object(TimelineCatalog, "commit", forgetful),
     )
@@ -66,7 +66,7 @@ def _excluded_without_a_word() -> Any:
 
 def _nothing_is_finished() -> Any:
     """A new leader does not go on with what another one has left behind."""
-    return patch("stelae.actors.master.timeline_keeper.left_to_do", lambda *given: [])
+    return patch("stelae.actors.master.leader.timelines.left_to_do", lambda *given: [])
 
 
 def _garbage_without_a_generation() -> Any:

@@ -22,9 +22,9 @@ from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
 from stelae.simulation.checkers import require_rows
 from stelae.simulation.history import History, Operation
-from stelae.simulation.instance import SimRuntime
 from stelae.simulation.nemesis import Nemesis
 from stelae.simulation.scenarios import Scenario
+from stelae.simulation.world.instance import SimRuntime
 
 BUGS = (
     "no sync before the answer",

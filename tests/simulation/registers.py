@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from stelae.actors.raft.replica import Replica, ReplicaSettings
-from stelae.consensus.settings import RaftSettings
+from stelae.consensus.raft.settings import RaftSettings
 from stelae.core.errors import (
     NotLeader,
     OutcomeUnknown,
@@ -23,7 +23,7 @@ from stelae.core.tasks import Tasks
 from stelae.simulation.checkers import require_rows
 from stelae.simulation.history import History
 from stelae.simulation.nemesis import Nemesis
-from stelae.simulation.world import World
+from stelae.simulation.world.world import World
 
 GROUP = TabletId("00000000000000000000000000000001")
 NAMES = ("m1", "m2", "m3")

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from stelae.storage.segments.gather import Snapshot
+from stelae.storage.rows.gather import Snapshot
 from stelae.storage.segments.image import Image
 from stelae.storage.segments.remote import Piece, RowsAbsent
 

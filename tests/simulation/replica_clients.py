@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import (
     OutcomeUnknown,
     Rejected,
@@ -23,7 +23,7 @@ from stelae.core.errors import (
     VersionMismatch,
 )
 from stelae.simulation.history import History, Operation
-from stelae.simulation.world import World
+from stelae.simulation.world.world import World
 from tests.simulation import tables
 
 MARGIN = 1.01

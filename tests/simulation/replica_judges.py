@@ -15,18 +15,18 @@ from unittest.mock import patch
 
 import msgspec
 
-from stelae.actors.raft.replica_types import RoleChange
-from stelae.actors.replicated.replicated_tablet import ReplicatedTablet
-from stelae.actors.tserver.tserver import TabletServer
-from stelae.consensus.ready import Role
+from stelae.actors.raft.types import RoleChange
+from stelae.actors.tserver.replicated_tablet.tablet import ReplicatedTablet
+from stelae.actors.tserver.server import TabletServer
+from stelae.consensus.raft.ready import Role
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.core.ids import OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import Configuration
 from stelae.core.messages.replicas import DataState
-from stelae.core.records import TabletRecord, TabletState
-from stelae.core.tables.durability import Replicas
+from stelae.core.records.records import TabletRecord, TabletState
+from stelae.core.records.replication import Configuration
+from stelae.core.schema.durability import Replicas
 from stelae.simulation.cluster import SimCluster
-from stelae.storage.tablets.state import TabletStateMachine
+from stelae.storage.replicated.state_machine import TabletStateMachine
 
 FOLDERS = ("data", "wals")
 """Of what may lie there only of a tablet that is there."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -28,7 +28,7 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.replicas import TRANSFER_LEADERSHIP, TransferLeadership
-from stelae.core.tables.durability import replicas
+from stelae.core.schema.durability import replicas
 from stelae.simulation.cluster import SimCluster
 from tests.simulation import tables
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field, replace
 
 from stelae.client.check.facts import Severity
 from stelae.client.database import AsyncDatabase
-from stelae.core.tables.durability import replicas
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import replicas
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation.checkers import require_rows, unread_keys
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History
 from stelae.simulation.nemesis import Nemesis
-from stelae.simulation.options import Options, Servers
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options, Servers
+from stelae.simulation.world.world import World
 from tests.simulation import tables
 from tests.simulation.planted_group import planted
 from tests.simulation.replica_clients import FAULTS_S, Client

@@ -17,7 +17,7 @@ from stelae.core.errors import InvalidArgument, OutcomeUnknown, RetryLater
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.world import World
 from tests.simulation import tables
 from tests.simulation.log_watch import newest_tablets
 from tests.simulation.planted_retirements import planted

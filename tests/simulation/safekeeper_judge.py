@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from stelae.core.logs.replication import Entry
+from stelae.core.records.replication import Entry
 
 
 @dataclass

@@ -6,7 +6,7 @@ hand: who lives, which owner has which term (in some worlds two owners get the s
 backups are said to hold.
 
 Judged (`tests.simulation.safekeeper_judge`): no acknowledged entry is lost or changed, one leader
-per term; every step is one of the model in `spec/` (`stelae.simulation.timeline_trace`); once the
+per term; every step is one of the model in `spec/` (`stelae.simulation.timelines.trace`); once the
 faults end, every migration ends, its members have the timeline and nobody else has, a writer is
 elected and answered, and all safekeepers agree on what is committed.
 """
@@ -20,18 +20,19 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from stelae.actors.backup.backup import Backup
-from stelae.actors.cas.files import FilesBackend
-from stelae.actors.cas.store import CasStore, RemoteConfigurations
-from stelae.actors.identity import take_identity
-from stelae.actors.logs.timeline_proposer import AcceptorMailbox, TimelineProposer
-from stelae.actors.master.migration_runner import MigrationRunner, RunnerSettings
-from stelae.actors.master.safekeeper_ports import SafekeeperPorts
-from stelae.actors.membership import Membership
-from stelae.actors.safekeeper.safekeeper import Safekeeper
-from stelae.actors.safekeeper.timeline import Timeline
-from stelae.actors.safekeeper.timeline_store import TimelineStore
-from stelae.coordinator.migration.steps import (
+from stelae.actors.backup.frames import MediumSpec
+from stelae.actors.backup.server import Backup
+from stelae.actors.cas_store.files import FilesBackend
+from stelae.actors.cas_store.server import CasStore, RemoteConfigurations
+from stelae.actors.master.leader.migration_runner import MigrationRunner, RunnerSettings
+from stelae.actors.master.leader.safekeeper_ports import SafekeeperPorts
+from stelae.actors.safekeeper.server import Safekeeper
+from stelae.actors.safekeeper.timeline_store.store import TimelineStore
+from stelae.actors.safekeeper.timeline_store.timeline import Timeline
+from stelae.actors.server.identity import take_identity
+from stelae.actors.server.membership import Membership
+from stelae.actors.tserver.tablet_log.proposer import AcceptorMailbox, TimelineProposer
+from stelae.coordinator.timelines.migration_steps import (
     Abort,
     FinishPending,
     MigrationSettings,
@@ -39,27 +40,26 @@ from stelae.coordinator.migration.steps import (
     Request,
     SafekeeperStatus,
 )
+from stelae.core.config.settings import Settings
 from stelae.core.errors import Overloaded, StelaeError, TabletNotReady
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.logs.configurations import TimelineId, TimelineRecord
-from stelae.core.logs.replication import Entry
-from stelae.core.logs.timelines import (
+from stelae.core.messages.safekeepers import HeldTimeline
+from stelae.core.records.configurations import TimelineId, TimelineRecord
+from stelae.core.records.records import ServerInfo, ServerKind
+from stelae.core.records.replication import Entry
+from stelae.core.records.timelines import (
     SafekeeperId,
     SafekeeperPlace,
     TimelineConfiguration,
     TimelineSource,
 )
-from stelae.core.messages.safekeepers import HeldTimeline
-from stelae.core.records import ServerInfo, ServerKind
-from stelae.core.settings import Settings
 from stelae.core.tasks import Tasks
-from stelae.simulation.instance import SimRuntime
 from stelae.simulation.nemesis import Nemesis
-from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.timeline_recorder import TimelineRecorder
-from stelae.simulation.world import World
-from stelae.storage.media.frames import MediumSpec
+from stelae.simulation.timelines.recorder import TimelineRecorder
+from stelae.simulation.world.instance import SimRuntime
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
 from tests.simulation.planted_timelines import planted
 from tests.simulation.safekeeper_judge import TimelineJudge
 from tests.simulation.timelines import check_outcome, insist

@@ -7,9 +7,9 @@ import asyncio
 import itertools
 import os
 
-from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
 
 EXIT_CODE = 7
 VIRTUAL_S = 36.0

@@ -7,14 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.actors.tablet.tablet import Tablet
-from stelae.client.table import AsyncTable
+from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.client.table.table import AsyncTable
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.core.records import TabletRecord, TabletState
-from stelae.core.tables.durability import segments
+from stelae.core.records.records import TabletRecord, TabletState
+from stelae.core.schema.durability import segments
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Limits, Options, Servers
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Limits, Options, Servers
+from stelae.simulation.world.world import World
 
 ROWS = 240
 SCHEMA = pa.schema(

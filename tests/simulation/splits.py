@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from stelae.client.database import AsyncDatabase
 from stelae.simulation.cluster import MEMORY_LIMIT_BYTES, SimCluster
 from stelae.simulation.history import History
-from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
 from tests.simulation import loading
 from tests.simulation.index_watch import in_some_runs
 from tests.simulation.planted_splits import planted

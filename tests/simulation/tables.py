@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.core.errors import (
     OutcomeUnknown,
@@ -25,15 +25,15 @@ from stelae.core.errors import (
     RetryLater,
     StelaeError,
 )
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation.checkers import require_rows, unread_keys
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History, Operation
 from stelae.simulation.nemesis import Nemesis
-from stelae.simulation.options import Options, Servers
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options, Servers
+from stelae.simulation.world.world import World
 from tests.simulation.log_watch import LogWatch
 from tests.simulation.planted import planted
 from tests.simulation.strikes import KINDS, Strikes

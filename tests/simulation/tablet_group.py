@@ -14,20 +14,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.actors.replicated.replicated_tablet import ReplicatedTablet
-from stelae.actors.tserver.tserver import TabletServer
+from stelae.actors.tserver.replicated_tablet.tablet import ReplicatedTablet
+from stelae.actors.tserver.server import TabletServer
+from stelae.core.config.settings import Settings
 from stelae.core.errors import NotLeader, OutcomeUnknown, RetryElsewhere, RetryLater
 from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.logs.replication import Configuration, Peer
 from stelae.core.messages.catalog import LINEARIZABLE
 from stelae.core.messages.replicas import CREATE_REPLICA, CreateReplica
 from stelae.core.messages.servers import GET, WRITE, Get, Write, WriteOp, WriteReply
-from stelae.core.records import TableRecord, TableState
+from stelae.core.records.records import TableRecord, TableState
+from stelae.core.records.replication import Configuration, Peer
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import replicas
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import replicas
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.simulation import World
 from stelae.simulation.history import History
 

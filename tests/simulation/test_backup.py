@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from stelae.simulation.runner import FINDS, SEARCH_SEEDS, last_find
-from stelae.simulation.world import SimulationFailure
+from stelae.simulation.world.world import SimulationFailure
 from tests.simulation.backup_owners import run
 from tests.simulation.planted_backup import BUGS
 

@@ -1,5 +1,5 @@
 """A deletion for ever that its server's full disk stops half-way, with nobody left to ask for it:
-see `stelae.actors.replicated.tablet_replicas`."""
+see `stelae.actors.tserver.replicated_tablet.manager`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.replicated.replica_lives import FULL_DISK_RETRY_MAX_S
+from stelae.actors.tserver.replicated_tablet.lifecycle import FULL_DISK_RETRY_MAX_S
 from stelae.core.errors import NoSpace
 from stelae.core.ids import OpId
 from stelae.core.messages.replicas import DELETE_REPLICA, DataState, DeleteReplica
 from stelae.core.messages.servers import ReplicaRole
 from stelae.simulation import Options, World
-from stelae.simulation.disk import SimDisk
+from stelae.simulation.world.disk import SimDisk
 from tests.simulation.ordered_group import report
 from tests.simulation.tablet_group import TABLET, Caller, Group
 

@@ -32,15 +32,15 @@ from stelae.core.messages.catalog import (
     GetTabletLocations,
 )
 from stelae.core.messages.servers import OPEN_TABLET, OpenTablet
-from stelae.core.records import TabletState
-from stelae.core.tables.durability import Segments, Wal, segments, wal
-from stelae.core.tables.partition import (
+from stelae.core.records.records import TabletState
+from stelae.core.schema.durability import Segments, Wal, segments, wal
+from stelae.core.schema.partition import (
     HashPartition,
     Partitioning,
     RangePartition,
     hash_partition,
 )
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.schema import TableSchema
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 

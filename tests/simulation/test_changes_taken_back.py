@@ -12,12 +12,12 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.consensus.raft import Raft
+from stelae.consensus.raft.raft import Raft
 from stelae.core.errors import OutcomeUnknown, RetryElsewhere, RetryLater
 from stelae.core.ids import OpId
 from stelae.core.messages.replicas import CHANGE_REPLICAS, ChangeKind
 from stelae.simulation import World
-from stelae.simulation.world import SimulationFailure
+from stelae.simulation.world.world import SimulationFailure
 from tests.simulation.tablet_group import SETTINGS, Caller, Group
 from tests.simulation.test_planted_replicas import change, members, play
 

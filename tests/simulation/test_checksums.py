@@ -9,15 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.actors.replicated.replicated_tablet import MARK_KEPT_S, ReplicatedTablet
+from stelae.actors.tserver.replicated_tablet.tablet import MARK_KEPT_S, ReplicatedTablet
 from stelae.client.check.check import CheckReport
 from stelae.client.check.facts import Severity
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import RetryLater, StelaeError
 from stelae.core.messages.replicas import MARK_REPLICA, MarkReplica
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.durability import replicas
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import replicas
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 

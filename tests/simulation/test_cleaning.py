@@ -7,7 +7,7 @@ from collections import Counter
 from stelae.core.errors import StelaeError
 from stelae.simulation.runner import derive_seeds, find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.world import World
 from tests.simulation.tables import counts_of
 
 SEEDS = 3

@@ -8,12 +8,12 @@ import asyncio
 import pytest
 
 from stelae.core.errors import InvalidArgument, RetryLater, StelaeError, TooManyReplicas
-from stelae.core.logs.losses import LossReport
-from stelae.core.records import BackupRecord, TabletState
-from stelae.core.tables.durability import segments
-from stelae.simulation.options import Limits
+from stelae.core.records.losses import LossReport
+from stelae.core.records.records import BackupRecord, TabletState
+from stelae.core.schema.durability import segments
 from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
+from stelae.simulation.world.options import Limits
 from tests.simulation.loss_cluster import CALL_S, Here, tell
 from tests.simulation.planted_cold_starts import PLANTED
 from tests.simulation.wal_cluster import SCHEMA

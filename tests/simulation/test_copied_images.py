@@ -8,7 +8,7 @@ import asyncio
 import msgspec
 import pytest
 
-from stelae.actors.replicated.copy_jobs import IMAGES_AT_A_TIME
+from stelae.actors.tserver.tablet_copy.receiver import IMAGES_AT_A_TIME
 from stelae.core.messages.replicas import (
     FETCH_FILE,
     DataState,

@@ -9,11 +9,11 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.actors.replicated.copy_fetch import SourceSession
+from stelae.actors.tserver.tablet_copy.session import SourceSession
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import InvalidArgument
-from stelae.core.tables.durability import replicas
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import replicas
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation import Options, Servers, World
 from stelae.simulation.cluster import SimCluster
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.actors.replicated.copy_fetch import Broken, SourceSession
+from stelae.actors.tserver.tablet_copy.session import Broken, SourceSession
 from stelae.core.errors import (
     OutcomeUnknown,
     Overloaded,

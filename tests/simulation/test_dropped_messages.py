@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from stelae.actors.raft import replica_links
-from stelae.actors.raft.replica_links import _Link
-from stelae.consensus.messages import AppendRequest, Message
+from stelae.actors.raft import links as replica_links
+from stelae.actors.raft.links import _Link
+from stelae.consensus.raft.messages import AppendRequest, Message
 from stelae.simulation import Options, World
 from tests.simulation.tablet_group import Caller, Group
 

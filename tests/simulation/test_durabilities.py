@@ -14,8 +14,8 @@ from stelae.core.errors import (
     TooFewServers,
     TooManyReplicas,
 )
-from stelae.core.records import TableState
-from stelae.core.tables.durability import Durability, replicas, segments, wal
+from stelae.core.records.records import TableState
+from stelae.core.schema.durability import Durability, replicas, segments, wal
 from tests.simulation.durability_story import DIRECTIONS, KINDS, Here, tell
 from tests.simulation.wal_cluster import read_all, write
 

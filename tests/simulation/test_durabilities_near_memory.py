@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import NotDoneYet
-from stelae.core.records import TableState
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import hash_partition
-from stelae.simulation.node import SimulationFailure
+from stelae.core.records.records import TableState
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import hash_partition
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.durability_story import Here, tell
 from tests.simulation.planted_durabilities import planted
 from tests.simulation.wal_cluster import SCHEMA

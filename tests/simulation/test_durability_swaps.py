@@ -10,18 +10,18 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from stelae.actors.master.recovery_rounds import RecoveryRounds
-from stelae.actors.tablet.tablet_transfer import TabletTransfer
-from stelae.coordinator.altering.succession import OrderTransfer, Swap
+from stelae.actors.master.leader.recovery import RecoveryRounds
+from stelae.actors.tserver.tablet.transfer import TabletTransfer
+from stelae.coordinator.ddl.succession import OrderTransfer, Swap
 from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.logs.succession import SuccessionStage
 from stelae.core.messages.servers import WRITE, ReplicaRole, Write, WriteOp
-from stelae.core.records import TabletRecord
-from stelae.core.tables.durability import Durability, segments
-from stelae.simulation.node import SimulationFailure
+from stelae.core.records.records import TabletRecord
+from stelae.core.records.succession import SuccessionStage
+from stelae.core.schema.durability import Durability, segments
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.durability_story import KINDS, Here, tell
 from tests.simulation.planted_durabilities import planted
 from tests.simulation.wal_cluster import read_all, write

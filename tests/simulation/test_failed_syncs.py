@@ -1,5 +1,5 @@
 """A disk that fails one sync, and works again: while a replica is made (see
-`stelae.actors.replicated.replica_lives`), and while a follower saves what it is about to
+`stelae.actors.tserver.replicated_tablet.lifecycle`), and while a follower saves what it is about to
 acknowledge (see
 `stelae.actors.raft.begun_turn`)."""
 
@@ -15,7 +15,6 @@ import pytest
 
 from stelae.core.errors import OutcomeUnknown, TabletNotReady
 from stelae.core.ids import OpId
-from stelae.core.logs.replication import Configuration, Peer
 from stelae.core.messages.replicas import (
     CHANGE_REPLICAS,
     CREATE_REPLICA,
@@ -23,8 +22,9 @@ from stelae.core.messages.replicas import (
     ChangeReplicas,
 )
 from stelae.core.messages.servers import ReplicaRole, WriteOp
+from stelae.core.records.replication import Configuration, Peer
 from stelae.simulation import Options, World
-from stelae.simulation.disk import InjectedDiskError, SimDisk
+from stelae.simulation.world.disk import InjectedDiskError, SimDisk
 from stelae.storage.files.raft_log import NOTE_NAME
 from tests.simulation.ordered_group import role
 from tests.simulation.tablet_group import TABLET, Caller, Group

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pytest
 
-from stelae.actors.raft.freshness import Freshness
+from stelae.actors.raft.staleness import Freshness
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import OutcomeUnknown, RetryElsewhere, RetryLater, TableNotFound
-from stelae.core.tables.durability import segments
+from stelae.core.schema.durability import segments
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.nemesis import Nemesis

@@ -8,12 +8,12 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.client.table import AsyncTable
+from stelae.actors.backup.frames import MediumSpec
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import NoSpace, OutcomeUnknown, OutOfMemory
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import hash_partition
-from stelae.simulation.node import SimulationFailure
-from stelae.storage.media.frames import MediumSpec
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import hash_partition
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.media_cluster import CALL_S, Here, tell
 from tests.simulation.wal_cluster import SCHEMA, read_all, text, write
 
@@ -153,12 +153,12 @@ async def empty_a_full_cluster(here: Here) -> None:
 def test_a_cluster_with_full_disks_can_be_emptied_and_filled_again(seed: int) -> None:
     """Rows are refused while there is room yet for deletes, survivors and heads: what dies is
     cleaned away, though the log is not long for its rows, and rows are taken again."""
-    with patch("stelae.core.messages.backup_views.RESERVE_SHARE", RESERVE_SHARE):
+    with patch("stelae.core.messages.backup_loads.RESERVE_SHARE", RESERVE_SHARE):
         tell(empty_a_full_cluster, seed=seed, media=SMALL, segment_bytes=SEGMENT_BYTES)
 
 
 def test_this_would_see_disks_without_a_reserve() -> None:
     """The last frame is given to a row: nothing can be deleted, or moved to where it takes less."""
-    spent = patch("stelae.core.messages.backup_views.RESERVE_SHARE", 0.0)
+    spent = patch("stelae.core.messages.backup_loads.RESERVE_SHARE", 0.0)
     with spent, pytest.raises(SimulationFailure):
         tell(empty_a_full_cluster, media=SMALL, segment_bytes=SEGMENT_BYTES)

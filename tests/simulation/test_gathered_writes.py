@@ -12,7 +12,7 @@ import pytest
 
 from stelae.actors.tserver.client_writes import ClientWrites
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.ids import ClientId, RequestId, TabletId
 from stelae.core.messages.servers import (
@@ -25,15 +25,15 @@ from stelae.core.messages.servers import (
     WriteOp,
 )
 from stelae.core.rpc import Call
-from stelae.core.tables.durability import Durability, replicas, segments, wal
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import Durability, replicas, segments, wal
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Servers
 from stelae.simulation.runner import find_bug, run_seed
 from stelae.simulation.scenarios import load_scenario
-from stelae.simulation.world import SimulationFailure
-from stelae.storage.rows.outcomes import answer
+from stelae.simulation.world.options import Servers
+from stelae.simulation.world.world import SimulationFailure
+from stelae.storage.entries.outcomes import answer
 from tests.simulation.held_back import held_back
 from tests.simulation.planted import SHARED, SHARED_AIMED
 from tests.simulation.planted_group import GATHERED

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tserver.tserver import TabletServer
+from stelae.actors.tserver.server import TabletServer
 from stelae.core.errors import NotEnoughServers
 from stelae.core.ids import OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import Configuration, Peer
 from stelae.core.messages.alter import ALTER_TABLET, AlterTablet
 from stelae.core.messages.catalog import (
     GET_TABLE,
@@ -39,14 +38,15 @@ from stelae.core.messages.servers import (
     TabletProgress,
     TabletReport,
 )
-from stelae.core.records import TableRecord
+from stelae.core.records.records import TableRecord
+from stelae.core.records.replication import Configuration, Peer
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
-from stelae.core.tables.durability import replicas
+from stelae.core.schema.durability import replicas
 from stelae.simulation import Options, World
 from stelae.simulation import cluster as sim_cluster
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Servers
+from stelae.simulation.world.options import Servers
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import DeadlineExpired, OutcomeUnknown, TableNotFound, TooStale
 from stelae.core.ids import TabletId
 from stelae.simulation import Options, World

@@ -11,9 +11,9 @@ from collections import Counter
 from typing import Any
 from unittest.mock import patch
 
-from stelae.actors.raft import replica_report
-from stelae.actors.raft.replica_report import LOOK_S, ReplicaReports
-from stelae.consensus.raft import Raft
+from stelae.actors.tserver.replicated_tablet import report as replica_report
+from stelae.actors.tserver.replicated_tablet.report import LOOK_S, ReplicaReports
+from stelae.consensus.raft.raft import Raft
 from stelae.core.messages.servers import TabletReport
 from stelae.simulation import World
 from tests.simulation.ordered_group import report

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from stelae.client.table import AsyncTable
-from stelae.coordinator.altering import alter
+from stelae.client.table.table import AsyncTable
 from stelae.coordinator.catalog.catalog import Catalog
+from stelae.coordinator.ddl import alter
 from stelae.core.errors import IndexNotFound, InvalidArgument, RetryLater
 from stelae.core.messages.indexes import CLOSE_INDEXLET
-from stelae.core.records import TableRecord
-from stelae.core.tables.durability import Durability, segments
+from stelae.core.records.records import TableRecord
+from stelae.core.schema.durability import Durability, segments
 from tests.simulation.entries import TABLE
 from tests.simulation.test_index_writes import BOTH, Here, run
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.indexing.indexlet import Indexlet
-from stelae.actors.replicated.replicated_tablet import ReplicatedTablet
+from stelae.actors.tserver.indexes.indexlet import Indexlet
+from stelae.actors.tserver.replicated_tablet.tablet import ReplicatedTablet
 from stelae.core.errors import IndexletNotReady
-from stelae.core.tables.durability import Durability, Replicas, replicas, segments
-from stelae.simulation.world import SimulationFailure
+from stelae.core.schema.durability import Durability, Replicas, replicas, segments
+from stelae.simulation.world.world import SimulationFailure
 from tests.simulation.entries import VALUES
 from tests.simulation.planted_indexes import EPOCHS, planted
 from tests.simulation.test_index_writes import BOTH, Here, run

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.indexing import tablet_fills
-from stelae.actors.indexing.tablet_fills import TabletFills
+from stelae.actors.tserver.indexes import fill_answers as tablet_fills
+from stelae.actors.tserver.indexes.fill_answers import TabletFills
 from stelae.core.errors import TabletNotReady
 from stelae.core.messages.indexes import FILL_ENTRIES
-from stelae.core.tables.durability import Durability, segments
+from stelae.core.schema.durability import Durability, segments
 from tests.simulation.entries import TABLETS
 from tests.simulation.test_index_writes import BOTH, Here, run
 

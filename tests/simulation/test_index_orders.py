@@ -6,8 +6,8 @@ import asyncio
 
 from stelae.core.messages.indexes import CLOSE_INDEXLET, CloseIndexlet
 from stelae.core.rpc import Call
-from stelae.core.tables.durability import segments
-from stelae.core.tables.indexes import IndexletRecord
+from stelae.core.schema.durability import segments
+from stelae.core.schema.indexes import IndexletRecord
 from tests.simulation.test_index_writes import Here, run
 
 SOON_S = 30.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import (
     IndexletNotHere,
     RetryLater,
@@ -21,11 +21,11 @@ from stelae.core.messages.indexes import (
     InsertEntries,
     TabletStamp,
 )
-from stelae.core.tables.durability import Durability, replicas, segments
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import Durability, replicas, segments
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Options, Servers
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options, Servers
+from stelae.simulation.world.world import World
 from tests.simulation.entries import SCHEMA, TABLE, TABLETS, Held, Tally, Watch
 
 BOTH = pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tablet import remote_rows
-from stelae.client.table import AsyncTable
+from stelae.actors.tserver.row_loading import loader as remote_rows
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import RetryLater, RowExists
 from stelae.core.messages.indexes import IndexletProgress
-from stelae.core.tables.durability import Durability, segments, wal
-from stelae.simulation.node import SimulationFailure
+from stelae.core.schema.durability import Durability, segments, wal
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation import entries
 from tests.simulation.entries import settled
 from tests.simulation.loading_story import NEVER_S, ROWS, Story

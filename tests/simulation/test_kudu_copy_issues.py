@@ -16,16 +16,15 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from stelae.actors.replicated.copy_fetch import SourceSession
-from stelae.actors.replicated.copy_jobs import CopyJob, CopyJobs
-from stelae.actors.replicated.replica_orders import ReplicaOrders
-from stelae.actors.replicated.tablet_copies import TabletCopies
-from stelae.consensus.progress import Progress
-from stelae.coordinator.decisions import groups as group_decisions
-from stelae.coordinator.groups import groups
+from stelae.actors.tserver.replicated_tablet.requests import ReplicaOrders
+from stelae.actors.tserver.tablet_copy.receiver import CopyJob, CopyJobs
+from stelae.actors.tserver.tablet_copy.receiver_files import TabletCopies
+from stelae.actors.tserver.tablet_copy.session import SourceSession
+from stelae.consensus.raft.progress import Progress
+from stelae.coordinator import decide_groups as group_decisions
+from stelae.coordinator.groups import group as groups
 from stelae.core.errors import StaleTerm, TabletNotReady
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.replication import Configuration, Peer
 from stelae.core.messages.replicas import (
     CHANGE_REPLICAS,
     CREATE_REPLICA,
@@ -38,9 +37,10 @@ from stelae.core.messages.replicas import (
     StartTabletCopy,
 )
 from stelae.core.messages.servers import ReplicaRole, WriteOp
+from stelae.core.records.replication import Configuration, Peer
 from stelae.core.rpc import Call, Empty, Reply
 from stelae.simulation import Options, World
-from stelae.simulation.world import SimulationFailure
+from stelae.simulation.world.world import SimulationFailure
 from tests.simulation import test_replica_healing
 from tests.simulation.healed_cluster import Healed
 from tests.simulation.tablet_group import TABLE, TABLET, Caller, Group

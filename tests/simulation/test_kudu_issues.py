@@ -13,22 +13,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.actors.load_rate import LoadRate
+from stelae.actors.tserver.tablet.load_rate import LoadRate
 from stelae.client.database import AsyncDatabase
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.coordinator.changes.operations import Operations
-from stelae.coordinator.known.liveness import Liveness
-from stelae.coordinator.known.reports import Picture
+from stelae.coordinator.catalog.operations import Operations
+from stelae.coordinator.liveness.liveness import Liveness
 from stelae.core.errors import OutcomeUnknown, RetryLater, StelaeError, TooStale
 from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages.catalog import CREATE_TABLE, GET_TABLE, CreateTable, GetTable
-from stelae.core.records import TabletState
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import hash_partition
-from stelae.core.tables.schema import TableSchema
+from stelae.core.messages.reports import Picture
+from stelae.core.records.records import TabletState
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import hash_partition
+from stelae.core.schema.schema import TableSchema
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.node import SimulationFailure
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation import masters
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
@@ -266,7 +266,7 @@ def _edge_triggered(patch: pytest.MonkeyPatch) -> None:
         return True
 
     patch.setattr(Picture, "take", take)
-    from stelae.coordinator.known import reports
+    from stelae.core.messages import reports
 
     def quiet(self: Any, current: Any) -> Any:
         self._number += 1
@@ -294,14 +294,14 @@ def _fatal_replication(patch: pytest.MonkeyPatch) -> None:
 
 
 def _believing_followers(patch: pytest.MonkeyPatch) -> None:
-    from stelae.actors.raft.freshness import Freshness
+    from stelae.actors.raft.staleness import Freshness
 
     patch.setattr(Freshness, "staleness_s", lambda self: 0.0)
 
 
 def _forgetful_catalog(patch: pytest.MonkeyPatch) -> None:
     """Locations come from what is reported to this leader, not from records and liveness."""
-    from stelae.actors.master.clients import ClientRequests
+    from stelae.actors.master.client_requests import ClientRequests
     from stelae.core.ids import Address
     from stelae.core.messages.catalog import TabletLocation
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from stelae.actors.raft.replica_links import PATIENCE_MAX, ReplicaLinks, _Link
+from stelae.actors.raft.links import PATIENCE_MAX, ReplicaLinks, _Link
 from stelae.core.errors import TooLarge
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages.servers import WriteOp

@@ -25,9 +25,9 @@ from stelae.core.messages.indexes import (
     HandOverStage,
     OpenIndexlet,
 )
-from stelae.core.tables.durability import segments
-from stelae.core.tables.indexes import IndexletRecord
-from stelae.simulation.world import SimulationFailure
+from stelae.core.schema.durability import segments
+from stelae.core.schema.indexes import IndexletRecord
+from stelae.simulation.world.world import SimulationFailure
 from stelae.storage.indexes import indexlet as indexlet_storage
 from tests.simulation.held_back import HeldBack, held_back
 from tests.simulation.planted_hand_overs import planted

@@ -10,13 +10,13 @@ import pytest
 
 from stelae.core.errors import InvalidArgument, StaleRequest
 from stelae.core.ids import ClientId, RequestId, TabletId
-from stelae.core.logs.timelines import SafekeeperId
 from stelae.core.messages.timelines import (
     ABORT_MIGRATION,
     MIGRATE_TIMELINE,
     AbortMigration,
     MigrateTimeline,
 )
+from stelae.core.records.timelines import SafekeeperId
 from tests.simulation.wal_cluster import (
     Here,
     ask,

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import IndexNotFound, InvalidArgument, RetryLater
 from stelae.core.messages.indexes import CLOSE_INDEXLET
 from stelae.core.messages.servers import HEARTBEAT, Heartbeat
-from stelae.core.records import ServerKind
-from stelae.core.tables.durability import Durability, segments
-from stelae.simulation.world import SimulationFailure
+from stelae.core.records.records import ServerKind
+from stelae.core.schema.durability import Durability, segments
+from stelae.simulation.world.world import SimulationFailure
 from tests.simulation.entries import TABLE
 from tests.simulation.held_back import HeldBack, held_back
 from tests.simulation.planted_indexes import planted

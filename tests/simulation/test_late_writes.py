@@ -10,15 +10,15 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
+from stelae.actors.backup.fences import Fences
 from stelae.core.errors import InvalidArgument, StaleTerm
 from stelae.core.ids import Address
 from stelae.core.messages.servers import WRITE_REPLICA, WriteReplica
-from stelae.core.tables.durability import segments
+from stelae.core.schema.durability import segments
 from stelae.simulation import World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.node import SimulationFailure
-from stelae.simulation.options import Options, Servers
-from stelae.storage.media.fences import Fences
+from stelae.simulation.world.node import SimulationFailure
+from stelae.simulation.world.options import Options, Servers
 from tests.simulation.wal_cluster import SCHEMA, text
 
 KEYS = 5

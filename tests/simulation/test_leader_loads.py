@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.actors.load_rate import WARM_S
-from stelae.actors.tserver.tserver import TabletServer
-from stelae.client.table import AsyncTable
-from stelae.core.tables.durability import replicas, segments
+from stelae.actors.tserver.server import TabletServer
+from stelae.actors.tserver.tablet.load_rate import WARM_S
+from stelae.client.table.table import AsyncTable
+from stelae.core.schema.durability import replicas, segments
 from stelae.simulation import Options, Servers, World
 from stelae.simulation.cluster import SimCluster
 

@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from stelae.core.errors import StelaeError, VersionMismatch
-from stelae.core.tables.durability import Durability, segments
+from stelae.core.schema.durability import Durability, segments
 from stelae.simulation.cluster import SimCluster
 from tests.simulation.loading_story import DURABILITIES, NEVER_S, Story
 

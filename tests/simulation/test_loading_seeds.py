@@ -9,7 +9,7 @@ import pytest
 from stelae.core.errors import StelaeError
 from stelae.simulation.runner import derive_seeds, find_bug, kept_seeds, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.world import World
 from tests.simulation.loading_story import FETCHED
 from tests.simulation.planted_loading import BLACKOUT_BUGS, BUGS
 

@@ -1,5 +1,5 @@
 """What a replica acknowledged is not cut from its log as a torn append: see
-`stelae.actors.raft.log_note`."""
+`stelae.actors.raft.durable_mark`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.raft.log_note import REST_S, LogNote
+from stelae.actors.raft.durable_mark import REST_S, LogNote
 from stelae.core.errors import OutcomeUnknown, RetryLater
 from stelae.core.messages.servers import ReplicaRole
 from stelae.simulation import Options, World
-from stelae.simulation.disk import SimDisk
+from stelae.simulation.world.disk import SimDisk
 from tests.simulation.ordered_group import report, role
 from tests.simulation.tablet_group import TABLET, Caller, Group
 

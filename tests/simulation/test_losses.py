@@ -10,13 +10,13 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from stelae.client.calls.masters import MastersClient
+from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import InvalidArgument, RetryLater, StelaeError
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.logs.losses import ACCEPT_LOSS, VERSIONS_SKIPPED, AcceptLoss
-from stelae.core.records import TabletState
+from stelae.core.records.losses import ACCEPT_LOSS, VERSIONS_SKIPPED, AcceptLoss
+from stelae.core.records.records import TabletState
 from stelae.recovery import plan
-from stelae.simulation.node import SimulationFailure
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.loss_cluster import CALL_S, ROWS, Here, spares_head, tell
 
 

@@ -13,11 +13,11 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.actors.indexing.index_removals import IndexRemovals
-from stelae.core.tables.durability import Durability, segments
+from stelae.actors.tserver.indexes.removals import IndexRemovals
+from stelae.core.schema.durability import Durability, segments
 from stelae.simulation import World
-from stelae.simulation.options import Options, Servers
-from stelae.simulation.world import SimulationFailure
+from stelae.simulation.world.options import Options, Servers
+from stelae.simulation.world.world import SimulationFailure
 from tests.simulation import loss_cluster
 from tests.simulation.entries import SCHEMA, TABLE, Tally, Watch
 from tests.simulation.loss_cluster import CALL_S

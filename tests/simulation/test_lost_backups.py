@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stelae.core.tables.durability import Durability, segments, wal
+from stelae.core.schema.durability import Durability, segments, wal
 from tests.simulation.media_cluster import CALL_S, Here, tell
 from tests.simulation.wal_cluster import SCHEMA, read_all, text, write
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import pytest
 
 from stelae.core.errors import InvalidArgument, RetryLater
-from stelae.core.logs.losses import LossReport
-from stelae.core.records import TabletState
-from stelae.simulation.node import SimulationFailure
+from stelae.core.records.losses import LossReport
+from stelae.core.records.records import TabletState
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.loss_cluster import CALL_S, ROWS, Here, WithTimeline, tell
 from tests.simulation.planted_moves import planted
 

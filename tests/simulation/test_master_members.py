@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stelae.client.calls.masters import MastersClient
+from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import InvalidArgument, NotLeader, RetryLater
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid
 from stelae.core.messages.catalog import LINEARIZABLE, LIST_TABLES, ListTables
-from stelae.core.messages.members import (
+from stelae.core.messages.masters import (
     ADD_MASTER,
     LIST_MASTERS,
     MASTER_INFO,

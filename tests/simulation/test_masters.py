@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from stelae.client.calls.masters import MastersClient
+from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import StelaeError, TableExists
 from stelae.core.ids import ClientId, RequestId, ServerUuid
 from stelae.core.messages.servers import CREATE_TABLE, CreateTable
-from stelae.core.records import ServerKind
+from stelae.core.records.records import ServerKind
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.runner import find_bug, run_seed, run_seeds

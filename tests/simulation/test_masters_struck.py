@@ -9,16 +9,16 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.client.calls.masters import MastersClient
+from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import CorruptData, OutcomeUnknown, RetryLater
 from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages.catalog import LIST_TABLES, CreateTable, ListTables
 from stelae.core.messages.servers import CREATE_TABLE
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.disk import SimDisk
-from stelae.simulation.loop import SimHandle, SimLoop
-from stelae.simulation.options import Limits, Servers
+from stelae.simulation.world.disk import SimDisk
+from stelae.simulation.world.loop import SimHandle, SimLoop
+from stelae.simulation.world.options import Limits, Servers
 from tests.simulation import masters
 from tests.simulation.ddl_client import DdlClient
 

@@ -9,12 +9,12 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from stelae.actors.logs.replica_census import ReplicaCensus
+from stelae.actors.tserver.segments.repair import ReplicaCensus
 from stelae.core.errors import RetryLater, StelaeError
-from stelae.core.tables.durability import segments
-from stelae.simulation.node import SimulationFailure
+from stelae.core.schema.durability import segments
 from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.media_cluster import CALL_S, Here, tell
 from tests.simulation.wal_cluster import SCHEMA, read_all, write
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stelae.client.operating.operators import MoveStage
+from stelae.client.admin.operators import MoveStage
 from stelae.core.errors import RetryLater
 from tests.simulation.healed_cluster import Healed, play
 

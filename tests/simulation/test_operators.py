@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 import pytest
 
+from stelae.client.admin.operators import MoveStage
 from stelae.client.check.check import CheckReport
 from stelae.client.check.facts import Severity
 from stelae.client.database import AsyncDatabase
-from stelae.client.operating.operators import MoveStage
 from stelae.core.errors import InvalidArgument, RetryLater, TableNotFound, TabletNotReady
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.operators import ServerProgress
@@ -26,11 +26,11 @@ from stelae.core.messages.replicas import (
 )
 from stelae.core.messages.servers import ReplicaRole
 from stelae.core.rpc import Call, Handlers, Reply
-from stelae.core.tables.durability import replicas, segments
+from stelae.core.schema.durability import replicas, segments
 from stelae.simulation import Options, World
 from stelae.simulation import cluster as sim_cluster
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Servers
+from stelae.simulation.world.options import Servers
 from tests.simulation.test_group_orders import SCHEMA, PuppetGroup, Puppets, PuppetServer
 
 MARK = 41

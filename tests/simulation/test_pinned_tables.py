@@ -11,16 +11,16 @@ import pytest
 
 from stelae.actors.tserver.pins import Pinned, Pins
 from stelae.client.database import AsyncDatabase
-from stelae.client.scans.snapshots import PinnedTablet, TableSnapshot, keep, pin_table, read_pinned
-from stelae.client.table import AsyncTable
+from stelae.client.table.snapshots import PinnedTablet, TableSnapshot, keep, pin_table, read_pinned
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import SnapshotLost, StelaeError
 from stelae.core.ids import TabletId
-from stelae.core.tables.durability import Durability, replicas, segments, wal
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import Durability, replicas, segments, wal
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation import World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.node import SimulationFailure
-from stelae.simulation.options import Options, Servers
+from stelae.simulation.world.node import SimulationFailure
+from stelae.simulation.world.options import Options, Servers
 from tests.simulation.wal_cluster import SCHEMA, text, write
 
 ROWS = 90

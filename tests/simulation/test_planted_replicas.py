@@ -15,11 +15,10 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from stelae.client.table import AsyncTable
-from stelae.consensus.raft import Raft
+from stelae.client.table.table import AsyncTable
+from stelae.consensus.raft.raft import Raft
 from stelae.core.errors import ConfigurationMismatch, StelaeError, TabletNotReady
 from stelae.core.ids import Address, OpId
-from stelae.core.logs.replication import Configuration
 from stelae.core.messages.replicas import (
     CHANGE_REPLICAS,
     TRANSFER_LEADERSHIP,
@@ -29,10 +28,11 @@ from stelae.core.messages.replicas import (
     TransferLeadership,
 )
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.durability import replicas
+from stelae.core.records.replication import Configuration
+from stelae.core.schema.durability import replicas
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.world import SimulationFailure
+from stelae.simulation.world.world import SimulationFailure
 from tests.simulation.copied_cluster import SINGLE_ENTRIES, Cluster, resume_elsewhere
 from tests.simulation.planted_replicas import BUGS, planted
 from tests.simulation.tablet_group import SCHEMA, SETTINGS, TABLET, Caller, Group

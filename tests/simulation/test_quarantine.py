@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from stelae.actors.tserver.quarantine import SINCE, SWEEP_S, decode_since, encode_since
+from stelae.actors.tserver.tablet_store.quarantine import SINCE, SWEEP_S, decode_since, encode_since
 from stelae.core.ids import OpId, TabletId
 from stelae.core.messages.replicas import (
     DELETE_REPLICA,

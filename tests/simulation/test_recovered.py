@@ -9,16 +9,16 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
-from stelae.coordinator.views.recoveries import PHASES
+from stelae.client.table.table import AsyncTable
+from stelae.coordinator.status.recoveries import PHASES
 from stelae.core.errors import RetryLater
 from stelae.core.messages.servers import TabletProgress
-from stelae.core.records import TabletState
-from stelae.core.tables.durability import Durability, segments, wal
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.records import TabletState
+from stelae.core.schema.durability import Durability, segments, wal
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Limits, Options, Servers
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Limits, Options, Servers
+from stelae.simulation.world.world import World
 from tests.simulation.wal_cluster import SCHEMA, text
 
 CALL_S = 120.0

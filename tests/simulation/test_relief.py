@@ -13,11 +13,11 @@ import pytest
 from stelae.client.check.facts import StatusFacts, Verdict
 from stelae.client.check.tablets import judge_tablets
 from stelae.coordinator.moves import departures
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation import Limits, Options, Servers, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.node import SimulationFailure
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.planted_moves import planted
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])

@@ -16,8 +16,8 @@ from stelae.core.errors import (
     DataLost,
 )
 from stelae.core.ids import ServerUuid
-from stelae.simulation.options import Options
-from stelae.simulation.world import SimulationFailure, World
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import SimulationFailure, World
 from tests.simulation.registers import (
     GET,
     NAMES,

@@ -12,7 +12,6 @@ from stelae.core.errors import (
     TabletNotHere,
 )
 from stelae.core.ids import OpId
-from stelae.core.logs.replication import Configuration
 from stelae.core.messages.replicas import (
     CHANGE_REPLICAS,
     CREATE_REPLICA,
@@ -28,6 +27,7 @@ from stelae.core.messages.servers import (
     Get,
     ReplicaRole,
 )
+from stelae.core.records.replication import Configuration
 from stelae.simulation import World
 from tests.simulation.ordered_group import OTHER, play, remove_one, report, role
 from tests.simulation.tablet_group import TABLE, TABLET, Caller, Group

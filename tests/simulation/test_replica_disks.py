@@ -23,9 +23,9 @@ from stelae.core.messages.replicas import (
 )
 from stelae.core.messages.servers import WRITE, ReplicaRole, Write, WriteOp
 from stelae.simulation import Options, World
-from stelae.simulation.disk import SimDisk
-from stelae.simulation.loop import SimLoop
-from stelae.storage.tablets.state import TabletStateMachine
+from stelae.simulation.world.disk import SimDisk
+from stelae.simulation.world.loop import SimLoop
+from stelae.storage.replicated.state_machine import TabletStateMachine
 from tests.simulation.ordered_group import OTHER, play, report, role, second_tablet
 from tests.simulation.tablet_group import TABLET, Caller, Group
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.raft.log_note import REST_S
-from stelae.coordinator.groups.replica_health import RETURN_GRACE_S
+from stelae.actors.raft.durable_mark import REST_S
+from stelae.coordinator.groups.health import RETURN_GRACE_S
 from stelae.core.errors import OutcomeUnknown, RetryLater
 from stelae.core.messages.servers import ReplicaRole
 from tests.simulation.healed_cluster import DEAD_AFTER_S, HEALED_S, Healed, Story, play

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stelae.core.errors import RetryLater
-from stelae.core.tables.durability import replicas
+from stelae.core.schema.durability import replicas
 from stelae.simulation import Options, Servers, World
 from stelae.simulation.cluster import SimCluster
 from tests.simulation.replica_judges import Cluster

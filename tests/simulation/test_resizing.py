@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from stelae.core.errors import InvalidArgument, TooFewServers
-from stelae.core.tables.durability import replicas
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import replicas
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation import Options, Servers, World
 from stelae.simulation.cluster import SimCluster
 

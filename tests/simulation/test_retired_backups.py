@@ -8,12 +8,12 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.coordinator.backups import leaving as backup_leaving
+from stelae.coordinator.placement import leaving_backups as backup_leaving
 from stelae.core.errors import InvalidArgument, RetryLater, StelaeError
-from stelae.core.tables.durability import Durability, segments, wal
-from stelae.simulation.node import SimulationFailure
+from stelae.core.schema.durability import Durability, segments, wal
 from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.media_cluster import CALL_S, Here, tell
 from tests.simulation.wal_cluster import read_all, write
 

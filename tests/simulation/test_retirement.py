@@ -11,12 +11,12 @@ import pytest
 
 from stelae.core.errors import OutcomeUnknown, RetryLater
 from stelae.core.messages.operators import ServerProgress
-from stelae.core.records import TabletState
-from stelae.core.tables.durability import replicas, segments
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.records import TabletState
+from stelae.core.schema.durability import replicas, segments
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation import Options, Servers, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.node import SimulationFailure
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.planted_moves import planted
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.tablet import remote_rows
-from stelae.actors.tablet.near_rows import NearRows
-from stelae.core.tables.durability import segments
-from stelae.simulation.node import SimulationFailure
+from stelae.actors.tserver.row_loading import loader as remote_rows
+from stelae.actors.tserver.row_loading.near_rows import NearRows
+from stelae.core.schema.durability import segments
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.loading_story import NEVER_S, Story
 from tests.simulation.planted_loading import blocks_believed, near_blocks_believed
 

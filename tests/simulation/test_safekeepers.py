@@ -8,12 +8,11 @@ from typing import get_args
 import msgspec
 import pytest
 
-from stelae.core.records import ServerKind
+from stelae.core.records.records import ServerKind
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Servers
 from stelae.simulation.runner import run_seed, run_seeds
-from stelae.simulation.timeline_events import (
+from stelae.simulation.timelines.events import (
     AppendEntry,
     Event,
     NewEntry,
@@ -21,7 +20,8 @@ from stelae.simulation.timeline_events import (
     Vote,
     decode_events,
 )
-from stelae.simulation.timeline_trace import NotInModelError, check_trace
+from stelae.simulation.timelines.trace import NotInModelError, check_trace
+from stelae.simulation.world.options import Servers
 from tests.simulation.planted_timelines import BUGS
 from tests.simulation.safekeepers import SCENARIO, Life, live, options
 

@@ -8,16 +8,16 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.client.calls import owner_watch
 from stelae.client.database import AsyncDatabase
-from stelae.client.scans import scan
-from stelae.client.table import AsyncTable
+from stelae.client.routing import owner_watch
+from stelae.client.table import scan
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import DeadlineExpired, OutcomeUnknown, RetryLater
-from stelae.core.tables.durability import Durability, Wal, segments, wal
+from stelae.core.schema.durability import Durability, Wal, segments, wal
 from stelae.simulation import World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.node import SimulationFailure
-from stelae.simulation.options import Options, Servers
+from stelae.simulation.world.node import SimulationFailure
+from stelae.simulation.world.options import Options, Servers
 from tests.simulation.wal_cluster import SCHEMA, text, write
 
 ROWS = 60

@@ -1,4 +1,4 @@
-"""`stelae.simulation.server_logs`: what servers log is in the story, not on the terminal."""
+"""`stelae.simulation.world.server_logs`: what servers log is in the story, not on the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from stelae.core.tasks import Tasks
 from stelae.simulation import SimulationFailure, World
-from stelae.simulation.instance import SimRuntime
+from stelae.simulation.world.instance import SimRuntime
 
 logger = logging.getLogger("stelae.actors.of.a.test")
 

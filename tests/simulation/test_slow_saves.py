@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.actors.raft.replica_loop import ReplicaLoop
-from stelae.consensus.messages import Message
-from stelae.consensus.raft import Raft
+from stelae.actors.raft.loop import ReplicaLoop
+from stelae.consensus.raft.messages import Message
+from stelae.consensus.raft.raft import Raft
 from stelae.core.messages.servers import WriteOp
 from stelae.simulation import Options, World
 from tests.simulation.tablet_group import SETTINGS, Caller, Group

@@ -1,4 +1,5 @@
-"""`stelae.simulation.soak`: explores for hours, whatever fails, and reports what it found."""
+"""`stelae.simulation.soak.explore`: explores for hours, whatever fails, and reports what it
+found."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ import pytest
 from stelae.simulation.__main__ import main
 from stelae.simulation.runner import KEPT_SEEDS, derive_seeds, kept_seeds
 from stelae.simulation.scenarios import SCENARIOS
-from stelae.simulation.soak import FairSeeds, parser_of_soaks
-from stelae.simulation.soak_workers import STEP_MAX_S, SoakClock
+from stelae.simulation.soak.explore import FairSeeds, parser_of_soaks
+from stelae.simulation.soak.workers import STEP_MAX_S, SoakClock
 from tests.simulation.soaked import EXIT_CODE, VIRTUAL_S
 
 SOAKED = Path(__file__).parent / "soaked.py"

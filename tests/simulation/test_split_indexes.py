@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.master import recovery_rounds
-from stelae.client.table import AsyncTable
+from stelae.actors.master.leader import recovery as recovery_rounds
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import SegmentsMissing
 from stelae.core.messages.indexes import IndexletProgress
-from stelae.core.records import TabletRecord, TabletState
-from stelae.core.tables.durability import segments
-from stelae.core.tables.indexes import IndexletState
+from stelae.core.records.records import TabletRecord, TabletState
+from stelae.core.schema.durability import segments
+from stelae.core.schema.indexes import IndexletState
 from tests.simulation.entries import settled
 from tests.simulation.remembered_images import remembered_images
 from tests.simulation.split_story import NEVER_S, ROWS, Story

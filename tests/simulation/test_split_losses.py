@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.master import recovery_rounds
-from stelae.actors.master.recovery_splits import RecoverySplits
-from stelae.client.table import AsyncTable
+from stelae.actors.master.leader import recovery as recovery_rounds
+from stelae.actors.master.leader.recovery_splits import RecoverySplits
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import SegmentsMissing, StelaeError
-from stelae.core.logs.losses import LossReport
-from stelae.core.records import TabletRecord
+from stelae.core.records.losses import LossReport
+from stelae.core.records.records import TabletRecord
 from tests.simulation.split_story import NEVER_S, Story
 
 PARTS = 2

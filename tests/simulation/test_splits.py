@@ -7,12 +7,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from stelae.actors.logs.replicated_segment import ReplicatedSegment
-from stelae.actors.tablet.tablet import Tablet
+from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.actors.tserver.segments.segment import ReplicatedSegment
 from stelae.core.errors import StelaeError
-from stelae.core.records import TabletState
-from stelae.core.tables.durability import segments
-from stelae.core.tables.shares import share_of
+from stelae.core.records.records import TabletState
+from stelae.core.schema.durability import segments
+from stelae.core.schema.shares import share_of
 from stelae.simulation.runner import (
     derive_seeds,
     find_bug,
@@ -21,7 +21,7 @@ from stelae.simulation.runner import (
     run_seeds,
 )
 from stelae.simulation.scenarios import load_scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.world import World
 from tests.simulation.planted_splits import BUGS
 from tests.simulation.split_story import NEVER_S, ROWS, Story
 from tests.simulation.tables import counts_of

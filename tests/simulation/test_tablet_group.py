@@ -13,9 +13,9 @@ from stelae.core.errors import OutcomeUnknown, StelaeError
 from stelae.core.ids import OpId
 from stelae.core.messages.replicas import DELETE_REPLICA, DeleteReplica
 from stelae.simulation import Options, World
-from stelae.simulation.disk import SimDisk
 from stelae.simulation.runner import derive_seeds, find_bug, replay_command, run_seed
-from stelae.simulation.world import SimulationFailure
+from stelae.simulation.world.disk import SimDisk
+from stelae.simulation.world.world import SimulationFailure
 from tests.simulation.group_faults import SCENARIO, draw, run_group
 from tests.simulation.planted_group import BUGS, planted
 from tests.simulation.tablet_group import TABLET, Caller, Group

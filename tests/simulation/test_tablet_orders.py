@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.consensus.messages import READ_INDEX
+from stelae.consensus.raft.messages import READ_INDEX
 from stelae.core.errors import (
     ConfigurationMismatch,
     InvalidArgument,
@@ -19,7 +19,6 @@ from stelae.core.errors import (
     TooStale,
 )
 from stelae.core.ids import ClientId, OpId, RequestId, ServerUuid
-from stelae.core.logs.replication import Configuration
 from stelae.core.messages.alter import ALTER_TABLET, AlterTablet
 from stelae.core.messages.replicas import (
     CHANGE_REPLICAS,
@@ -39,8 +38,9 @@ from stelae.core.messages.servers import (
     Write,
     WriteOp,
 )
-from stelae.core.records import TableRecord
-from stelae.core.tables.alter import altered, next_history, schema_change
+from stelae.core.records.records import TableRecord
+from stelae.core.records.replication import Configuration
+from stelae.core.schema.alter import altered, next_history, schema_change
 from stelae.simulation import World
 from tests.simulation import tablet_group
 from tests.simulation.ordered_group import OTHER, play, removal, remove_one, report

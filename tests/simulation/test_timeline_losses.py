@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.simulation.node import SimulationFailure
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.loss_cluster import ROWS, WithTimeline, tell
 
 
@@ -93,7 +93,9 @@ def test_what_was_given_up_of_a_timelines_tablet_is_not_read_again() -> None:
         assert len(await here.rows()) == before - lost, "what was given up was read"
 
     tell(story, kind=WithTimeline)
-    forgetful = patch("stelae.actors.logs.trimmed_segments.frozenset", lambda _: (), create=True)
+    forgetful = patch(
+        "stelae.actors.tserver.tablet_log.trimmed_segments.frozenset", lambda _: (), create=True
+    )
     with forgetful, pytest.raises(SimulationFailure, match="given up was read"):
         tell(story, kind=WithTimeline)
 

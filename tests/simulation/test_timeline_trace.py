@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.core.logs.timelines import SafekeeperId
-from stelae.simulation import timeline_events as trace
-from stelae.simulation.timeline_log import TermLog
-from stelae.simulation.timeline_trace import NotInModelError, TimelineTrace, check_trace
+from stelae.core.records.timelines import SafekeeperId
+from stelae.simulation.timelines import events as trace
+from stelae.simulation.timelines.log import TermLog
+from stelae.simulation.timelines.trace import NotInModelError, TimelineTrace, check_trace
 from tests.simulation.bad_traces import ABORT, BAD, SECOND_JOINT, START_AGAIN
 from tests.simulation.timeline_stories import (
     ELECTION,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.master.migration_runner import MigrationRunner, RunnerSettings
-from stelae.coordinator.migration.steps import (
+from stelae.actors.master.leader.migration_runner import MigrationRunner, RunnerSettings
+from stelae.coordinator.timelines.migration_steps import (
     FinishPending,
     MigrationSettings,
     MoveTo,
@@ -23,8 +23,8 @@ from stelae.coordinator.migration.steps import (
 )
 from stelae.core.errors import Overloaded
 from stelae.core.ids import TabletId
-from stelae.core.logs.configurations import TimelineId
-from stelae.core.logs.timelines import SafekeeperId
+from stelae.core.records.configurations import TimelineId
+from stelae.core.records.timelines import SafekeeperId
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
 from stelae.simulation.runner import run_seed, run_seeds

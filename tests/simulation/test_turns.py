@@ -10,13 +10,13 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.actors.master.turns import TurnRequests
-from stelae.client.operating.turns import OperatorTurn
+from stelae.actors.master.turn_requests import TurnRequests
+from stelae.client.admin.turns import OperatorTurn
 from stelae.core.errors import AlreadyRunning, RetryLater, StelaeError
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Servers
-from stelae.simulation.world import SimulationFailure
+from stelae.simulation.world.options import Servers
+from stelae.simulation.world.world import SimulationFailure
 
 OPERATORS = 3
 STORY_S = 300.0

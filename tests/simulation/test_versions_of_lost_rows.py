@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stelae.core.tables.durability import Durability, segments
-from stelae.simulation.node import SimulationFailure
+from stelae.core.schema.durability import Durability, segments
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.media_cluster import Here, tell
 from tests.simulation.planted import planted
 

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from stelae.actors.master.migration_runner import RunnerSettings
-from stelae.coordinator.migration.steps import MigrationSettings
+from stelae.actors.master.leader.migration_runner import RunnerSettings
+from stelae.coordinator.timelines.migration_steps import MigrationSettings
 from stelae.core.errors import StelaeError
-from stelae.core.logs.timelines import SafekeeperId
 from stelae.core.messages.timelines import LOCATE_TIMELINE, LocateTimeline
-from stelae.core.tables.durability import wal
+from stelae.core.records.timelines import SafekeeperId
+from stelae.core.schema.durability import wal
 from tests.simulation.wal_cluster import SCHEMA, Here, ask, move, read_all, tell, timelines, write
 
 

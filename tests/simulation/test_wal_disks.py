@@ -17,7 +17,7 @@ from stelae.core.messages.timelines import (
     LIST_SAFEKEEPERS,
     ListSafekeepers,
 )
-from stelae.simulation.disk import SimDisk
+from stelae.simulation.world.disk import SimDisk
 from tests.simulation.wal_cluster import (
     Here,
     ask,

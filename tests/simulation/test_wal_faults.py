@@ -14,24 +14,24 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.actors.cas.store import _stored
-from stelae.actors.master.migration_runner import MigrationRunner
-from stelae.actors.safekeeper.timeline import Timeline
-from stelae.client.table import AsyncTable
-from stelae.coordinator.migration.steps import Passed, Step
+from stelae.actors.cas_store.server import _stored
+from stelae.actors.master.leader.migration_runner import MigrationRunner
+from stelae.actors.safekeeper.timeline_store.timeline import Timeline
+from stelae.client.table.table import AsyncTable
+from stelae.coordinator.timelines.migration_steps import Passed, Step
 from stelae.core.errors import InvalidArgument, StaleTerm, StelaeError
-from stelae.core.logs.configurations import TimelineId, TimelineRecord
-from stelae.core.logs.timelines import ProposerId, SafekeeperId, TimelineConfiguration
 from stelae.core.messages.safekeepers import (
     EXCLUDE_TIMELINE,
     PUT_CONFIGURATION,
     ExcludeTimeline,
     PutConfiguration,
 )
+from stelae.core.records.configurations import TimelineId, TimelineRecord
+from stelae.core.records.timelines import ProposerId, SafekeeperId, TimelineConfiguration
 from stelae.simulation import Options, World
-from stelae.simulation import timeline_events as trace
-from stelae.simulation.options import Servers
-from stelae.simulation.timeline_recorder import TimelineRecorder
+from stelae.simulation.timelines import events as trace
+from stelae.simulation.timelines.recorder import TimelineRecorder
+from stelae.simulation.world.options import Servers
 from stelae.storage.files.timeline_control import TimelineControl
 from tests.simulation.wal_cluster import (
     Here,

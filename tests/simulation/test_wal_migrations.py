@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from stelae.core.errors import InvalidArgument, RetryLater, TabletNotFound
-from stelae.core.logs.timelines import SafekeeperId
 from stelae.core.messages.timelines import LIST_MIGRATIONS, ListMigrations
+from stelae.core.records.timelines import SafekeeperId
 from tests.simulation.wal_cluster import (
     Here,
     ask,

@@ -8,22 +8,22 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.actors.master.migration_runner import RunnerSettings
-from stelae.actors.master.timeline_keeper import TimelineKeeper
+from stelae.actors.master.leader.migration_runner import RunnerSettings
+from stelae.actors.master.leader.timelines import TimelineKeeper
 from stelae.coordinator.catalog.timelines import TimelineCatalog
-from stelae.coordinator.migration.steps import MigrationSettings
 from stelae.coordinator.timelines.duties import wish_of
+from stelae.coordinator.timelines.migration_steps import MigrationSettings
 from stelae.core.errors import InvalidArgument, TabletNotFound
 from stelae.core.ids import TabletId
-from stelae.core.logs.configurations import MigrationOrder
-from stelae.core.logs.timelines import SafekeeperId
 from stelae.core.messages.timelines import (
     LIST_MIGRATIONS,
     LOCATE_TIMELINE,
     ListMigrations,
     LocateTimeline,
 )
-from stelae.simulation.node import SimulationFailure
+from stelae.core.records.configurations import MigrationOrder
+from stelae.core.records.timelines import SafekeeperId
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.wal_cluster import (
     Here,
     ask,

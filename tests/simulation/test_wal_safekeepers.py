@@ -8,13 +8,13 @@ import pytest
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import TabletId
-from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from stelae.core.messages.timelines import (
     LIST_SAFEKEEPERS,
     SCRUB_SAFEKEEPER,
     ListSafekeepers,
     ScrubSafekeeper,
 )
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from tests.simulation.wal_cluster import (
     Here,
     ask,

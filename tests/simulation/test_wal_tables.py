@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from stelae.actors.logs.timeline_proposer import CATCH_UP_TIMEOUT_S
-from stelae.consensus.wal_messages import WAL_FETCH
+from stelae.actors.tserver.tablet_log.proposer import CATCH_UP_TIMEOUT_S
+from stelae.consensus.wal.messages import WAL_FETCH
 from stelae.core.errors import NotEnoughServers, StelaeError
 from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages.servers import WRITE, Write, WriteOp
-from stelae.core.tables.durability import replicas, wal
+from stelae.core.schema.durability import replicas, wal
 from tests.simulation.wal_cluster import SCHEMA, Here, read_all, records, tell, until_at_rest, write
 
 

@@ -15,13 +15,13 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.actors.logs.wal_log import WalLog
+from stelae.actors.tserver.tablet_log.wal_log import WalLog
 from stelae.core.errors import StelaeError, TabletNotReady
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.logs.timelines import TimelineConfiguration, majority_lsn
 from stelae.core.messages.servers import WriteOp
+from stelae.core.records.timelines import TimelineConfiguration, majority_lsn
 from stelae.simulation import Options
-from stelae.simulation.node import SimulationFailure
+from stelae.simulation.world.node import SimulationFailure
 from tests.unit.actors.wal_tablet_world import WalWorld, run
 
 Bug = Callable[[], Any]

@@ -11,8 +11,8 @@ import pytest
 
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, SimulationFailure, World
-from stelae.simulation.instance import EPOCH_S, SimRuntime
 from stelae.simulation.nemesis import Nemesis
+from stelae.simulation.world.instance import EPOCH_S, SimRuntime
 
 Background = Callable[[SimRuntime], Awaitable[None]]
 

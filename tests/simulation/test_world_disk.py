@@ -11,7 +11,7 @@ import pytest
 
 from stelae.runtime.conformance import DISK_RULES
 from stelae.simulation import Options, ProcessEnded, SimLoop
-from stelae.simulation.disk import InjectedDiskError, SimDisk, SimDiskView
+from stelae.simulation.world.disk import InjectedDiskError, SimDisk, SimDiskView
 
 LOSSY = Options(keep_unsynced_rate=0.0)
 Body = Callable[[SimLoop, SimDisk, SimDiskView], Awaitable[Any]]

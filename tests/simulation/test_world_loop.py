@@ -144,7 +144,7 @@ def test_a_deadlock_a_livelock_and_a_run_without_end_are_reported(monkeypatch):
 
     with pytest.raises(SimulationError, match="deadlock"):
         run(deadlock())
-    monkeypatch.setattr("stelae.simulation.loop.LIVELOCK_CALLBACKS", 1000)
+    monkeypatch.setattr("stelae.simulation.world.loop.LIVELOCK_CALLBACKS", 1000)
     with pytest.raises(SimulationError, match="livelock"):
         run(spin(0.0))
     with pytest.raises(SimulationError, match="not done after 100 s"):

@@ -24,7 +24,7 @@ from stelae.core.ids import ServerUuid
 from stelae.core.rpc import Call, Method, Reply
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, SimulationFailure, World
-from stelae.simulation.instance import SimRuntime
+from stelae.simulation.world.instance import SimRuntime
 
 
 class Text(msgspec.Struct, frozen=True, array_like=True):

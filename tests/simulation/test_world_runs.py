@@ -25,7 +25,7 @@ from stelae.simulation.runner import (
     shrink_failure,
 )
 from stelae.simulation.scenarios import SCENARIOS, Scenario, load_scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.world import World
 
 REGISTER = f"{Path(__file__).parent / 'register.py'}:SCENARIO"
 KV = load_scenario(REGISTER)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
-from stelae.simulation import timeline_events as trace
+from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
+from stelae.simulation.timelines import events as trace
 
 Step = tuple[str, type[trace.TraceEvent], dict[str, Any]]
 Spoil = Callable[[list[Step]], list[Step]]

@@ -18,11 +18,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from unittest.mock import patch
 
-from stelae.actors.cas.files import FilesBackend
-from stelae.actors.cas.store import CasStore, RemoteConfigurations, _stored
-from stelae.actors.master.migration_runner import MigrationRunner, RunnerSettings
-from stelae.coordinator.migration.knowledge import Knowledge, SyncPoint
-from stelae.coordinator.migration.steps import (
+from stelae.actors.cas_store.files import FilesBackend
+from stelae.actors.cas_store.server import CasStore, RemoteConfigurations, _stored
+from stelae.actors.master.leader.migration_runner import MigrationRunner, RunnerSettings
+from stelae.coordinator.timelines.migration_knowledge import Knowledge, SyncPoint
+from stelae.coordinator.timelines.migration_steps import (
     Abort,
     FinishPending,
     MigrationSettings,
@@ -34,8 +34,8 @@ from stelae.coordinator.migration.steps import (
 )
 from stelae.core.errors import Rejected, StelaeError
 from stelae.core.ids import TableId, TabletId
-from stelae.core.logs.configurations import StoredRecord, TimelineId, TimelineRecord
-from stelae.core.logs.timelines import (
+from stelae.core.records.configurations import StoredRecord, TimelineId, TimelineRecord
+from stelae.core.records.timelines import (
     LogPosition,
     SafekeeperId,
     SafekeeperStatus,
@@ -44,11 +44,11 @@ from stelae.core.logs.timelines import (
 )
 from stelae.core.rpc import Empty
 from stelae.core.tasks import Tasks
-from stelae.simulation.instance import SimRuntime
 from stelae.simulation.nemesis import Nemesis
-from stelae.simulation.options import Options
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.world import World
+from stelae.simulation.world.instance import SimRuntime
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
 from tests.simulation.model_safekeepers import (
     EXCLUDE,
     LOOK,

@@ -8,18 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.client.calls.masters import MastersClient
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.routing.masters import MastersClient
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import MigrationUnderWay
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.logs.configurations import TimelineRecord
-from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
-from stelae.core.tables.durability import wal
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.configurations import TimelineRecord
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
+from stelae.core.schema.durability import wal
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Servers
+from stelae.simulation.world.options import Servers
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
 

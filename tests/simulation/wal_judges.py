@@ -11,11 +11,11 @@ from typing import Any
 
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.core.ids import TabletId
-from stelae.core.logs.configurations import StoredRecord, TimelineRecord
-from stelae.core.logs.replication import Entry
-from stelae.core.logs.timelines import SafekeeperId
 from stelae.core.messages.safekeepers import TimelinePresence
-from stelae.core.records import TabletRecord, TabletState
+from stelae.core.records.configurations import StoredRecord, TimelineRecord
+from stelae.core.records.records import TabletRecord, TabletState
+from stelae.core.records.replication import Entry
+from stelae.core.records.timelines import SafekeeperId
 from stelae.simulation.cluster import SimCluster
 
 
@@ -49,7 +49,7 @@ class Look:
         if self.cluster.cas_store is None:
             catalog = self.catalog
             return None if catalog is None else [s.record for s in catalog.timelines.all()]
-        from stelae.actors.cas.store import _stored
+        from stelae.actors.cas_store.server import _stored
 
         server = self.world.server(self.cluster.cas_store)
         if server is None or not self.world.nodes[self.cluster.cas_store].ready:

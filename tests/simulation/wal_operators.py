@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stelae.client.calls.masters import MastersClient
-from stelae.client.calls.session import Session
 from stelae.client.database import AsyncDatabase
+from stelae.client.routing.masters import MastersClient
+from stelae.client.routing.session import Session
 from stelae.core.errors import StelaeError, TableNotFound
 from stelae.core.ids import ClientId
-from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus
 from stelae.core.messages.timelines import (
     ABORT_MIGRATION,
     LIST_SAFEKEEPERS,
@@ -28,7 +27,8 @@ from stelae.core.messages.timelines import (
     SetSafekeeperStatus,
     TablesTimelines,
 )
-from stelae.core.tables.durability import wal
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus
+from stelae.core.schema.durability import wal
 from stelae.simulation.cluster import SimCluster
 from tests.simulation import tables
 

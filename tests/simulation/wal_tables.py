@@ -6,9 +6,9 @@ are cut off, lose syncs and disks; the configuration store goes away, and leader
 it hurts a migration most. No acknowledged write may be lost, doubled or out of order. Once the
 faults end, every change of members has ended, each timeline is on its members and nowhere else,
 every tablet serves, and nothing is left of deleted tables. See `tests.simulation.wal_judges`. Every
-step of every timeline is one of the model in `spec/` (`stelae.simulation.timeline_trace`), by which
-no entry that a leader counted is lost or changed, a term is won once over all generations, and of
-a generation there is one configuration.
+step of every timeline is one of the model in `spec/` (`stelae.simulation.timelines.trace`), by
+which no entry that a leader counted is lost or changed, a term is won once over all generations,
+and of a generation there is one configuration.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import asyncio
 import random
 from dataclasses import dataclass, field, replace
 
-from stelae.actors.master.migration_runner import RunnerSettings
-from stelae.coordinator.migration.steps import MigrationSettings
-from stelae.core.tables.durability import wal
-from stelae.core.tables.partition import hash_partition
+from stelae.actors.master.leader.migration_runner import RunnerSettings
+from stelae.coordinator.timelines.migration_steps import MigrationSettings
+from stelae.core.schema.durability import wal
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation.checkers import require_rows
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History
 from stelae.simulation.nemesis import Nemesis
-from stelae.simulation.options import Options, Servers
 from stelae.simulation.scenarios import Scenario
-from stelae.simulation.timeline_recorder import TimelineRecorder
-from stelae.simulation.world import World
+from stelae.simulation.timelines.recorder import TimelineRecorder
+from stelae.simulation.world.options import Options, Servers
+from stelae.simulation.world.world import World
 from tests.simulation import tables
 from tests.simulation.planted_wal import planted
 from tests.simulation.tables import FAULTS_S, Client

@@ -16,13 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.aio import Loop
-from stelae.api import Database, Table
 from stelae.core.errors import TableNotFound
-from stelae.core.tables.durability import Durability
-from stelae.core.tables.partition import Partitioning
-from stelae.runtime.direct import DirectCalls
-from stelae.runtime.handshake import Credentials
+from stelae.core.schema.durability import Durability
+from stelae.core.schema.partition import Partitioning
+from stelae.database.aio import Loop
+from stelae.database.api import Database, Table
+from stelae.runtime.tcp.direct import DirectCalls
+from stelae.runtime.tcp.handshake import Credentials
 from tests.cluster_fixture import CLUSTER, SECRET, LocalCluster, local_cluster
 from tests.durabilities import ALL, ONE_OF_EACH_KIND
 from tests.front.http_world import World

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.api import Database
+from stelae.database.api import Database
 from tests.tables.conftest import Make
 
 

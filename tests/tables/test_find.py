@@ -10,15 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.api import Database, Table
 from stelae.core.errors import (
     ColumnNotFound,
     IndexExists,
     IndexNotFound,
     InvalidArgument,
 )
-from stelae.core.tables.durability import Durability
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import Durability
+from stelae.core.schema.partition import hash_partition
+from stelae.database.api import Database, Table
 from tests.tables.conftest import Make
 
 DESTS = ("LAX", "SFO", None)

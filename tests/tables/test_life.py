@@ -7,7 +7,6 @@ import threading
 import pyarrow as pa
 import pytest
 
-from stelae.api import Database, Table
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -15,8 +14,9 @@ from stelae.core.errors import (
     TableNotFound,
     TabletNotFound,
 )
-from stelae.core.tables.durability import Durability
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import Durability
+from stelae.core.schema.partition import hash_partition
+from stelae.database.api import Database, Table
 from tests.tables.conftest import SCHEMA, Make
 
 # ---- made and deleted -------------------------------------------------------------------------

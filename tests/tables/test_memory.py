@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from stelae.core.errors import OutOfMemory
-from stelae.core.tables.durability import Durability
-from stelae.storage.segments.cleaning import LIVE_SHARE_MAX
+from stelae.core.schema.durability import Durability
+from stelae.storage.rows.cleaning import LIVE_SHARE_MAX
 from tests.cluster_fixture import local_cluster
 from tests.durabilities import ALL
 from tests.tables.conftest import SCHEMA

@@ -12,7 +12,6 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from stelae.api import Database, Table
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -21,12 +20,13 @@ from stelae.core.errors import (
     StelaeError,
     VersionMismatch,
 )
-from stelae.core.tables.partition import (
+from stelae.core.schema.partition import (
     Partitioning,
     hash_and_range,
     hash_partition,
     range_partition,
 )
+from stelae.database.api import Database, Table
 from tests.tables.conftest import SCHEMA, Make
 
 EVERY_TYPE = pa.schema(

@@ -8,9 +8,9 @@ import time
 import pyarrow as pa
 import pytest
 
-from stelae.api import Table
 from stelae.core.errors import DeadlineExpired, OutcomeUnknown, TooLarge
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.partition import hash_partition
+from stelae.database.api import Table
 from tests.tables.conftest import SCHEMA, Make
 
 MIB = 1 << 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from stelae.actors.replicated.copy_starter import CopyStarter
-from stelae.actors.tserver.server_news import ServerNews
+from stelae.actors.tserver.master_calls import ServerNews
+from stelae.actors.tserver.tablet_copy.starter import CopyStarter
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.tasks import Tasks
 

@@ -18,16 +18,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from stelae.actors.hosting.ray_host import ServerPlan
+from stelae.actors.ray_host.host import ServerPlan
 from stelae.applying.run import is_first, made_with, servers_that_are, wanted_of
 from stelae.applying.steps import traits_of, what_is_unwell
-from stelae.coordinator.orders.apply_checks import Asked, refusals
-from stelae.coordinator.orders.apply_plan import Act, Present, Step, TableIs, plan_steps
-from stelae.core.records import ServerKind
-from stelae.core.spec.file import load_spec
-from stelae.core.spec.models import ClusterSpec
-from stelae.core.tables.durability import Durability, Replicas, Segments
-from stelae.hosting import cluster_state, launcher
+from stelae.coordinator.apply.checks import Asked, refusals
+from stelae.coordinator.apply.plan import Act, Present, Step, TableIs, plan_steps
+from stelae.core.config.spec import ClusterSpec
+from stelae.core.config.spec_file import load_spec
+from stelae.core.records.records import ServerKind
+from stelae.core.schema.durability import Durability, Replicas, Segments
+from stelae.deploy import cluster_state, launcher
 
 TABLES: dict[str, Durability] = {
     "copied": Replicas(3),

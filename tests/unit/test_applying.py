@@ -10,22 +10,22 @@ from unittest.mock import MagicMock
 import pytest
 import ray
 
-from stelae.actors.hosting.ray_host import ServerPlan
+from stelae.actors.ray_host.host import ServerPlan
 from stelae.applying import front as apply_front
 from stelae.applying import steps as apply_steps
 from stelae.applying.front import others_present, others_wanted
 from stelae.applying.run import Applied, _Apply, is_first, servers_that_are
 from stelae.applying.spec_operations import Cancelled
 from stelae.applying.steps import others_are_away, server_actors, traits_of, what_is_unwell
-from stelae.coordinator.orders.apply_plan import Act, Step
+from stelae.coordinator.apply.plan import Act, Step
+from stelae.core.config.spec import ClusterSpec
+from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import AlreadyRunning
-from stelae.core.records import ServerKind
-from stelae.core.spec.file import load_spec
-from stelae.core.spec.models import ClusterSpec
-from stelae.hosting import asked, cluster_state, launcher, locks
-from stelae.hosting.asked import Kept, keep_spec, kept_spec, note_done, spec_of
-from stelae.hosting.restarts import what_is_missing
-from stelae.serve.guard import Limits
+from stelae.core.records.records import ServerKind
+from stelae.deploy import asked, cluster_state, launcher, locks
+from stelae.deploy.asked import Kept, keep_spec, kept_spec, note_done, spec_of
+from stelae.deploy.restarts import what_is_missing
+from stelae.serve.gateway.guard import Limits
 
 
 def test_what_was_asked_is_kept_and_done_only_if_nothing_else_was_asked_since(

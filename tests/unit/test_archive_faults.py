@@ -22,7 +22,6 @@ from stelae.archive.care import kept_of, list_all, prune
 from stelae.archive.folder import BACKUP, PRUNE, RESTORE, Archive
 from stelae.archive.format import Backup, id_of
 from stelae.archive.restore import verify
-from stelae.backups import list_backups, prune_backups, verify_backups
 from stelae.core.errors import (
     ArchiveBusy,
     BackupNotFound,
@@ -31,6 +30,7 @@ from stelae.core.errors import (
     NoSpace,
     Unavailable,
 )
+from stelae.database.backups import list_backups, prune_backups, verify_backups
 from tests.archive_doubles import Faults, Stopped, Tablet, content, disk, save, store
 
 Opened = Callable[[Faults], Archive]

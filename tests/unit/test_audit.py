@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stelae.serve.audit import BODY_BYTES, AuditLog, shown_body
+from stelae.serve.gateway.audit import BODY_BYTES, AuditLog, shown_body
 
 URL = "postgresql://u:se/cr@et@h:5432/db"
 SCOPE = {"method": "PUT", "path": "/v1/cluster/spec", "client": ("127.0.0.1", 1)}
@@ -58,7 +58,7 @@ async def test_with_a_file_it_is_in_that_file_alone(
     def full(*_: object, **__: object) -> None:
         raise OSError("no space")
 
-    monkeypatch.setattr("stelae.serve.audit._append", full)
+    monkeypatch.setattr("stelae.serve.gateway.audit._append", full)
     await log.end(entry, 200, b"{}")
     assert entry.id in caplog.text
     caplog.clear()

@@ -19,8 +19,8 @@ from stelae.archive import backup as archive_backup
 from stelae.archive import restore as archive_restore
 from stelae.archive import targets as archive_targets
 from stelae.archive.folder import Archive
-from stelae.cli import backup as cli_backup
-from stelae.cli.backup import backup_app
+from stelae.cli.table import backup as cli_backup
+from stelae.cli.table.backup import backup_app
 from stelae.core.errors import (
     ArchiveBusy,
     CorruptData,
@@ -32,8 +32,8 @@ from stelae.core.errors import (
     TooManyReplicas,
     Unavailable,
 )
-from stelae.core.tables.durability import replicas, segments, wal
-from stelae.core.tables.partition import hash_partition, range_partition
+from stelae.core.schema.durability import replicas, segments, wal
+from stelae.core.schema.partition import hash_partition, range_partition
 from tests.served import served
 from tests.unit.test_transfers import VALUES
 

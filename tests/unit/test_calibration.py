@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from stelae.core.errors import InvalidArgument, RetryLater
-from stelae.measuring import calibration, calibration_work
 from stelae.planner.hardware import VM
+from stelae.planning import calibration, calibration_work
 
 FIGURES = {
     "cores": 8,

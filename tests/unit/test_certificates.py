@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from stelae.cli.certificates import described
+from stelae.cli.cluster.certificates import described
 from stelae.core.errors import InvalidArgument, RetryLater
-from stelae.hosting.certificates import Shown
+from stelae.deploy.certificates import Shown
 from stelae.serve.certificates import (
     SOON_S,
     Certificate,

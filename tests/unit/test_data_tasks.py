@@ -15,8 +15,8 @@ from stelae.connectors import data_tasks
 from stelae.connectors.data_tasks import WriteId
 from stelae.core.errors import InvalidArgument, RowExists, SnapshotLost
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.durability import replicas, segments
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import replicas, segments
+from stelae.core.schema.partition import hash_partition
 from tests.served import Served, served
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("word", pa.string())])

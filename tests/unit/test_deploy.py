@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from stelae.core.spec.file import load_spec
+from stelae.core.config.spec_file import load_spec
 from stelae.serve.environment import serve_environment
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

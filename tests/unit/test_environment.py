@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import ray
 
+from stelae.core.config.spec import ClusterSpec
 from stelae.core.errors import InvalidArgument
-from stelae.core.spec.models import ClusterSpec
-from stelae.hosting import ray_session
+from stelae.deploy import ray_session
 from stelae.serve import environment
 
 SOCKET = "RAY_SERVE_HAPROXY_SOCKET_PATH"

@@ -276,7 +276,9 @@ def test_the_wheel_holds_the_whole_package_and_works_outside_the_checkout(tmp_pa
     assert modules == expected
     assert "stelae/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    script = "import stelae.core.spec.file as m; print(m.__file__); print(m.load_spec().cluster)"
+    script = (
+        "import stelae.core.config.spec_file as m; print(m.__file__); print(m.load_spec().cluster)"
+    )
     answer = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,

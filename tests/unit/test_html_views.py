@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.aio import Loop
-from stelae.api import Database, Table
 from stelae.client.http.table import HttpTable
 from stelae.core.errors import NoQuorum
-from stelae.core.tables.durability import segments
-from stelae.html_views import PROBLEMS_MAX, database_html
+from stelae.core.schema.durability import segments
+from stelae.database.aio import Loop
+from stelae.database.api import Database, Table
+from stelae.database.html_views import PROBLEMS_MAX, database_html
 from tests.cluster_fixture import local_cluster
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("<b>", pa.list_(pa.string())), ("n", "u1")])

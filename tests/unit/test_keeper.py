@@ -1,4 +1,4 @@
-"""`stelae.hosting.keeper`: what SIGTERM does while a cluster comes up."""
+"""`stelae.keeper`: what SIGTERM does while a cluster comes up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from stelae.hosting.keeper import interrupted_by_sigterm
+from stelae.keeper import interrupted_by_sigterm
 
 
 def test_a_second_sigterm_does_not_end_the_cleaning_up_of_the_first() -> None:

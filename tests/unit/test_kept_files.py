@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.actors.hosting import kept_files
-from stelae.actors.hosting.kept_files import (
+from stelae.actors.ray_host import kept_files
+from stelae.actors.ray_host.kept_files import (
     NAMES,
     SPEC_FILE,
     STATE_FILE,
@@ -24,12 +24,12 @@ from stelae.actors.hosting.kept_files import (
     read_files,
     write_files,
 )
+from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument, NotEnoughServers, RetryLater
-from stelae.core.spec.file import load_spec
-from stelae.hosting import cluster_files, nodes
-from stelae.hosting.asked import keep_spec, kept_spec
-from stelae.hosting.cluster_files import check_most_answered, take_from_machines
-from stelae.hosting.cluster_state import ClusterState, load_state
+from stelae.deploy import cluster_files, nodes
+from stelae.deploy.asked import keep_spec, kept_spec
+from stelae.deploy.cluster_files import check_most_answered, take_from_machines
+from stelae.deploy.cluster_state import ClusterState, load_state
 
 SECRET = b"s" * 32
 MACHINES = {"master-1": "a", "master-2": "b", "master-3": "c"}

@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.cas.store import CasStore, RemoteConfigurations
-from stelae.actors.hosting.ray_host import WATCHED, ServerHost, ServerPlan
+from stelae.actors.cas_store.server import CasStore, RemoteConfigurations
+from stelae.actors.ray_host.host import WATCHED, ServerHost, ServerPlan
+from stelae.core.config.spec import ClusterSpec
+from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, TableId, TabletId
-from stelae.core.logs.configurations import TimelineId, TimelineRecord
-from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
-from stelae.core.records import ServerKind
-from stelae.core.spec.file import load_spec
-from stelae.core.spec.models import ClusterSpec
-from stelae.hosting.cluster_state import STATE_FILE, load_state, newest
-from stelae.hosting.launcher import plans, prepare, take_down
+from stelae.core.records.configurations import TimelineId, TimelineRecord
+from stelae.core.records.records import ServerKind
+from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
+from stelae.deploy.cluster_state import STATE_FILE, load_state, newest
+from stelae.deploy.launcher import plans, prepare, take_down
 from stelae.runtime.files import LocalDisk
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 
 SQLITE = {"url": "sqlite:///cas.db"}
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument, NotEnoughServers
-from stelae.core.spec.file import load_spec
-from stelae.hosting import machines
-from stelae.hosting.cluster_state import ClusterState
+from stelae.deploy import machines
+from stelae.deploy.cluster_state import ClusterState
 
 KINDS = ("master", "tserver", "backup", "safekeeper")
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from stelae.applying.places import ask_machines, is_own_place, memory_held, what_is_taken
-from stelae.coordinator.orders.apply_checks import Made
-from stelae.coordinator.orders.apply_plan import FRONT, Act, Step
+from stelae.coordinator.apply.checks import Made
+from stelae.coordinator.apply.plan import FRONT, Act, Step
+from stelae.core.config.spec import ClusterSpec
+from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument
-from stelae.core.records import ServerKind
-from stelae.core.spec.file import load_spec
-from stelae.core.spec.models import ClusterSpec
-from stelae.hosting import cluster_state, machines, node_checks, nodes
-from stelae.hosting.node_checks import HEAD_RESOURCE, Needs, check_launch, needs_of, problems_here
-from stelae.hosting.ports import place_problem
+from stelae.core.records.records import ServerKind
+from stelae.deploy import cluster_state, machines, node_checks, nodes
+from stelae.deploy.node_checks import HEAD_RESOURCE, Needs, check_launch, needs_of, problems_here
+from stelae.deploy.ports import place_problem
 
 GIB = 1 << 30
 NAMES = [f"{kind}-{n}" for kind in ("master", "backup", "tserver") for n in (1, 2, 3)]

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from stelae.output import FOLDED_WIDTH, KEPT_WORD, column_widths, print_table
+from stelae.cli.output import FOLDED_WIDTH, KEPT_WORD, column_widths, print_table
 
 ID = "0b0a6c8f4d5e4f6a8b7c9d0e1f2a3b4c"
 NODE = "1f3c9a52b7e84d0c9d5b60e1a7c2f48de0b91d73c6a51f3c9a52b7e8"

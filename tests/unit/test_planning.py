@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import stelae
+from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument
-from stelae.core.spec.file import load_spec
 from stelae.planner.hardware import SEED, SERVER, VM
 from stelae.planner.layout import Medium, Scatter
-from stelae.planning import layout_of, measured_from, resolve
+from stelae.planning.plan import layout_of, measured_from, resolve
 
 FILE = """apiVersion: stelae/v1
 kind: Cluster

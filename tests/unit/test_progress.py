@@ -9,10 +9,10 @@ from typing import Any
 import IPython.display
 import pytest
 
-from stelae import progress
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.operators import ServerProgress
-from stelae.core.records import ServerMark
+from stelae.core.records.records import ServerMark
+from stelae.database import progress
 
 
 class Notebook:

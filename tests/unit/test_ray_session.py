@@ -1,4 +1,4 @@
-"""`stelae.hosting.ray_session`: a local Ray that does not come up is started again, a few times."""
+"""`stelae.deploy.ray_session`: a local Ray that does not come up is started again, a few times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from stelae.core.errors import Unavailable
-from stelae.hosting import ray_session
+from stelae.deploy import ray_session
 
 
 class Starts:

@@ -1,4 +1,4 @@
-"""`stelae.core.tables.shares` and `stelae.storage.segments.shares`: each row of a split tablet is
+"""`stelae.core.schema.shares` and `stelae.storage.segments.shares`: each row of a split tablet is
 in one part."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.core.tables.schema import RowKind
-from stelae.core.tables.shares import (
+from stelae.core.schema.schema import RowKind
+from stelae.core.schema.shares import (
     BITS_MAX,
     NUMBERS_MAX,
     Share,
@@ -22,7 +22,7 @@ from stelae.core.tables.shares import (
     share_of,
     wrong_places,
 )
-from stelae.storage.segments.merge import Summary, merge
+from stelae.storage.keys.merge import Summary, merge
 from stelae.storage.segments.shares import only_share, share_mask
 
 HASHES = st.integers(0, (1 << 64) - 1)

@@ -19,9 +19,9 @@ import pytest
 from stelae.connectors import spark_helper
 from stelae.connectors.spark_filters import decoded, is_exact
 from stelae.connectors.spark_helper import Connection, serve
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import hash_partition
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import hash_partition
+from stelae.core.schema.schema import TableSchema
 from tests.served import Served, served
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("word", pa.string())])

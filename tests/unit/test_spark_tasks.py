@@ -29,8 +29,8 @@ from stelae.connectors.spark_tasks import (
     write_partition,
 )
 from stelae.core.errors import InvalidArgument, RowExists, TableNotFound
-from stelae.core.tables.durability import replicas, segments
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import replicas, segments
+from stelae.core.schema.partition import hash_partition
 from stelae.recovery.spark_tables import locate
 from tests.cluster_fixture import SETTINGS
 from tests.served import Served, served

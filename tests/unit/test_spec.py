@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stelae.core.config.settings import Settings
+from stelae.core.config.spec import ClusterSpec, MastersSpec, spec_json_schema
+from stelae.core.config.spec_file import load_spec, parse_spec
+from stelae.core.config.units import format_size, parse_duration, parse_size
 from stelae.core.errors import InvalidArgument
-from stelae.core.settings import Settings
-from stelae.core.spec.file import load_spec, parse_spec
-from stelae.core.spec.models import ClusterSpec, MastersSpec, spec_json_schema
-from stelae.core.spec.units import format_size, parse_duration, parse_size
-from stelae.serve.guard import Limits
+from stelae.serve.gateway.guard import Limits
 
 HEADER = "apiVersion: stelae/v1\nkind: Cluster\n"
 REPOSITORY = Path(__file__).parents[2]

@@ -21,8 +21,8 @@ from stelae.core.errors import (
     OutcomeUnknown,
     RetryLater,
 )
-from stelae.hosting import machines
-from stelae.serve.problems import PreconditionFailed, problem_type
+from stelae.deploy import machines
+from stelae.serve.bodies.problems import PreconditionFailed, problem_type
 
 SPECS = RaySpecs("demo", "data")
 

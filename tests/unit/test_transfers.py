@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from stelae import transfers
-from stelae.cli import transfers as cli_transfers
-from stelae.cli.tables import table_app
+from stelae.cli.table import transfers as cli_transfers
+from stelae.cli.table.tables import table_app
 from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import hash_partition, range_partition
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import hash_partition, range_partition
+from stelae.database import transfers
 from tests.served import served
 
 _DAY = datetime.date(1969, 12, 31)

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from stelae.actors.backup.backup import Backup
+from stelae.actors.backup.frames import MediumSpec
+from stelae.actors.backup.server import Backup
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, TabletId
 from stelae.core.messages.servers import (
     FENCE_LOGS,
@@ -28,12 +30,10 @@ from stelae.core.messages.servers import (
     WriteReplica,
 )
 from stelae.core.rpc import Reply
-from stelae.core.settings import Settings
-from stelae.core.tables.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
+from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
 from stelae.simulation import Options, World
-from stelae.simulation.instance import SimRuntime
-from stelae.storage.media.frames import MediumSpec
-from stelae.storage.rows.entry import (
+from stelae.simulation.world.instance import SimRuntime
+from stelae.storage.entries.entry import (
     CertificateBuilder,
     Entry,
     EntryKind,
@@ -42,7 +42,7 @@ from stelae.storage.rows.entry import (
     encode_prologue,
     encode_rows,
 )
-from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.keys.codec import KeyCodec
 from stelae.storage.segments.image import ImageMeta, build_image
 
 LOG = TabletId("a" * 32)

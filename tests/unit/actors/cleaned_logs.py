@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from stelae.actors.tablet.tablet import Tablet
+from stelae.actors.tserver.owned_tablet.tablet import Tablet
 from stelae.core.messages.servers import FreeReplicas
-from stelae.core.tables.durability import Durability, segments, wal
+from stelae.core.schema.durability import Durability, segments, wal
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Limits, Servers
+from stelae.simulation.world.options import Limits, Servers
 from tests.unit.actors.tablet_world import SCHEMA, TabletWorld
 
 BIG = "x" * 700

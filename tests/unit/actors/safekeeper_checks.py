@@ -8,10 +8,10 @@ from typing import Any
 from stelae.core.errors import (
     StelaeError,
 )
-from stelae.core.logs.timelines import LogPosition, SafekeeperId
 from stelae.core.messages.safekeepers import (
     HeldTimeline,
 )
+from stelae.core.records.timelines import LogPosition, SafekeeperId
 from tests.unit.actors.safekeeper_world import (
     TIMELINE,
     SafekeepersWorld,

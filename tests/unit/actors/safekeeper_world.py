@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from stelae.actors.backup.backup import Backup
-from stelae.actors.master.safekeeper_ports import SafekeeperPorts
-from stelae.actors.safekeeper.safekeeper import Safekeeper
-from stelae.consensus.wal_messages import (
+from stelae.actors.backup.frames import MediumSpec
+from stelae.actors.backup.server import Backup
+from stelae.actors.master.leader.safekeeper_ports import SafekeeperPorts
+from stelae.actors.safekeeper.server import Safekeeper
+from stelae.consensus.wal.messages import (
     WAL_TO_ACCEPTOR,
     WAL_TO_PROPOSER,
     AcceptorGreeting,
@@ -25,11 +26,12 @@ from stelae.consensus.wal_messages import (
     WalVoteRequest,
     WalVoteResponse,
 )
+from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.logs.configurations import TimelineId
-from stelae.core.logs.replication import Entry, EntryKind
-from stelae.core.logs.timelines import (
+from stelae.core.records.configurations import TimelineId
+from stelae.core.records.replication import Entry, EntryKind
+from stelae.core.records.timelines import (
     ProposerId,
     SafekeeperId,
     SwitchReply,
@@ -38,10 +40,8 @@ from stelae.core.logs.timelines import (
 )
 from stelae.core.rpc import EMPTY, Call, Empty, Reply
 from stelae.core.runtime import Disk, Runtime
-from stelae.core.settings import Settings
 from stelae.simulation import Options, World
-from stelae.simulation.instance import SimRuntime
-from stelae.storage.media.frames import MediumSpec
+from stelae.simulation.world.instance import SimRuntime
 
 T = TypeVar("T")
 TIMELINE = TimelineId(TableId("table"), TabletId("tablet"))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stelae.actors.replicated.tablet_copies import CopyAttempt
+from stelae.actors.tserver.tablet_copy.receiver_files import CopyAttempt
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.replication import TermAndVote
+from stelae.core.records.replication import TermAndVote
 from stelae.storage.files.consensus_metadata import ConsensusMetadata
 from tests.unit.actors.tablet_store_world import (
     OTHER,

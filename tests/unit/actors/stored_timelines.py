@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from stelae.actors.safekeeper.timeline import Timeline
-from stelae.actors.safekeeper.timeline_pull import PullAttempt
+from stelae.actors.safekeeper.timeline_store.pull import PullAttempt
+from stelae.actors.safekeeper.timeline_store.timeline import Timeline
 from stelae.core.ids import TabletId
-from stelae.core.logs.timelines import AcceptorState, ProposerId
+from stelae.core.records.timelines import AcceptorState, ProposerId
 from tests.unit.actors.timeline_world import OTHER, PIECE_BYTES, THIRD, World, entry, members
 
 TABLET = TabletId("t1")

@@ -19,12 +19,14 @@ import msgspec
 import pyarrow as pa
 from crc32c import crc32c
 
-from stelae.actors.replicated.quarantine_room import KEPT_OF_A_TABLET
-from stelae.actors.replicated.tablet_copies import CopyAttempt, TabletCopies
-from stelae.actors.replicated.tablet_startup import LoadedTablets
-from stelae.actors.replicated.tablet_store import TabletStore
+from stelae.actors.tserver.tablet_copy.receiver_files import CopyAttempt, TabletCopies
+from stelae.actors.tserver.tablet_store.quarantine_limits import KEPT_OF_A_TABLET
+from stelae.actors.tserver.tablet_store.startup import LoadedTablets
+from stelae.actors.tserver.tablet_store.store import TabletStore
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.logs.replication import (
+from stelae.core.messages.replicas import DataState
+from stelae.core.records.records import TableRecord, TableState
+from stelae.core.records.replication import (
     Configuration,
     Entry,
     EntryKind,
@@ -32,16 +34,14 @@ from stelae.core.logs.replication import (
     Snapshot,
     TermAndVote,
 )
-from stelae.core.messages.replicas import DataState
-from stelae.core.records import TableRecord, TableState
 from stelae.core.rpc import Blob
 from stelae.core.runtime import File
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, SimLoop
-from stelae.simulation.disk import SimDisk, SimDiskView
+from stelae.simulation.world.disk import SimDisk, SimDiskView
 from stelae.storage.files.consensus_metadata import ConsensusMetadata
 from stelae.storage.files.raft_log import decode_file, parse_log_file_name
 from stelae.storage.files.superblock import NOTHING, StoredFile

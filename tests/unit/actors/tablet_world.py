@@ -9,11 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.actors.backup.backup import Backup
-from stelae.actors.logs.tablet_logs import segment_log_of
-from stelae.actors.logs.tablet_recovery import Intake
-from stelae.actors.membership import Membership
-from stelae.actors.tablet.tablet import Tablet
+from stelae.actors.backup.frames import MediumSpec
+from stelae.actors.backup.server import Backup
+from stelae.actors.server.membership import Membership
+from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.actors.tserver.tablet_log.factory import segment_log_of
+from stelae.actors.tserver.tablet_log.recovery import Intake
+from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import (
@@ -26,16 +28,20 @@ from stelae.core.messages.servers import (
     WriteOp,
     WriteReply,
 )
-from stelae.core.records import ServerInfo, TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.records.records import (
+    ServerInfo,
+    TableRecord,
+    TableState,
+    TabletRecord,
+    TabletState,
+)
 from stelae.core.rpc import Call, Reply
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
-from stelae.simulation.instance import SimRuntime
-from stelae.storage.media.frames import MediumSpec
+from stelae.simulation.world.instance import SimRuntime
 
 SCHEMA = TableSchema.of(
     pa.schema([pa.field("id", pa.int64(), False), pa.field("value", pa.string())]), ["id"]

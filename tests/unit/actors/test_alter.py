@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import (
     ColumnNotFound,
     DeadlineExpired,
@@ -22,13 +22,13 @@ from stelae.core.errors import (
 from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages.alter import ALTER_TABLE, AlterTable
 from stelae.core.messages.servers import GET, Get
-from stelae.core.records import TableState
-from stelae.core.tables.alter import MAX_HISTORY, schema_change
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.records import TableState
+from stelae.core.schema.alter import MAX_HISTORY, schema_change
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import hash_partition
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Servers
+from stelae.simulation.world.options import Servers
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), False), pa.field("a", pa.string()), pa.field("b", pa.int64())]

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
+from stelae.actors.backup.disk_medium import FrameMedium
 from stelae.core.errors import InvalidArgument, NoSpace, StaleTerm, StelaeError
 from stelae.core.messages.servers import (
     Certified,
     ReplicaInfo,
     ReplicaState,
 )
-from stelae.storage.media.frame_medium import FrameMedium
 from tests.unit.actors.backup_world import SEGMENT, Owner, Rows, make_image, run
 
 

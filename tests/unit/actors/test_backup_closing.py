@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from stelae.actors.backup.closing import Closing
-from stelae.coordinator.backups.leaving import may_close
+from stelae.coordinator.placement.leaving_backups import may_close
 from stelae.core.errors import RetryLater
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.servers import HeartbeatReply
-from stelae.core.records import ServerMark
+from stelae.core.records.records import ServerMark
 
 
 def test_it_closes_once_it_holds_nothing_and_opens_when_it_is_taken_back() -> None:

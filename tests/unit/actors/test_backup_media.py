@@ -7,10 +7,10 @@ import itertools
 import msgspec
 import pytest
 
+from stelae.actors.backup import disk_medium as frame_medium
+from stelae.actors.backup.disk_medium import FrameMedium
+from stelae.actors.backup.replicas import Replica
 from stelae.core.errors import CorruptData, NoSpace, StaleTerm
-from stelae.storage.media import frame_medium
-from stelae.storage.media.frame_medium import FrameMedium
-from stelae.storage.media.replicas import Replica
 from tests.unit.actors.backup_world import (
     MEDIA,
     SEGMENT,

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stelae.actors.backup.frames import RECORD_BLOCKS_BYTES, frame_bytes_for
 from stelae.core.errors import (
     OutcomeUnknown,
     Overloaded,
@@ -31,9 +32,8 @@ from stelae.core.messages.servers import (
 from stelae.core.rpc import Call, Reply
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options
-from stelae.simulation.disk import ROOM_BYTES
-from stelae.simulation.instance import SimRuntime
-from stelae.storage.media.frames import RECORD_BLOCKS_BYTES, frame_bytes_for
+from stelae.simulation.world.disk import ROOM_BYTES
+from stelae.simulation.world.instance import SimRuntime
 from stelae.storage.segments.image import read_tail
 from tests.unit.actors.backup_world import (
     LOG,

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from stelae.actors.raft.replica import Replica, ReplicaSettings
-from stelae.consensus.messages import (
+from stelae.consensus.raft.messages import (
     RAFT_MAIL,
     RAFT_MESSAGE,
     AppendRequest,
@@ -28,14 +28,14 @@ from stelae.consensus.messages import (
     RaftMessages,
 )
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import Entry, EntryKind
+from stelae.core.records.replication import Entry, EntryKind
 from stelae.core.rpc import Call, Reply
 from stelae.core.tasks import Tasks
 from stelae.runtime import files
 from stelae.runtime.files import LocalDisk
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 from tests.own_files import of_files_in
 
 GROUP = TabletId("a" * 32)

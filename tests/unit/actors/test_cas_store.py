@@ -15,22 +15,22 @@ import msgspec
 import psycopg
 import pytest
 
-from stelae.actors.cas.backends import Backend, Row, open_backend
-from stelae.actors.cas.files import FilesBackend
-from stelae.actors.cas.store import CasStore, RemoteConfigurations
+from stelae.actors.cas_store.backends import Backend, Row, open_backend
+from stelae.actors.cas_store.files import FilesBackend
+from stelae.actors.cas_store.server import CasStore, RemoteConfigurations
 from stelae.core.errors import CorruptData, InvalidArgument, Unavailable
 from stelae.core.ids import TableId, TabletId
-from stelae.core.logs.configurations import (
+from stelae.core.records.configurations import (
     CasReply,
     StoredRecord,
     TimelineId,
     TimelineRecord,
 )
-from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
 from stelae.runtime.files import LocalDisk
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 from tests.postgres import Postgres, needed_binaries
 
 BACKENDS = ["sqlite", "files", "postgresql"]

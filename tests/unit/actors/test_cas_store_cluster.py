@@ -10,13 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from stelae.actors.master import safekeepers as master_safekeepers
+from stelae.actors.master import safekeeper_requests as master_safekeepers
 from stelae.client.database import AsyncDatabase
 from stelae.core.ids import TabletId
-from stelae.core.logs.timelines import SafekeeperId
 from stelae.core.messages.timelines import TimelineView
-from stelae.core.tables.durability import wal
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.timelines import SafekeeperId
+from stelae.core.schema.durability import wal
+from stelae.core.schema.partition import hash_partition
 from tests.cluster_fixture import LocalCluster, local_cluster
 from tests.postgres import Postgres, needed_binaries
 

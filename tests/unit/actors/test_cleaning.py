@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from stelae.core.errors import Overloaded
-from stelae.core.messages.backup_views import BackupsView
+from stelae.core.messages.backup_loads import BackupsView
 from stelae.core.messages.servers import ReplicaState, WriteOp
 from tests.unit.actors.cleaned_logs import BIG, all_sealed, close_heads, freed_segments
 from tests.unit.actors.tablet_world import SETTINGS, TabletWorld, run

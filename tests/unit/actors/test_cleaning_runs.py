@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from stelae.core.errors import OutOfMemory
-from stelae.core.tables.durability import Durability, segments
-from stelae.storage.segments.cleaning import Needs
+from stelae.core.schema.durability import Durability, segments
+from stelae.storage.rows.cleaning import Needs
 from tests.simulation.planted import planted
 from tests.unit.actors.cleaned_logs import BIG, LOGS, Calm, run_calm
 

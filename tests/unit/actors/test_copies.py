@@ -7,7 +7,7 @@ import pytest
 from stelae.actors.tserver.copies import KEPT, Copies
 from stelae.core.errors import NotLeader, OutcomeUnknown, RowExists, TabletNotReady
 from stelae.core.ids import RequestId
-from stelae.storage.rows.outcomes import done, refused
+from stelae.storage.entries.outcomes import done, refused
 
 TABLET = "t1"
 

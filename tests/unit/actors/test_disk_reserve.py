@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from stelae.actors.membership import Membership
+from stelae.actors.server.membership import Membership
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.messages.backup_views import (
+from stelae.core.messages.backup_loads import (
     RESERVE_FRAMES,
     BackupLoad,
     BackupsView,
     MediumLoad,
     is_low,
 )
-from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.records.records import ServerInfo, ServerKind
 from stelae.core.runtime import ProcessIdentity
 
 FRAME = 9 << 20

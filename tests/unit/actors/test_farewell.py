@@ -1,4 +1,4 @@
-"""`stelae.actors.hosting.farewell`: who is to end hands over first, once, and then ends."""
+"""`stelae.actors.ray_host.exit_hook`: who is to end hands over first, once, and then ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 PROGRAM = """
 import asyncio, signal, sys, threading
-from stelae.actors.hosting.farewell import at_exit
+from stelae.actors.ray_host.exit_hook import at_exit
 
 def ended(number, frame):  # as Ray's
     raise SystemExit(1)

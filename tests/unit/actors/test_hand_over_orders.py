@@ -1,12 +1,14 @@
-"""`stelae.actors.indexing.indexlet_hand_over`: orders name the hand-over that they are about."""
+"""`stelae.actors.tserver.indexes.indexlet_hand_over`: orders name the hand-over that they are
+about."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from stelae.actors.indexing.indexlet import Indexlet
-from stelae.actors.indexing.indexlet_hand_over import HandOver, heed, make_way
+from stelae.actors.tserver.indexes.indexlet import Indexlet
+from stelae.actors.tserver.indexes.indexlet_hand_over import HandOver, heed, make_way
+from stelae.core.config.settings import Settings
 from stelae.core.errors import IndexletNotReady, StaleTerm
 from stelae.core.ids import Address
 from stelae.core.messages.indexes import (
@@ -16,8 +18,7 @@ from stelae.core.messages.indexes import (
     IndexletLocation,
     IndexletProgress,
 )
-from stelae.core.settings import Settings
-from stelae.core.tables.indexes import IndexletId
+from stelae.core.schema.indexes import IndexletId
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
 from tests.unit.actors.test_indexlet import RECORD, TABLE

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.hosting import ray_host
-from stelae.actors.hosting.ray_host import ServerHost, ServerPlan
-from stelae.actors.hosting.spark_host import FRAME_BYTES_MAX, Session
+from stelae.actors.ray_host import host as ray_host
+from stelae.actors.ray_host.host import ServerHost, ServerPlan
+from stelae.actors.ray_host.spark_host import FRAME_BYTES_MAX, Session
+from stelae.core.config.settings import Settings
+from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import AlreadyRunning, Unavailable
 from stelae.core.ids import Address
-from stelae.core.records import ServerKind
-from stelae.core.settings import Settings
-from stelae.core.spec.file import load_spec
-from stelae.hosting import cluster_state, launcher
+from stelae.core.records.records import ServerKind
+from stelae.deploy import cluster_state, launcher
 
 
 def _plan(folder: Path) -> ServerPlan:

@@ -16,10 +16,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.actors.indexing.entry_streams import stream_of
-from stelae.actors.indexing.indexlet import Indexlet
-from stelae.actors.indexing.indexlet_hand_over import take_copy
-from stelae.actors.indexing.indexlet_offers import IndexletOffers
+from stelae.actors.tserver.indexes.entry_streams import stream_of
+from stelae.actors.tserver.indexes.indexlet import Indexlet
+from stelae.actors.tserver.indexes.indexlet_hand_over import take_copy
+from stelae.actors.tserver.indexes.indexlet_offers import IndexletOffers
 from stelae.core.errors import (
     IndexletNotHere,
     IndexletNotReady,
@@ -48,12 +48,12 @@ from stelae.core.messages.indexes import (
     TabletStamp,
 )
 from stelae.core.rpc import Blob, Call
-from stelae.core.tables.durability import segments
-from stelae.core.tables.indexes import IndexletId, IndexletState
-from stelae.core.tables.partition import hash_partition
-from stelae.core.tables.shares import NUMBERS_MAX
+from stelae.core.schema.durability import segments
+from stelae.core.schema.indexes import IndexletId, IndexletState
+from stelae.core.schema.partition import hash_partition
+from stelae.core.schema.shares import NUMBERS_MAX
 from stelae.core.tasks import Tasks
-from stelae.storage.indexes.entry_keys import EntryCodec
+from stelae.storage.indexes.keys import EntryCodec
 from tests.cluster_fixture import LocalCluster, local_cluster
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.int32())])

@@ -1,4 +1,4 @@
-"""`stelae.actors.indexing.indexed_tablet`: what one copy of a write says of all of them."""
+"""`stelae.actors.tserver.indexes.indexed_tablet`: what one copy of a write says of all of them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.indexing.indexed_tablet import IndexedTablet
+from stelae.actors.tserver.indexes.indexed_tablet import IndexedTablet
 from stelae.core.errors import DeadlineExpired, OutcomeUnknown
 from stelae.core.ids import RequestId
-from stelae.storage.tablets.client_results import ClientResults
+from stelae.storage.entries.client_results import ClientResults
 
 REQUEST, OTHER = RequestId("client", 1, 1), RequestId("client", 2, 1)
 

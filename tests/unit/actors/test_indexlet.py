@@ -1,4 +1,5 @@
-"""`stelae.actors.indexing.indexlet`: what a successor learns of tablets, in whatever order."""
+"""`stelae.actors.tserver.indexes.indexlet`: what a successor learns of tablets, in whatever
+order."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.actors.indexing.indexlet import Indexlet, Known
+from stelae.actors.tserver.indexes.indexlet import Indexlet, Known
 from stelae.core.errors import IndexletNotReady
 from stelae.core.ids import ServerUuid, TableId
 from stelae.core.messages.indexes import (
@@ -18,12 +19,12 @@ from stelae.core.messages.indexes import (
     RemoveEntries,
     TabletStamp,
 )
-from stelae.core.records import TableRecord, TableState
+from stelae.core.records.records import TableRecord, TableState
 from stelae.core.rpc import Call
-from stelae.core.tables.durability import segments
-from stelae.core.tables.indexes import IndexId, IndexletId, IndexletRecord, IndexletState
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.indexes import IndexId, IndexletId, IndexletRecord, IndexletState
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
 

@@ -9,11 +9,11 @@ from unittest.mock import Mock, patch
 import msgspec
 import pytest
 
-from stelae.actors.indexing import indexlet as module
-from stelae.actors.indexing.indexlet import Indexlet
+from stelae.actors.tserver.indexes import indexlet as module
+from stelae.actors.tserver.indexes.indexlet import Indexlet
 from stelae.core.errors import IndexletNotHere, IndexletNotReady, Overloaded
 from stelae.core.messages.indexes import IndexletProgress, Lookup, LookupMany, LookupRange
-from stelae.core.tables.indexes import IndexletId
+from stelae.core.schema.indexes import IndexletId
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
 from tests.unit.actors.test_indexlet import RECORD, TABLE, successor

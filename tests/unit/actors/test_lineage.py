@@ -16,16 +16,16 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from stelae.actors.indexing import lineage
-from stelae.actors.indexing.lineage import Lineage
+from stelae.actors.tserver.indexes import lineage
+from stelae.actors.tserver.indexes.lineage import Lineage
 from stelae.core.errors import StaleTerm
 from stelae.core.ids import TableId
 from stelae.core.messages.indexes import KnownTablet, TabletStamp
-from stelae.core.records import TableRecord, TableState
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.shares import Share, number_of, share_of
+from stelae.core.records.records import TableRecord, TableState
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.shares import Share, number_of, share_of
 from stelae.storage.indexes.indexlet import OVER, Floor, IndexletEntries
 
 TABLE = TableRecord(

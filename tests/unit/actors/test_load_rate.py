@@ -1,10 +1,18 @@
-"""`stelae.actors.load_rate`: what a tablet's calls come to, and how seldom that is told."""
+"""`stelae.actors.tserver.tablet.load_rate`: what a tablet's calls come to, and how seldom that is
+told."""
 
 from __future__ import annotations
 
 import pytest
 
-from stelae.actors.load_rate import BYTES_PER_CALL, COARSE, WARM_S, LoadRate, size_of, weight_of
+from stelae.actors.tserver.tablet.load_rate import (
+    BYTES_PER_CALL,
+    COARSE,
+    WARM_S,
+    LoadRate,
+    size_of,
+    weight_of,
+)
 from stelae.core.messages.servers import LOAD_UNKNOWN
 
 BEAT_S = 0.2

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from stelae.actors.raft.replica_storage import ReplicaStorage
+from stelae.actors.raft.storage import ReplicaStorage
 from stelae.core.ids import TabletId
-from stelae.core.logs.replication import Entry, EntryKind, TermAndVote, first_configuration
+from stelae.core.records.replication import Entry, EntryKind, TermAndVote, first_configuration
 from stelae.runtime.files import LocalDisk
 
 GROUP = TabletId("group")

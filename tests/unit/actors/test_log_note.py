@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from stelae.actors.raft.log_note import REST_S, LogNote
-from stelae.actors.raft.replica_storage import ReplicaStorage
+from stelae.actors.raft.durable_mark import REST_S, LogNote
+from stelae.actors.raft.storage import ReplicaStorage
 from stelae.core.ids import TabletId
-from stelae.core.logs.replication import Entry, EntryKind, TermAndVote, first_configuration
+from stelae.core.records.replication import Entry, EntryKind, TermAndVote, first_configuration
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
-from stelae.simulation.node import SimulationFailure
+from stelae.simulation.world.node import SimulationFailure
 from stelae.storage.files.raft_log import NOTE_SLOT_BYTES, Note, decode_notes, encode_note
 
 GROUP = TabletId("t")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.actors.hosting.ray_host import Measured
+from stelae.actors.ray_host.host import Measured
 from stelae.core.metric_catalogue import CLUSTER_METRICS, METRICS, MetricKind
 from stelae.core.runtime import Runtime
-from stelae.core.tables.durability import Wal
+from stelae.core.schema.durability import Wal
 from stelae.runtime.real import CountingMetrics
 from tests.cluster_fixture import local_cluster
 

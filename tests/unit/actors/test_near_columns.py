@@ -10,18 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tablet import near_columns
-from stelae.actors.tablet.near_columns import NearColumns, read_part
+from stelae.actors.tserver.row_loading import near_columns
+from stelae.actors.tserver.row_loading.near_columns import NearColumns, read_part
 from stelae.core.errors import CorruptData
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.messages.index_offers import ReadColumns
 from stelae.core.messages.remote import ImagePlace
-from stelae.core.tables.index_changes import with_index
-from stelae.core.tables.indexes import IndexId
+from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.indexes import IndexId
 from stelae.storage.indexes.log_entries import LogEntries, with_ids
+from stelae.storage.rows.row_entries import TableCodecs
 from stelae.storage.segments.image import Image
 from stelae.storage.segments.remote import RemoteRun
-from stelae.storage.tablets.row_entries import TableCodecs
 from tests.unit.storage.tablet_model import INT_KEY
 from tests.unit.storage.test_remote import first_run, loaded
 

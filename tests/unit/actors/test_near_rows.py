@@ -10,12 +10,12 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 
-from stelae.actors.tablet.near_rows import NearRows
+from stelae.actors.tserver.row_loading.near_rows import NearRows
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.remote import ImagePlace
-from stelae.core.tables.schema import TableSchema
-from stelae.storage.rows.layout import Layout
+from stelae.core.schema.schema import TableSchema
 from stelae.storage.segments.image import BLOCK_BYTES
+from stelae.storage.segments.layout import Layout
 from stelae.storage.segments.remote import RemoteRun
 from tests.unit.storage.test_partial_image import made
 from tests.unit.storage.test_remote import remote_segment

@@ -13,10 +13,10 @@ import pytest
 from stelae.actors.tserver import pins as pins_module
 from stelae.actors.tserver.pins import Pins
 from stelae.actors.tserver.scans import ScanSessions
+from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, Overloaded, SnapshotLost, TabletNotHere
 from stelae.core.ids import TabletId
 from stelae.core.messages.servers import KeepPins, Pin, Scan
-from stelae.core.settings import Settings
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
 KEEP_S = 30.0

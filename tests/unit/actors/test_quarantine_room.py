@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stelae.actors.replicated.quarantine_room import KEPT_OF_A_TABLET
+from stelae.actors.tserver.tablet_store.quarantine_limits import KEPT_OF_A_TABLET
 from stelae.core.errors import NoSpace
 from stelae.core.ids import OpId, TabletId
 from stelae.core.messages.replicas import DataState

@@ -6,18 +6,24 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from stelae.actors.raft import raft_host
-from stelae.actors.raft.raft_handlers import raft_handlers
-from stelae.actors.raft.raft_host import RaftHost
-from stelae.consensus.messages import RAFT_MAIL, AppendResponse, Message, RaftMail, RaftMessages
-from stelae.consensus.ready import Tick
+from stelae.actors.raft import host as raft_host
+from stelae.actors.raft.handlers import raft_handlers
+from stelae.actors.raft.host import RaftHost
+from stelae.consensus.raft.messages import (
+    RAFT_MAIL,
+    AppendResponse,
+    Message,
+    RaftMail,
+    RaftMessages,
+)
+from stelae.consensus.raft.ready import Tick
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
 from stelae.core.messages.replicas import DataState
 from stelae.core.rpc import Call
 from stelae.core.tasks import Tasks
-from stelae.simulation.options import Options
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
 
 SOURCE, TARGET = ServerUuid("a" * 32), ServerUuid("b" * 32)
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.hosting import ray_host, ray_runtime
-from stelae.actors.hosting.ray_runtime import RayMetrics
+from stelae.actors.ray_host import host as ray_host
+from stelae.actors.ray_host import runtime as ray_runtime
+from stelae.actors.ray_host.runtime import RayMetrics
 from stelae.core.metric_catalogue import METRICS
 
 

@@ -1,4 +1,5 @@
-"""`stelae.actors.master.recovery_attempts`: what was expected of engines, and what is learnt."""
+"""`stelae.actors.master.leader.recovery_attempts`: what was expected of engines, and what is
+learnt."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.actors.master.recovery_attempts import RecoveryAttempts
-from stelae.coordinator.views.recoveries import Recoveries
+from stelae.actors.master.leader.recovery_attempts import RecoveryAttempts
+from stelae.coordinator.status.recoveries import Recoveries
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import SegmentSource
-from stelae.core.records import (
+from stelae.core.records.records import (
     ServerInfo,
     ServerKind,
     TableRecord,
@@ -21,9 +22,9 @@ from stelae.core.records import (
     TabletState,
 )
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.recovery.engine import EngineChooser, RecoveryJob, SparkState
 
 WARM = SparkState(cores=2, start_s=0.0)

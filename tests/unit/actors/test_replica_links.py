@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.raft.replica_links import (
+from stelae.actors.raft.links import (
     BATCH_BYTES,
     CALL_TIMEOUT_S,
     CALLS_MAX,
@@ -17,13 +17,13 @@ from stelae.actors.raft.replica_links import (
     POSTS_MAX,
     ReplicaLinks,
 )
-from stelae.consensus.messages import RAFT_MESSAGE, AppendRequest, RaftAnswers, RaftMessages
+from stelae.consensus.raft.messages import RAFT_MESSAGE, AppendRequest, RaftAnswers, RaftMessages
 from stelae.core.ids import OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import Entry, EntryKind
 from stelae.core.messages.replicas import DataState
+from stelae.core.records.replication import Entry, EntryKind
 from stelae.core.rpc import Call, Reply
 from stelae.core.tasks import Tasks
-from stelae.runtime.frames import SINGLE_BYTES_MAX
+from stelae.runtime.tcp.frames import SINGLE_BYTES_MAX
 from stelae.simulation import Options, World
 
 GROUP = TabletId("a" * 32)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stelae.actors.raft.replica_requests import FORGOTTEN_READS_MAX, ReplicaRequests
+from stelae.actors.raft.requests import FORGOTTEN_READS_MAX, ReplicaRequests
 from stelae.core.errors import (
     DeadlineExpired,
     NotLeader,

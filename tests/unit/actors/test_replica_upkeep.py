@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from stelae.actors.replica_upkeep import TURNS, ReplicaUpkeep, ShortageWatch
+from stelae.actors.server.rereplication import TURNS, ReplicaUpkeep, ShortageWatch
 from stelae.core.ids import ServerUuid
-from stelae.core.logs.replica_shortage import Shortage
+from stelae.core.records.replica_shortage import Shortage
 from stelae.simulation import Options, World
 
 

@@ -7,9 +7,10 @@ import asyncio
 import msgspec
 import pytest
 
-from stelae.actors.logs.replicated_segment import ReplicatedSegment
-from stelae.actors.logs.segment_replica import RemoteImage
-from stelae.actors.logs.segment_views import VIEWS_MAX, sliced
+from stelae.actors.backup.frames import MediumSpec
+from stelae.actors.tserver.segments.replica import RemoteImage
+from stelae.actors.tserver.segments.segment import ReplicatedSegment
+from stelae.actors.tserver.segments.segment_views import VIEWS_MAX, sliced
 from stelae.core.errors import CorruptData, InvalidArgument, OutcomeUnknown, StelaeError
 from stelae.core.messages.servers import (
     INVENTORY,
@@ -20,7 +21,6 @@ from stelae.core.messages.servers import (
     WriteReplica,
 )
 from stelae.simulation import Options
-from stelae.storage.media.frames import MediumSpec
 from tests.unit.actors.tablet_world import SETTINGS, TABLET, TabletWorld, run
 
 BIG = "x" * 700

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tserver.tserver import TabletServer
+from stelae.actors.tserver.server import TabletServer
+from stelae.core.config.settings import Settings
 from stelae.core.errors import NotLeader
 from stelae.core.ids import Address, ClientId, OpId, RequestId
-from stelae.core.logs.replication import Configuration, Peer
 from stelae.core.messages.replicas import CREATE_REPLICA, CreateReplica
 from stelae.core.messages.servers import (
     GET,
@@ -26,13 +26,13 @@ from stelae.core.messages.servers import (
     Write,
     WriteOp,
 )
-from stelae.core.settings import Settings
-from stelae.core.tables.values import rows_to_batch
+from stelae.core.records.replication import Configuration, Peer
+from stelae.core.schema.values import rows_to_batch
 from stelae.runtime.files import LocalDisk
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
 from stelae.runtime.real import RealRuntime
-from stelae.storage.rows.entry import encode_batch
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
+from stelae.storage.entries.entry import encode_batch
 from tests.simulation.tablet_group import SCHEMA, TABLE, TABLET
 
 SETTINGS = Settings(raft_tick_s=0.02, segment_bytes=20_000)

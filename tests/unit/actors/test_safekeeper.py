@@ -13,11 +13,11 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from stelae.actors.safekeeper import safekeeper_timeline
-from stelae.actors.safekeeper.safekeeper_timeline import REPLY_WAIT_S
-from stelae.actors.safekeeper.timeline import Timeline
-from stelae.actors.safekeeper.timeline_log import TimelineLog
-from stelae.consensus.wal_messages import (
+from stelae.actors.safekeeper import acceptor as safekeeper_timeline
+from stelae.actors.safekeeper.acceptor import REPLY_WAIT_S
+from stelae.actors.safekeeper.timeline_store.log import TimelineLog
+from stelae.actors.safekeeper.timeline_store.timeline import Timeline
+from stelae.consensus.wal.messages import (
     WAL_TO_ACCEPTOR,
     ProposerMail,
     Refusal,
@@ -37,7 +37,6 @@ from stelae.core.errors import (
     WrongServer,
 )
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.logs.timelines import LogPosition, SafekeeperId
 from stelae.core.messages.safekeepers import (
     PING,
     PUT_CONFIGURATION,
@@ -45,6 +44,7 @@ from stelae.core.messages.safekeepers import (
     PutConfiguration,
     TimelinePresence,
 )
+from stelae.core.records.timelines import LogPosition, SafekeeperId
 from stelae.simulation import Options
 from tests.unit.actors.safekeeper_checks import ME, NONE, given, status
 from tests.unit.actors.safekeeper_world import (
@@ -347,7 +347,7 @@ def test_a_status_says_where_the_timeline_stands_and_lists_come_in_pages() -> No
         ]
         for timeline in timelines:
             await here.put(1, members(1), timeline=timeline)
-        with patch("stelae.actors.master.safekeeper_ports.LIST_MAX", 3):
+        with patch("stelae.actors.master.leader.safekeeper_ports.LIST_MAX", 3):
             held = [each.tablet_id async for each in here.ports.timelines(ME, timeout_s=1.0)]
         assert held == sorted([TIMELINE.tablet_id, *(each.tablet_id for each in timelines)])
 

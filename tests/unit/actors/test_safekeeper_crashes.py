@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.actors.safekeeper.safekeeper_timeline import ActiveTimeline
-from stelae.consensus.wal_messages import (
+from stelae.actors.safekeeper.acceptor import ActiveTimeline
+from stelae.consensus.wal.messages import (
     Refusal,
     RefusalReason,
     ToProposer,
@@ -21,10 +21,15 @@ from stelae.consensus.wal_messages import (
     WalVoteResponse,
 )
 from stelae.core.errors import StelaeError, TabletTombstoned
-from stelae.core.logs.replication import Entry
-from stelae.core.logs.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
+from stelae.core.records.replication import Entry
+from stelae.core.records.timelines import (
+    LogPosition,
+    SafekeeperId,
+    SwitchReply,
+    TimelineConfiguration,
+)
 from stelae.simulation import Options
-from stelae.simulation.node import SimulationFailure
+from stelae.simulation.world.node import SimulationFailure
 from tests.unit.actors.safekeeper_world import (
     EVICTING,
     TIMELINE,

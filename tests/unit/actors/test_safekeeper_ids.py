@@ -8,22 +8,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.actors.safekeeper.safekeeper import Safekeeper
+from stelae.actors.safekeeper.server import Safekeeper
 from stelae.core.errors import (
     InvalidArgument,
     TabletNotReady,
 )
 from stelae.core.ids import ServerUuid
-from stelae.core.logs.timelines import SafekeeperId
 from stelae.core.messages.safekeepers import (
     PING,
     Ping,
 )
 from stelae.core.messages.servers import HEARTBEAT, Heartbeat, HeartbeatReply
-from stelae.core.records import ServerKind
+from stelae.core.records.records import ServerKind
+from stelae.core.records.timelines import SafekeeperId
 from stelae.core.rpc import Call, Reply
 from stelae.simulation import Options, World
-from stelae.simulation.node import SimulationFailure
+from stelae.simulation.world.node import SimulationFailure
 from tests.unit.actors.safekeeper_checks import ME
 from tests.unit.actors.safekeeper_world import (
     SETTINGS,

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.actors.safekeeper.safekeeper_pulls import PullReceiver
-from stelae.consensus.wal_messages import WalAppendResponse, WalVoteResponse
+from stelae.actors.safekeeper.pulls import PullReceiver
+from stelae.consensus.wal.messages import WalAppendResponse, WalVoteResponse
 from stelae.core.errors import (
     InvalidArgument,
     Overloaded,
@@ -19,8 +19,13 @@ from stelae.core.errors import (
     TabletNotReady,
     Unavailable,
 )
-from stelae.core.logs.timelines import LogPosition, SafekeeperId, SwitchReply, TimelineConfiguration
 from stelae.core.messages.safekeepers import HeldTimeline, TimelinePresence
+from stelae.core.records.timelines import (
+    LogPosition,
+    SafekeeperId,
+    SwitchReply,
+    TimelineConfiguration,
+)
 from stelae.simulation import Options
 from tests.unit.actors.safekeeper_world import (
     EVICTING,
@@ -198,7 +203,7 @@ def test_pulls_are_bounded_and_one_for_each_timeline() -> None:
             with pytest.raises(TabletNotReady, match="an earlier call"):
                 await pull(here, 2, 1, members(2))
             with (
-                patch("stelae.actors.safekeeper.safekeeper_pulls.PULLS_MAX", 1),
+                patch("stelae.actors.safekeeper.pulls.PULLS_MAX", 1),
                 pytest.raises(Overloaded),
             ):
                 await here.ports.pull_timeline(

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from stelae.actors.logs.timeline_proposer import AcceptorMailbox, TimelineProposer
-from stelae.actors.master.safekeeper_ports import SafekeeperPorts
-from stelae.actors.membership import Membership
-from stelae.actors.safekeeper.safekeeper import Safekeeper
-from stelae.consensus.wal_messages import (
+from stelae.actors.master.leader.safekeeper_ports import SafekeeperPorts
+from stelae.actors.safekeeper.server import Safekeeper
+from stelae.actors.server.membership import Membership
+from stelae.actors.tserver.tablet_log.proposer import AcceptorMailbox, TimelineProposer
+from stelae.consensus.wal.messages import (
     WAL_FETCH,
     WAL_TO_ACCEPTOR,
     FetchEntries,
@@ -24,16 +24,6 @@ from stelae.consensus.wal_messages import (
 )
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.logs.configurations import TimelineId
-from stelae.core.logs.replication import Entry, EntryKind
-from stelae.core.logs.timelines import (
-    LogPosition,
-    ProposerId,
-    SafekeeperId,
-    SafekeeperPlace,
-    TimelineConfiguration,
-    TimelineSource,
-)
 from stelae.core.messages.safekeepers import (
     BEGIN_PULL,
     DELETE_BLOBS,
@@ -60,7 +50,17 @@ from stelae.core.messages.safekeepers import (
     ReadPull,
     TimelineStatusOf,
 )
-from stelae.core.messages.timeline_copies import WalFile
+from stelae.core.records.configurations import TimelineId
+from stelae.core.records.replication import Entry, EntryKind
+from stelae.core.records.timeline_copies import WalFile
+from stelae.core.records.timelines import (
+    LogPosition,
+    ProposerId,
+    SafekeeperId,
+    SafekeeperPlace,
+    TimelineConfiguration,
+    TimelineSource,
+)
 from stelae.core.rpc import Method
 from stelae.core.tasks import Tasks
 from stelae.runtime.files import LocalDisk

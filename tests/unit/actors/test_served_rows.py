@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from stelae.actors.backup import served_rows
+from stelae.actors.backup import served as served_rows
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.messages.remote import (
     READ_ROWS,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.logs.shared_appends import (
+from stelae.actors.server.shared_appends import (
     PAUSE_S,
     TOGETHER_BYTES,
     Append,
@@ -26,7 +26,7 @@ from stelae.core.messages.servers import (
     WriteReplicasReply,
 )
 from stelae.core.rpc import EMPTY, Reply
-from stelae.simulation.node import SimulationFailure
+from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.planted import SHARED_AT_BACKUPS, planted
 from tests.unit.actors.backup_world import LOG, Owner, Rows, run
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.actors.tablet.row_pieces import Remote
-from stelae.actors.tablet.single_rows import SingleRows
+from stelae.actors.tserver.row_loading.pieces import Remote
+from stelae.actors.tserver.row_loading.single_rows import SingleRows
 from stelae.core.errors import CorruptData, OutcomeUnknown
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.messages.remote import SINGLE_ROWS_MAX, ReadSingleRows, ReadSingleRowsReply
 from stelae.core.rpc import Reply
-from stelae.core.tables.schema import TableSchema
-from stelae.storage.rows.layout import Layout
+from stelae.core.schema.schema import TableSchema
+from stelae.storage.segments.layout import Layout
 from stelae.storage.segments.remote import Piece, RemoteRun, RowsAbsent, Wanted
 from tests.unit.actors.test_near_rows import FIELDS, expected, image_of
 from tests.unit.storage.test_remote import remote_segment, served_rows

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.raft import replica_requests
-from stelae.actors.raft.replica_requests import ReplicaRequests, command_of
-from stelae.actors.tablet.small_writes import SmallWrite, check_many, is_small
+from stelae.actors.raft import requests as replica_requests
+from stelae.actors.raft.requests import ReplicaRequests, command_of
+from stelae.actors.tserver.tablet.small_writes import SmallWrite, check_many, is_small
 from stelae.core.errors import InvalidArgument, NotLeader, OutcomeUnknown
 from stelae.core.ids import ClientId, OpId, RequestId, ServerUuid, TabletId
 from stelae.core.messages.rows import WRITES_MAX
 from stelae.core.messages.servers import Write, WriteMany, WriteOp
-from stelae.storage.tablets.commands import GroupCommand, Stamp, WriteCommand, decode_command
+from stelae.storage.replicated.commands import GroupCommand, Stamp, WriteCommand, decode_command
 
 TABLET = TabletId("t")
 

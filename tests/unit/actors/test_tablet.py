@@ -12,7 +12,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from stelae.actors.tablet.small_writes import one_by_one
+from stelae.actors.tserver.tablet.small_writes import one_by_one
 from stelae.core.errors import (
     InvalidArgument,
     OutOfMemory,
@@ -32,8 +32,8 @@ from stelae.core.messages.servers import (
     WriteOp,
 )
 from stelae.core.rpc import Call
-from stelae.storage.rows.outcomes import answer
-from stelae.storage.tablets import client_results
+from stelae.storage.entries import client_results
+from stelae.storage.entries.outcomes import answer
 from tests.unit.actors.tablet_world import SETTINGS, TABLET, TabletWorld, run
 
 BIG = "x" * 700

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tablet.tablet_input import decode_rows, payload_of
+from stelae.actors.tserver.tablet.input import decode_rows, payload_of
 from stelae.core.messages.servers import Write, WriteOp
 from stelae.core.rpc import Call
-from stelae.storage.rows.entry import decode_batch, encode_batch
-from stelae.storage.tablets.tablet import Executed, TabletMemory
+from stelae.storage.entries.entry import decode_batch, encode_batch
+from stelae.storage.rows.memory import Executed, TabletMemory
 from tests.unit.actors.tablet_world import SCHEMA, SETTINGS, TABLET, TabletWorld, run
 
 ROWS = pa.record_batch([pa.array(range(500)), pa.array(["x" * 100] * 500)], SCHEMA.arrow)

@@ -6,19 +6,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.actors.tablet.tablet_input import read_rows
-from stelae.actors.tablet.tablet_reads import TabletReads
+from stelae.actors.tserver.tablet.input import read_rows
+from stelae.actors.tserver.tablet.reads import TabletReads
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.logs.succession import Succession
 from stelae.core.messages.servers import Get, GetMany, Scan, Write, WriteOp
+from stelae.core.records.succession import Succession
 from stelae.core.rpc import Call
 from stelae.core.runtime import Runtime
-from stelae.core.tables.values import batch_to_rows, rows_to_batch
+from stelae.core.schema.values import batch_to_rows, rows_to_batch
 from stelae.simulation import Options, World
-from stelae.storage.rows.entry import encode_batch
-from stelae.storage.rows.outcomes import answer
-from stelae.storage.tablets.commands import encode_write
-from stelae.storage.tablets.state import TabletStateMachine
+from stelae.storage.entries.entry import encode_batch
+from stelae.storage.entries.outcomes import answer
+from stelae.storage.replicated.commands import encode_write
+from stelae.storage.replicated.state_machine import TabletStateMachine
 from tests.unit.storage.group_model import TABLET, Group
 from tests.unit.storage.tablet_commands import FOREVER, NARROW
 

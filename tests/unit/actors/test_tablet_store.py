@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stelae.actors.replicated.tablet_copies import TabletCopies
-from stelae.actors.replicated.tablet_store import TabletStore
+from stelae.actors.tserver.tablet_copy.receiver_files import TabletCopies
+from stelae.actors.tserver.tablet_store.store import TabletStore
 from stelae.core.errors import InvalidArgument, StaleTerm, TabletDeleted, TabletNotReady
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.replication import TermAndVote
+from stelae.core.records.replication import TermAndVote
 from stelae.core.tasks import Tasks
 from stelae.runtime.files import LocalDisk
 from tests.unit.actors.stored_tablets import (

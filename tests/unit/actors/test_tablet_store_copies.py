@@ -7,11 +7,11 @@ import asyncio
 import msgspec
 import pytest
 
-from stelae.actors.raft.replica_storage import ReplicaStorage
+from stelae.actors.raft.storage import ReplicaStorage
 from stelae.core.errors import CorruptData, InvalidArgument, StaleTerm, TabletNotReady
 from stelae.core.ids import OpId
-from stelae.core.logs.replication import TermAndVote
 from stelae.core.messages.replicas import DataState
+from stelae.core.records.replication import TermAndVote
 from tests.unit.actors.stored_tablets import (
     IMAGES,
     TABLET,

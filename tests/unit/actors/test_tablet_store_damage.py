@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from stelae.actors.replicated.tablet_startup import RepairKind
+from stelae.actors.tserver.tablet_store.startup import RepairKind
 from stelae.core.errors import CorruptData, TabletNotReady
 from stelae.core.ids import OpId, TabletId
 from stelae.core.messages.replicas import DataState

@@ -6,8 +6,8 @@ import pytest
 
 from stelae.core.errors import TabletDeleted
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.replication import TermAndVote
 from stelae.core.messages.replicas import DataState
+from stelae.core.records.replication import TermAndVote
 from stelae.storage.files.superblock import NOTHING
 from tests.unit.actors.stored_tablets import TABLET, contents, ready, tombstone
 from tests.unit.actors.tablet_store_world import (

@@ -7,17 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.actors.safekeeper import (
-    timeline_eviction,
-    timeline_pull,
-    timeline_reopening,
-    timeline_store,
-)
-from stelae.actors.safekeeper.timeline import Timeline
-from stelae.actors.safekeeper.timeline_log import TimelineLog
-from stelae.actors.safekeeper.timeline_pull import TimelinePulls
+from stelae.actors.safekeeper import reopening as timeline_reopening
+from stelae.actors.safekeeper.timeline_store import eviction as timeline_eviction
+from stelae.actors.safekeeper.timeline_store import pull as timeline_pull
+from stelae.actors.safekeeper.timeline_store import store as timeline_store
+from stelae.actors.safekeeper.timeline_store.log import TimelineLog
+from stelae.actors.safekeeper.timeline_store.pull import TimelinePulls
+from stelae.actors.safekeeper.timeline_store.timeline import Timeline
 from stelae.core.errors import StelaeError
-from stelae.core.logs.timelines import AcceptorState
+from stelae.core.records.timelines import AcceptorState
 from stelae.storage.files.timeline_control import TimelineControl, log_cut, saved
 from tests.unit.actors import test_timeline_crashes
 from tests.unit.actors.test_timeline_crashes import lives_of

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.actors.safekeeper.timeline import Timeline
-from stelae.actors.safekeeper.timeline_store import TimelineStore
-from stelae.consensus.wal_acceptor import WalAcceptor
-from stelae.consensus.wal_messages import (
+from stelae.actors.safekeeper.timeline_store.store import TimelineStore
+from stelae.actors.safekeeper.timeline_store.timeline import Timeline
+from stelae.consensus.wal.acceptor import WalAcceptor
+from stelae.consensus.wal.messages import (
     ProposerElected,
     ProposerGreeting,
     WalAppendRequest,
@@ -29,7 +29,7 @@ from stelae.core.errors import (
     TabletTombstoned,
 )
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.timelines import ProposerId, TermStart, cut_history
+from stelae.core.records.timelines import ProposerId, TermStart, cut_history
 from stelae.core.tasks import Tasks
 from stelae.runtime.files import LocalDisk
 from tests.unit.actors.stored_timelines import TABLET, donor_of, filled

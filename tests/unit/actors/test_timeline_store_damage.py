@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stelae.actors.safekeeper.timeline_reopening import reopen
-from stelae.actors.safekeeper.timeline_startup import may_pass
+from stelae.actors.safekeeper.reopening import reopen
+from stelae.actors.safekeeper.timeline_store.startup import may_pass
 from stelae.core.errors import CorruptData, TabletTombstoned
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.timelines import AcceptorState, ProposerId
+from stelae.core.records.timelines import AcceptorState, ProposerId
 from tests.unit.actors.stored_timelines import TABLET, filled, wal_files
 from tests.unit.actors.timeline_world import OTHER, THIRD, World, entry, members, run
 

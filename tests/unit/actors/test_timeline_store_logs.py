@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.actors.safekeeper.timeline_files import SYNCS_MAX
+from stelae.actors.safekeeper.timeline_store.files import SYNCS_MAX
 from stelae.core.errors import NoSpace
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.timelines import AcceptorState, ProposerId, history_of
+from stelae.core.records.timelines import AcceptorState, ProposerId, history_of
 from tests.unit.actors.stored_timelines import TABLET, filled, wal_files
 from tests.unit.actors.timeline_world import World, entry, members, run
 

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tserver import tserver
+from stelae.actors.tserver import server as tserver
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import (
     InvalidArgument,
@@ -24,7 +24,6 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import ClientId, RequestId, TabletId
-from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
 from stelae.core.messages.servers import (
     CLOSE_TABLET,
     INSTALL_MERGE,
@@ -37,13 +36,14 @@ from stelae.core.messages.servers import (
     Write,
     WriteOp,
 )
-from stelae.core.records import ServerInfo
+from stelae.core.records.records import ServerInfo
+from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
 from stelae.core.rpc import Call
-from stelae.core.tables.durability import replicas, segments, wal
+from stelae.core.schema.durability import replicas, segments, wal
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.options import Servers
-from stelae.storage.segments.cleaning import COPIED_SHARE_MAX
+from stelae.simulation.world.options import Servers
+from stelae.storage.rows.cleaning import COPIED_SHARE_MAX
 from tests.unit.actors.tablet_world import SCHEMA
 
 BIG = "x" * 700

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.actors.safekeeper.timeline import Timeline
-from stelae.actors.safekeeper.timeline_store import TimelineStore
-from stelae.actors.safekeeper.wal_end import AT_ONCE_BYTES, SMALL_BYTES
+from stelae.actors.safekeeper.timeline_store.log_end import AT_ONCE_BYTES, SMALL_BYTES
+from stelae.actors.safekeeper.timeline_store.store import TimelineStore
+from stelae.actors.safekeeper.timeline_store.timeline import Timeline
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.replication import Entry
-from stelae.core.logs.timelines import AcceptorState
+from stelae.core.records.replication import Entry
+from stelae.core.records.timelines import AcceptorState
 from stelae.core.tasks import Tasks
 from stelae.runtime.files import LocalDisk
 from stelae.storage.files.wal_log import record_bytes

@@ -1,4 +1,5 @@
-"""`stelae.actors.logs.wal_log`: a tablet over a timeline and backups; each test states its rule."""
+"""`stelae.actors.tserver.tablet_log.wal_log`: a tablet over a timeline and backups; each test
+states its rule."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.actors.logs import wal_log
-from stelae.actors.logs.timeline_proposer import TimelineProposer
+from stelae.actors.tserver.tablet_log import wal_log
+from stelae.actors.tserver.tablet_log.proposer import TimelineProposer
 from stelae.core.errors import OutcomeUnknown, Overloaded
 from stelae.core.messages.servers import TabletProgress
-from stelae.simulation.node import SimulationFailure
+from stelae.simulation.world.node import SimulationFailure
 from tests.unit.actors.wal_tablet_world import WalWorld, run
 
 BIG = "x" * 700
@@ -194,7 +195,7 @@ def test_backups_that_are_away_keep_the_timeline_whole_and_bound_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is trimmed that backups do not hold; beyond the bound, writes are refused."""
-    monkeypatch.setattr("stelae.actors.logs.wal_log.TAIL_SEGMENTS_MAX", 3)
+    monkeypatch.setattr("stelae.actors.tserver.tablet_log.wal_log.TAIL_SEGMENTS_MAX", 3)
 
     async def scenario(here: WalWorld) -> None:
         await here.take_over()

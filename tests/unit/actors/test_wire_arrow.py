@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stelae.client.calls.convert import encode_batch
+from stelae.client.input.convert import encode_batch
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pytest
 
-from stelae.actors.carry_through import carry_through
-from stelae.actors.master.coordinator import Coordinator
+from stelae.actors.master.leader.coordinator import Coordinator
+from stelae.actors.server.uncancellable import carry_through
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.known.liveness import Liveness
+from stelae.coordinator.liveness.liveness import Liveness
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import Heartbeat
-from stelae.core.records import (
+from stelae.core.records.records import (
     ProcessIdentity,
     ServerInfo,
     ServerKind,
@@ -29,13 +30,12 @@ from stelae.core.records import (
     TabletRecord,
     TabletState,
 )
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.core.tasks import Tasks
-from stelae.simulation.options import Options
-from stelae.simulation.world import World
+from stelae.simulation.world.options import Options
+from stelae.simulation.world.world import World
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 OWNER = ServerInfo(

@@ -17,15 +17,15 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
-from stelae.actors.safekeeper.timeline import Timeline
-from stelae.actors.safekeeper.timeline_donor import HeldSnapshot
-from stelae.actors.safekeeper.timeline_reopening import reopen
-from stelae.actors.safekeeper.timeline_startup import LoadedTimelines
-from stelae.actors.safekeeper.timeline_store import TimelineStore
+from stelae.actors.safekeeper.reopening import reopen
+from stelae.actors.safekeeper.timeline_store.snapshot import HeldSnapshot
+from stelae.actors.safekeeper.timeline_store.startup import LoadedTimelines
+from stelae.actors.safekeeper.timeline_store.store import TimelineStore
+from stelae.actors.safekeeper.timeline_store.timeline import Timeline
 from stelae.core.errors import CorruptData, NoSpace, TabletNotReady
 from stelae.core.ids import TabletId
-from stelae.core.logs.replication import Entry, EntryKind
-from stelae.core.logs.timelines import (
+from stelae.core.records.replication import Entry, EntryKind
+from stelae.core.records.timelines import (
     NOBODY,
     AcceptorState,
     LogPosition,
@@ -38,8 +38,8 @@ from stelae.core.logs.timelines import (
 from stelae.core.rpc import Blob
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, SimLoop
-from stelae.simulation.disk import InjectedDiskError, SimDisk
-from stelae.simulation.process import ProcessEnded
+from stelae.simulation.world.disk import InjectedDiskError, SimDisk
+from stelae.simulation.world.process import ProcessEnded
 from stelae.storage.files.timeline_control import FOREVER
 from tests.unit.actors.tablet_store_world import Crash, SteppedDisk, When
 

@@ -12,27 +12,21 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from stelae.actors.backup.backup import Backup
-from stelae.actors.identity import listen_as, take_identity
-from stelae.actors.logs.tablet_logs import wal_log_of
-from stelae.actors.logs.tablet_recovery import Intake
-from stelae.actors.logs.timeline_proposer import AcceptorMailbox
-from stelae.actors.logs.wal_log import WalLog
-from stelae.actors.master.safekeeper_ports import SafekeeperPorts
-from stelae.actors.membership import Membership
-from stelae.actors.safekeeper.safekeeper import Safekeeper
-from stelae.actors.safekeeper.timeline import Timeline
-from stelae.actors.tablet.tablet import Tablet
+from stelae.actors.backup.frames import MediumSpec
+from stelae.actors.backup.server import Backup
+from stelae.actors.master.leader.safekeeper_ports import SafekeeperPorts
+from stelae.actors.safekeeper.server import Safekeeper
+from stelae.actors.safekeeper.timeline_store.timeline import Timeline
+from stelae.actors.server.identity import listen_as, take_identity
+from stelae.actors.server.membership import Membership
+from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.actors.tserver.tablet_log.factory import wal_log_of
+from stelae.actors.tserver.tablet_log.proposer import AcceptorMailbox
+from stelae.actors.tserver.tablet_log.recovery import Intake
+from stelae.actors.tserver.tablet_log.wal_log import WalLog
+from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.logs.configurations import TimelineId
-from stelae.core.logs.timelines import (
-    SafekeeperId,
-    SafekeeperPlace,
-    SwitchReply,
-    TimelineConfiguration,
-    TimelineSource,
-)
 from stelae.core.messages.servers import (
     FENCE_LOGS,
     FenceLogs,
@@ -45,7 +39,8 @@ from stelae.core.messages.servers import (
     WriteOp,
     WriteReply,
 )
-from stelae.core.records import (
+from stelae.core.records.configurations import TimelineId
+from stelae.core.records.records import (
     ServerInfo,
     ServerKind,
     TableRecord,
@@ -53,16 +48,21 @@ from stelae.core.records import (
     TabletRecord,
     TabletState,
 )
+from stelae.core.records.timelines import (
+    SafekeeperId,
+    SafekeeperPlace,
+    SwitchReply,
+    TimelineConfiguration,
+    TimelineSource,
+)
 from stelae.core.rpc import Call
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import wal
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import wal
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.core.tasks import Tasks
 from stelae.recovery.plan import plan_sealed
 from stelae.simulation import Options, World
-from stelae.simulation.instance import SimRuntime
-from stelae.storage.media.frames import MediumSpec
+from stelae.simulation.world.instance import SimRuntime
 
 SCHEMA = TableSchema.of(
     pa.schema([pa.field("id", pa.int64(), False), pa.field("value", pa.string())]), ["id"]

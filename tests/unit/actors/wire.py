@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -24,7 +24,7 @@ from stelae.core.messages.servers import (
     Write,
     WriteOp,
 )
-from stelae.core.tables.durability import segments
+from stelae.core.schema.durability import segments
 from tests.cluster_fixture import LocalCluster, local_cluster
 
 SCHEMA = pa.schema(

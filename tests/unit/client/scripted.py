@@ -9,19 +9,19 @@ from typing import Any
 
 import msgspec
 
-from stelae.client.calls.locations import TableCache
-from stelae.client.calls.masters import MastersClient
+from stelae.client.routing.locations import TableCache
+from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.logs.replication import Configuration
 from stelae.core.messages.catalog import ReplicaLocation
 from stelae.core.messages.servers import GET_TABLE, TableLocations, TabletLocation
-from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.records.records import TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.records.replication import Configuration
 from stelae.core.rpc import Reply
 from stelae.core.runtime import ReplyMemory
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 
 MASTER = Address("m:1")
 TSERVER = Address("t:1")

@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.client.blocking import BlockingTable
-from stelae.client.calls.session import Session
-from stelae.client.table import AsyncTable
+from stelae.client.routing.session import Session
+from stelae.client.table.blocking import BlockingTable
+from stelae.client.table.table import AsyncTable
+from stelae.core.config.settings import Settings
 from stelae.core.errors import (
     DeadlineExpired,
     InvalidArgument,
@@ -27,9 +28,8 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import Address, ClientId, ServerUuid
 from stelae.core.messages.servers import GET, WRITE, Get, GetReply, Write, WriteOp, WriteReply
-from stelae.core.settings import Settings
-from stelae.core.tables.partition import hash_partition
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.partition import hash_partition
+from stelae.core.schema.schema import TableSchema
 from tests.unit.client.scripted import OWNER, TSERVER, Scripted, cache_of, locations
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("value", pa.string())]), ["id"])

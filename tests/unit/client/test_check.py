@@ -30,9 +30,9 @@ from stelae.client.check.tablets import (
     judge_tablets,
 )
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
-from stelae.core.messages.members import MasterInfo, MasterState
-from stelae.core.records import MasterMember, ServerInfo, ServerKind
+from stelae.core.messages.masters import MasterInfo, MasterState
+from stelae.core.records.records import MasterMember, ServerInfo, ServerKind
+from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
 from stelae.core.runtime import ProcessIdentity
 from tests.unit.client.check_facts import ERROR, NOTE, WARNING, V, change
 

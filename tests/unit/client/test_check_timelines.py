@@ -25,8 +25,6 @@ from stelae.client.check.tablets import judge_tablets
 from stelae.client.check.timelines import BEHIND_S, NO_SPARE, ask_logs, judge_logs
 from stelae.core.errors import Unavailable
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.logs.configurations import TimelineId
-from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
 from stelae.core.messages.safekeepers import (
     LIST_TIMELINES,
     HeldTimeline,
@@ -34,6 +32,8 @@ from stelae.core.messages.safekeepers import (
     TimelinePresence,
 )
 from stelae.core.messages.timelines import MigrationProgress
+from stelae.core.records.configurations import TimelineId
+from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
 from tests.unit.client.scripted import Scripted
 
 V = Verdict

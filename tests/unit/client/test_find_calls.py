@@ -11,7 +11,7 @@ import stelae
 from stelae.client.finds import calls as find_calls
 from stelae.client.finds.calls import Asked
 from stelae.client.http.table import HttpTable
-from stelae.client.table import AsyncTable
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import InvalidArgument
 
 HANDLES = (stelae.Table, AsyncTable, HttpTable)
@@ -34,7 +34,7 @@ def test_each_handle_takes_what_the_definition_says_and_tells_so(handle: type, c
 
 @pytest.mark.parametrize("handle", HANDLES, ids=lambda handle: handle.__name__)
 def test_coroutines_stay_what_they_are(handle: Any) -> None:
-    """`stelae.aio.Bridged` and users tell by it."""
+    """`stelae.database.aio.Bridged` and users tell by it."""
     is_asynchronous = handle is not stelae.Table
     assert inspect.iscoroutinefunction(handle.find) is is_asynchronous
     assert inspect.iscoroutinefunction(handle.find_page) is is_asynchronous

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from stelae.client.calls.known import KnownTable
 from stelae.client.check.facts import IndexFacts, IndexletFacts, ServerFacts, Severity, StatusFacts
 from stelae.client.check.indexes import judge_indexes
 from stelae.client.finds.query import NOT_GIVEN, FindQuery, find_query
+from stelae.client.input.known import KnownTable
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid, TableId
-from stelae.core.records import TableRecord, TableState
-from stelae.core.tables.durability import segments
-from stelae.core.tables.index_changes import with_index
-from stelae.core.tables.indexes import IndexId
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.records.records import TableRecord, TableState
+from stelae.core.schema.durability import segments
+from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.indexes import IndexId
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 
 ARROW = pa.schema([pa.field("id", pa.int64(), False), ("dest", pa.string())])
 SCHEMA = with_index(TableSchema.of(ARROW, "id"), "dest", IndexId("I"), "t")

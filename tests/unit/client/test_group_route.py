@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from stelae.client.calls import group_route
-from stelae.client.calls.group_calls import GroupCall
-from stelae.client.calls.group_route import GroupRoute
+from stelae.client.routing import group_route
+from stelae.client.routing.group_calls import GroupCall
+from stelae.client.routing.group_route import GroupRoute
 from stelae.core.errors import DeadlineExpired
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import TabletLocation
-from stelae.core.records import TabletRecord, TabletState
+from stelae.core.records.records import TabletRecord, TabletState
 
 
 def test_who_comes_in_the_turn_in_which_a_search_ends_begins_another(

@@ -10,12 +10,12 @@ import pytest
 from stelae.client.http.records import table_record, tablet_location
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.logs.replication import Configuration, Peer
 from stelae.core.messages.catalog import ReplicaLocation, TabletLocation
-from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
-from stelae.core.tables.durability import Durability, checked, media_of, replicas, segments, wal
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.records.records import TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.records.replication import Configuration, Peer
+from stelae.core.schema.durability import Durability, checked, media_of, replicas, segments, wal
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.serve.routes.tables import describe_location, describe_table
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.cli.servers import retired
-from stelae.client.operating.operators import (
+from stelae.cli.cluster.servers import retired
+from stelae.client.admin.operators import (
     AWAY_S,
     MoveStage,
     Waiting,
@@ -18,9 +18,15 @@ from stelae.client.operating.operators import (
 )
 from stelae.core.errors import RetryLater
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.logs.replication import Configuration, Peer
 from stelae.core.messages.operators import ServerProgress
-from stelae.core.records import ReplicaMove, ServerKind, ServerMark, TabletRecord, TabletState
+from stelae.core.records.records import (
+    ReplicaMove,
+    ServerKind,
+    ServerMark,
+    TabletRecord,
+    TabletState,
+)
+from stelae.core.records.replication import Configuration, Peer
 
 MOVE = ReplicaMove(ServerUuid("c"), ServerUuid("d"))
 COPY = {

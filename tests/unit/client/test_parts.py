@@ -1,14 +1,15 @@
-"""`stelae.client.calls.parts` and `part`: calls are cut by the tablets that there are now."""
+"""`stelae.client.input.split_tablets` and `part`: calls are cut by the tablets that there are
+now."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from stelae.client.calls.part import CutReply, Part, versions_in
-from stelae.client.calls.parts import Parts
+from stelae.client.input.split_tablets import Parts
+from stelae.client.routing.part import CutReply, Part, versions_in
 from stelae.core.messages.servers import WriteOp, WriteReply
-from stelae.core.tables.shares import share_of
+from stelae.core.schema.shares import share_of
 
 NUMBERS = [0, 3, 11, 13]
 """Of a table with two places: place 1 in a half and two quarters."""

@@ -8,14 +8,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from stelae.actors.backup.frames import MediumSpec
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import TableId
-from stelae.core.records import TableRecord, TableState
-from stelae.core.tables.durability import Durability, replicas, segments, wal
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
-from stelae.hosting.restarts import find_server, what_is_missing, what_would_go
-from stelae.storage.media.frames import MediumSpec
+from stelae.core.records.records import TableRecord, TableState
+from stelae.core.schema.durability import Durability, replicas, segments, wal
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
+from stelae.deploy.restarts import find_server, what_is_missing, what_would_go
 
 
 def replica(role: str = "follower", **changes: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.client.calls.masters import MastersClient
-from stelae.client.calls.retries import LONGEST_PAUSE_S, on_tablet
-from stelae.client.scans.scan import scan_tablet
+from stelae.client.routing.masters import MastersClient
+from stelae.client.routing.retries import LONGEST_PAUSE_S, on_tablet
+from stelae.client.table.scan import scan_tablet
 from stelae.core.errors import (
     DeadlineExpired,
     InvalidArgument,
@@ -38,7 +38,7 @@ from stelae.core.messages.catalog import (
 )
 from stelae.core.messages.servers import GET, SCAN, GetReply, ScanReply
 from stelae.core.rpc import Reply
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.schema import TableSchema
 from tests.unit.client.scripted import TSERVER, Scripted, cache_of, locations
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])

@@ -11,13 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.client.calls.masters import MastersClient
-from stelae.client.operating.safekeepers import WATCH_S, SafekeeperCalls
-from stelae.client.operating.timeline_views import newest, safekeeper_document, timeline_document
+from stelae.client.admin.safekeepers import WATCH_S, SafekeeperCalls
+from stelae.client.admin.timeline_views import newest, safekeeper_document, timeline_document
+from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import InvalidArgument, RetryLater, TabletTombstoned
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.logs.configurations import StoredRecord, TimelineId, TimelineRecord
-from stelae.core.logs.timelines import SafekeeperId, SafekeeperPlace, TimelineConfiguration
 from stelae.core.messages.safekeepers import TIMELINE_STATUS, HeldTimeline, TimelinePresence
 from stelae.core.messages.timelines import (
     LIST_SAFEKEEPERS,
@@ -30,7 +28,9 @@ from stelae.core.messages.timelines import (
     ScrubReply,
     TimelineView,
 )
-from stelae.core.records import SafekeeperRecord, TabletRecord, TabletState
+from stelae.core.records.configurations import StoredRecord, TimelineId, TimelineRecord
+from stelae.core.records.records import SafekeeperRecord, TabletRecord, TabletState
+from stelae.core.records.timelines import SafekeeperId, SafekeeperPlace, TimelineConfiguration
 from tests.unit.client.scripted import MASTER, Scripted
 
 TIMELINE = TimelineId(TableId("a" * 32), TabletId("b" * 32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stelae.client.calls.session import Session
+from stelae.client.routing.session import Session
 from stelae.core.ids import ClientId
 
 

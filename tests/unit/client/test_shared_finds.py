@@ -10,23 +10,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.client.calls.known import KnownTable
-from stelae.client.calls.parts import Parts
-from stelae.client.calls.shared_reads import Alike
 from stelae.client.finds import few as find_few
 from stelae.client.finds.few import as_tables
 from stelae.client.finds.query import FindQuery, find_query
 from stelae.client.finds.shared_finds import Found, SharedFinds
+from stelae.client.input.known import KnownTable
+from stelae.client.input.split_tablets import Parts
+from stelae.client.routing.shared_reads import Alike
 from stelae.core.ids import TableId
 from stelae.core.messages.indexes import LookupManyReply, LookupReply
 from stelae.core.messages.servers import GetReply
-from stelae.core.records import TableRecord, TableState
+from stelae.core.records.records import TableRecord, TableState
 from stelae.core.rpc import Reply
-from stelae.core.tables.durability import segments
-from stelae.core.tables.index_changes import with_index
-from stelae.core.tables.indexes import END, IndexId, IndexletState
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.indexes import END, IndexId, IndexletState
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 
 ARROW = pa.schema([pa.field("id", pa.int64(), False), pa.field("code", pa.int64())])
 

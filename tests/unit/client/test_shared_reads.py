@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from stelae.client.calls.parts import WasSplit
-from stelae.client.calls.shared_reads import KEYS_MAX, Alike, SharedReads
-from stelae.client.calls.sharing import PAUSE_S, SLOWER_S
+from stelae.client.input.split_tablets import WasSplit
+from stelae.client.routing.shared_reads import KEYS_MAX, Alike, SharedReads
+from stelae.client.routing.sharing import PAUSE_S, SLOWER_S
 from stelae.core.errors import InvalidArgument, Unavailable
 from stelae.core.messages.servers import GET_EACH, GetEach, GetEachReply, GetReply
 from stelae.core.rpc import Reply

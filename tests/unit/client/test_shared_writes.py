@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stelae.client.calls.attempts import ATTEMPT_TIMEOUT_S
-from stelae.client.calls.gathering import COMPANY_S, Gathering
-from stelae.client.calls.part import Part
-from stelae.client.calls.shared_writes import TOGETHER_BYTES
+from stelae.client.routing.attempts import ATTEMPT_TIMEOUT_S
+from stelae.client.routing.part import Part
+from stelae.client.routing.shared_writes import TOGETHER_BYTES
+from stelae.client.table.gathering import COMPANY_S, Gathering
 from stelae.core.errors import InvalidArgument, OutcomeUnknown, StelaeError
 from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages.rows import SMALL_ROW_BYTES_MAX, WRITES_MAX
@@ -25,7 +25,7 @@ from stelae.core.messages.servers import (
     WriteReply,
 )
 from stelae.core.rpc import Reply
-from stelae.storage.rows.outcomes import done, refused
+from stelae.storage.entries.outcomes import done, refused
 
 ALONE = WriteReply(0, 1)
 UNKNOWN = OutcomeUnknown("here", "a write", 1.0)

@@ -11,11 +11,12 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from stelae.client.calls.convert import RowCodec, decode_batch, to_arrow
-from stelae.client.calls.session import Session
 from stelae.client.database import check_name
-from stelae.client.scans.filters import normalize_filters
-from stelae.client.table import AsyncTable
+from stelae.client.input.convert import RowCodec, decode_batch, to_arrow
+from stelae.client.input.filters import normalize_filters
+from stelae.client.routing.session import Session
+from stelae.client.table.table import AsyncTable
+from stelae.core.config.settings import Settings
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -34,9 +35,8 @@ from stelae.core.messages.servers import (
     WriteReply,
 )
 from stelae.core.rpc import Reply
-from stelae.core.settings import Settings
-from stelae.core.tables.partition import hash_partition
-from stelae.core.tables.schema import VERSION_COLUMN, TableSchema
+from stelae.core.schema.partition import hash_partition
+from stelae.core.schema.schema import VERSION_COLUMN, TableSchema
 from tests.unit.client.scripted import Scripted, cache_of, locations
 
 SCHEMA = TableSchema.of(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from stelae.consensus.wal_acceptor import AcceptorReady, WalAcceptor
-from stelae.consensus.wal_messages import (
+from stelae.consensus.wal.acceptor import AcceptorReady, WalAcceptor
+from stelae.consensus.wal.messages import (
     ProposerElected,
     ProposerGreeting,
     WalAppendRequest,
 )
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.replication import Entry, EntryKind
-from stelae.core.logs.timelines import (
+from stelae.core.records.replication import Entry, EntryKind
+from stelae.core.records.timelines import (
     AcceptorState,
     LogExtent,
     ProposerId,

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stelae.consensus.messages import (
+from stelae.consensus.raft.messages import (
     AppendRequest,
     Message,
     VoteResponse,
 )
-from stelae.consensus.tombstone import answer
+from stelae.consensus.raft.tombstone import answer
 from stelae.core.ids import OpId, ServerUuid
-from stelae.core.logs.replication import (
+from stelae.core.records.replication import (
     Snapshot,
     TermAndVote,
 )

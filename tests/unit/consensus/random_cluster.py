@@ -11,17 +11,17 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stelae.consensus.membership import ChangeKind, MemberChange
-from stelae.consensus.messages import (
+from stelae.consensus.raft.membership import ChangeKind, MemberChange
+from stelae.consensus.raft.messages import (
     AppendRequest,
     Message,
 )
-from stelae.consensus.raft import Raft
-from stelae.consensus.ready import Ready, Role, Tick, Unreachable
-from stelae.consensus.settings import RaftSettings
+from stelae.consensus.raft.raft import Raft
+from stelae.consensus.raft.ready import Ready, Role, Tick, Unreachable
+from stelae.consensus.raft.settings import RaftSettings
 from stelae.core.errors import InvalidArgument, RetryElsewhere, RetryLater
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import (
+from stelae.core.records.replication import (
     Configuration,
     Entry,
     EntryKind,

@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from stelae.actors.raft.replica_members import MemberCare
-from stelae.consensus.membership import ChangeKind, MemberChange
-from stelae.consensus.messages import AppendRequest, AppendResponse, VoteRequest, VoteResponse
-from stelae.consensus.progress import ProgressState
-from stelae.consensus.raft import Raft
-from stelae.consensus.ready import Ready, Tick
-from stelae.consensus.settings import RaftSettings
+from stelae.actors.raft.members import MemberCare
+from stelae.consensus.raft.membership import ChangeKind, MemberChange
+from stelae.consensus.raft.messages import AppendRequest, AppendResponse, VoteRequest, VoteResponse
+from stelae.consensus.raft.progress import ProgressState
+from stelae.consensus.raft.raft import Raft
+from stelae.consensus.raft.ready import Ready, Tick
+from stelae.consensus.raft.settings import RaftSettings
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import (
+from stelae.core.records.replication import (
     Entry,
     EntryKind,
     Snapshot,

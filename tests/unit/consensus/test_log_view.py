@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.consensus.log_view import LogView
+from stelae.consensus.raft.log_view import LogView
 from stelae.core.ids import Address, OpId, ServerUuid
-from stelae.core.logs.replication import Entry, EntryKind, Snapshot, first_configuration
+from stelae.core.records.replication import Entry, EntryKind, Snapshot, first_configuration
 
 FIRST = first_configuration({ServerUuid("n1"): Address("n1:1")})
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stelae.consensus.membership import ChangeKind, MemberChange, changed_peers
-from stelae.consensus.raft import Raft
+from stelae.consensus.raft.membership import ChangeKind, MemberChange, changed_peers
+from stelae.consensus.raft.raft import Raft
 from stelae.core.errors import ConfigurationMismatch, InvalidArgument, TabletNotReady
 from stelae.core.ids import Address, OpId, ServerUuid
-from stelae.core.logs.replication import Configuration, Peer
+from stelae.core.records.replication import Configuration, Peer
 from tests.unit.consensus.test_taken_back import N1, N2, N3, N4, Leading, grown
 
 STRANGER = ServerUuid("stranger")

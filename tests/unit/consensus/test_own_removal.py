@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from stelae.consensus.messages import VoteRequest
-from stelae.consensus.raft import Raft
-from stelae.consensus.ready import Tick
-from stelae.consensus.settings import RaftSettings
+from stelae.consensus.raft.messages import VoteRequest
+from stelae.consensus.raft.raft import Raft
+from stelae.consensus.raft.ready import Tick
+from stelae.consensus.raft.settings import RaftSettings
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import (
+from stelae.core.records.replication import (
     Configuration,
     Entry,
     EntryKind,

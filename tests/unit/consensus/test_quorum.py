@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.consensus.quorum import VoteResult, count_votes, majority, reached_by_majority
+from stelae.consensus.raft.quorum import VoteResult, count_votes, majority, reached_by_majority
 from stelae.core.ids import ServerUuid
 
 NAMES = [ServerUuid(name) for name in "abcdefg"]

@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.consensus import raft as raft_module
-from stelae.consensus.follower import answer_append, answer_while_busy
-from stelae.consensus.leader import Leader
-from stelae.consensus.log_view import LogView
-from stelae.consensus.membership import MemberChange, changed_peers
-from stelae.consensus.messages import (
+from stelae.consensus.raft import raft as raft_module
+from stelae.consensus.raft.follower import answer_append, answer_while_busy
+from stelae.consensus.raft.leader import Leader
+from stelae.consensus.raft.log_view import LogView
+from stelae.consensus.raft.membership import MemberChange, changed_peers
+from stelae.consensus.raft.messages import (
     AppendRequest,
     AppendResponse,
 )
-from stelae.consensus.raft import Raft
+from stelae.consensus.raft.raft import Raft
 from stelae.core.errors import TabletNotReady
 from tests.unit.consensus.copying_cluster import Copying
 from tests.unit.consensus.random_cluster import TICK_US, Cluster, chaos

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from stelae.consensus.membership import ChangeKind, MemberChange
-from stelae.consensus.messages import AppendRequest, AppendResponse, VoteRequest, VoteResponse
-from stelae.consensus.progress import ProgressState
-from stelae.consensus.raft import Raft
-from stelae.consensus.ready import Ready, Tick, Unreachable
-from stelae.consensus.settings import RaftSettings
+from stelae.consensus.raft.membership import ChangeKind, MemberChange
+from stelae.consensus.raft.messages import AppendRequest, AppendResponse, VoteRequest, VoteResponse
+from stelae.consensus.raft.progress import ProgressState
+from stelae.consensus.raft.raft import Raft
+from stelae.consensus.raft.ready import Ready, Tick, Unreachable
+from stelae.consensus.raft.settings import RaftSettings
 from stelae.core.errors import TabletNotReady
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import Entry, EntryKind, TermAndVote, first_configuration
+from stelae.core.records.replication import Entry, EntryKind, TermAndVote, first_configuration
 
 GROUP = TabletId("group")
 UUIDS = tuple(ServerUuid(f"n{number}") for number in range(1, 5))

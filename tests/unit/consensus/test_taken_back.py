@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from stelae.consensus.election import holds_enough
-from stelae.consensus.membership import ChangeKind, MemberChange
-from stelae.consensus.messages import (
+from stelae.consensus.raft.election import holds_enough
+from stelae.consensus.raft.membership import ChangeKind, MemberChange
+from stelae.consensus.raft.messages import (
     AppendRequest,
     AppendResponse,
     Message,
@@ -17,13 +17,13 @@ from stelae.consensus.messages import (
     VoteResponse,
     check_message,
 )
-from stelae.consensus.raft import Raft
-from stelae.consensus.ready import Role, Tick
-from stelae.consensus.settings import RaftSettings
-from stelae.consensus.tombstone import answer
+from stelae.consensus.raft.raft import Raft
+from stelae.consensus.raft.ready import Role, Tick
+from stelae.consensus.raft.settings import RaftSettings
+from stelae.consensus.raft.tombstone import answer
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import Entry, EntryKind, TermAndVote, first_configuration
+from stelae.core.records.replication import Entry, EntryKind, TermAndVote, first_configuration
 
 GROUP = TabletId("group")
 N1, N2, N3, N4 = (ServerUuid(f"n{number}") for number in range(1, 5))

@@ -7,13 +7,19 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.consensus.messages import AppendRequest, Message, TimeoutNow, VoteRequest, VoteResponse
-from stelae.consensus.raft import Raft
-from stelae.consensus.ready import Role, Tick
-from stelae.consensus.settings import RaftSettings
-from stelae.consensus.tombstone import answer
+from stelae.consensus.raft.messages import (
+    AppendRequest,
+    Message,
+    TimeoutNow,
+    VoteRequest,
+    VoteResponse,
+)
+from stelae.consensus.raft.raft import Raft
+from stelae.consensus.raft.ready import Role, Tick
+from stelae.consensus.raft.settings import RaftSettings
+from stelae.consensus.raft.tombstone import answer
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import (
+from stelae.core.records.replication import (
     Entry,
     EntryKind,
     Snapshot,

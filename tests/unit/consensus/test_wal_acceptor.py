@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from stelae.consensus.wal_acceptor import copied_state
-from stelae.consensus.wal_messages import (
+from stelae.consensus.wal.acceptor import copied_state
+from stelae.consensus.wal.messages import (
     AcceptorGreeting,
     BumpTerm,
     Exclude,
@@ -23,7 +23,7 @@ from stelae.consensus.wal_messages import (
     WalVoteRequest,
     WalVoteResponse,
 )
-from stelae.consensus.wal_sessions import PROPOSERS_MAX, WAITING_MAX
+from stelae.consensus.wal.sessions import PROPOSERS_MAX, WAITING_MAX
 from stelae.core.errors import (
     ConfigurationMismatch,
     CorruptData,
@@ -31,7 +31,7 @@ from stelae.core.errors import (
     TabletTombstoned,
 )
 from stelae.core.ids import OpId
-from stelae.core.logs.timelines import (
+from stelae.core.records.timelines import (
     NOBODY,
     ProposerId,
     SwitchReply,

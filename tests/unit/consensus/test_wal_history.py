@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.consensus.wal_history import last_common_lsn
-from stelae.consensus.wal_log import ProposerLog
-from stelae.consensus.wal_messages import (
+from stelae.consensus.wal.history import last_common_lsn
+from stelae.consensus.wal.log import ProposerLog
+from stelae.consensus.wal.messages import (
     AcceptorGreeting,
     AcceptorMail,
     ProposerElected,
@@ -25,11 +25,11 @@ from stelae.consensus.wal_messages import (
     WalVoteResponse,
     check_message,
 )
-from stelae.consensus.wal_sessions import Session
+from stelae.consensus.wal.sessions import Session
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, TabletId
-from stelae.core.logs.replication import Entry, EntryKind
-from stelae.core.logs.timelines import (
+from stelae.core.records.replication import Entry, EntryKind
+from stelae.core.records.timelines import (
     NOBODY,
     ProposerId,
     SafekeeperId,

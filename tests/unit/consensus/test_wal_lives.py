@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from stelae.consensus.wal_acceptor import WalAcceptor
-from stelae.consensus.wal_leader import WalLeader
-from stelae.core.logs.timelines import (
+from stelae.consensus.wal.acceptor import WalAcceptor
+from stelae.consensus.wal.leader import WalLeader
+from stelae.core.records.timelines import (
     SafekeeperId,
     SwitchReply,
     TimelineConfiguration,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.consensus.wal_messages import (
+from stelae.consensus.wal.messages import (
     BESIDE_BYTES,
     ProposerElected,
     ProposerMail,
@@ -18,8 +18,8 @@ from stelae.consensus.wal_messages import (
 )
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address, OpId, TabletId
-from stelae.core.logs.replication import Entry, EntryKind
-from stelae.core.logs.timelines import ProposerId, SafekeeperId
+from stelae.core.records.replication import Entry, EntryKind
+from stelae.core.records.timelines import ProposerId, SafekeeperId
 
 HEADER = (TabletId("t"), ProposerId("p"), SafekeeperId(1), 1, 1, 1, 1)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stelae.consensus.wal_messages import (
+from stelae.consensus.wal.messages import (
     AcceptorGreeting,
     FetchedEntries,
     ProposerElected,
@@ -20,8 +20,8 @@ from stelae.consensus.wal_messages import (
     WalVoteRequest,
     WalVoteResponse,
 )
-from stelae.consensus.wal_proposer import WalProposer
-from stelae.consensus.wal_ready import (
+from stelae.consensus.wal.proposer import WalProposer
+from stelae.consensus.wal.ready import (
     EndReason,
     Phase,
     ProposerReady,
@@ -30,8 +30,8 @@ from stelae.consensus.wal_ready import (
 )
 from stelae.core.errors import InvalidArgument, NotLeader, Overloaded, TabletNotReady
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.replication import Entry, EntryKind
-from stelae.core.logs.timelines import (
+from stelae.core.records.replication import Entry, EntryKind
+from stelae.core.records.timelines import (
     ProposerId,
     SafekeeperId,
     TermStart,

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from stelae.consensus.messages import AppendRequest, AppendResponse, VoteRequest, VoteResponse
-from stelae.consensus.raft import Raft
-from stelae.consensus.ready import Ready, Tick
-from stelae.consensus.settings import RaftSettings
+from stelae.consensus.raft.messages import AppendRequest, AppendResponse, VoteRequest, VoteResponse
+from stelae.consensus.raft.raft import Raft
+from stelae.consensus.raft.ready import Ready, Tick
+from stelae.consensus.raft.settings import RaftSettings
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import Entry, EntryKind, TermAndVote, first_configuration
+from stelae.core.records.replication import Entry, EntryKind, TermAndVote, first_configuration
 
 GROUP = TabletId("group")
 N1, N2, N3 = (ServerUuid(f"n{number}") for number in range(1, 4))

@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from stelae.consensus.wal_messages import BumpTerm, Exclude, SwitchConfiguration
+from stelae.consensus.wal.messages import BumpTerm, Exclude, SwitchConfiguration
 from stelae.core.ids import TabletId
-from stelae.core.logs.timelines import (
+from stelae.core.records.timelines import (
     LogPosition,
     SafekeeperId,
     SwitchReply,

@@ -17,8 +17,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from stelae.consensus.wal_acceptor import AcceptorReady, WalAcceptor, copied_state
-from stelae.consensus.wal_messages import (
+from stelae.consensus.wal.acceptor import AcceptorReady, WalAcceptor, copied_state
+from stelae.consensus.wal.messages import (
     BumpTerm,
     Exclude,
     ExcludeReply,
@@ -30,8 +30,8 @@ from stelae.consensus.wal_messages import (
     WalVoteResponse,
     check_message,
 )
-from stelae.consensus.wal_proposer import WalProposer
-from stelae.consensus.wal_ready import (
+from stelae.consensus.wal.proposer import WalProposer
+from stelae.consensus.wal.ready import (
     EndReason,
     Fetch,
     Phase,
@@ -40,8 +40,8 @@ from stelae.consensus.wal_ready import (
 )
 from stelae.core.errors import RetryElsewhere, RetryLater, StelaeError
 from stelae.core.ids import OpId
-from stelae.core.logs.replication import Entry, EntryKind
-from stelae.core.logs.timelines import (
+from stelae.core.records.replication import Entry, EntryKind
+from stelae.core.records.timelines import (
     AcceptorState,
     LogExtent,
     ProposerId,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from stelae.coordinator.backoff.pacing import Pacing
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.decisions.decide import (
+from stelae.coordinator.decide import (
     Action,
     GiveUp,
     HandOver,
     Move,
     decide,
 )
-from stelae.coordinator.known.liveness import Liveness, Run, Seen
-from stelae.coordinator.known.standing import standing_of
-from stelae.coordinator.moves.pacing import Pacing
+from stelae.coordinator.liveness.liveness import Liveness, Run, Seen
+from stelae.coordinator.liveness.standing import standing_of
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import Heartbeat, TabletProgress, TabletReport
-from stelae.core.records import (
+from stelae.core.records.records import (
     ServerInfo,
     ServerKind,
     TableRecord,
@@ -26,10 +27,9 @@ from stelae.core.records import (
     TabletState,
 )
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 
 SETTINGS = Settings(heartbeat_s=0.2, lease_s=1.5, dead_after_s=2.0)
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])

@@ -8,14 +8,15 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from stelae.coordinator.backoff.pacing import Pacing
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.changes.ddl import draft_create, draft_replace
-from stelae.coordinator.decisions.decide import Action, Replace, decide
-from stelae.coordinator.decisions.groups import Change, UpdateGroups
-from stelae.coordinator.decisions.tserver_loads import tserver_loads
-from stelae.coordinator.known.liveness import Liveness
-from stelae.coordinator.moves.pacing import Pacing
-from stelae.coordinator.orders.operators import draft_mark
+from stelae.coordinator.ddl.operator_orders import draft_mark
+from stelae.coordinator.ddl.tables import draft_create, draft_replace
+from stelae.coordinator.decide import Action, Replace, decide
+from stelae.coordinator.decide_groups import Change, UpdateGroups
+from stelae.coordinator.groups.tserver_loads import tserver_loads
+from stelae.coordinator.liveness.liveness import Liveness
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TabletId
 from stelae.core.messages.catalog import CreateTable
 from stelae.core.messages.operators import MarkServer
@@ -27,12 +28,11 @@ from stelae.core.messages.servers import (
     TabletProgress,
     TabletReport,
 )
-from stelae.core.records import ServerInfo, ServerKind, TabletRecord
+from stelae.core.records.records import ServerInfo, ServerKind, TabletRecord
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import Durability, replicas
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import Durability, replicas
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 
 SETTINGS = Settings(heartbeat_s=0.2, lease_s=1.5, dead_after_s=2.0)
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])

@@ -7,9 +7,11 @@ import random
 import msgspec
 import pyarrow as pa
 
+from stelae.coordinator.backoff.pacing import Pacing
 from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch
-from stelae.coordinator.decisions.decide import Action, GiveUp, decide
-from stelae.coordinator.decisions.indexes import (
+from stelae.coordinator.ddl.indexes import draft_drop_index
+from stelae.coordinator.decide import Action, GiveUp, decide
+from stelae.coordinator.decide_indexes import (
     ChangeIndexlets,
     CloseIndexletAt,
     HandOverAt,
@@ -20,18 +22,17 @@ from stelae.coordinator.decisions.indexes import (
     draft_change,
     draft_successors,
 )
-from stelae.coordinator.known.liveness import Liveness, Run
-from stelae.coordinator.known.standing import standing_of
-from stelae.coordinator.moves.pacing import Pacing
-from stelae.coordinator.orders.indexes import draft_drop_index
+from stelae.coordinator.liveness.liveness import Liveness, Run
+from stelae.coordinator.liveness.standing import standing_of
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.messages.index_views import DropIndex
+from stelae.core.messages.index_catalog import DropIndex
 from stelae.core.messages.indexes import (
     IndexletProgress,
     IndexletReport,
 )
 from stelae.core.messages.servers import Heartbeat
-from stelae.core.records import (
+from stelae.core.records.records import (
     ServerInfo,
     ServerKind,
     TableRecord,
@@ -40,12 +41,11 @@ from stelae.core.records import (
     TabletState,
 )
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import segments
-from stelae.core.tables.index_changes import with_index
-from stelae.core.tables.indexes import IndexId, IndexletId, IndexletRecord, IndexletState
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.indexes import IndexId, IndexletId, IndexletRecord, IndexletState
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 
 SETTINGS = Settings(heartbeat_s=0.2, lease_s=1.5, dead_after_s=2.0)
 PLAIN = TableSchema.of(pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.bool_())]), "id")

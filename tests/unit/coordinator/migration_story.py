@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.coordinator.migration.migration import Migration
-from stelae.coordinator.migration.steps import (
+from stelae.coordinator.timelines.migration import Migration
+from stelae.coordinator.timelines.migration_steps import (
     Effect,
     MigrationSettings,
     MoveTo,
@@ -19,8 +19,8 @@ from stelae.coordinator.migration.steps import (
     Step,
 )
 from stelae.core.errors import OutcomeUnknown, StelaeError
-from stelae.core.logs.configurations import StoredRecord, TimelineRecord
-from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
+from stelae.core.records.configurations import StoredRecord, TimelineRecord
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from tests.simulation.bag_of_messages import TIMELINE, BagLife
 from tests.simulation.model_safekeepers import Copy, Rules, Slot
 

@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from stelae.coordinator.altering.alter import draft_alter
-from stelae.coordinator.altering.succession import (
+from stelae.coordinator.backoff.pacing import Pacing
+from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch
+from stelae.coordinator.ddl.alter import draft_alter
+from stelae.coordinator.ddl.succession import (
     BeginSuccession,
     SuccessionAction,
     Swap,
@@ -17,16 +19,12 @@ from stelae.coordinator.altering.succession import (
     draft_swap,
     succession_actions,
 )
-from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch
-from stelae.coordinator.known.liveness import Seen
-from stelae.coordinator.moves.pacing import Pacing
-from stelae.coordinator.placing.assignment import Load
+from stelae.coordinator.liveness.liveness import Seen
+from stelae.coordinator.placement.assignment import Load
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.logs.succession import SuccessionReport, SuccessionStage
-from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
 from stelae.core.messages.alter import AlterTable
 from stelae.core.messages.servers import CleaningReport, Heartbeat, TabletProgress, TabletReport
-from stelae.core.records import (
+from stelae.core.records.records import (
     ServerInfo,
     ServerKind,
     TableRecord,
@@ -34,11 +32,13 @@ from stelae.core.records import (
     TabletRecord,
     TabletState,
 )
+from stelae.core.records.succession import SuccessionReport, SuccessionStage
+from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.tables.alter import schema_change
-from stelae.core.tables.durability import Durability, Wal, segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.alter import schema_change
+from stelae.core.schema.durability import Durability, Wal, segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("a", pa.string())]), ["id"])
 T = TableId("T")

@@ -1,4 +1,4 @@
-"""`stelae.coordinator.altering.alter`: the entry of an alter, and what the leader sees to
+"""`stelae.coordinator.ddl.alter`: the entry of an alter, and what the leader sees to
 afterwards."""
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.coordinator.altering.alter import (
+from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch, Conflict
+from stelae.coordinator.ddl.alter import (
     Alter,
     FinishAlter,
     alter_actions,
@@ -18,11 +19,10 @@ from stelae.coordinator.altering.alter import (
     draft_finish,
     waiting_for,
 )
-from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch, Conflict
-from stelae.coordinator.known.liveness import Liveness, Run, run_of
+from stelae.coordinator.liveness.liveness import Liveness, Run, run_of
+from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, TableExists, TableNotFound
 from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.logs.replication import Configuration, Peer
 from stelae.core.messages.alter import AlterTable
 from stelae.core.messages.servers import (
     GroupReport,
@@ -31,7 +31,7 @@ from stelae.core.messages.servers import (
     TabletProgress,
     TabletReport,
 )
-from stelae.core.records import (
+from stelae.core.records.records import (
     ServerInfo,
     ServerKind,
     TableRecord,
@@ -39,12 +39,12 @@ from stelae.core.records import (
     TabletRecord,
     TabletState,
 )
+from stelae.core.records.replication import Configuration, Peer
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.settings import Settings
-from stelae.core.tables.alter import SchemaChange, schema_change
-from stelae.core.tables.durability import Replicas, replicas, segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.alter import SchemaChange, schema_change
+from stelae.core.schema.durability import Replicas, replicas, segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("a", pa.string())]), ["id"])
 ADD = schema_change(add=[pa.field("c", pa.int8())])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.coordinator.orders.apply_checks import Asked, Made, refusals
-from stelae.coordinator.orders.apply_plan import (
+from stelae.coordinator.apply.checks import Asked, Made, refusals
+from stelae.coordinator.apply.plan import (
     Act,
     Present,
     ServerIs,
@@ -19,11 +19,11 @@ from stelae.coordinator.orders.apply_plan import (
     differences,
     plan_steps,
 )
-from stelae.coordinator.orders.apply_room import Room
-from stelae.core.records import ServerKind
-from stelae.core.spec.file import load_spec
-from stelae.core.spec.models import ClusterSpec
-from stelae.core.tables.durability import Durability, Replicas, Segments, Wal
+from stelae.coordinator.apply.room import Room
+from stelae.core.config.spec import ClusterSpec
+from stelae.core.config.spec_file import load_spec
+from stelae.core.records.records import ServerKind
+from stelae.core.schema.durability import Durability, Replicas, Segments, Wal
 
 KINDS = (ServerKind.TSERVER, ServerKind.BACKUP, ServerKind.SAFEKEEPER)
 OLD, NEW = {"memory": "1GiB"}, {"memory": "2GiB"}

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.coordinator.orders.apply_checks import Asked, Made, refusals
-from stelae.coordinator.orders.apply_plan import Act, Present, ServerIs, Step
-from stelae.coordinator.orders.apply_room import Hosted, Room, homeless, room_of, too_small
-from stelae.core.records import ServerKind
-from stelae.core.spec.file import load_spec
+from stelae.coordinator.apply.checks import Asked, Made, refusals
+from stelae.coordinator.apply.plan import Act, Present, ServerIs, Step
+from stelae.coordinator.apply.room import Hosted, Room, homeless, room_of, too_small
+from stelae.core.config.spec_file import load_spec
+from stelae.core.records.records import ServerKind
 
 MIB = 1 << 20
 

@@ -7,24 +7,24 @@ import random
 import msgspec
 import pytest
 
-from stelae.coordinator.backups.known_backups import draft_register
-from stelae.coordinator.backups.leaving import draft_needed, is_drained, needed_uuids
 from stelae.coordinator.catalog.backups import BackupChanges
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.changes.ddl import draft_create
-from stelae.coordinator.known.liveness import Liveness
-from stelae.coordinator.orders.operators import draft_mark, find_tserver, progress_of
-from stelae.coordinator.placing.assignment import Load
+from stelae.coordinator.ddl.operator_orders import draft_mark, find_tserver, progress_of
+from stelae.coordinator.ddl.tables import draft_create
+from stelae.coordinator.liveness.liveness import Liveness
+from stelae.coordinator.placement.assignment import Load
+from stelae.coordinator.placement.known_backups import draft_register
+from stelae.coordinator.placement.leaving_backups import draft_needed, is_drained, needed_uuids
+from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ClientId, RequestId, ServerUuid
-from stelae.core.messages.backup_views import MediumLoad
+from stelae.core.messages.backup_loads import MediumLoad
 from stelae.core.messages.catalog import CreateTable
 from stelae.core.messages.operators import MarkServer, ServerProgress
 from stelae.core.messages.servers import Heartbeat
-from stelae.core.records import ServerInfo, ServerKind, ServerMark
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
+from stelae.core.records.records import ServerInfo, ServerKind, ServerMark
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
 from tests.unit.coordinator.group_world import SCHEMA, server
 
 B = ServerUuid("b")

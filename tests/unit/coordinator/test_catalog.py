@@ -18,10 +18,10 @@ from stelae.coordinator.catalog.catalog import (
 )
 from stelae.core.errors import KeyReused, Overloaded, StaleRequest, TooLarge
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId, keyed_client
-from stelae.core.records import TableRecord, TableState, TabletRecord, TabletState
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.records.records import TableRecord, TableState, TabletRecord, TabletState
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 

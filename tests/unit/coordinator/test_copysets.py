@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from stelae.coordinator.backups.copysets import next_groups
 from stelae.coordinator.catalog.backups import BackupCatalog
+from stelae.coordinator.placement.copysets import next_groups
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.records import Copysets, ServerInfo, ServerKind
+from stelae.core.records.records import Copysets, ServerInfo, ServerKind
 from stelae.core.runtime import ProcessIdentity
 
 

@@ -1,4 +1,4 @@
-"""`stelae.coordinator.decisions.decide` and `liveness`: what the leader does, as conversations in
+"""`stelae.coordinator.decide` and `liveness`: what the leader does, as conversations in
 seconds."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ import random
 import msgspec
 
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.coordinator.changes.ddl import draft_replace
-from stelae.coordinator.decisions.decide import (
+from stelae.coordinator.ddl.tables import draft_replace
+from stelae.coordinator.decide import (
     GiveUp,
     HandOver,
     Move,
@@ -18,12 +18,12 @@ from stelae.coordinator.decisions.decide import (
     Replace,
     Serve,
 )
-from stelae.coordinator.known.standing import standing_of, to_drop
+from stelae.coordinator.liveness.standing import standing_of, to_drop
 from stelae.coordinator.moves.departures import Close
 from stelae.core.ids import ServerUuid, TableId, TabletId
-from stelae.core.logs.losses import KeptLog
 from stelae.core.messages.servers import NO_REPORT, Heartbeat
-from stelae.core.records import (
+from stelae.core.records.losses import KeptLog
+from stelae.core.records.records import (
     TabletRecord,
     TabletState,
 )

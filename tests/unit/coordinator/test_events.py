@@ -1,4 +1,4 @@
-"""`stelae.coordinator.views.events`: what people are told happened, from the log and from
+"""`stelae.coordinator.status.events`: what people are told happened, from the log and from
 liveness."""
 
 from __future__ import annotations
@@ -7,12 +7,13 @@ import msgspec
 
 from stelae.coordinator.catalog.backups import BackupChanges
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch, Conflict
-from stelae.coordinator.known.liveness import Liveness
-from stelae.coordinator.views.events import KEPT, Chronicle, EventLog, ServerEvents
+from stelae.coordinator.liveness.liveness import Liveness
+from stelae.coordinator.status.events import KEPT, Chronicle, EventLog, ServerEvents
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.logs.losses import LossRecord, TabletLoss
 from stelae.core.messages.servers import Heartbeat
-from stelae.core.records import (
+from stelae.core.records.losses import LossRecord, TabletLoss
+from stelae.core.records.records import (
     BackupRecord,
     Rebalancing,
     ServerInfo,
@@ -21,10 +22,9 @@ from stelae.core.records import (
     TableState,
     TabletState,
 )
+from stelae.core.records.tokens import AccessToken, AccessTokens, Role
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import replicas, segments
-from stelae.core.tokens import AccessToken, AccessTokens, Role
+from stelae.core.schema.durability import replicas, segments
 from tests.unit.coordinator.test_catalog import create, table, tablet
 
 

@@ -9,17 +9,18 @@ import msgspec
 from stelae.actors.master.gauges import CLUSTER_PERIOD_S, MasterGauges
 from stelae.coordinator.catalog.backups import BackupChanges
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.known.liveness import Liveness, Run
-from stelae.coordinator.views.figures import figures, nothing
-from stelae.coordinator.views.recoveries import EngineUse, Recoveries
-from stelae.coordinator.views.status import MasterView, StatusInputs
+from stelae.coordinator.liveness.liveness import Liveness, Run
+from stelae.coordinator.status.document import MasterView, StatusInputs
+from stelae.coordinator.status.figures import figures, nothing
+from stelae.coordinator.status.recoveries import EngineUse, Recoveries
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.logs.configurations import TimelineId
-from stelae.core.logs.losses import SegmentFacts
 from stelae.core.messages.servers import Heartbeat, ReplicaRole, TabletProgress, TabletReport
 from stelae.core.messages.timelines import MigrationProgress
 from stelae.core.metric_catalogue import CLUSTER_METRICS, METRICS
-from stelae.core.records import (
+from stelae.core.records.configurations import TimelineId
+from stelae.core.records.losses import SegmentFacts
+from stelae.core.records.records import (
     BackupRecord,
     ServerInfo,
     ServerKind,
@@ -27,8 +28,7 @@ from stelae.core.records import (
     TabletState,
 )
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import replicas, segments
+from stelae.core.schema.durability import replicas, segments
 from stelae.runtime.real import CountingMetrics
 from tests.unit.coordinator.group_world import World
 

@@ -15,10 +15,10 @@ from stelae.coordinator.catalog.catalog import (
     Conflict,
     _Snapshot,
 )
-from stelae.coordinator.changes.ddl import draft_create, draft_delete, draft_replace
-from stelae.coordinator.placing.assignment import Load
+from stelae.coordinator.ddl.tables import draft_create, draft_delete, draft_replace
+from stelae.coordinator.placement.assignment import Load
 from stelae.core.ids import ClientId, RequestId, TableId, TabletId
-from stelae.core.records import TableState, TabletState
+from stelae.core.records.records import TableState, TabletState
 from tests.unit.coordinator.test_operations import info, order
 
 RNG = random.Random(8)

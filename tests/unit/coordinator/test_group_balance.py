@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch, Conflict
-from stelae.coordinator.decisions.groups import Delete, Transfer, UpdateGroups
-from stelae.coordinator.orders.operators import draft_rebalancing, rebalancing_of
+from stelae.coordinator.ddl.operator_orders import draft_rebalancing, rebalancing_of
+from stelae.coordinator.decide_groups import Delete, Transfer, UpdateGroups
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.operators import SetRebalancing
 from stelae.core.messages.servers import LOAD_UNKNOWN, PeerHealth
-from stelae.core.tables.durability import replicas
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import replicas
+from stelae.core.schema.partition import hash_partition
 from tests.unit.coordinator.group_world import R, World, changes, mark
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stelae.coordinator.decisions.decide import Replace
-from stelae.coordinator.decisions.groups import Create, Delete, UpdateGroups
-from stelae.coordinator.placing.assignment import check_enough_tservers
+from stelae.coordinator.decide import Replace
+from stelae.coordinator.decide_groups import Create, Delete, UpdateGroups
+from stelae.coordinator.placement.assignment import check_enough_tservers
 from stelae.core.errors import NotEnoughServers, TooFewServers
 from stelae.core.ids import OpId, ServerUuid
 from stelae.core.messages.servers import Heartbeat
-from stelae.core.records import TabletState
-from stelae.core.tables.durability import replicas
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.records import TabletState
+from stelae.core.schema.durability import replicas
+from stelae.core.schema.partition import hash_partition
 from tests.unit.coordinator.group_world import R, World, grown, server
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from stelae.coordinator.changes.ddl import draft_delete
-from stelae.coordinator.decisions.groups import Delete
-from stelae.coordinator.known.standing import standing_of
+from stelae.coordinator.ddl.tables import draft_delete
+from stelae.coordinator.decide_groups import Delete
+from stelae.coordinator.liveness.standing import standing_of
 from stelae.core.ids import ClientId, OpId, RequestId, ServerUuid, TabletId
 from tests.unit.coordinator.group_world import R, World, grown
 

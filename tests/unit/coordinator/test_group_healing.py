@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stelae.coordinator.decisions.groups import Change, Delete, Transfer
+from stelae.coordinator.decide_groups import Change, Delete, Transfer
 from stelae.core.ids import OpId, ServerUuid
-from stelae.core.tables.durability import replicas
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.durability import replicas
+from stelae.core.schema.partition import hash_partition
 from tests.unit.coordinator.group_world import R, World, changes, grown
 
 

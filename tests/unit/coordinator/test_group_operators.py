@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.decisions.groups import Transfer
-from stelae.coordinator.orders.operators import draft_move, find_tserver, progress_of
+from stelae.coordinator.ddl.operator_orders import draft_move, find_tserver, progress_of
+from stelae.coordinator.decide_groups import Transfer
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.operators import MoveReplica
 from stelae.core.messages.servers import Heartbeat
-from stelae.core.tables.durability import replicas
+from stelae.core.schema.durability import replicas
 from tests.unit.coordinator.group_world import World, changes, grown, mark, server
 
 

@@ -6,23 +6,23 @@ from typing import Any
 
 import msgspec
 
-from stelae.coordinator.altering.alter import Alter, FinishAlter, alter_actions
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.changes.ddl import draft_delete
-from stelae.coordinator.decisions.decide import GiveUp
-from stelae.coordinator.decisions.tserver_loads import tserver_loads
-from stelae.coordinator.groups.groups import location_of
-from stelae.coordinator.known.reports import is_news
-from stelae.coordinator.known.standing import standing_of
-from stelae.coordinator.orders.operators import draft_move
-from stelae.coordinator.views.recoveries import Recoveries
-from stelae.coordinator.views.status import StatusInputs, status_document
+from stelae.coordinator.ddl.alter import Alter, FinishAlter, alter_actions
+from stelae.coordinator.ddl.operator_orders import draft_move
+from stelae.coordinator.ddl.tables import draft_delete
+from stelae.coordinator.decide import GiveUp
+from stelae.coordinator.groups.group import location_of
+from stelae.coordinator.groups.tserver_loads import tserver_loads
+from stelae.coordinator.liveness.standing import standing_of
+from stelae.coordinator.status.document import StatusInputs, status_document
+from stelae.coordinator.status.recoveries import Recoveries
 from stelae.core.ids import ClientId, OpId, RequestId, ServerUuid
 from stelae.core.messages.operators import MoveReplica
+from stelae.core.messages.reports import is_news
 from stelae.core.messages.servers import PeerHealth
-from stelae.core.records import ServerKind, TableRecord, TableState, TabletState
-from stelae.core.tables.durability import replicas, segments
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.records import ServerKind, TableRecord, TableState, TabletState
+from stelae.core.schema.durability import replicas, segments
+from stelae.core.schema.partition import hash_partition
 from tests.unit.coordinator.group_world import R, World, grown, mark
 
 # ---- at rest ------------------------------------------------------------------------------------

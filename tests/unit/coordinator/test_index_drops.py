@@ -8,30 +8,30 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.coordinator.altering.alter import draft_alter, told
 from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch, Conflict
-from stelae.coordinator.decisions.indexes import (
+from stelae.coordinator.ddl.alter import draft_alter, told
+from stelae.coordinator.ddl.index_records import new_indexlet
+from stelae.coordinator.ddl.indexes import draft_create_index, draft_drop_index
+from stelae.coordinator.decide_indexes import (
     ChangeIndexlets,
     CloseIndexletAt,
     IndexAction,
 )
-from stelae.coordinator.decisions.tserver_loads import tserver_loads
-from stelae.coordinator.known.liveness import Run
-from stelae.coordinator.orders.indexes import draft_create_index, draft_drop_index
-from stelae.coordinator.placing.indexlets import new_indexlet
-from stelae.coordinator.views.indexes import locations_of
+from stelae.coordinator.groups.tserver_loads import tserver_loads
+from stelae.coordinator.liveness.liveness import Run
+from stelae.coordinator.status.indexes import locations_of
 from stelae.core.errors import (
     IndexletNotReady,
 )
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages.alter import AlterTable
-from stelae.core.messages.index_views import CreateIndex, DropIndex
-from stelae.core.records import (
+from stelae.core.messages.index_catalog import CreateIndex, DropIndex
+from stelae.core.records.records import (
     ServerKind,
     TableState,
 )
-from stelae.core.tables.alter import MAX_HISTORY, schema_change
-from stelae.core.tables.indexes import IndexId, IndexletState
+from stelae.core.schema.alter import MAX_HISTORY, schema_change
+from stelae.core.schema.indexes import IndexId, IndexletState
 from tests.unit.coordinator.index_world import (
     SETTINGS,
     P,

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch, Conflict
-from stelae.coordinator.decisions.indexes import (
+from stelae.coordinator.ddl.indexes import draft_create_index, draft_drop_index
+from stelae.coordinator.decide_indexes import (
     ChangeIndexlets,
     CloseIndexletAt,
     HandOverAt,
@@ -18,11 +19,10 @@ from stelae.coordinator.decisions.indexes import (
     draft_change,
     gone,
 )
-from stelae.coordinator.decisions.tserver_loads import tserver_loads
-from stelae.coordinator.known.liveness import Run
-from stelae.coordinator.known.standing import standing_of
-from stelae.coordinator.orders.indexes import draft_create_index, draft_drop_index
-from stelae.coordinator.views.indexes import locations_of, views_of
+from stelae.coordinator.groups.tserver_loads import tserver_loads
+from stelae.coordinator.liveness.liveness import Run
+from stelae.coordinator.liveness.standing import standing_of
+from stelae.coordinator.status.indexes import locations_of, views_of
 from stelae.core.errors import (
     ColumnNotFound,
     IndexExists,
@@ -30,20 +30,20 @@ from stelae.core.errors import (
     InvalidArgument,
 )
 from stelae.core.ids import ServerUuid, TableId, TabletId
-from stelae.core.messages.index_views import CreateIndex, DropIndex
+from stelae.core.messages.index_catalog import CreateIndex, DropIndex
 from stelae.core.messages.indexes import (
     NOT_IN_PLACE,
     HandOverStage,
     IndexletReport,
 )
-from stelae.core.records import (
+from stelae.core.records.records import (
     ServerKind,
     ServerMark,
     TableState,
 )
-from stelae.core.tables.durability import wal
-from stelae.core.tables.index_changes import with_index
-from stelae.core.tables.indexes import IndexId, IndexletId, IndexletState
+from stelae.core.schema.durability import wal
+from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.indexes import IndexId, IndexletId, IndexletState
 from tests.unit.coordinator.index_world import P, World, X, indexlet, kinds, request, says
 
 # ---- decisions --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`stelae.coordinator.backups.known_backups`: who is in the register, who is told, who is
+"""`stelae.coordinator.placement.known_backups`: who is in the register, who is told, who is
 forgotten."""
 
 from __future__ import annotations
@@ -9,8 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.coordinator.backups import known_backups
-from stelae.coordinator.backups.known_backups import (
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.coordinator.ddl.tables import draft_create
+from stelae.coordinator.liveness.liveness import Liveness, Run
+from stelae.coordinator.placement import known_backups
+from stelae.coordinator.placement.assignment import Load
+from stelae.coordinator.placement.known_backups import (
     ToldServers,
     draft_forget,
     draft_register,
@@ -20,18 +24,20 @@ from stelae.coordinator.backups.known_backups import (
     offers,
     silent_backups,
 )
-from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.changes.ddl import draft_create
-from stelae.coordinator.known.liveness import Liveness, Run
-from stelae.coordinator.placing.assignment import Load
 from stelae.core.errors import InvalidArgument, Overloaded
 from stelae.core.ids import Address, ClientId, RequestId
 from stelae.core.messages.catalog import CreateTable
 from stelae.core.messages.servers import Heartbeat, TabletProgress, TabletReport
-from stelae.core.records import BackupRecord, ServerInfo, ServerKind, ServerMark, TabletState
+from stelae.core.records.records import (
+    BackupRecord,
+    ServerInfo,
+    ServerKind,
+    ServerMark,
+    TabletState,
+)
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
 from tests.unit.coordinator.group_world import SCHEMA, SETTINGS, server
 
 FORGET_S = 30.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from stelae.coordinator.catalog.catalog import Applied, CatalogBatch, Conflict, Outcome
-from stelae.coordinator.orders.operators import (
+from stelae.coordinator.ddl.operator_orders import (
     draft_mark,
     draft_move,
     draft_rebalancing,

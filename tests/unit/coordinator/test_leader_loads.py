@@ -1,5 +1,5 @@
-"""`stelae.coordinator.groups.leader_loads` and `spreading`: what moves by load, case by case, and
-rest."""
+"""`stelae.coordinator.placement.leader_loads` and `spreading`: what moves by load, case by case,
+and rest."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.coordinator.groups.leader_loads import COOL_S, LEAST_PER_S, Cooling, leaders_load
-from stelae.coordinator.groups.rebalance import Placed
-from stelae.coordinator.groups.replica_health import Unwell
+from stelae.coordinator.groups.health import Unwell
 from stelae.coordinator.groups.spreading import Layout, Step, next_step
+from stelae.coordinator.placement.leader_loads import COOL_S, LEAST_PER_S, Cooling, leaders_load
+from stelae.coordinator.placement.rebalance import Placed
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import LOAD_UNKNOWN
-from stelae.core.records import ReplicaMove
+from stelae.core.records.records import ReplicaMove
 
 S = ServerUuid
 

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from stelae.coordinator.backoff.pacing import Pacing
 from stelae.coordinator.catalog.catalog import CatalogBatch
-from stelae.coordinator.decisions.decide import Move
+from stelae.coordinator.decide import Move
 from stelae.coordinator.moves.departures import GENTLE_BYTES_PER_S, LONGEST_REST_S, REST, Close
 from stelae.coordinator.moves.leaving import what_stays
-from stelae.coordinator.moves.pacing import Pacing
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import TabletProgress, TabletReport
-from stelae.core.records import ServerMark, TableRecord, TabletRecord, TabletState
-from stelae.core.tables.durability import segments
+from stelae.core.records.records import ServerMark, TableRecord, TabletRecord, TabletState
+from stelae.core.schema.durability import segments
 from tests.unit.coordinator.decide_world import World, report, server, tablet
 
 P = TabletProgress

@@ -1,15 +1,16 @@
-"""`stelae.coordinator.known.liveness`: whose silence counts, for how long, under which leader."""
+"""`stelae.coordinator.liveness.liveness`: whose silence counts, for how long, under which
+leader."""
 
 from __future__ import annotations
 
 import pytest
 
-from stelae.coordinator.known.liveness import Liveness
+from stelae.coordinator.liveness.liveness import Liveness
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages.servers import Heartbeat
-from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.records.records import ServerInfo, ServerKind
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.settings import Settings
 
 SETTINGS = Settings(heartbeat_s=0.2, lease_s=1.5, dead_after_s=2.0)
 GONE, HERE = ServerUuid("gone"), ServerUuid("here")

@@ -1,11 +1,13 @@
-"""`stelae.coordinator.backups.losses` of tablets that are served without some of their rows."""
+"""`stelae.coordinator.status.losses` of tablets that are served without some of their rows."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
 
-from stelae.coordinator.backups.losses import (
+from stelae.coordinator.catalog.catalog import CatalogBatch
+from stelae.coordinator.liveness.liveness import Run
+from stelae.coordinator.status.losses import (
     Incomplete,
     accepted_by,
     draft_accept,
@@ -15,13 +17,17 @@ from stelae.coordinator.backups.losses import (
     waiting_tablets,
     would_lose_more,
 )
-from stelae.coordinator.catalog.catalog import CatalogBatch
-from stelae.coordinator.known.liveness import Run
 from stelae.core.errors import InvalidArgument
-from stelae.core.logs.losses import AcceptLoss, Assessment, KeptSegment, LostSegment, SegmentFacts
 from stelae.core.messages.servers import TabletProgress, TabletReport
-from stelae.core.records import TabletRecord, TabletState
-from stelae.core.tables.durability import segments
+from stelae.core.records.losses import (
+    AcceptLoss,
+    Assessment,
+    KeptSegment,
+    LostSegment,
+    SegmentFacts,
+)
+from stelae.core.records.records import TabletRecord, TabletState
+from stelae.core.schema.durability import segments
 from tests.unit.coordinator.group_world import World
 
 LACKS = (SegmentFacts(7, 10, 1000, 90),)

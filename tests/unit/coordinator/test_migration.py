@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stelae.coordinator.migration.steps import (
+from stelae.coordinator.timelines.migration_steps import (
     Abort,
     Create,
     Effect,
@@ -22,7 +22,7 @@ from stelae.coordinator.migration.steps import (
     WriteRecord,
 )
 from stelae.core.errors import OutcomeUnknown, StelaeError
-from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from tests.simulation.bag_of_messages import TIMELINE
 from tests.simulation.model_safekeepers import Copy, Drop, Slot
 from tests.unit.coordinator.migration_story import (

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.changes.ddl import (
+from stelae.coordinator.catalog.operations import Operations
+from stelae.coordinator.ddl.tables import (
     check_table_name,
     draft_create,
     draft_delete,
     draft_raise_epoch,
 )
-from stelae.coordinator.changes.operations import Operations
-from stelae.coordinator.placing.assignment import (
+from stelae.coordinator.placement.assignment import (
     Load,
     check_enough_backups,
     check_media,
@@ -42,11 +42,11 @@ from stelae.core.errors import (
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.messages.catalog import CreateTable
 from stelae.core.messages.servers import RaiseEpoch
-from stelae.core.records import ServerInfo, ServerKind, TabletState
+from stelae.core.records.records import ServerInfo, ServerKind, TabletState
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning, hash_partition
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning, hash_partition
+from stelae.core.schema.schema import TableSchema
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 RNG = random.Random(5)

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from stelae.coordinator.backoff.pacing import Pacing
 from stelae.coordinator.catalog.catalog import CatalogBatch
-from stelae.coordinator.decisions.decide import Action, Close, Move, decide
-from stelae.coordinator.moves.pacing import Pacing
+from stelae.coordinator.decide import Action, Close, Move, decide
 from stelae.coordinator.moves.relief import SHORT_FOR_S
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import Heartbeat, TabletProgress, TabletReport
-from stelae.core.records import ServerMark, TabletRecord, TabletState
-from stelae.core.tables.durability import segments
+from stelae.core.records.records import ServerMark, TabletRecord, TabletState
+from stelae.core.schema.durability import segments
 from tests.unit.coordinator.decide_world import World, server, tablet
 
 P = TabletProgress

@@ -1,4 +1,4 @@
-"""`stelae.coordinator.groups.rebalance`: single steps, and where all steps lead."""
+"""`stelae.coordinator.placement.rebalance`: single steps, and where all steps lead."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.coordinator.groups.rebalance import Placed, next_move, next_transfer
+from stelae.coordinator.placement.rebalance import Placed, next_move, next_transfer
 from stelae.core.ids import ServerUuid, TableId, TabletId
-from stelae.core.records import ReplicaMove
+from stelae.core.records.records import ReplicaMove
 
 S = ServerUuid
 

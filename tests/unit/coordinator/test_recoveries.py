@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stelae.coordinator.views.recoveries import PHASES, Recoveries
+from stelae.coordinator.status.recoveries import PHASES, Recoveries
 from stelae.core.ids import TabletId
 from stelae.core.messages.servers import TabletProgress, TabletReport
 

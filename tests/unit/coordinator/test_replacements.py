@@ -6,15 +6,15 @@ from __future__ import annotations
 import pytest
 
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.decisions.groups import Change
-from stelae.coordinator.orders.operators import draft_move
+from stelae.coordinator.ddl.operator_orders import draft_move
+from stelae.coordinator.decide_groups import Change
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages.operators import MoveReplica
 from stelae.core.messages.servers import PeerHealth, ReplicaRole
-from stelae.core.records import TabletRecord
-from stelae.core.tables.durability import replicas
-from stelae.core.tables.partition import hash_partition
+from stelae.core.records.records import TabletRecord
+from stelae.core.schema.durability import replicas
+from stelae.core.schema.partition import hash_partition
 from tests.unit.coordinator.group_world import World, changes, grown, mark
 
 R = ReplicaRole

@@ -1,4 +1,4 @@
-"""`stelae.coordinator.groups.replica_health`: who is well, in doubt, lost or broken, case by
+"""`stelae.coordinator.groups.health`: who is well, in doubt, lost or broken, case by
 case."""
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.coordinator.groups.groups import group_of
+from stelae.coordinator.backoff.pacing import Pacing
+from stelae.coordinator.groups.group import group_of
 from stelae.coordinator.groups.healing import Health
-from stelae.coordinator.groups.replica_health import (
+from stelae.coordinator.groups.health import (
     BEGINNINGS_MAX,
     RETURN_GRACE_S,
     Judge,
     Plea,
     Unwell,
 )
-from stelae.coordinator.moves.pacing import Pacing
+from stelae.core.config.settings import STUCK_FACTOR
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import PeerHealth, ReplicaRole, TabletProgress
-from stelae.core.records import ServerMark, TabletRecord
-from stelae.core.settings import STUCK_FACTOR
+from stelae.core.records.records import ServerMark, TabletRecord
 from tests.unit.coordinator.group_world import World, changes, grown
 
 R = ReplicaRole

@@ -1,18 +1,18 @@
-"""`stelae.coordinator.known.reports`: incremental reports, lost, doubled and reordered."""
+"""`stelae.core.messages.reports`: incremental reports, lost, doubled and reordered."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.coordinator.known.reports import (
+from stelae.core.ids import Address, ServerUuid, TabletId
+from stelae.core.messages.reports import (
     Picture,
     Report,
     Reporter,
     log_fingerprint,
     tablet_fingerprint,
 )
-from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.messages.servers import (
     FULL,
     NO_REPORT,
@@ -21,7 +21,7 @@ from stelae.core.messages.servers import (
     TabletProgress,
     TabletReport,
 )
-from stelae.core.records import ServerInfo, ServerKind
+from stelae.core.records.records import ServerInfo, ServerKind
 from stelae.core.runtime import ProcessIdentity
 
 SERVER = ServerInfo(

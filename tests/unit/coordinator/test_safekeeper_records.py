@@ -17,9 +17,9 @@ from stelae.coordinator.timelines.placement import (
 )
 from stelae.core.errors import InvalidArgument, StaleRequest
 from stelae.core.ids import ServerUuid, TableId, TabletId
-from stelae.core.logs.configurations import TimelineId, TimelineRecord
-from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus
 from stelae.core.messages.servers import Heartbeat
+from stelae.core.records.configurations import TimelineId, TimelineRecord
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus
 from tests.unit.coordinator.timeline_world import (
     A,
     Here,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.coordinator.migration.steps import check_target
+from stelae.coordinator.timelines.migration_steps import check_target
 from stelae.coordinator.timelines.safekeepers import (
     Fleet,
     Held,
@@ -22,8 +22,8 @@ from stelae.coordinator.timelines.safekeepers import (
 )
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
 from stelae.core.ids import TableId, TabletId
-from stelae.core.logs.configurations import TimelineId, TimelineRecord
-from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
+from stelae.core.records.configurations import TimelineId, TimelineRecord
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 
 ACTIVE, OFFLINE, GONE = SafekeeperStatus
 NOW = 1000.0

@@ -1,4 +1,4 @@
-"""`stelae.coordinator.placing.splitting`: which tablets are split, into what, and how long a log
+"""`stelae.coordinator.placement.splitting`: which tablets are split, into what, and how long a log
 stays."""
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 
 from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch
-from stelae.coordinator.known.standing import to_drop
-from stelae.coordinator.placing.assignment import Load
-from stelae.coordinator.placing.splitting import draft_split, parts_wanted
+from stelae.coordinator.liveness.standing import to_drop
+from stelae.coordinator.placement.assignment import Load
+from stelae.coordinator.placement.splitting import draft_split, parts_wanted
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.records import (
+from stelae.core.records.records import (
     Inheritance,
     ServerInfo,
     ServerKind,
@@ -24,11 +25,10 @@ from stelae.core.records import (
     TabletState,
 )
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import Durability, replicas, segments
-from stelae.core.tables.partition import hash_partition
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.shares import wrong_places
+from stelae.core.schema.durability import Durability, replicas, segments
+from stelae.core.schema.partition import hash_partition
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.shares import wrong_places
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 SETTINGS = Settings(split_above_bytes=1000, split_above_rows=50)

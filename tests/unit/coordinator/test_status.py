@@ -6,19 +6,19 @@ from typing import Any
 
 import msgspec
 
-from stelae.coordinator.altering.succession import _becoming
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.known.liveness import Liveness
-from stelae.coordinator.views.cleaning import describe_cleaning
-from stelae.coordinator.views.recoveries import Recoveries
-from stelae.coordinator.views.status import StatusInputs, status_document
+from stelae.coordinator.ddl.succession import _becoming
+from stelae.coordinator.liveness.liveness import Liveness
+from stelae.coordinator.status.cleaning import describe_cleaning
+from stelae.coordinator.status.document import StatusInputs, status_document
+from stelae.coordinator.status.recoveries import Recoveries
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ServerUuid, TabletId
-from stelae.core.messages.backup_views import MediumLoad
+from stelae.core.messages.backup_loads import MediumLoad
 from stelae.core.messages.servers import CleaningReport, Heartbeat, TabletProgress, TabletReport
-from stelae.core.records import ServerInfo, ServerKind, TableRecord
+from stelae.core.records.records import ServerInfo, ServerKind, TableRecord
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import segments
+from stelae.core.schema.durability import segments
 from tests.unit.coordinator.decide_world import World, report, tablet
 
 

@@ -1,4 +1,4 @@
-"""`stelae.coordinator.altering.succession`: who gives way to whom, when, and what every entry
+"""`stelae.coordinator.ddl.succession`: who gives way to whom, when, and what every entry
 compares."""
 
 from __future__ import annotations
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from stelae.coordinator.altering.alter import FinishAlter, alter_actions, draft_finish
-from stelae.coordinator.altering.succession import (
+from stelae.coordinator.catalog.catalog import Catalog, Conflict
+from stelae.coordinator.ddl.alter import FinishAlter, alter_actions, draft_finish
+from stelae.coordinator.ddl.succession import (
     SUCCESSIONS_MAX,
     BeginSuccession,
     GiveUpSuccessor,
@@ -18,19 +19,18 @@ from stelae.coordinator.altering.succession import (
     draft_give_up,
     draft_swap,
 )
-from stelae.coordinator.catalog.catalog import Catalog, Conflict
-from stelae.coordinator.changes.ddl import draft_delete, draft_replace
-from stelae.coordinator.known.liveness import Run, Seen
+from stelae.coordinator.ddl.tables import draft_delete, draft_replace
+from stelae.coordinator.liveness.liveness import Run, Seen
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TabletId
-from stelae.core.logs.succession import NO_SUCCESSION, Succession, SuccessionStage
 from stelae.core.messages.servers import Heartbeat
-from stelae.core.records import (
+from stelae.core.records.records import (
     TableState,
     TabletRecord,
     TabletState,
 )
-from stelae.core.tables.durability import Durability, Replicas, Wal, replicas, segments, wal
+from stelae.core.records.succession import NO_SUCCESSION, Succession, SuccessionStage
+from stelae.core.schema.durability import Durability, Replicas, Wal, replicas, segments, wal
 from tests.unit.coordinator.succession_world import (
     ADD,
     CLOSED,

@@ -8,8 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from stelae.coordinator.altering.alter import problem_of
-from stelae.coordinator.altering.succession import (
+from stelae.coordinator.backoff.successions import (
+    FIRST_PAUSE_S,
+    IDLE_S,
+    LONGEST_PAUSE_S,
+    STUCK_S,
+    SuccessionPacing,
+)
+from stelae.coordinator.catalog.catalog import CatalogBatch
+from stelae.coordinator.ddl.alter import problem_of
+from stelae.coordinator.ddl.succession import (
     SUCCESSIONS_MAX,
     BeginSuccession,
     GiveUpSuccessor,
@@ -17,19 +25,11 @@ from stelae.coordinator.altering.succession import (
     draft_begin,
     draft_give_up,
 )
-from stelae.coordinator.catalog.catalog import CatalogBatch
-from stelae.coordinator.changes.ddl import draft_replace
-from stelae.coordinator.moves.succession_pacing import (
-    FIRST_PAUSE_S,
-    IDLE_S,
-    LONGEST_PAUSE_S,
-    STUCK_S,
-    SuccessionPacing,
-)
+from stelae.coordinator.ddl.tables import draft_replace
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.logs.succession import SuccessionStage
-from stelae.core.records import TabletState
-from stelae.core.tables.durability import Durability, replicas, segments
+from stelae.core.records.records import TabletState
+from stelae.core.records.succession import SuccessionStage
+from stelae.core.schema.durability import Durability, replicas, segments
 from tests.unit.coordinator.succession_world import CLOSED, OPEN, World, kinds, server
 
 T0, T1, T2 = TabletId("t0"), TabletId("t1"), TabletId("t2")

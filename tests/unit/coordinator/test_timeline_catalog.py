@@ -15,7 +15,7 @@ from stelae.coordinator.catalog.timelines import (
     TimelineState,
 )
 from stelae.core.ids import TableId, TabletId
-from stelae.core.logs.configurations import StoredRecord, TimelineId, TimelineRecord
+from stelae.core.records.configurations import StoredRecord, TimelineId, TimelineRecord
 from tests.unit.coordinator.timeline_world import A, configuration, ids, stored
 
 

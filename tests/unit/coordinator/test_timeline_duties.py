@@ -7,18 +7,9 @@ import random
 import msgspec
 import pytest
 
+from stelae.coordinator.backoff.pacing import Pacing
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.decisions.decide import Learn, Open, decide
-from stelae.coordinator.migration.steps import (
-    Abort,
-    Create,
-    FinishPending,
-    MoveTo,
-    Remove,
-    Request,
-    Verdict,
-)
-from stelae.coordinator.moves.pacing import Pacing
+from stelae.coordinator.decide import Learn, Open, decide
 from stelae.coordinator.timelines.duties import (
     creations,
     decides,
@@ -26,6 +17,15 @@ from stelae.coordinator.timelines.duties import (
     left_to_do,
     supersedes,
     timeline_tablet,
+)
+from stelae.coordinator.timelines.migration_steps import (
+    Abort,
+    Create,
+    FinishPending,
+    MoveTo,
+    Remove,
+    Request,
+    Verdict,
 )
 from stelae.coordinator.timelines.placement import (
     draft_notified,
@@ -36,13 +36,13 @@ from stelae.coordinator.timelines.placement import (
 )
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TabletNotFound
 from stelae.core.ids import ServerUuid, TableId, TabletId
-from stelae.core.logs.configurations import MigrationOrder, TimelineId, TimelineRecord
-from stelae.core.logs.timelines import SafekeeperStatus, TimelineConfiguration
 from stelae.core.messages.servers import TabletProgress, TabletReport
-from stelae.core.records import (
+from stelae.core.records.configurations import MigrationOrder, TimelineId, TimelineRecord
+from stelae.core.records.records import (
     TabletState,
 )
-from stelae.core.tables.durability import segments, wal
+from stelae.core.records.timelines import SafekeeperStatus, TimelineConfiguration
+from stelae.core.schema.durability import segments, wal
 from tests.unit.coordinator.timeline_world import SILENCE_S, A, Here, configuration, ids, order, say
 
 # ---- placement ----------------------------------------------------------------------------------

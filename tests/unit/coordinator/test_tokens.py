@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch, Conflict
-from stelae.coordinator.changes import token_drafts
+from stelae.coordinator.ddl import tokens as token_drafts
 from stelae.core.errors import InvalidArgument, TokenExists, TokenNotFound
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.tokens import DropToken, PutToken, Role, hash_token
+from stelae.core.records.tokens import DropToken, PutToken, Role, hash_token
 
 HASH = hash_token("stelae_one")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch, Conflict
-from stelae.coordinator.changes.turn_drafts import draft_end, draft_take
+from stelae.coordinator.ddl.turns import draft_end, draft_take
 from stelae.core.errors import AlreadyRunning
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.turns import TURN_S, EndTurn, TakeTurn
+from stelae.core.records.turns import TURN_S, EndTurn, TakeTurn
 
 NEVER = float("inf")
 

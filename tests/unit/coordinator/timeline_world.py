@@ -8,25 +8,30 @@ import msgspec
 import pyarrow as pa
 
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.known.liveness import Liveness
-from stelae.coordinator.migration.steps import (
-    Request,
-)
+from stelae.coordinator.liveness.liveness import Liveness
 from stelae.coordinator.timelines.duties import (
     Duty,
     replacements,
     statuses_now,
 )
+from stelae.coordinator.timelines.migration_steps import (
+    Request,
+)
 from stelae.coordinator.timelines.placement import (
     draft_register,
     fleet_of,
 )
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.logs.configurations import MigrationOrder, StoredRecord, TimelineId, TimelineRecord
-from stelae.core.logs.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from stelae.core.messages.servers import Heartbeat, TabletReport
 from stelae.core.messages.timelines import SetSafekeeperStatus
-from stelae.core.records import (
+from stelae.core.records.configurations import (
+    MigrationOrder,
+    StoredRecord,
+    TimelineId,
+    TimelineRecord,
+)
+from stelae.core.records.records import (
     ServerInfo,
     ServerKind,
     TableRecord,
@@ -34,11 +39,11 @@ from stelae.core.records import (
     TabletRecord,
     TabletState,
 )
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.settings import Settings
-from stelae.core.tables.durability import wal
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import wal
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 
 SETTINGS = Settings(heartbeat_s=0.2, lease_s=1.5, dead_after_s=2.0)
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])

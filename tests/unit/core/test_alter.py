@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from stelae.core.errors import ColumnNotFound, InvalidArgument, Rejected, TooLarge
-from stelae.core.tables.alter import (
+from stelae.core.schema.alter import (
     MAX_DEFAULT_BYTES,
     MAX_HISTORY,
     SchemaChange,
@@ -16,7 +16,7 @@ from stelae.core.tables.alter import (
     next_history,
     schema_change,
 )
-from stelae.core.tables.schema import MAX_COLUMNS, TableSchema
+from stelae.core.schema.schema import MAX_COLUMNS, TableSchema
 
 SCHEMA = TableSchema.of(
     pa.schema(

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import TableId, TabletId
-from stelae.core.logs.configurations import (
+from stelae.core.records.configurations import (
     MEMBERS_MAX,
     TimelineId,
     TimelineRecord,
     check_record,
     check_succession,
 )
-from stelae.core.logs.timelines import SafekeeperId, TimelineConfiguration
+from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
 
 replace = msgspec.structs.replace
 TIMELINE = TimelineId(TableId("t"), TabletId("a"))

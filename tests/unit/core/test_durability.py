@@ -1,4 +1,4 @@
-"""`stelae.core.tables.durability`: what a table may be promised, and what may not be asked for."""
+"""`stelae.core.schema.durability`: what a table may be promised, and what may not be asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import stelae
 from stelae.core.errors import InvalidArgument
-from stelae.core.tables.durability import Durability, Segments, Wal, checked, media_of, wal
+from stelae.core.schema.durability import Durability, Segments, Wal, checked, media_of, wal
 
 
 def test_a_wal_names_its_safekeepers_and_the_media_of_its_segments() -> None:

@@ -17,7 +17,7 @@ KIND_BY_CALL = {
     "gauge": MetricKind.GAUGE,
     "observe": MetricKind.HISTOGRAM,
 }
-COUNTED_BY_NAME = ("actors/master/gauges.py", "coordinator/views/figures.py")
+COUNTED_BY_NAME = ("actors/master/gauges.py", "coordinator/status/figures.py")
 """Where names are in variables too: of figures that are named, each once, in the latter."""
 COUNTS = re.compile(r"(.*\.)?_?metrics\.(count|gauge|observe)|gauge|Figure")
 DOCUMENTED = re.compile(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \| ([^|]+) \|$", re.MULTILINE)

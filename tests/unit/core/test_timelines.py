@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.core.logs.timelines import (
+from stelae.core.records.timelines import (
     SafekeeperId,
     TimelineConfiguration,
     has_majority,

@@ -11,7 +11,7 @@ import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import alerting, dashboard
 
-from stelae.cli.grafana import scrape_targets
+from stelae.cli.cluster.grafana import scrape_targets
 from stelae.core.metric_catalogue import COMMON_LABELS, METRICS, PREFIX
 from stelae.dashboards.alerts import ALERTS, INTERVAL_S, rule_group
 from stelae.dashboards.boards import BOARDS

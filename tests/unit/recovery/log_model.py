@@ -1,8 +1,9 @@
 """A model of a log's writer and its backups, in steps as small as one answer from one backup.
 
-It keeps the order rules of `stelae.actors.logs.segment_log`: open before close, no data before the
-predecessor's close, replacement under a higher epoch that the catalog has before the next
-acknowledgement. `step` advances by one step; whoever drives it stops anywhere: that is a crash.
+It keeps the order rules of `stelae.actors.tserver.tablet_log.segment_log`: open before close, no
+data before the predecessor's close, replacement under a higher epoch that the catalog has before
+the next acknowledgement. `step` advances by one step; whoever drives it stops anywhere: that is a
+crash.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId, segment_id
 from stelae.core.messages.servers import LogInventory, ReplicaInfo, ReplicaState
-from stelae.core.records import ServerInfo, ServerKind, TabletRecord, TabletState
+from stelae.core.records.records import ServerInfo, ServerKind, TabletRecord, TabletState
 from stelae.core.runtime import ProcessIdentity
 
 TABLET = TabletId("a" * 32)

@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from stelae.actors.logs.tablet_recovery import Intake, fetch_segments, recovered_segments
+from stelae.actors.tserver.tablet_log.recovery import Intake, fetch_segments, recovered_segments
 from stelae.client.database import AsyncDatabase
+from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, TabletId
 from stelae.core.messages.servers import (
@@ -25,8 +26,7 @@ from stelae.core.messages.servers import (
     SegmentSource,
 )
 from stelae.core.runtime import Runtime
-from stelae.core.settings import Settings
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.partition import hash_partition
 from stelae.recovery.engine import RecoveryJob, SparkEngine, SparkState
 from stelae.recovery.near_replicas import NearReplicas
 from stelae.recovery.plan import plan_recovery
@@ -37,8 +37,8 @@ from stelae.recovery.spark_job import (
 )
 from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_log import LogSegment, fetch_log
-from stelae.storage.rows.keys import KeyCodec
-from stelae.storage.segments.merge import Merged, Summary
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.keys.merge import Merged, Summary
 from tests.cluster_fixture import CLUSTER, SECRET, LocalCluster, local_cluster
 
 SETTINGS = Settings(

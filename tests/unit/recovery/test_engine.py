@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import RecoveryEngine, SegmentSource
-from stelae.core.records import (
+from stelae.core.records.records import (
     ServerInfo,
     ServerKind,
     TableRecord,
@@ -21,9 +21,9 @@ from stelae.core.records import (
     TabletState,
 )
 from stelae.core.runtime import ProcessIdentity
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.recovery.engine import (
     FACTOR_MAX,
     EngineChooser,

@@ -7,9 +7,15 @@ import pytest
 
 from stelae.core.errors import SegmentsMissing
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId, segment_id
-from stelae.core.logs.losses import Assessment, KeptLog
 from stelae.core.messages.servers import LogInventory, ReplicaInfo, ReplicaState
-from stelae.core.records import Inheritance, ServerInfo, ServerKind, TabletRecord, TabletState
+from stelae.core.records.losses import Assessment, KeptLog
+from stelae.core.records.records import (
+    Inheritance,
+    ServerInfo,
+    ServerKind,
+    TabletRecord,
+    TabletState,
+)
 from stelae.core.runtime import ProcessIdentity
 from stelae.recovery.inherited import end_of, logs_of, plan_of
 from stelae.recovery.losses import assess_part

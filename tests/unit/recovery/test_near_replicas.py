@@ -9,15 +9,15 @@ from unittest.mock import patch
 
 import pytest
 
+from stelae.actors.backup.holdings import Holdings
+from stelae.core.buffers import BufferPool
 from stelae.core.ids import TabletId
 from stelae.core.messages.servers import READ_SUMMARIES, ReadSummaries
 from stelae.recovery.near_replicas import NearReplicas
 from stelae.recovery.spark_log import fetch_log
 from stelae.runtime.near_files import CachedFile
 from stelae.runtime.real import RealRuntime
-from stelae.storage.buffers import BufferPool
-from stelae.storage.media.holdings import Holdings
-from stelae.storage.segments.merge import merge
+from stelae.storage.keys.merge import merge
 from tests.unit.recovery.spark_jobs import SETTINGS, assert_same, jobs_of, loaded, summaries_of
 
 fill_cached = CachedFile.fill_cached

@@ -20,8 +20,8 @@ from stelae.recovery.engine import RecoveryJob, SparkState
 from stelae.recovery.spark_job import (
     install,
 )
-from stelae.storage.segments.merge import Summary
-from stelae.storage.segments.winners import find_winners
+from stelae.storage.keys.merge import Summary
+from stelae.storage.keys.winners import find_winners
 from tests.cluster_fixture import LocalCluster
 from tests.unit.recovery.spark_jobs import (
     SETTINGS,
@@ -193,8 +193,8 @@ async def test_spark_that_never_answers_is_waited_for_a_while_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Patience follows what was expected of it; then the owners merge what they have."""
-    monkeypatch.setattr("stelae.actors.master.recovery_rounds.SPARK_PATIENCE_S", 0.2)
-    monkeypatch.setattr("stelae.actors.master.recovery_rounds.SPARK_SLACK", 0.0)
+    monkeypatch.setattr("stelae.actors.master.leader.recovery.SPARK_PATIENCE_S", 0.2)
+    monkeypatch.setattr("stelae.actors.master.leader.recovery.SPARK_SLACK", 0.0)
     async with loaded(tmp_path, engine="spark", tservers=2) as cluster:
         engine = HangingEngine(cluster)
         recovery = await recover_with(cluster, engine)
@@ -216,7 +216,7 @@ async def test_owners_whom_nobody_tells_anything_merge_when_their_patience_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader may be lost with what it had under way, and the next one does not order it again."""
-    rounds = "stelae.actors.master.recovery_rounds"
+    rounds = "stelae.actors.master.leader.recovery"
     monkeypatch.setattr(f"{rounds}.SPARK_PATIENCE_S", 0.2)
     monkeypatch.setattr(f"{rounds}.SPARK_SLACK", 0.0)
     monkeypatch.setattr(f"{rounds}.OWNERS_LONGER_S", 0.2)

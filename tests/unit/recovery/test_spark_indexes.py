@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tserver.tserver import TabletServer
+from stelae.actors.tserver.server import TabletServer
 from stelae.core.errors import IndexletNotHere, StaleTerm
 from stelae.core.messages.index_offers import OFFER_ENTRIES, OfferEntries
 from stelae.core.messages.indexes import IndexletProgress, TabletStamp, epoch_of
-from stelae.core.tables.indexes import IndexletId
-from stelae.core.tables.partition import hash_partition
+from stelae.core.schema.indexes import IndexletId
+from stelae.core.schema.partition import hash_partition
 from tests.cluster_fixture import LocalCluster, local_cluster
 from tests.unit.recovery.spark_jobs import SETTINGS, FailingEngine, TaskEngine
 

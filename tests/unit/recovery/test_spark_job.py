@@ -16,14 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stelae.actors.logs.tablet_recovery import Intake, fetch_segments
+from stelae.actors.tserver.tablet_log.recovery import Intake, fetch_segments
 from stelae.core.errors import SegmentsMissing
-from stelae.core.tables.schema import RowKind
+from stelae.core.schema.schema import RowKind
 from stelae.recovery.spark_job import (
     merge_tablets,
 )
-from stelae.storage.segments.merge import Merged, Summary, merge
-from stelae.storage.segments.winners import find_winners
+from stelae.storage.keys.merge import Merged, Summary, merge
+from stelae.storage.keys.winners import find_winners
 from tests.unit.recovery.spark_jobs import (
     SETTINGS,
     assert_same,

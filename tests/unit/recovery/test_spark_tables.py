@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument
-from stelae.core.settings import Settings
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import check_batch
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import check_batch
 from stelae.recovery.java import ADD_OPENS
 from stelae.recovery.spark_link import ClusterLink, connected
 from stelae.recovery.spark_session import (

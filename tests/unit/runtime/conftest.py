@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 import uvloop
 
-from stelae.runtime import local
+from stelae.runtime.tcp import local
 from tests.unit.runtime.peers_world import Servers
 
 

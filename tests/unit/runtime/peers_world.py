@@ -14,8 +14,8 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import Call, Empty, Handler, Method, Reply
-from stelae.runtime.handshake import Credentials, ServerHandshake
-from stelae.runtime.peers import TcpPeers
+from stelae.runtime.tcp.handshake import Credentials, ServerHandshake
+from stelae.runtime.tcp.peers import TcpPeers
 
 UUID = ServerUuid("0123456789abcdef0123456789abcdef")
 OTHER_UUID = ServerUuid("f" * 32)

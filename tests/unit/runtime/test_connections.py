@@ -16,9 +16,9 @@ from stelae.core.errors import (
     Unavailable,
 )
 from stelae.core.ids import Address
-from stelae.runtime.handshake import MESSAGE_BYTES
-from stelae.runtime.limits import Limits
-from stelae.runtime.peers import split_address
+from stelae.runtime.tcp.handshake import MESSAGE_BYTES
+from stelae.runtime.tcp.limits import Limits
+from stelae.runtime.tcp.peers import split_address
 from tests.unit.runtime.peers_world import SLOW, Servers, Text, echo, shake_hands, stub_server
 
 
@@ -63,8 +63,8 @@ async def test_pending_calls_end_when_the_server_does_and_its_successor_is_found
 
 SERVER_PROGRAM = """
 import asyncio
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 
 async def main():
     peers = TcpPeers(Credentials("demo", bytes(range(32))), on_failure=print)
@@ -217,7 +217,7 @@ async def test_a_silent_server_is_given_up(
     server, address = await stub_server(silent)
     with pytest.raises(Unavailable, match="no connection within"):
         await echo(servers.peers(), address, "x", timeout_s=0.05)
-    monkeypatch.setattr("stelae.runtime.peers.HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("stelae.runtime.tcp.peers.HANDSHAKE_TIMEOUT_S", 0.05)
     with pytest.raises(Unavailable, match="no handshake within"):
         await echo(servers.peers(), address, "x", timeout_s=10.0)
     server.close()
@@ -227,7 +227,7 @@ async def test_a_silent_client_is_given_up(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unproved connection is closed by the handshake's deadline."""
-    monkeypatch.setattr("stelae.runtime.connection.HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("stelae.runtime.tcp.connection.HANDSHAKE_TIMEOUT_S", 0.05)
     server = await servers.listening()
     reader, writer = await asyncio.open_connection(*split_address(server.address))
     assert await read_end(reader) == b""

@@ -22,10 +22,10 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import Call, Method, Reply
-from stelae.runtime import direct as module
-from stelae.runtime.direct import DirectCalls
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
+from stelae.runtime.tcp import direct as module
+from stelae.runtime.tcp.direct import DirectCalls
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 from tests.unit.runtime.peers_world import ECHO, FAIL, SECRET, SLOW, UUID, Text
 
 

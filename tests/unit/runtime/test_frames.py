@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stelae.core.rpc import Blob
-from stelae.runtime.frames import (
+from stelae.runtime.tcp.frames import (
     BLOB_ALIGNMENT,
     NO_DESTINATION,
     PART_BYTES,
@@ -25,8 +25,8 @@ from stelae.runtime.frames import (
     encode_request,
     split_parts,
 )
-from stelae.runtime.limits import Limits
-from stelae.runtime.reader import FrameReader
+from stelae.runtime.tcp.limits import Limits
+from stelae.runtime.tcp.reader import FrameReader
 
 Message = tuple[Kind, int, bytes]
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stelae.core.errors import ProtocolMismatch, StelaeError, Unauthorized
-from stelae.runtime import handshake
-from stelae.runtime.handshake import (
+from stelae.runtime.tcp import handshake
+from stelae.runtime.tcp.handshake import (
     MESSAGE_BYTES,
     ClientHandshake,
     Credentials,

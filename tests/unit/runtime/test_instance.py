@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from stelae.actors.server.instance import INSTANCE_FILE, Instance, load_or_create_instance
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.runtime.files import LocalDisk
-from stelae.runtime.instance import INSTANCE_FILE, Instance, load_or_create_instance
 
 
 class FixedClock:

@@ -12,10 +12,10 @@ import uvloop
 
 from stelae.core.errors import Unavailable
 from stelae.core.ids import Address
-from stelae.runtime.direct import DirectCalls
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.local import connect_locally, listen_locally
-from stelae.runtime.peers import TcpPeers
+from stelae.runtime.tcp.direct import DirectCalls
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.local import connect_locally, listen_locally
+from stelae.runtime.tcp.peers import TcpPeers
 from tests.unit.runtime.peers_world import ECHO, SECRET, UUID, Servers, Text, echo
 
 by_unix = pytest.mark.parametrize("servers", ["unix"], indirect=True)
@@ -102,7 +102,7 @@ def test_a_connection_that_breaks_while_it_is_made_is_closed_once(
         return ours
 
     async def call() -> None:
-        monkeypatch.setattr("stelae.runtime.peers.connect_locally", connect)
+        monkeypatch.setattr("stelae.runtime.tcp.peers.connect_locally", connect)
         peers = TcpPeers(Credentials("c", SECRET), on_failure=pytest.fail)
         with pytest.raises(Unavailable):
             await peers.call(NOWHERE, ECHO, Text(""), timeout_s=5.0)

@@ -16,8 +16,8 @@ from stelae.core.current import CURRENT, is_sane_id, request_id, working
 from stelae.core.ids import TabletId
 from stelae.core.rpc import EMPTY, Body, Call, Empty, Method, Reply
 from stelae.core.tasks import Tasks
-from stelae.runtime import handshake
 from stelae.runtime.logs import log_also, log_as
+from stelae.runtime.tcp import handshake
 from tests.unit.runtime.peers_world import UUID, Servers
 
 

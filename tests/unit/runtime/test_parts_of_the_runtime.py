@@ -12,18 +12,18 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from stelae.core.deadlines import Deadlines
 from stelae.core.errors import DeadlineExpired, Overloaded, Unavailable, decode_error
 from stelae.core.ids import ServerUuid
 from stelae.core.rpc import Blob, Call, Method, Reply
-from stelae.runtime.backpressure import Room
-from stelae.runtime.connection import Connection
-from stelae.runtime.deadlines import Deadlines
-from stelae.runtime.frames import NO_DESTINATION, Kind, encode_request
-from stelae.runtime.handshake import Credentials, ServerHandshake
-from stelae.runtime.limits import Limits
 from stelae.runtime.processes import process_gone, this_process
 from stelae.runtime.real import CountingMetrics, LocalObjects
-from stelae.runtime.server import Inbound, Service
+from stelae.runtime.tcp.backpressure import Room
+from stelae.runtime.tcp.connection import Connection
+from stelae.runtime.tcp.frames import NO_DESTINATION, Kind, encode_request
+from stelae.runtime.tcp.handshake import Credentials, ServerHandshake
+from stelae.runtime.tcp.limits import Limits
+from stelae.runtime.tcp.server import Inbound, Service
 
 # ---- room -----------------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ from stelae.core.errors import (
     WrongServer,
 )
 from stelae.core.rpc import Call, Empty, Method, Reply
-from stelae.runtime.frames import SINGLE_BYTES_MAX, Kind, encode_frame
-from stelae.runtime.limits import Limits
+from stelae.runtime.tcp.frames import SINGLE_BYTES_MAX, Kind, encode_frame
+from stelae.runtime.tcp.limits import Limits
 from tests.unit.runtime.peers_world import (
     ECHO,
     FAIL,

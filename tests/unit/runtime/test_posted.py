@@ -9,7 +9,7 @@ import pytest
 
 from stelae.core.errors import NotLeader, OutcomeUnknown, WrongServer
 from stelae.core.rpc import Call, Reply, prompt
-from stelae.runtime.limits import Limits
+from stelae.runtime.tcp.limits import Limits
 from tests.unit.runtime.peers_world import ECHO, FAIL, OTHER_UUID, SLOW, UUID, Servers, Text, echo
 
 

@@ -17,8 +17,8 @@ from cryptography.x509.oid import NameOID
 from stelae.core.errors import Unavailable
 from stelae.core.ids import ServerUuid
 from stelae.core.rpc import Call, Method, Reply
-from stelae.runtime.handshake import Credentials
-from stelae.runtime.peers import TcpPeers
+from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.peers import TcpPeers
 
 CREDENTIALS = Credentials("demo", bytes(32))
 

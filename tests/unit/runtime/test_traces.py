@@ -14,15 +14,15 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from stelae.actors.hosting.recovery_spans import RecoverySpans
+from stelae.actors.ray_host.recovery_spans import RecoverySpans
 from stelae.core import tracing
 from stelae.core.current import CURRENT
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import TabletId
 from stelae.core.rpc import EMPTY, Body, Call, Empty, Method, Reply
-from stelae.runtime.frames import asked_by, asked_of
+from stelae.runtime.tcp.frames import asked_by, asked_of
 from stelae.runtime.traces import OpenTelemetrySpans, trace_as
-from stelae.serve.request_ids import RequestIds
+from stelae.serve.gateway.request_ids import RequestIds
 from tests.traces_collector import collecting
 from tests.unit.runtime.peers_world import UUID, Servers
 
@@ -192,7 +192,7 @@ def test_off_is_off_and_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     """Without an endpoint, and where the SDK is switched off."""
     program = (
         "import sys, stelae.core.tracing as t; from stelae.runtime.traces import trace_as\n"
-        "import stelae.runtime.peers\n"
+        "import stelae.runtime.tcp.peers\n"
         "assert not trace_as(cluster='c') and t.active is None\n"
         "assert not [m for m in sys.modules if m.startswith('opentelemetry')]"
     )

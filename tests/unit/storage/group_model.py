@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.actors.tablet.tablet_input import decode_rows
+from stelae.actors.tserver.tablet.input import decode_rows
 from stelae.core.errors import (
     InvalidArgument,
     RowExists,
@@ -19,29 +19,29 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import ClientId, OpId, RequestId, TableId, TabletId
 from stelae.core.messages.servers import Write, WriteOp
-from stelae.core.records import TableRecord, TableState
-from stelae.core.tables.alter import altered, next_history, schema_change
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import hash_partition
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import batch_to_rows, rows_to_batch
-from stelae.storage.rows.entry import encode_batch
-from stelae.storage.rows.keys import KeyCodec
-from stelae.storage.rows.outcomes import answer
-from stelae.storage.tablets.commands import (
+from stelae.core.records.records import TableRecord, TableState
+from stelae.core.schema.alter import altered, next_history, schema_change
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import hash_partition
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import batch_to_rows, rows_to_batch
+from stelae.storage.entries.entry import encode_batch
+from stelae.storage.entries.outcomes import answer
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.replicated.commands import (
     Stamp,
     encode_alter,
     encode_mark,
     encode_write,
 )
-from stelae.storage.tablets.flush_cleaning import Flush
-from stelae.storage.tablets.manifest import (
+from stelae.storage.replicated.flush import Flush
+from stelae.storage.replicated.manifest import (
     ImageFile,
     decode_manifest,
     describe_image,
     open_image,
 )
-from stelae.storage.tablets.state import TabletStateMachine
+from stelae.storage.replicated.state_machine import TabletStateMachine
 
 TABLET = TabletId("tablet")
 EXPIRY_S = 5.0

@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.schema import TableSchema
-from stelae.storage.tablets.commands import (
+from stelae.core.schema.schema import TableSchema
+from stelae.storage.replicated.commands import (
     Stamp,
 )
-from stelae.storage.tablets.manifest import decode_manifest
+from stelae.storage.replicated.manifest import decode_manifest
 from tests.unit.storage.group_model import TABLET, Group, ReplicaDisk
 
 KEYS = 6

@@ -17,9 +17,9 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import RequestId
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import batch_to_rows, rows_to_batch
-from stelae.storage.rows.entry import (
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import batch_to_rows, rows_to_batch
+from stelae.storage.entries.entry import (
     CertificateBuilder,
     Entry,
     EntryKind,
@@ -30,10 +30,10 @@ from stelae.storage.rows.entry import (
     entry_length,
     read_entries,
 )
-from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.rows.memory import Executed, TabletMemory
 from stelae.storage.segments.image import Image
 from stelae.storage.segments.recovered import RecoveredSegment
-from stelae.storage.tablets.tablet import Executed, TabletMemory
 
 INT_KEY = TableSchema.of(
     pa.schema(

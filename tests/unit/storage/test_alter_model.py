@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from stelae.core.errors import CorruptData
 from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.alter import altered, schema_change
-from stelae.core.tables.schema import COLUMN_ID_KEY, TableSchema
-from stelae.core.tables.values import batch_to_rows, rows_to_batch
-from stelae.storage.rows.entry import Entry, EntryKind, Prologue, encode_prologue
-from stelae.storage.rows.layout import Layout
+from stelae.core.schema.alter import altered, schema_change
+from stelae.core.schema.schema import COLUMN_ID_KEY, TableSchema
+from stelae.core.schema.values import batch_to_rows, rows_to_batch
+from stelae.storage.entries.entry import Entry, EntryKind, Prologue, encode_prologue
+from stelae.storage.rows.memory import TabletMemory
 from stelae.storage.segments.image import Image
-from stelae.storage.tablets.tablet import TabletMemory
+from stelae.storage.segments.layout import Layout
 from tests.unit.storage.tablet_model import LoggedSegment
 
 KEYS = 6

@@ -6,9 +6,9 @@ import mmap
 
 import pyarrow as pa
 
-from stelae.actors.logs.tablet_recovery import Intake
+from stelae.actors.tserver.tablet_log.recovery import Intake
+from stelae.core.buffers import BufferPool
 from stelae.core.memory import populate
-from stelae.storage.buffers import BufferPool
 
 MIB = 1 << 20
 

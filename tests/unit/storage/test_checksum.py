@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.schema import VERSION_COLUMN, TableSchema
+from stelae.core.schema.schema import VERSION_COLUMN, TableSchema
 from stelae.storage.kernels import reference as kernels_reference
 from stelae.storage.kernels.api import default_kernels
+from stelae.storage.replicated.checksum import ChecksumSource, row_hashes
+from stelae.storage.rows.memory import TabletMemory
 from stelae.storage.segments.image import Image
-from stelae.storage.tablets.checksum import ChecksumSource, row_hashes
-from stelae.storage.tablets.tablet import TabletMemory
 
 COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "int8": (pa.int8(), [1, -1, None]),

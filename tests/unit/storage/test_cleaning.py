@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.storage.rows.key_filter import KeyFilter
-from stelae.storage.segments.cleaning import (
+from stelae.storage.keys.bloom_filter import KeyFilter
+from stelae.storage.rows.cleaning import (
     SPARE_SEGMENTS,
     Candidate,
     Needs,

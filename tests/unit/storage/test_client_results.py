@@ -19,9 +19,9 @@ from stelae.core.ids import (
     keyed_client,
     stream_client,
 )
-from stelae.storage.rows.entry import Result
-from stelae.storage.tablets import client_results
-from stelae.storage.tablets.client_results import KEY_LEAST_S, PIECE_LEAST_S, ClientResults
+from stelae.storage.entries import client_results
+from stelae.storage.entries.client_results import KEY_LEAST_S, PIECE_LEAST_S, ClientResults
+from stelae.storage.entries.entry import Result
 
 
 def request(sequence: int, first_incomplete: int = 1, client: str = "c") -> RequestId:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
-from stelae.core.tables.schema import TableSchema
-from stelae.storage.rows.entry import (
+from stelae.core.schema.schema import TableSchema
+from stelae.storage.entries.entry import (
     HEADER_BYTES,
     Certificate,
     CertificateBuilder,

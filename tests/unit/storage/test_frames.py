@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.messages.servers import ReplicaState
-from stelae.storage.media.frames import (
+from stelae.actors.backup.frames import (
     BLOCK_BYTES,
     EXTENTS_MAX,
     RECORD_BLOCKS_BYTES,
@@ -31,6 +28,9 @@ from stelae.storage.media.frames import (
     runs_of,
     superblock_offset,
 )
+from stelae.core.errors import CorruptData, InvalidArgument
+from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.messages.servers import ReplicaState
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages.servers import Write, WriteOp
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import batch_to_rows
-from stelae.storage.tablets import client_results
-from stelae.storage.tablets.commands import (
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import batch_to_rows
+from stelae.storage.entries import client_results
+from stelae.storage.replicated.commands import (
     GroupCommand,
     Stamp,
     decode_command,
@@ -22,7 +22,7 @@ from stelae.storage.tablets.commands import (
     encode_group,
     encode_write,
 )
-from stelae.storage.tablets.state import TabletStateMachine
+from stelae.storage.replicated.state_machine import TabletStateMachine
 from tests.unit.storage.group_model import TABLET, outcome_of, record_of
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("value", pa.string())]), ["id"])

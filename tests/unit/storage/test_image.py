@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
-from stelae.core.tables.schema import RowKind, TableSchema
-from stelae.storage.rows.keys import KeyCodec
-from stelae.storage.rows.layout import Layout, versions_from
+from stelae.core.schema.schema import RowKind, TableSchema
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.keys.merge import Summary
 from stelae.storage.segments import image
 from stelae.storage.segments.image import (
     IMAGE_TRAILER_BYTES,
@@ -21,7 +21,7 @@ from stelae.storage.segments.image import (
     read_tail,
     summary_range,
 )
-from stelae.storage.segments.merge import Summary
+from stelae.storage.segments.layout import Layout, versions_from
 
 EXACT = TableSchema.of(
     pa.schema([pa.field("id", pa.int64()), pa.field("x", pa.float64(), nullable=False)]), ["id"]

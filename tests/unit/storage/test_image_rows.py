@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.core.tables.schema import TableSchema
-from stelae.storage.rows.cells import row_reader
-from stelae.storage.rows.keys import KeyCodec
+from stelae.core.schema.schema import TableSchema
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.keys.decoding import exact_value
+from stelae.storage.segments.cells import row_reader
 from stelae.storage.segments.image import BLOCK_BYTES, Image
 from stelae.storage.segments.image_rows import ImageRows
-from stelae.storage.segments.key_decoding import exact_value
 from stelae.storage.segments.partial_image import PartialImage
 from tests.unit.storage.test_partial_image import made
 

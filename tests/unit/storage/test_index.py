@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stelae.storage.kernels import compiled as kernels
 from stelae.storage.kernels import reference as kernels_reference
 from stelae.storage.kernels.api import EMPTY, Kernels
-from stelae.storage.segments.index import MAX_LOAD, SLOTS_AT_ONCE, SLOTS_PER_ROW, HashIndex
+from stelae.storage.keys.hash_index import MAX_LOAD, SLOTS_AT_ONCE, SLOTS_PER_ROW, HashIndex
 
 BOTH = pytest.mark.parametrize("module", [kernels, kernels_reference], ids=["numba", "reference"])
 # The first kind collides all the time and crowds few homes; the last is what real hashes are like.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stelae.storage.kernels import index_compiled as index_kernels
 from stelae.storage.kernels import index_reference as index_kernels_reference
 from stelae.storage.kernels.index_api import IndexKernels
-from stelae.storage.rows.keys import binary_parts
+from stelae.storage.keys.codec import binary_parts
 
 NAMES = [name for name in vars(IndexKernels) if not name.startswith("_")]
 # Many with the same beginning, of which heads of eight bytes tell nothing; zeros and ends of text.

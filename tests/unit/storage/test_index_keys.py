@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.tables.index_changes import with_index
-from stelae.core.tables.indexes import IndexId, in_range, prefix_end
-from stelae.core.tables.schema import TableSchema, is_plain_type
-from stelae.core.tables.values import to_wire
-from stelae.storage.indexes.entry_keys import EntryCodec
+from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.indexes import IndexId, in_range, prefix_end
+from stelae.core.schema.schema import TableSchema, is_plain_type
+from stelae.core.schema.values import to_wire
+from stelae.storage.indexes.keys import EntryCodec
 from stelae.storage.kernels import index_reference as index_kernels_reference
 
 TEXT = st.text(st.sampled_from("\0\1ab\uffff\U0001f600"), max_size=5) | st.text(max_size=4)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.core.tables.indexes import END, in_range
+from stelae.core.schema.indexes import END, in_range
 from stelae.storage.indexes import indexlet as indexlet_storage
-from stelae.storage.indexes.entry_runs import REMOVED
 from stelae.storage.indexes.indexlet import Floor, IndexletEntries
+from stelae.storage.indexes.runs import REMOVED
 from stelae.storage.kernels import index_compiled as index_kernels
 from stelae.storage.kernels import index_reference as index_kernels_reference
 

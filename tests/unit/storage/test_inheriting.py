@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.shares import Share
-from stelae.core.tables.values import batch_to_rows
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.shares import Share
+from stelae.core.schema.values import batch_to_rows
 from stelae.storage.indexes.log_entries import with_ids
-from stelae.storage.segments.gather import Snapshot
+from stelae.storage.keys.merge import merge
+from stelae.storage.rows.gather import Snapshot
+from stelae.storage.rows.inheriting import next_group, parent_of
+from stelae.storage.rows.memory import TabletMemory
+from stelae.storage.rows.survivors import filter_of, survive
 from stelae.storage.segments.image import Image, ImageMeta, build_image
-from stelae.storage.segments.inheriting import next_group, parent_of
-from stelae.storage.segments.merge import merge
 from stelae.storage.segments.picked import Picks
 from stelae.storage.segments.recovered import RecoveredSegment
 from stelae.storage.segments.remote import Piece, RemoteRun, RemoteSegment, RowsAbsent
 from stelae.storage.segments.segment import Segment
 from stelae.storage.segments.shares import cut_to_share, only_share, picks_of, share_mask
-from stelae.storage.segments.survivors import filter_of, survive
-from stelae.storage.tablets.tablet import TabletMemory
 from tests.unit.storage.tablet_model import (
     INT_KEY,
     KEYS,

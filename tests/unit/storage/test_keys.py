@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import InvalidArgument
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import rows_to_batch
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import rows_to_batch
 from stelae.storage.kernels import compiled as kernels
 from stelae.storage.kernels import reference as kernels_reference
 from stelae.storage.kernels.api import Kernels
-from stelae.storage.rows.keys import KeyCodec, mix
+from stelae.storage.keys.codec import KeyCodec, mix
 
 BOTH = pytest.mark.parametrize("module", [kernels, kernels_reference], ids=["numba", "reference"])
 
@@ -173,12 +173,12 @@ def test_one_key_needs_no_numba() -> None:
     """Hashing one key, finding it in an index and its tablet never import numba."""
     code = (
         "import sys, pyarrow as pa\n"
-        "from stelae.core.tables.partition import hash_partition\n"
-        "from stelae.core.tables.schema import TableSchema\n"
+        "from stelae.core.schema.partition import hash_partition\n"
+        "from stelae.core.schema.schema import TableSchema\n"
         "from stelae.storage.segments import merge\n"
-        "from stelae.storage.segments.index import HashIndex\n"
-        "from stelae.storage.rows.keys import KeyCodec\n"
-        "from stelae.storage.rows.partitioner import Partitioner\n"
+        "from stelae.storage.keys.hash_index import HashIndex\n"
+        "from stelae.storage.keys.codec import KeyCodec\n"
+        "from stelae.storage.keys.partitioner import Partitioner\n"
         "schema = TableSchema.of(pa.schema([('id', pa.int64())]), ['id'])\n"
         "Partitioner(hash_partition('id', 8), schema).tablet_number((1,))\n"
         "index = HashIndex()\n"

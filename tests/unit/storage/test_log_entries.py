@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.index_changes import with_index
-from stelae.core.tables.indexes import END, IndexId, covers, in_range
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import rows_to_batch
+from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.indexes import END, IndexId, covers, in_range
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import rows_to_batch
 from stelae.storage.indexes import log_entries
-from stelae.storage.indexes.entry_keys import EntryCodec
+from stelae.storage.indexes.keys import EntryCodec
 from stelae.storage.indexes.log_entries import LogEntries, with_ids
 from stelae.storage.kernels import index_reference as index_kernels_reference
-from stelae.storage.segments.merge import merge
-from stelae.storage.tablets.row_entries import tablet_entries
+from stelae.storage.keys.merge import merge
+from stelae.storage.rows.row_entries import tablet_entries
 from tests.unit.storage.test_alter_model import MOVES, World, play
 
 Range = tuple[bytes, bytes]

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.core.tables.schema import RowKind
+from stelae.core.schema.schema import RowKind
 from stelae.storage.kernels import compiled as kernels
 from stelae.storage.kernels import reference as kernels_reference
 from stelae.storage.kernels.api import Kernels
-from stelae.storage.segments.merge import (
+from stelae.storage.keys.merge import (
     Merged,
     Summary,
     compact_versions,
@@ -37,7 +37,7 @@ Row = tuple[int, bytes, int, int]
 def _tables_grow() -> Iterator[None]:
     """Merges begin with half the room, as large ones do: so that growing is covered."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stelae.storage.segments.merge.FIRST_ROWS", 0)
+        patch.setattr("stelae.storage.keys.merge.FIRST_ROWS", 0)
         yield
 
 
@@ -205,7 +205,7 @@ def test_a_merge_with_room_for_all_rows_equals_one_that_grows(
     """The room a merge begins with changes nothing but its speed."""
     log = large_log(4, 5_000)
     grown = merge(log)
-    monkeypatch.setattr("stelae.storage.segments.merge.FIRST_ROWS", 1 << 22)
+    monkeypatch.setattr("stelae.storage.keys.merge.FIRST_ROWS", 1 << 22)
     roomy = merge(log)
     winners_of = [
         dict(zip(hashes_of(m).tolist(), positions_of(m).tolist(), strict=True))

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
-from stelae.core.tables.schema import TableSchema
-from stelae.storage.rows.keys import KeyCodec
-from stelae.storage.rows.layout import Layout, versions_from
+from stelae.core.schema.schema import TableSchema
+from stelae.storage.keys.codec import KeyCodec
 from stelae.storage.segments.image import BLOCK_BYTES, Image, ImageMeta, build_image
+from stelae.storage.segments.layout import Layout, versions_from
 from stelae.storage.segments.partial_image import PartialImage
 from stelae.storage.segments.remote import cut_piece
 

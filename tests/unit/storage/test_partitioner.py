@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import InvalidArgument
-from stelae.core.tables.partition import (
+from stelae.core.schema.partition import (
     HashPartition,
     Partitioning,
     RangePartition,
@@ -20,10 +20,10 @@ from stelae.core.tables.partition import (
     hash_partition,
     range_partition,
 )
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import rows_to_batch
-from stelae.storage.rows.keys import KeyCodec
-from stelae.storage.rows.partitioner import Partitioner
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import rows_to_batch
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.keys.partitioner import Partitioner
 
 KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int16(): st.integers(-3, 3) | st.sampled_from([-(2**15), 2**15 - 1]),

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from stelae.core.ids import ServerUuid
-from stelae.storage.media.placement import (
+from stelae.actors.tserver.segments.placement import (
     USUAL_BYTES_PER_S,
     Candidate,
     Misplaced,
@@ -18,6 +17,7 @@ from stelae.storage.media.placement import (
     misplaced,
     usual_rate,
 )
+from stelae.core.ids import ServerUuid
 
 SEGMENT = 8 << 20
 

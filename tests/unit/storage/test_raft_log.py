@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.logs.replication import (
+from stelae.core.records.replication import (
     Configuration,
     Entry,
     EntryKind,

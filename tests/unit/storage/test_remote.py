@@ -15,14 +15,18 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.index_changes import with_index
-from stelae.core.tables.indexes import END, IndexId
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import batch_to_rows
+from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.indexes import END, IndexId
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import batch_to_rows
 from stelae.storage.indexes.log_entries import LogEntries, with_ids
-from stelae.storage.rows.keys import KeyCodec
-from stelae.storage.rows.layout import Row
-from stelae.storage.segments.gather import Snapshot
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.keys.decoding import decode_keys
+from stelae.storage.keys.merge import Summary
+from stelae.storage.rows.gather import Snapshot
+from stelae.storage.rows.memory import TabletMemory
+from stelae.storage.rows.row_entries import TableCodecs, check_here, tablet_entries
+from stelae.storage.rows.transfer import Changes
 from stelae.storage.segments.image import (
     IMAGE_TRAILER_BYTES,
     Image,
@@ -31,14 +35,10 @@ from stelae.storage.segments.image import (
     summary_range,
 )
 from stelae.storage.segments.image_rows import ImageRows
-from stelae.storage.segments.key_decoding import decode_keys
-from stelae.storage.segments.merge import Summary
+from stelae.storage.segments.layout import Row
 from stelae.storage.segments.partial_image import PartialImage
 from stelae.storage.segments.recovered import RecoveredSegment
 from stelae.storage.segments.remote import Piece, RemoteRun, RowsAbsent, cut_piece
-from stelae.storage.segments.transfer import Changes
-from stelae.storage.tablets.row_entries import TableCodecs, check_here, tablet_entries
-from stelae.storage.tablets.tablet import TabletMemory
 from tests.unit.storage.tablet_model import INT_KEY, WIDE_KEY, World, make_key, state_of
 from tests.unit.storage.test_tablet_model import MOVES, play
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import ColumnNotFound, InvalidArgument
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import rows_to_batch
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import rows_to_batch
 from stelae.storage.rows.filters import OPERATORS, Filter
+from stelae.storage.rows.memory import TabletMemory
 from stelae.storage.segments.image import Image
-from stelae.storage.tablets.tablet import TabletMemory
 
 SCHEMA = TableSchema.of(
     pa.schema(

@@ -8,11 +8,11 @@ import pytest
 
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.logs.replication import Configuration, Peer, Snapshot, TermAndVote
-from stelae.core.records import TableRecord, TableState
-from stelae.core.tables.durability import segments
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
+from stelae.core.records.records import TableRecord, TableState
+from stelae.core.records.replication import Configuration, Peer, Snapshot, TermAndVote
+from stelae.core.schema.durability import segments
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
 from stelae.storage.files.consensus_metadata import (
     ConsensusMetadata,
     merge_consensus_metadata,

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import batch_to_rows
-from stelae.storage.rows.entry import Entry, EntryKind, Prologue, encode_prologue
-from stelae.storage.rows.key_filter import KeyFilter
-from stelae.storage.segments import survivors
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import batch_to_rows
+from stelae.storage.entries.entry import Entry, EntryKind, Prologue, encode_prologue
+from stelae.storage.keys.bloom_filter import KeyFilter
+from stelae.storage.rows import survivors
+from stelae.storage.rows.memory import TabletMemory
+from stelae.storage.rows.survivors import Move, filter_of, survive
 from stelae.storage.segments.image import Image, ImageMeta, build_image
 from stelae.storage.segments.recovered import RecoveredSegment
-from stelae.storage.segments.survivors import Move, filter_of, survive
-from stelae.storage.tablets.tablet import TabletMemory
 from tests.unit.storage.tablet_model import (
     INT_KEY,
     KEYS,

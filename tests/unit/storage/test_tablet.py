@@ -18,18 +18,18 @@ from stelae.core.errors import (
     VersionMismatch,
 )
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import rows_to_batch
-from stelae.storage.rows.entry import (
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import rows_to_batch
+from stelae.storage.entries.entry import (
     Entry,
     EntryKind,
     Prologue,
     encode_prologue,
 )
-from stelae.storage.rows.keys import KeyCodec
+from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.rows.memory import Executed, TabletMemory, group_payload
 from stelae.storage.segments.image import Image
 from stelae.storage.segments.recovered import RecoveredSegment
-from stelae.storage.tablets.tablet import Executed, TabletMemory, group_payload
 from tests.unit.storage.tablet_model import (
     INT_KEY,
     WIDE_KEY,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from stelae.core.ids import ClientId, RequestId, TabletId
 from stelae.core.messages.servers import Write, WriteOp
-from stelae.storage.rows.entry import decode_batch, encode_batch
-from stelae.storage.tablets.commands import (
+from stelae.storage.entries.entry import decode_batch, encode_batch
+from stelae.storage.replicated.commands import (
     AlterCommand,
     GroupClock,
     MarkCommand,

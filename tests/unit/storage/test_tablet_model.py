@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.schema import TableSchema
-from stelae.storage.rows.entry import (
+from stelae.core.schema.schema import TableSchema
+from stelae.storage.entries.entry import (
     Entry,
     EntryKind,
     Prologue,
     encode_prologue,
 )
+from stelae.storage.rows.memory import TabletMemory
 from stelae.storage.segments.image import Image, build_image
 from stelae.storage.segments.recovered import RecoveredSegment
-from stelae.storage.tablets.tablet import TabletMemory
 from tests.unit.storage.tablet_model import (
     INT_KEY,
     KEYS,

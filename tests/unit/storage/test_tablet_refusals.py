@@ -17,15 +17,15 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import ClientId, OpId, RequestId
 from stelae.core.messages.servers import Write, WriteOp
-from stelae.core.tables.values import rows_to_batch
-from stelae.storage.rows.entry import encode_batch
-from stelae.storage.tablets import client_results
-from stelae.storage.tablets.commands import (
+from stelae.core.schema.values import rows_to_batch
+from stelae.storage.entries import client_results
+from stelae.storage.entries.entry import encode_batch
+from stelae.storage.replicated.commands import (
     CommandKind,
     encode_alter,
     encode_write,
 )
-from stelae.storage.tablets.state import TabletStateMachine
+from stelae.storage.replicated.state_machine import TabletStateMachine
 from tests.unit.storage.group_model import TABLET, Group, outcome_of, record_of
 from tests.unit.storage.tablet_commands import FOREVER, NARROW, delete, upsert
 
@@ -161,7 +161,7 @@ def test_an_update_that_keeps_too_much_is_refused_however_rows_are_held(
     held: str, as_batch: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sum over all rows decides, so that every replica refuses the same call."""
-    monkeypatch.setattr("stelae.storage.segments.write._KEPT_BYTES_MAX", 1000)
+    monkeypatch.setattr("stelae.storage.rows.write._KEPT_BYTES_MAX", 1000)
     machine = TabletStateMachine(TABLET, record_of(NARROW))
     machine.apply(1, 1, encode_alter(record_of(NARROW), FOREVER))
     rows: Any = [("x" * 100, n, 1) for n in range(10)]

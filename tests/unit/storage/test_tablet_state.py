@@ -16,13 +16,13 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import ClientId, OpId, RequestId, TabletId
 from stelae.core.messages.servers import WriteOp
-from stelae.core.tables.schema import TableSchema
-from stelae.storage.tablets.commands import (
+from stelae.core.schema.schema import TableSchema
+from stelae.storage.replicated.commands import (
     encode_alter,
     encode_mark,
 )
-from stelae.storage.tablets.manifest import decode_manifest, droppable, open_image
-from stelae.storage.tablets.tablet import SegmentStats
+from stelae.storage.replicated.manifest import decode_manifest, droppable, open_image
+from stelae.storage.rows.memory import SegmentStats
 from tests.unit.storage.group_model import TABLET, Group, record_of
 from tests.unit.storage.tablet_commands import (
     FOREVER,
@@ -300,7 +300,7 @@ def test_what_updates_keep_counts_for_the_flush(monkeypatch: pytest.MonkeyPatch)
     for salt in range(20):
         group.write(WriteOp.UPDATE, [(1, salt)], ["id", "b"], as_batch=salt % 2 == 0)
     assert machine.memory.head_bytes > 20_000
-    monkeypatch.setattr("stelae.storage.tablets.state._HEAD_BYTES_MAX", 5_000)
+    monkeypatch.setattr("stelae.storage.replicated.state_machine._HEAD_BYTES_MAX", 5_000)
     for salt in range(20):
         group.write(WriteOp.UPDATE, [(1, salt)], ["id", "b"])
     assert len(machine.memory.statistics()) == 5

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId, TabletId
-from stelae.core.logs.timelines import (
+from stelae.core.records.timeline_copies import NOTHING, LogCut, TimelineSnapshot, WalFile
+from stelae.core.records.timelines import (
     AcceptorState,
     LogPosition,
     ProposerId,
@@ -19,7 +20,6 @@ from stelae.core.logs.timelines import (
     TermStart,
     TimelineConfiguration,
 )
-from stelae.core.messages.timeline_copies import NOTHING, LogCut, TimelineSnapshot, WalFile
 from stelae.storage.files.timeline_control import (
     FOREVER,
     EvictedLog,

@@ -1,4 +1,4 @@
-"""`stelae.storage.segments.timeline_tail`: a timeline's end is cut where prologues stand, or is
+"""`stelae.storage.entries.timeline_tail`: a timeline's end is cut where prologues stand, or is
 refused."""
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import TabletId
-from stelae.core.logs.replication import Entry as TimelineEntry
-from stelae.core.logs.replication import EntryKind as TimelineEntryKind
-from stelae.core.tables.schema import TableSchema
-from stelae.storage.rows.entry import (
+from stelae.core.records.replication import Entry as TimelineEntry
+from stelae.core.records.replication import EntryKind as TimelineEntryKind
+from stelae.core.schema.schema import TableSchema
+from stelae.storage.entries.entry import (
     Entry,
     EntryKind,
     Prologue,
@@ -23,7 +23,7 @@ from stelae.storage.rows.entry import (
     encode_prologue,
     encode_rows,
 )
-from stelae.storage.segments.timeline_tail import read_tail
+from stelae.storage.entries.timeline_tail import read_tail
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 TABLET = TabletId("a" * 32)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData, TabletNotReady
 from stelae.core.ids import ClientId, OpId, RequestId, TableId, TabletId
-from stelae.core.logs.succession import SuccessionStage
 from stelae.core.messages.servers import Write, WriteOp
-from stelae.core.records import TableRecord, TableState
-from stelae.core.tables.durability import replicas
-from stelae.core.tables.partition import Partitioning
-from stelae.core.tables.schema import TableSchema
-from stelae.storage.rows.entry import (
+from stelae.core.records.records import TableRecord, TableState
+from stelae.core.records.succession import SuccessionStage
+from stelae.core.schema.durability import replicas
+from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import TableSchema
+from stelae.storage.entries.entry import (
     Entry,
     EntryKind,
     Prologue,
@@ -29,10 +29,8 @@ from stelae.storage.rows.entry import (
     encode_prologue,
     read_entries,
 )
-from stelae.storage.rows.outcomes import answer
-from stelae.storage.segments.image import Image
-from stelae.storage.segments.recovered import RecoveredSegment
-from stelae.storage.tablets.commands import (
+from stelae.storage.entries.outcomes import answer
+from stelae.storage.replicated.commands import (
     ImportCommand,
     Stamp,
     SuccessionCommand,
@@ -41,8 +39,10 @@ from stelae.storage.tablets.commands import (
     encode_succession,
     encode_write,
 )
-from stelae.storage.tablets.state import TabletStateMachine
-from stelae.storage.tablets.tablet import TabletMemory
+from stelae.storage.replicated.state_machine import TabletStateMachine
+from stelae.storage.rows.memory import TabletMemory
+from stelae.storage.segments.image import Image
+from stelae.storage.segments.recovered import RecoveredSegment
 
 SCHEMA = TableSchema.of(
     pa.schema([pa.field("id", pa.string(), False), pa.field("value", pa.int64())]), ("id",)

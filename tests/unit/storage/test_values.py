@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import ColumnNotFound, InvalidArgument, TooLarge
-from stelae.core.tables.schema import TableSchema
-from stelae.core.tables.values import (
+from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.values import (
     batch_to_rows,
     check_batch,
     from_wire,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stelae.core.tables.schema import RowKind
-from stelae.storage.buffers import BufferPool
-from stelae.storage.segments.merge import Summary, compact_versions, merge
-from stelae.storage.segments.winners import find_winners
+from stelae.core.buffers import BufferPool
+from stelae.core.schema.schema import RowKind
+from stelae.storage.keys.merge import Summary, compact_versions, merge
+from stelae.storage.keys.winners import find_winners
 
 POOL = BufferPool(1 << 20)
 """What is in its memory is of other merges."""

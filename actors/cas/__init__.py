@@ -1,1 +1,0 @@
-"""The configuration store (CAS store): a server, and where its rows are kept."""

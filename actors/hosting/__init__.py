@@ -1,1 +1,0 @@
-"""What turns servers into Ray actors, and the process that holds a Spark session."""

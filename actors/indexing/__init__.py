@@ -1,1 +1,0 @@
-"""Indexlets, and the tablets' part in keeping them true."""

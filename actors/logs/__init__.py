@@ -1,1 +1,0 @@
-"""Logs of tablets: segments on backups, timelines on safekeepers, and their replicas."""

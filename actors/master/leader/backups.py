@@ -1,0 +1,71 @@
+"""Keeps what the catalog says of backups up to date, for as long as a master leads: their groups,
+whether those that are to be retired are needed yet, and which nobody needs any more."""
+
+from __future__ import annotations
+
+import logging
+
+from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
+from stelae.coordinator.catalog.operations import Operations
+from stelae.coordinator.liveness.liveness import Liveness
+from stelae.coordinator.placement.copysets import draft_copysets
+from stelae.coordinator.placement.known_backups import draft_forget
+from stelae.coordinator.placement.leaving_backups import draft_needed
+from stelae.core.config.settings import Settings
+from stelae.core.errors import StelaeError
+from stelae.core.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+
+
+class BackupKeeper:
+    """One leadership's, which `run` serves for as long as it lasts."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        settings: Settings,
+        catalog: Catalog,
+        liveness: Liveness,
+        operations: Operations,
+    ) -> None:
+        self._runtime = runtime
+        self._settings = settings
+        self._catalog = catalog
+        self._liveness = liveness
+        self._operations = operations
+
+    async def run(self) -> None:
+        """For ever."""
+        # First those that were there before are to be heard again: else they count as away.
+        await self._runtime.clock.sleep(self._settings.dead_after_s)
+        while True:
+            try:
+                for draft in (self._draft_copysets, self._draft_needed, self._draft_forget):
+                    if draft() is not None:
+                        await self._operations.change(draft)
+            except StelaeError as error:
+                logger.info("backups: %s", error)
+            await self._runtime.clock.sleep(LOOK_S)
+
+    def _draft_copysets(self) -> CatalogBatch | None:
+        return draft_copysets(
+            self._catalog,
+            self._liveness,
+            self._runtime.clock.monotonic(),
+            size=self._settings.copyset_size,
+            gone_after_s=self._settings.replica_dead_after_s,
+        )
+
+    def _draft_needed(self) -> CatalogBatch | None:
+        return draft_needed(self._catalog, self._liveness, self._runtime.clock.monotonic())
+
+    def _draft_forget(self) -> CatalogBatch | None:
+        return draft_forget(
+            self._catalog,
+            self._liveness,
+            self._runtime.clock.monotonic(),
+            gone_after_s=self._settings.replica_dead_after_s,
+        )

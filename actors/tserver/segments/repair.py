@@ -1,0 +1,160 @@
+"""Comparing what a log believes of its replicas with what each backup says that it holds.
+
+Needed when a backup comes back: on its disk lie replicas that were replaced meanwhile (strays, to
+be freed), and from its memory others are gone (lost, to be replaced). So is one that it has found
+to be damaged, whose frames are to be freed besides. Level-triggered: a backup is asked once for
+each of its incarnations, and all are asked again now and then.
+
+A stray is freed only once the replicas that took its place hold all that was acknowledged, under an
+epoch that recoveries know: while replacements are under way it may be the only whole copy left.
+Later it is of no use to anybody: an open one is stale by its epoch, a final one is one too many.
+
+Only the owner that serves a tablet runs this: before the hand-over, what looks like a stray may be
+what another owner needs.
+
+Source: RAMCloud, orphan collection of restarted backups (research §1.5), turned round: the owner
+asks, because it alone knows its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from stelae.actors.server.membership import Membership
+from stelae.actors.tserver.segments.inventories import inventory_of
+from stelae.actors.tserver.segments.segment import ReplicatedSegment
+from stelae.actors.tserver.segments.side_segments import SideSegments
+from stelae.core.config.settings import Settings
+from stelae.core.errors import StelaeError
+from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.messages.servers import (
+    FREE_REPLICAS,
+    FreeReplicas,
+    LogInventory,
+    ReplicaState,
+)
+from stelae.core.records.records import ServerInfo
+from stelae.core.runtime import Runtime
+
+FULL_ROUND_S = 60.0
+SOON_S = 2.0
+"""Before a backup is asked again that did not answer, or holds strays that are needed yet."""
+
+
+class CensusedLog(Protocol):
+    """What a census asks of a log."""
+
+    runtime: Runtime
+    settings: Settings
+    members: Membership
+    tablet_id: TabletId
+    term: int
+    side: SideSegments
+
+    @property
+    def segments(self) -> Sequence[ReplicatedSegment]:
+        """All of the log, ascending."""
+
+
+class ReplicaCensus:
+    """One log's census of the backups."""
+
+    def __init__(self, log: CensusedLog, media: tuple[str, ...]) -> None:
+        self._log = log
+        self._media = tuple(sorted(set(media)))
+        self._asked: dict[ServerUuid, int] = {}
+        self._begin_round()
+
+    async def run(self) -> None:
+        """Ask each new incarnation of each backup; for ever."""
+        log = self._log
+        while True:
+            for medium in self._media:
+                for backup in log.members.backups(medium):
+                    if self._asked.get(backup.uuid) != backup.incarnation:
+                        await self._ask(backup)
+            await self._rest()
+
+    async def _rest(self) -> None:
+        """Until membership changes, somebody is to be asked again, or a full round is due."""
+        log, now = self._log, self._log.runtime.clock.monotonic()
+        live = [b for medium in self._media for b in log.members.backups(medium)]
+        is_done = all(self._asked.get(backup.uuid) == backup.incarnation for backup in live)
+        pause_s = self._full_round_at - now if is_done else SOON_S
+        try:
+            async with asyncio.timeout(max(0.0, pause_s)):
+                await log.members.wait_change()
+        except TimeoutError:
+            if log.runtime.clock.monotonic() >= self._full_round_at:
+                self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._asked.clear()
+        self._full_round_at = self._log.runtime.clock.monotonic() + FULL_ROUND_S
+
+    async def _ask(self, backup: ServerInfo) -> None:
+        log = self._log
+        believed = {
+            (segment.segment_id, replica.sealed)
+            for segment in log.segments
+            for replica in segment.replicas
+            if replica.backup == backup.uuid and replica.created
+        }
+        logs = await inventory_of(log.runtime, log.settings, backup, (log.tablet_id,))
+        if logs is None:
+            return
+        is_done = True
+        try:
+            for held in logs:
+                if held.tablet_id == log.tablet_id:
+                    is_done = await self._compare(backup, held, believed)
+        except StelaeError:
+            log.runtime.metrics.count("inventories_failed")
+            return
+        if is_done:
+            self._asked[backup.uuid] = backup.incarnation
+
+    async def _compare(
+        self, backup: ServerInfo, held: LogInventory, believed: set[tuple[int, bool]]
+    ) -> bool:
+        """Replace what is lost, free what is over; False if some of that has to wait."""
+        log, is_done = self._log, True
+        states = {replica.segment_id: replica.state for replica in held.replicas}
+        damaged = set(held.damaged)
+        strays = []
+        for segment in log.segments:
+            mine = [r for r in segment.replicas if r.backup == backup.uuid]
+            state = states.pop(segment.segment_id, None)
+            is_damaged = segment.segment_id in damaged
+            damaged.discard(segment.segment_id)
+            for replica in mine:
+                was_there = (segment.segment_id, replica.sealed) in believed
+                if was_there and replica.created and _is_less(state, replica.sealed):
+                    segment.lose(backup.uuid)
+            if mine or (state is None and not is_damaged):
+                is_done &= not is_damaged  # where it is made anew will be seen
+                continue
+            if not segment.stands_without_strays:
+                is_done = False
+            else:
+                # Longer than the call below may be on its way: it must not free a later replica.
+                segment.avoid(backup.uuid, 2 * log.settings.call_timeout_s)
+                strays.append(segment.segment_id)
+        strays += sorted({*states, *damaged})
+        if strays:
+            log.runtime.metrics.count("stray_replicas_freed", len(strays))
+            await log.runtime.peers.call(
+                backup.address,
+                FREE_REPLICAS,
+                FreeReplicas(log.tablet_id, log.term, tuple(strays), log.side.heads_from),
+                timeout_s=log.settings.call_timeout_s,
+                destination=backup.uuid,
+            )
+        return is_done
+
+
+def _is_less(state: ReplicaState | None, sealed: bool) -> bool:
+    """Whether a backup holds less than it had acknowledged."""
+    return state is None or (sealed and state is not ReplicaState.SEALED)

@@ -1,1 +1,0 @@
-"""How calls reach tablets and masters: locations, retries, and calls that share messages."""

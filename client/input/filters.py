@@ -1,0 +1,60 @@
+"""Filters of scans, from the lists people write to the form that travels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stelae.core.errors import InvalidArgument
+from stelae.core.schema.schema import TableSchema, is_plain_type
+from stelae.core.schema.values import to_wire
+
+Where = Sequence[Any] | None
+"""``[("dest", "=", "LAX"), …]``: all hold; or a list of such lists: any of them holds."""
+WireFilters = tuple[tuple[tuple[str, str, Any], ...], ...]
+
+OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in")
+
+
+def normalize_filters(where: Where, schema: TableSchema, table: str) -> WireFilters:
+    """Check filters against the table's columns and turn their values into wire form.
+
+    Raises:
+        InvalidArgument: not of the documented shape, an unknown operator, or a wrong type.
+        ColumnNotFound: a column that the table does not have.
+    """
+    if not where:
+        return ()
+    if not isinstance(where, list | tuple):
+        raise InvalidArgument(f"where={where!r}: a list of (column, operator, value) tuples")
+    groups = [where] if all(isinstance(item, tuple) for item in where) else where
+    return tuple(tuple(_term(term, schema, table) for term in _group(group)) for group in groups)
+
+
+def _group(group: Any) -> Sequence[Any]:
+    if not isinstance(group, list | tuple) or not group:
+        raise InvalidArgument(
+            f"where={group!r}: give (column, operator, value) tuples in a list, or a list of such"
+        )
+    return group
+
+
+def _term(term: Any, schema: TableSchema, table: str) -> tuple[str, str, Any]:
+    if not isinstance(term, list | tuple) or len(term) != 3 or not isinstance(term[0], str):
+        raise InvalidArgument(f"filter {term!r} is not (column, operator, value)")
+    column, operator, value = term
+    schema.check_columns([column], table)
+    if operator not in OPERATORS:
+        raise InvalidArgument(f"filter {term!r}: operators are {', '.join(OPERATORS)}")
+    kind = schema.arrow.field(column).type
+    if not is_plain_type(kind):
+        raise InvalidArgument(f"filter {term!r}: columns of type {kind} cannot be filtered on")
+    what = f"filter on {column!r}"
+    if operator in ("in", "not in"):
+        if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
+            raise InvalidArgument(f"filter {term!r}: {operator!r} wants a list of values")
+        values = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+        return column, operator, tuple(to_wire(item, kind, what) for item in values)
+    if value is None:
+        raise InvalidArgument(f"filter {term!r}: compare with a value, not with None")
+    return column, operator, to_wire(value, kind, what)

@@ -1,0 +1,184 @@
+"""What users give a table as columns, keys, rows and versions: checked, and in one form.
+
+The same for a table reached directly and over HTTP, so that both refuse the same things in the
+same words, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from stelae.client.input.convert import RowCodec, is_table, to_arrow
+from stelae.core.errors import InvalidArgument
+from stelae.core.messages.catalog import LINEARIZABLE
+from stelae.core.messages.rows import WriteOp
+from stelae.core.schema.durability import Durability, Replicas, Segments, Wal
+from stelae.core.schema.index_changes import check_new_index
+from stelae.core.schema.schema import MAX_NAME_LENGTH, TableSchema
+from stelae.core.schema.values import WireRow, check_batch, rows_to_batch
+
+_VERSION_END = 1 << 63
+
+
+def check_durability(durability: Durability) -> None:
+    """Raise `InvalidArgument` for what is no durability at all."""
+    if not isinstance(durability, Segments | Wal | Replicas):
+        raise InvalidArgument(
+            f"durability={durability!r}: give segments('disk', 'disk'), wal(3) or replicas(3)"
+        )
+
+
+def check_name(name: str) -> None:
+    """Raise `InvalidArgument` unless ``name`` can name a table, in URLs too."""
+    fine = (
+        isinstance(name, str)
+        and 0 < len(name) <= MAX_NAME_LENGTH
+        and name.isprintable()
+        and not set(name) & set("/\\?#%,:")
+    )
+    if not fine:
+        raise InvalidArgument(
+            f"table name {name!r}: 1 to {MAX_NAME_LENGTH} printable characters, "
+            "none of / \\ ? # % , :"
+        )
+
+
+def indexed_columns(indexes: str | Sequence[str], schema: TableSchema) -> tuple[str, ...]:
+    """The columns of a new table that get an index each.
+
+    Raises:
+        InvalidArgument, ColumnNotFound: one of them cannot, or is named twice.
+    """
+    columns = (indexes,) if isinstance(indexes, str) else tuple(indexes)
+    if len(set(columns)) != len(columns):
+        raise InvalidArgument(f"indexes={list(columns)}: each column at most once")
+    for column in columns:
+        check_new_index(schema, column, "(new)")
+    return columns
+
+
+def chosen_columns(
+    columns: Sequence[str] | None, schema: TableSchema, table: str
+) -> tuple[str, ...]:
+    """The columns that a read asks for; none: all.
+
+    Raises:
+        InvalidArgument, ColumnNotFound: they are no list of columns, each at most once.
+    """
+    if columns is None:
+        return ()
+    if isinstance(columns, str) or not columns:
+        raise InvalidArgument("columns is a list of one or more column names")
+    if len(set(columns)) != len(columns):
+        raise InvalidArgument(f"columns={list(columns)}: each at most once")
+    schema.check_columns(columns, table)
+    return tuple(columns)
+
+
+def key_rows(keys: Any, schema: TableSchema, codec: RowCodec, table: str) -> pa.RecordBatch:
+    """Keys in any accepted form as a batch of key columns.
+
+    Raises:
+        InvalidArgument, ColumnNotFound, TooLarge: they are no keys of the table.
+    """
+    if isinstance(keys, pa.Array | pa.ChunkedArray):
+        keys = pa.table([keys], names=[schema.key[0]])
+    if is_table(keys):
+        found = to_arrow(keys, schema.key_schema)
+        missing = [name for name in schema.key if name not in found.column_names]
+        if missing:
+            raise InvalidArgument(f"keys need the key column {missing[0]!r}")
+        return check_batch(found.select(list(schema.key)), schema, columns=schema.key, table=table)
+    if isinstance(keys, str | bytes | dict) or not isinstance(keys, Iterable):
+        raise InvalidArgument("keys are a list of keys, an Arrow array or a table")
+    return rows_to_batch([codec.key(key) for key in keys], schema.key_schema)
+
+
+def update_columns(rows: Sequence[Any], schema: TableSchema, table: str) -> tuple[str, ...]:
+    """The columns of an update, in schema order: the same in all rows, the key among them.
+
+    Raises:
+        InvalidArgument, ColumnNotFound: they are not.
+    """
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise InvalidArgument("the rows of an update are dicts")
+    given = set(rows[0])
+    if any(set(row) != given for row in rows):
+        raise InvalidArgument("the rows of one update must name the same columns")
+    check_key_given(given, schema)
+    schema.check_columns(sorted(given, key=str), table)
+    return tuple(name for name in schema.arrow.names if name in given)
+
+
+def wire_rows(
+    op: WriteOp, rows: Sequence[Any], schema: TableSchema, codec: RowCodec, table: str
+) -> tuple[list[WireRow], tuple[str, ...]]:
+    """Rows to write, given as dicts, as values of the columns that they have in common; (): all.
+
+    Raises:
+        InvalidArgument, ColumnNotFound, TooLarge: they are no rows of the table.
+    """
+    if op is WriteOp.UPDATE:
+        columns = update_columns(rows, schema, table)
+    else:
+        for row in rows:
+            if not isinstance(row, Mapping):
+                raise InvalidArgument(f"a row is a dict, not a {type(row).__name__}")
+        columns = codec.given(rows)
+    return [codec.row(row, columns) for row in rows], columns
+
+
+def written_columns(op: WriteOp, given: Sequence[str], schema: TableSchema) -> tuple[str, ...]:
+    """The columns of rows to write, in schema order: those given, and of new rows those that have
+    to be. Raises `InvalidArgument`: an update without the whole key."""
+    needed: Collection[str] = ()
+    if op is WriteOp.UPDATE:
+        check_key_given(given, schema)
+    else:
+        needed = schema.required
+    return tuple(name for name in schema.arrow.names if name in given or name in needed)
+
+
+def check_key_given(columns: Collection[str], schema: TableSchema) -> None:
+    """Raise InvalidArgument unless the whole key is among the columns of an update."""
+    missing = [name for name in schema.key if name not in columns]
+    if missing:
+        raise InvalidArgument(f"an update needs the key column {missing[0]!r}")
+
+
+def row_versions(if_version: Any, count: int) -> tuple[int, ...]:
+    """``if_version`` of a call as one number for each row, or none.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    if if_version is None:
+        return ()
+    if isinstance(if_version, int | np.integer):
+        if_version = [if_version]
+    try:
+        versions = tuple([operator.index(version) for version in if_version])
+    except TypeError as error:
+        raise InvalidArgument(f"if_version is a number for each row: {error}") from error
+    if not all(0 <= version < _VERSION_END for version in versions):
+        raise InvalidArgument("if_version: versions are 0 (absent) or above")
+    if len(versions) != count:
+        raise InvalidArgument(f"if_version has {len(versions)} numbers for {count} rows")
+    return versions
+
+
+def staleness(max_staleness: float | None) -> float:
+    """``max_staleness_s`` of a request. Raises `InvalidArgument`."""
+    if max_staleness is None:
+        return LINEARIZABLE
+    if isinstance(max_staleness, bool) or not isinstance(max_staleness, int | float):
+        raise InvalidArgument(f"max_staleness={max_staleness!r} is not a number of seconds")
+    if not 0 <= max_staleness < math.inf:
+        raise InvalidArgument(f"max_staleness={max_staleness}: a number of seconds, not negative")
+    return float(max_staleness)

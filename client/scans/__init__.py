@@ -1,1 +1,0 @@
-"""Reads of many rows: scans, pages, and pinned snapshots."""

@@ -1,0 +1,99 @@
+"""What a table handle is asked to read: checked, cut by tablet, of one version of the schema."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stelae.client.input.filters import WireFilters
+from stelae.client.input.known import KnownTable
+from stelae.core.messages.servers import Get, GetMany, TabletLocation
+from stelae.core.schema.schema import VERSION_COLUMN
+from stelae.core.schema.values import WireRow
+
+
+@dataclass(slots=True)
+class OneKey:
+    """A `get` of one key, cut out for its tablet."""
+
+    number: int
+    key: WireRow
+    columns: tuple[str, ...]
+    known: KnownTable
+    max_staleness_s: float
+
+    @property
+    def max_staleness(self) -> float | None:
+        """As users give it."""
+        return None if self.max_staleness_s < 0 else self.max_staleness_s
+
+    def request(self, where: TabletLocation) -> Get:
+        version = self.known.schema.version
+        tablet_id = where.tablet.tablet_id
+        return Get(tablet_id, (self.key,), self.columns, version, self.max_staleness_s)
+
+
+@dataclass(slots=True)
+class ManyKeys:
+    """A `get_many`, cut by tablet: see `TableWriter.split`."""
+
+    columns: tuple[str, ...]
+    with_versions: bool
+    known: KnownTable
+    parts: dict[int, tuple[int, NDArray[np.int64], pa.Buffer]]
+    max_staleness_s: float
+
+    def request(self, where: TabletLocation) -> GetMany:
+        version = self.known.schema.version
+        return GetMany(where.tablet.tablet_id, self.columns, version, self.max_staleness_s)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns of the answer."""
+        names = list(self.columns or self.known.schema.arrow.names)
+        return [*names, VERSION_COLUMN] if self.with_versions else names
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """What a scan asks for, in the names of one version of the schema."""
+
+    known: KnownTable
+    columns: tuple[str, ...]
+    where: WireFilters
+    with_versions: bool
+    max_staleness_s: float
+
+    def table_of(self, parts: list[list[pa.RecordBatch]]) -> pa.Table:
+        """What the tablets have of it, as one table."""
+        arrow = self.known.schema.arrow
+        fields = [arrow.field(name) for name in (self.columns or arrow.names)]
+        if self.with_versions:
+            fields.append(pa.field(VERSION_COLUMN, pa.uint64(), False))
+        schema = pa.schema(fields)
+        batches = [batch.cast(schema) for batches in parts for batch in batches]
+        return pa.Table.from_batches(batches, schema=schema)
+
+
+Found = tuple[pa.RecordBatch, NDArray[np.int64]]
+"""Rows of one tablet, and the places of their keys among those asked for."""
+
+
+def merge_found(found: list[Found], columns: list[str], schema: pa.Schema) -> pa.Table:
+    """Rows found in several tablets, put back into the order of the keys asked for."""
+    fields = [
+        pa.field(VERSION_COLUMN, pa.uint64(), False)
+        if name == VERSION_COLUMN
+        else schema.field(name)
+        for name in columns
+    ]
+    wanted = pa.schema(fields)
+    parts = [(rows.select(columns).cast(wanted), places) for rows, places in found if rows.num_rows]
+    if not parts:
+        return wanted.empty_table()
+    table = pa.Table.from_batches([rows for rows, _ in parts]).combine_chunks()
+    order = np.argsort(np.concatenate([places for _, places in parts]), kind="stable")
+    return table.take(pa.array(order))

@@ -1,1 +1,0 @@
-"""How tables get another schema or another durability."""

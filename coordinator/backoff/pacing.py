@@ -1,0 +1,80 @@
+"""What the leader master tried a moment ago, so that it is not tried again at once. Pure.
+
+The only memory of `stelae.coordinator.decide`; lost with the leadership, which does no
+harm. Source: seed Kudu multi-master (retried until done or superseded); design §7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stelae.coordinator.backoff.successions import SuccessionPacing
+from stelae.coordinator.groups.health import Unwell
+from stelae.coordinator.groups.replacements import Additions
+from stelae.coordinator.moves.departures import Departures
+from stelae.core.ids import ServerUuid, TabletId
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 10.0
+
+
+@dataclass(slots=True)
+class Pacing:
+    """What was tried a moment ago, so that it is not tried again at once.
+
+    Only in memory: a new leader tries everything once more, which is harmless.
+    """
+
+    _not_ordered_before: dict[TabletId, float] = field(default_factory=dict)
+    _not_moved_before: dict[TabletId, float] = field(default_factory=dict)
+    _failures: dict[TabletId, int] = field(default_factory=dict)
+    failed_at: dict[TabletId, ServerUuid] = field(default_factory=dict)
+    """Where a tablet failed last: it goes elsewhere if it can."""
+    unwell: Unwell = field(default_factory=Unwell)
+    """Replicas that are in doubt, since when."""
+    additions: Additions = field(default_factory=Additions)
+    """Replicas that leaders were told to add."""
+    successions: SuccessionPacing = field(default_factory=SuccessionPacing)
+    departures: Departures = field(default_factory=Departures)
+    """Tablets that leave their servers by plan."""
+    _creating_since: dict[TabletId, float] = field(default_factory=dict)
+    """When this leader first saw a tablet CREATING."""
+
+    def creating(self, tablets: Iterable[TabletId], now: float) -> None:
+        """These tablets, and no others, are being created."""
+        known = self._creating_since
+        self._creating_since = {tablet_id: known.get(tablet_id, now) for tablet_id in tablets}
+
+    def created_for_s(self, tablet_id: TabletId, now: float) -> float:
+        """How long it has been in creation."""
+        return now - self._creating_since.get(tablet_id, now)
+
+    def ordered(self, tablet_id: TabletId, until: float) -> None:
+        """The owner has been told to open it, or could not be: leave it alone until then."""
+        self._not_ordered_before[tablet_id] = until
+
+    def may_order(self, tablet_id: TabletId, now: float) -> bool:
+        return now >= self._not_ordered_before.get(tablet_id, now)
+
+    def failed(self, tablet_id: TabletId, server: ServerUuid, now: float) -> None:
+        """It failed at ``server`` and is moved now; next time only after a pause that doubles."""
+        failures = self._failures.get(tablet_id, 0)
+        pause_s = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
+        self._failures[tablet_id] = failures + 1
+        self._not_moved_before[tablet_id] = now + pause_s
+        self.failed_at[tablet_id] = server
+
+    def may_move(self, tablet_id: TabletId, now: float) -> bool:
+        return now >= self._not_moved_before.get(tablet_id, now)
+
+    def moved(self, tablet_id: TabletId) -> None:
+        """It has a new owner, who can be told at once."""
+        self._not_ordered_before.pop(tablet_id, None)
+
+    def succeeded(self, tablet_id: TabletId) -> None:
+        """The tablet runs."""
+        self._not_ordered_before.pop(tablet_id, None)
+        self._not_moved_before.pop(tablet_id, None)
+        self._failures.pop(tablet_id, None)
+        self.failed_at.pop(tablet_id, None)

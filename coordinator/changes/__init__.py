@@ -1,1 +1,0 @@
-"""Changes of the catalog: drafts, and the one place that carries them out."""

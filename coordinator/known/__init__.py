@@ -1,1 +1,0 @@
-"""What the leader knows besides the catalog: who is alive, and what servers hold."""

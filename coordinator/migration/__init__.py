@@ -1,1 +1,0 @@
-"""The migration of a timeline to other safekeepers, as a pure machine (seed 004)."""

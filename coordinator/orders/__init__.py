@@ -1,1 +1,0 @@
-"""Operators' orders: what they change, and why they may be refused."""

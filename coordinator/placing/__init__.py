@@ -1,1 +1,0 @@
-"""Where new tablets and indexlets go."""

@@ -1,1 +1,0 @@
-"""Logs as all rooms know them: positions, configurations, losses, successions."""

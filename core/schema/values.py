@@ -1,0 +1,404 @@
+"""Values on the wire, and Arrow data on its way into a table.
+
+A **wire value** is what msgpack carries for a column of a plain type: int, float, str, bytes, bool
+or None; a date32 is an int of days since 1970-01-01, a date64 one of milliseconds, a timestamp one
+in the unit of its type (UTC where the type has a time zone). Rows of a small call are tuples of
+wire values; larger ones are Arrow batches, which `check_batch` brings into the table's types. Both
+ways refuse what would lose something (`InvalidArgument`, naming the column), and agree on what
+that is.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from stelae.core.errors import InvalidArgument, TooLarge
+from stelae.core.schema.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema
+
+WireValue: TypeAlias = int | float | str | bytes | bool | None
+WireRow: TypeAlias = tuple[WireValue, ...]
+
+DAY_MS = 86_400_000
+_EPOCH = datetime.datetime(1970, 1, 1)
+_EPOCH_DAY = _EPOCH.date().toordinal()
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+# ---- one value ------------------------------------------------------------------------------
+
+
+def to_wire(value: object, kind: pa.DataType, what: str) -> WireValue:
+    """The wire value of a user's Python or NumPy value, for a column of type ``kind``.
+
+    Dates and timestamps are also taken as ISO 8601 text (JSON has no other form) and as wire
+    values already. None, NaT and ``pandas.NA`` are None; whether null may stand there is the
+    caller's to check (`rows_to_batch` does). ``what`` names the value in messages.
+
+    Raises:
+        InvalidArgument: wrong type, out of range, not exact, or a type that is not plain.
+    """
+    if value is None:
+        return None
+    if isinstance(value, np.generic) and not isinstance(value, np.datetime64):
+        value = value.item()
+    if pa.types.is_integer(kind):
+        return _integer(value, kind, what)
+    if pa.types.is_string(kind):
+        return _text(value, what)
+    if pa.types.is_floating(kind) and not pa.types.is_float16(kind):
+        return _floating(value, kind, what)
+    if pa.types.is_boolean(kind):
+        if isinstance(value, bool):
+            return value
+    elif pa.types.is_binary(kind):
+        if isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value)
+    elif pa.types.is_date(kind):
+        return _date(value, kind, what)
+    elif pa.types.is_timestamp(kind):
+        return _timestamp(value, kind, what)
+    else:
+        raise InvalidArgument(f"{what}: a {kind} does not travel as a single value; write a batch")
+    return _refuse(value, kind, what)
+
+
+def from_wire(value: WireValue, kind: pa.DataType) -> object:
+    """What a user gets for a wire value: dates and datetimes as Arrow's ``as_py`` gives them
+    (``numpy.datetime64`` where Python's range ends), all else as it is."""
+    if value is None or not pa.types.is_temporal(kind):
+        return value
+    try:
+        return pa.scalar(value, type=kind).as_py()
+    except (ValueError, OverflowError):
+        unit = "D" if kind == pa.date32() else "ms" if kind == pa.date64() else kind.unit
+        return np.array(value, np.int64).astype(f"datetime64[{unit}]")[()]
+
+
+def _refuse(value: object, kind: pa.DataType, what: str) -> WireValue:
+    """None for what pandas calls missing; otherwise the error."""
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    shown = repr(value)
+    raise InvalidArgument(
+        f"{what}: {shown[:80]} is a {type(value).__name__}, and does not fit type {kind}"
+    )
+
+
+def _within(value: int, bits: int, signed: bool, kind: pa.DataType, what: str) -> int:
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    if not low <= value <= high:
+        raise InvalidArgument(f"{what}: {value} is outside the range of {kind}")
+    return value
+
+
+def _integer(value: object, kind: pa.DataType, what: str) -> WireValue:
+    if isinstance(value, int) and not isinstance(value, bool):
+        signed = bool(pa.types.is_signed_integer(kind))
+        return _within(int(value), kind.bit_width, signed, kind, what)
+    return _refuse(value, kind, what)
+
+
+def _text(value: object, what: str) -> WireValue:
+    if not isinstance(value, str):
+        return _refuse(value, pa.string(), what)
+    try:
+        value.isascii() or value.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what}: the text has a lone surrogate, and is not UTF-8") from None
+    return str(value)
+
+
+def _floating(value: object, kind: pa.DataType, what: str) -> WireValue:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _refuse(value, kind, what)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise InvalidArgument(f"{what}: {value} is outside the range of {kind}") from None
+    if kind == pa.float32():
+        with np.errstate(over="ignore"):
+            rounded = float(np.float32(number))
+        if np.isinf(rounded) and not np.isinf(number):
+            raise InvalidArgument(f"{what}: {value} is outside the range of {kind}")
+        number = rounded
+    if isinstance(value, int) and int(number) != value:
+        raise InvalidArgument(f"{what}: {value} has no exact form as {kind}")
+    return number
+
+
+def _date(value: object, kind: pa.DataType, what: str) -> WireValue:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if kind == pa.date64() and value % DAY_MS:
+            raise InvalidArgument(f"{what}: {value} ms is not a whole day")
+        return _within(value, kind.bit_width, True, kind, what)
+    if isinstance(value, np.datetime64):
+        days = _from_datetime64(value, "D", what)
+    else:
+        day = _whole_day(value, kind, what)
+        days = None if day is None else day.toordinal() - _EPOCH_DAY
+    if days is None or kind == pa.date64():
+        return None if days is None else days * DAY_MS
+    return _within(days, 32, True, kind, what)
+
+
+def _whole_day(value: object, kind: pa.DataType, what: str) -> datetime.date | None:
+    if isinstance(value, str):
+        value = _parsed(value, kind, what)
+    if isinstance(value, datetime.datetime):
+        if value != value:  # NaT, which pandas makes a datetime
+            return None
+        if value.time() != datetime.time() or _nanosecond(value) or value.tzinfo:
+            raise InvalidArgument(f"{what}: {value!r} is a moment, and {kind} has whole days")
+        return value.date()
+    if isinstance(value, datetime.date):
+        return value
+    _refuse(value, kind, what)
+    return None
+
+
+def _timestamp(value: object, kind: pa.DataType, what: str) -> WireValue:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _within(value, 64, True, kind, what)
+    if isinstance(value, str):
+        value = _parsed(value, kind, what)
+    if isinstance(value, np.datetime64):
+        return _from_datetime64(value, kind.unit, what)
+    if not isinstance(value, datetime.datetime):
+        return _refuse(value, kind, what)
+    if value != value:  # NaT
+        return None
+    offset = value.utcoffset()
+    if offset is not None and kind.tz is None:
+        raise InvalidArgument(
+            f"{what}: {value!r} has a time zone and the column's type, {kind}, has none"
+        )
+    since = value.replace(tzinfo=None) - _EPOCH - (offset or datetime.timedelta())
+    nanoseconds = (since.days * 86_400 + since.seconds) * 1_000_000_000
+    nanoseconds += since.microseconds * 1_000 + _nanosecond(value)
+    count, rest = divmod(nanoseconds, 1_000_000_000 // _PER_SECOND[kind.unit])
+    if rest:
+        raise InvalidArgument(f"{what}: {value!r} is finer than {kind}")
+    return _within(count, 64, True, kind, what)
+
+
+def _nanosecond(value: datetime.datetime) -> int:
+    """pandas' datetimes have a part below the microsecond."""
+    part: int = getattr(value, "nanosecond", 0)
+    return part
+
+
+def _from_datetime64(value: np.datetime64, unit: str, what: str) -> int | None:
+    if np.isnat(value):
+        return None
+    exact = value.astype(f"datetime64[{unit}]")
+    if exact != value:
+        raise InvalidArgument(f"{what}: {value!r} is finer than the column's unit, {unit}")
+    return int(exact.astype(np.int64))
+
+
+def _parsed(value: str, kind: pa.DataType, what: str) -> datetime.datetime:
+    try:
+        return datetime.datetime.fromisoformat(value)
+    except ValueError:
+        raise InvalidArgument(f"{what}: {value[:80]!r} is not an ISO 8601 {kind}") from None
+
+
+# ---- rows and batches -----------------------------------------------------------------------
+
+
+def rows_to_batch(rows: Sequence[Sequence[WireValue]], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of wire values as a record batch of this schema, column by column.
+
+    Raises:
+        InvalidArgument: a row of another length, a value that does not fit, a null where the
+            schema has none.
+    """
+    try:
+        columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    except ValueError:
+        columns = []
+    if len(columns) != len(schema):
+        raise InvalidArgument(f"each row has {len(schema)} values: {', '.join(schema.names)}")
+    arrays = []
+    for field, values in zip(schema, columns, strict=True):
+        try:
+            array = pa.array(values, type=field.type)
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise InvalidArgument(f"column {field.name!r} ({field.type}): {error}") from None
+        _check_nulls(array, field)
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def batch_to_rows(batch: pa.RecordBatch) -> list[WireRow]:
+    """The rows of a batch of plain columns as tuples of wire values."""
+    if batch.num_columns == 0:
+        return [()] * batch.num_rows
+    return list(zip(*(_wire_values(column) for column in batch.columns), strict=True))
+
+
+def _wire_values(column: pa.Array) -> list[Any]:
+    kind = column.type
+    if pa.types.is_date32(kind):
+        column = column.view(pa.int32())
+    elif pa.types.is_temporal(kind):
+        column = column.view(pa.int64())
+    if column.null_count == 0 and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return column.to_numpy().tolist()  # type: ignore[no-any-return]
+    return column.to_pylist()  # type: ignore[no-any-return]
+
+
+def check_batch(
+    data: pa.Table | pa.RecordBatch,
+    schema: TableSchema,
+    *,
+    columns: Sequence[str] | None = None,
+    table: str = "",
+    validate: bool = False,
+) -> pa.RecordBatch:
+    """The data as one record batch in the table's types, with ``columns`` (all, if None) in order.
+
+    Columns of the table that the data lacks get their default, or null where they may; columns
+    that the data has beyond ``columns`` are left out; columns that the table does not have are an
+    error. Casts are those that lose nothing; NaN is a value like others. ``validate`` checks the
+    data's buffers and text first, for data that comes from the network: kernels believe offsets.
+
+    Raises:
+        ColumnNotFound: the data or ``columns`` names a column that the table does not have.
+        InvalidArgument: a column twice, a lossy cast, a null where none may be.
+        TooLarge: a row over `MAX_ROW_BYTES`, or all of it over `MAX_CALL_BYTES`.
+    """
+    schema.check_columns(data.schema.names, table)
+    if columns is not None:
+        schema.check_columns(columns, table)
+    if len(set(data.schema.names)) != len(data.schema.names):
+        raise InvalidArgument(f"a column is there twice: {', '.join(data.schema.names)}")
+    if validate:
+        try:
+            data.validate(full=True)
+        except pa.ArrowException as error:
+            raise InvalidArgument(f"malformed Arrow data: {error}") from None
+    wanted = schema.arrow if columns is None else [schema.arrow.field(name) for name in columns]
+    arrays = [_column(data, field, schema) for field in wanted]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(list(wanted)))
+    if batch.nbytes > MAX_CALL_BYTES:
+        raise TooLarge("the call", batch.nbytes, MAX_CALL_BYTES)
+    _check_row_sizes(batch)
+    return batch
+
+
+def _column(data: pa.Table | pa.RecordBatch, field: pa.Field, schema: TableSchema) -> pa.Array:
+    place = data.schema.get_field_index(field.name)
+    if place < 0:
+        if field.name in schema.required:
+            raise InvalidArgument(f"column {field.name!r} is missing, and cannot be null")
+        return schema.default_arrays([field.name], data.num_rows)[0]
+    column = data.column(place)
+    if column.type != field.type:
+        column = _cast(column, field)
+    if isinstance(column, pa.ChunkedArray):
+        if column.nbytes > MAX_CALL_BYTES:
+            raise TooLarge(f"column {field.name!r}", column.nbytes, MAX_CALL_BYTES)
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if pa.types.is_date64(field.type) and _has_part_days(column):
+        raise InvalidArgument(f"column {field.name!r}: a date64 is not a whole day")
+    _check_nulls(column, field)
+    return column
+
+
+def _cast(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa.ChunkedArray:
+    found, wanted = column.type, field.type
+    if pa.types.is_dictionary(found):
+        found = found.value_type
+    trouble = f"column {field.name!r}: {found} does not fit type {wanted}"
+    if _family(found) != _family(wanted) and not pa.types.is_null(found):
+        raise InvalidArgument(trouble)
+    if pa.types.is_timestamp(found) and found.tz and not getattr(wanted, "tz", None):
+        raise InvalidArgument(f"{trouble}: it has a time zone")
+    try:
+        result = column.cast(wanted, safe=True)
+    except pa.ArrowException as error:
+        raise InvalidArgument(f"{trouble}: {error}") from None
+    if pa.types.is_date(wanted) and pa.types.is_timestamp(found):
+        exact = bool(pc.all(pc.equal(result.cast(found), column)).as_py() is not False)
+    elif wanted == pa.float32() and pa.types.is_floating(found):
+        exact = bool(pc.sum(pc.is_inf(result)) == pc.sum(pc.is_inf(column)))
+    else:
+        exact = True
+    if not exact:
+        raise InvalidArgument(f"{trouble} without loss")
+    return result
+
+
+def _family(kind: pa.DataType) -> str:
+    """Types within a family are cast to each other where that loses nothing."""
+    tests = {
+        "number": (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+        "bool": (pa.types.is_boolean,),
+        "text": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+        "bytes": (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_binary_view,
+            pa.types.is_fixed_size_binary,
+        ),
+        "moment": (pa.types.is_date, pa.types.is_timestamp),
+        "list": (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list),
+    }
+    for family, checks in tests.items():
+        if any(check(kind) for check in checks):
+            return family
+    return str(kind).partition("<")[0].partition("[")[0]
+
+
+def _has_part_days(column: pa.Array) -> bool:
+    values = column.view(pa.int64()).drop_null().to_numpy()
+    return bool(np.any(values % DAY_MS))
+
+
+def _check_nulls(column: pa.Array, field: pa.Field) -> None:
+    if column.null_count and not field.nullable:
+        raise InvalidArgument(f"column {field.name!r} has nulls, and may not")
+
+
+# ---- sizes ----------------------------------------------------------------------------------
+
+
+def _check_row_sizes(batch: pa.RecordBatch) -> None:
+    if batch.nbytes <= MAX_ROW_BYTES:
+        return
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        sizes += value_sizes(column)
+    largest = int(sizes.argmax())
+    if sizes[largest] > MAX_ROW_BYTES:
+        raise TooLarge(f"row {largest} of the call", int(sizes[largest]), MAX_ROW_BYTES)
+
+
+def value_sizes(column: pa.Array) -> NDArray[np.int64]:
+    """Bytes of data of each value of a column (offsets and validity not counted)."""
+    kind = column.type
+    if isinstance(column, pa.ExtensionArray):
+        return value_sizes(column.storage)
+    if pa.types.is_null(kind):
+        return np.zeros(len(column), np.int64)
+    if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
+        return np.full(len(column), -(-kind.bit_width // 8), np.int64)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        lengths = pc.fill_null(pc.binary_length(column), 0)
+        return lengths.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        offsets = column.offsets.to_numpy()
+        inner = column.values  # the whole child, to which offsets refer
+        before = np.concatenate(([0], np.cumsum(value_sizes(inner))))
+        return before[offsets[1:]] - before[offsets[:-1]]  # type: ignore[no-any-return]
+    if pa.types.is_struct(kind) and kind.num_fields:
+        return np.sum([value_sizes(child) for child in column.flatten()], axis=0)  # type: ignore[no-any-return]
+    return np.array([column.slice(i, 1).nbytes for i in range(len(column))], np.int64)

@@ -1,1 +1,0 @@
-"""``cluster.yaml``: its models, and what is wrong with one."""

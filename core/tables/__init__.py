@@ -1,1 +1,0 @@
-"""Tables as all rooms know them: schema, partitions, durability, indexes."""

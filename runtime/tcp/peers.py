@@ -1,0 +1,256 @@
+"""`TcpPeers`: calls between servers over TCP, many at a time on one connection per address.
+
+Invariants (those of `stelae.core.runtime.Peers`): every call ends in an answer or in an error by
+its deadline; `Unavailable`, `Overloaded` and `TooLarge` are raised here only for calls that were
+surely not sent. Calls are not ordered: a small one overtakes a large one. (design.md §4, "Two ways
+between actors")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from stelae.core.current import CURRENT
+from stelae.core.errors import (
+    InvalidArgument,
+    StelaeError,
+    Unavailable,
+)
+from stelae.core.ids import Address, ServerUuid
+from stelae.core.rpc import Blob, Handlers, Method, Reply
+from stelae.core.runtime import ReplyMemory
+from stelae.runtime.tcp.connection import Connection
+from stelae.runtime.tcp.handshake import (
+    HANDSHAKE_TIMEOUT_S,
+    ClientHandshake,
+    Credentials,
+    ServerHandshake,
+)
+from stelae.runtime.tcp.limits import Limits
+from stelae.runtime.tcp.local import connect_locally, give_away, listen_locally
+from stelae.runtime.tcp.outbound import Outbound
+from stelae.runtime.tcp.server import Inbound, OnFailure, Service
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
+
+_LISTEN_BACKLOG = 256
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Take ``host:port`` or ``[v6]:port`` apart. Raises InvalidArgument."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise InvalidArgument(f"{address!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class TcpPeers:
+    """See `stelae.core.runtime.Peers`.
+
+    ``host`` and ``port`` are where `listen` binds (port 0: any free one), ``advertised_host`` what
+    others are told. ``server_tls`` and ``client_tls`` are given both or neither. ``on_failure`` is
+    told of handlers' exceptions that are not `StelaeError`; it must end the process on an
+    AssertionError.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        on_failure: OnFailure,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        advertised_host: str | None = None,
+        server_tls: ssl.SSLContext | None = None,
+        client_tls: ssl.SSLContext | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        assert (server_tls is None) == (client_tls is None), "TLS is for both ends or for none"
+        self._credentials = credentials
+        self._on_failure = on_failure
+        self._host = host
+        self._port = port
+        self._advertised_host = advertised_host or host
+        self._server_tls = server_tls
+        self._client_tls = client_tls
+        self._limits = limits or Limits()
+        self._address: Address | None = None
+        self._listeners: list[asyncio.Server] = []
+        self._service: Service | None = None
+        self._links: dict[Address, Outbound] = {}
+        self._connecting: dict[Address, asyncio.Task[Outbound]] = {}
+        self._closed = False
+
+    @property
+    def address(self) -> Address:
+        assert self._address is not None, "listen() first"
+        return self._address
+
+    # ---- listening --------------------------------------------------------------------------
+
+    async def listen(self, server_uuid: ServerUuid, handlers: Handlers) -> None:
+        assert not self._listeners, "listen() once"
+        assert not self._closed, "listen() before close()"
+        self._service = Service(server_uuid, handlers, self._limits, self._on_failure)
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(
+            self._accept,
+            self._host,
+            self._port,
+            ssl=self._server_tls,
+            backlog=_LISTEN_BACKLOG,
+            reuse_address=True,
+        )
+        self._listeners.append(listener)
+        port = listener.sockets[0].getsockname()[1]
+        host = self._advertised_host
+        self._address = Address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        local = None if self._server_tls else listen_locally(self._address, _LISTEN_BACKLOG)
+        if local is not None:
+            self._listeners.append(await loop.create_unix_server(self._accept, sock=local))
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        service = self._service
+        assert service is not None
+        handshake = ServerHandshake(self._credentials, "a peer")
+        inbound = Inbound(service)
+        connection = Connection(inbound, handshake, self._limits, answers=True, peer="a peer")
+        inbound.connection = connection
+        if len(service.unproved) >= self._limits.handshakes:
+            connection.refuse(handshake.busy(self._limits.handshakes))
+        elif len(service.connections) >= self._limits.connections:
+            connection.refuse(handshake.busy(self._limits.connections))
+        else:
+            service.unproved[connection] = None
+        return connection
+
+    # ---- calling ----------------------------------------------------------------------------
+
+    async def call(
+        self,
+        address: Address,
+        method: Method[Q, R],
+        request: Q,
+        *,
+        timeout_s: float,
+        blobs: Sequence[Blob] = (),
+        destination: ServerUuid | None = None,
+        memory: ReplyMemory | None = None,
+    ) -> Reply[R]:
+        link = self._links.get(address)
+        if link is None:
+            loop = asyncio.get_running_loop()
+            deadline_s = loop.time() + timeout_s
+            link = await self._connect(address, timeout_s)
+            timeout_s = deadline_s - loop.time()
+        return await link.call(method, request, timeout_s, blobs, destination, memory)
+
+    def post(
+        self,
+        address: Address,
+        method: Method[Q, R],
+        request: Q,
+        done: Callable[[Reply[R] | StelaeError], None],
+        *,
+        timeout_s: float,
+        blobs: Sequence[Blob] = (),
+        destination: ServerUuid | None = None,
+    ) -> bool:
+        link = self._links.get(address)
+        if link is None:
+            return False
+        return link.post(method, request, done, timeout_s, blobs, destination)
+
+    async def watch(self, address: Address) -> None:
+        try:
+            link = self._links.get(address)
+            if link is None:
+                link = await self._connect(address, HANDSHAKE_TIMEOUT_S)
+        except StelaeError:
+            return  # "at once if none can be made"
+        await link.wait_ended()
+
+    async def close(self) -> None:
+        self._closed = True
+        for listener in self._listeners:
+            listener.close()
+        for task in list(self._connecting.values()):
+            task.cancel()
+        await asyncio.gather(*self._connecting.values(), return_exceptions=True)
+        for link in list(self._links.values()):
+            link.close()
+        if self._service is not None:
+            await self._service.close()
+        for listener in self._listeners:
+            await listener.wait_closed()
+
+    # ---- connections ------------------------------------------------------------------------
+
+    async def _connect(self, address: Address, timeout_s: float) -> Outbound:
+        """The connection to ``address``; all who ask while it is being made share one attempt."""
+        if self._closed:
+            raise Unavailable(address, "this end is closed")
+        task = self._connecting.get(address)
+        if task is None:
+            context = contextvars.copy_context()
+            context.run(CURRENT.set, None)  # the connection outlives whoever was the first
+            dial, name = self._dial(address), f"connect to {address}"
+            task = asyncio.create_task(dial, name=name, context=context)
+            self._connecting[address] = task
+            task.add_done_callback(lambda done: self._dialled(address, done))
+        await asyncio.wait((task,), timeout=max(0.0, timeout_s))
+        if not task.done():
+            raise Unavailable(address, f"no connection within {timeout_s:.3g} s")
+        if task.cancelled():
+            raise Unavailable(address, "this end is closed")
+        error = task.exception()
+        if isinstance(error, StelaeError):
+            raise type(error)(*error.args) from error  # one object cannot be raised by many
+        return task.result()
+
+    def _dialled(self, address: Address, task: asyncio.Task[Outbound]) -> None:
+        del self._connecting[address]
+        if not task.cancelled() and task.exception() is None and task.result().ready:
+            self._links[address] = task.result()
+
+    async def _dial(self, address: Address) -> Outbound:
+        host, port = split_address(address)
+        link = Outbound(address, self._limits, self._forget)
+
+        def factory() -> Connection:
+            handshake = ClientHandshake(self._credentials, address)
+            return Connection(link, handshake, self._limits, answers=False, peer=address)
+
+        tls: dict[str, Any] = {"ssl": self._client_tls} if self._client_tls else {}
+        local = None if tls else connect_locally(address)
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                loop = asyncio.get_running_loop()
+                if local is not None:
+                    _, connection = await loop.create_unix_connection(factory, sock=local)
+                    give_away(local, loop)
+                else:
+                    _, connection = await loop.create_connection(factory, host, port, **tls)
+                try:
+                    await link.wait_ready()
+                except asyncio.CancelledError:
+                    connection.close()
+                    raise
+        except TimeoutError:
+            raise Unavailable(address, f"no handshake within {HANDSHAKE_TIMEOUT_S} s") from None
+        except ssl.SSLError as error:
+            raise Unavailable(address, f"TLS: {error}") from error
+        except OSError as error:
+            raise Unavailable(address, error.strerror or str(error)) from error
+        return link
+
+    def _forget(self, link: Outbound) -> None:
+        if self._links.get(link.address) is link:
+            del self._links[link.address]

@@ -1,1 +1,0 @@
-"""Bodies of the API, and what OpenAPI says of them."""

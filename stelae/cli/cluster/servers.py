@@ -1,0 +1,402 @@
+"""``stelae server``, ``tablet move``, ``tablet copy``, ``rebalance``: tablet servers and replicas.
+
+The masters do the work, whoever leads them: a command that waits may be interrupted at any time,
+and given again to see how far it is.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stelae.cli.output import (
+    make_console,
+    megabytes,
+    print_json,
+    print_table,
+    progress_bar,
+    show_copies,
+)
+from stelae.cli.table.locate import tablet_app
+from stelae.cli.which_cluster import STATUS_TIMEOUT_S, Debug, Json, Where, open_cluster
+from stelae.database.progress import retiring_told, what_is_left
+
+if TYPE_CHECKING:
+    from stelae.client.admin.operators import MoveStage
+    from stelae.core.messages.operators import RebalancingState, ServerProgress
+
+server_app = typer.Typer(
+    name="server",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="List tablet servers, retire them, and put them into maintenance.",
+)
+rebalance_app = typer.Typer(
+    name="rebalance",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Spread replicas and leaders evenly over servers, by and by.",
+)
+
+copy_app = typer.Typer(
+    name="copy",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Look at copies of tablets between servers, and cancel them.",
+)
+tablet_app.add_typer(copy_app)
+CANNOT_LEAVE = 1
+
+Server = Annotated[str, typer.Argument(help="Its name, or its UUID.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return once it is done.")]
+
+
+class Switch(enum.StrEnum):
+    """``on | off``."""
+
+    ON = "on"
+    OFF = "off"
+
+
+# ---- servers --------------------------------------------------------------------------------
+
+
+@server_app.command("list")
+def server_list(where: Where = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Show the tablet servers, what is wanted of each, and how much it has.
+
+    \b
+    stelae server list
+    stelae server list --json | jq '.servers[] | select(.retiring) | .replicas'
+    """
+    with open_cluster(where) as database:
+        servers = database.tservers()
+    if as_json:
+        print_json({"servers": servers})
+    else:
+        _show_servers(servers)
+
+
+def _show_servers(servers: list[dict[str, Any]]) -> None:
+    rows = [
+        [
+            server["name"],
+            server["state"] + "".join(f", {word}" for word in _marks(server)),
+            server["address"],
+            server["node"],
+            server["replicas"],
+            server["leads"],
+            server["owned"],
+            f"{server['load_per_s']:,.0f}",
+            megabytes(server["memory_bytes"]),
+            server["uuid"],
+        ]
+        for server in servers
+    ]
+    columns = [
+        "server", "state", "address", "node", "replicas", "leads", "owned", "calls/s", "memory",
+        "uuid",
+    ]  # fmt: skip
+    print_table("tablet servers", columns, rows)
+
+
+def _marks(server: dict[str, Any]) -> list[str]:
+    return [word for word in ("retiring", "maintenance") if server[word]]
+
+
+@server_app.command("retire")
+def server_retire(
+    server: Server,
+    wait: Wait = True,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Take it back; what has moved stays.")
+    ] = False,
+    where: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Move everything off a tablet server or backup; then it may be stopped for good.
+
+    It gets nothing new from now on. Replicas are moved while they serve. Tablets of tables with
+    segments are closed and recovered elsewhere from their backups, one at a time: a short pause for
+    each. What a backup has is made anew on others before it goes. Interrupted, it goes on; given
+    again, it shows how far it is.
+
+    One that is away ends once all that it had is elsewhere. A backup that has what no other one
+    has keeps the command for two minutes; then it says what helps.
+
+    Exit code 1: it has tablets that cannot leave, because their rows are in its memory only; the
+    text names their tables.
+
+    \b
+    stelae server retire tserver-3
+    stelae server retire tserver-3 --no-wait
+    stelae server retire tserver-3 --cancel
+    """
+    with open_cluster(where) as database, progress_bar(f"retiring {server}") as tell:
+        found = database.retire_server(
+            server, wait=wait, cancel=cancel, progress=retiring_told(tell)
+        )
+    if as_json:
+        print_json(_described(found))
+    else:
+        make_console().print(retired(found), markup=False, soft_wrap=True)
+    if wait and not cancel and found.bound:
+        raise typer.Exit(CANNOT_LEAVE)
+
+
+def retired(found: ServerProgress) -> str:
+    """What has come of a retirement, in a sentence."""
+    from stelae.core.records.records import ServerKind
+
+    name = found.mark.name
+    if not found.mark.retiring:
+        return f"{name} is not to be retired any more"
+    left = found.replicas + found.segments
+    left += found.tablets + found.indexlets if found.is_live else 0
+    if left:
+        why = f"; {found.problem}" if found.problem else ""
+        words = "cannot be stopped yet" if left == found.bound else "is being retired"
+        return f"{name} {words}: {what_is_left(left, found)}{why}"
+    if found.mark.kind is ServerKind.BACKUP and not found.is_live:
+        return f"{name} is away, and nothing is missing without it: it is let go of"
+    return f"{name} has nothing left: it may be stopped for good"
+
+
+def _described(found: ServerProgress) -> dict[str, Any]:
+    mark = found.mark
+    return {
+        "name": mark.name,
+        "uuid": mark.uuid,
+        "live": found.is_live,
+        "retiring": mark.retiring,
+        "maintenance": mark.maintenance,
+        "replicas": found.replicas,
+        "owned": found.tablets,
+        "indexlets": found.indexlets,
+        "segments": found.segments,
+        "bound": found.bound,
+        "problem": found.problem,
+    }
+
+
+@server_app.command("restart")
+def server_restart(
+    server: Server,
+    timeout: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="Wait for so long, at most.")
+    ] = 120.0,
+    where: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Restart a server of whatever kind while the others serve; wait until it is back.
+
+    It hands its leaderships over first, so clients of tables with replicas hardly notice. Tablets
+    of tables with segments are recovered from their backups, as after a crash. Once the command
+    returns the next server may be restarted. One with something in its memory that is nowhere else
+    is not: the text says what helps.
+
+    \b
+    stelae server restart tserver-2
+    for n in 1 2 3; do stelae server restart tserver-$n || break; done
+    """
+    with open_cluster(where) as database, progress_bar(f"restarting {server}") as tell:
+        database.restart_server(server, progress=lambda text: tell(0, 0, text), timeout=timeout)
+    if as_json:
+        print_json({"server": server, "restarted": True})
+    else:
+        make_console().print(f"{server} is back", markup=False)
+
+
+@server_app.command("maintenance")
+def server_maintenance(
+    server: Server,
+    switch: Annotated[Switch, typer.Argument(help="Begin or end it.")],
+    where: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Let a tablet server be away for a while without its replicas being made anew elsewhere.
+
+    While it lasts the server gets nothing new and hands its leaderships over.
+
+    \b
+    stelae server maintenance tserver-3 on
+    stelae server maintenance tserver-3 off
+    """
+    with open_cluster(where) as database:
+        found = database.maintain_server(server, switch is Switch.ON)
+    if as_json:
+        print_json(_described(found))
+    else:
+        words = "is in maintenance" if found.mark.maintenance else "is not in maintenance"
+        make_console().print(f"{found.mark.name} {words}", markup=False)
+
+
+# ---- replicas -------------------------------------------------------------------------------
+
+
+@tablet_app.command("move")
+def tablet_move(
+    tablet: Annotated[str, typer.Argument(help="Its id.")],
+    source: Annotated[
+        str,
+        typer.Argument(help="The server that has a replica: name or UUID.", show_default=False),
+    ] = "",
+    target: Annotated[
+        str, typer.Argument(help="The server that gets it: name or UUID.", show_default=False)
+    ] = "",
+    cancel: Annotated[bool, typer.Option("--cancel", help="Give a move up.")] = False,
+    wait: Wait = True,
+    where: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Move one replica of a tablet from one server to another; reads and writes go on.
+
+    The masters do it, whoever leads them. While it lasts this shows how far it is, and what it
+    waits for; --cancel gives it up, and lets go of what has been copied.
+
+    \b
+    stelae tablet move 0b0a6c8f4d5e4f6a8b7c9d0e1f2a3b4c tserver-1 tserver-4
+    stelae tablet move 0b0a6c8f4d5e4f6a8b7c9d0e1f2a3b4c --cancel
+    """
+    if cancel == bool(target) or not (cancel or source):
+        raise typer.BadParameter("name the server to move it to, or --cancel")
+    with open_cluster(where) as database, progress_bar(f"moving {tablet[:8]}") as tell:
+
+        def progress(seen: MoveStage) -> None:
+            tell(seen.copied_bytes, seen.copy_bytes, seen.text)
+
+        record = database.move_replica(tablet, source, target, wait=wait, progress=progress)
+    members = record.configuration.peers if record.configuration is not None else ()
+    if as_json:
+        listed = [{"name": m.name, "uuid": m.uuid, "voter": m.voter} for m in members]
+        moving = record.move is not None
+        print_json({"tablet": record.tablet_id, "moving": moving, "members": listed})
+        return
+    names = ", ".join((m.name or m.uuid) + ("" if m.voter else " (non-voter)") for m in members)
+    words = "has replicas on" if record.move is None else "is being moved; it has replicas on"
+    make_console().print(f"tablet {tablet} {words} {names}", markup=False, soft_wrap=True)
+
+
+# ---- copies ---------------------------------------------------------------------------------
+
+
+@copy_app.command("list")
+def copy_list(where: Where = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Show which tablets are copied from where to where, and how far they are.
+
+    A server takes a few copies at a time; the others are throttled, and begin when one has ended.
+
+    \b
+    stelae tablet copy list
+    watch -n 1 stelae tablet copy list
+    """
+    with open_cluster(where) as database:
+        copies = database.status(timeout=STATUS_TIMEOUT_S)["copies"]
+    if as_json:
+        print_json({"copies": copies})
+    elif copies:
+        show_copies(copies)
+    else:
+        make_console().print("no tablet is being copied")
+
+
+@copy_app.command("cancel")
+def copy_cancel(
+    tablet: Annotated[str, typer.Argument(help="Its id.")],
+    server: Annotated[str, typer.Argument(help="The server that receives it: name or UUID.")],
+    hold: Annotated[
+        str, typer.Option(metavar="DURATION", help="Begin no copy of it there for so long.")
+    ] = "5m",
+    where: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """End the copy of a tablet that a server receives; what it wrote is removed.
+
+    The tablet's other replicas serve on. When the hold is over its leader has it copied again, if
+    that server is still to have it: to give up a move for good, use `stelae tablet move --cancel`.
+
+    \b
+    stelae tablet copy cancel 0b0a6c8f4d5e4f6a8b7c9d0e1f2a3b4c tserver-4
+    stelae tablet copy cancel 0b0a6c8f4d5e4f6a8b7c9d0e1f2a3b4c tserver-4 --hold 1h
+    """
+    from stelae.core.config.units import parse_duration
+
+    try:
+        hold_s = parse_duration(hold)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--hold") from None
+    with open_cluster(where) as database:
+        was_running = database.cancel_copy(tablet, server, hold=hold_s)
+    if as_json:
+        print_json({"tablet": tablet, "server": server, "was_running": was_running})
+    else:
+        words = "was cancelled" if was_running else "is not under way"
+        make_console().print(f"a copy of {tablet} to {server} {words}", markup=False)
+
+
+# ---- rebalancing ----------------------------------------------------------------------------
+
+
+@rebalance_app.command("on")
+def rebalance_on(
+    after: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Seconds of calm before each step.", show_default="60"),
+    ] = None,
+    where: Where = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Move one replica, or one leader, at a time, whenever nothing has been to heal for a while.
+
+    \b
+    stelae rebalance on
+    stelae rebalance on --after 10
+    """
+    from stelae.client.admin.operators import REBALANCE_AFTER_S
+
+    with open_cluster(where) as database:
+        _show_rebalancing(database.rebalancing(after or REBALANCE_AFTER_S), as_json)
+
+
+@rebalance_app.command("off")
+def rebalance_off(where: Where = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Move nothing any more for the sake of evenness; a move under way is finished.
+
+    \b
+    stelae rebalance off
+    """
+    with open_cluster(where) as database:
+        _show_rebalancing(database.rebalancing(0.0), as_json)
+
+
+@rebalance_app.command("status")
+def rebalance_status(where: Where = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Show whether it is on, and how evenly replicas and leaders are spread.
+
+    \b
+    stelae rebalance status
+    """
+    with open_cluster(where) as database:
+        state, servers = database.rebalancing(), database.tservers()
+    _show_rebalancing(state, as_json, servers)
+
+
+def _show_rebalancing(
+    state: RebalancingState, as_json: bool, servers: list[dict[str, Any]] | None = None
+) -> None:
+    if as_json:
+        document = {"on": state.after_s > 0, "after_s": state.after_s, "moving": state.moving}
+        print_json(document if servers is None else {**document, "servers": servers})
+        return
+    words = f"on: a step after {state.after_s:g} s of calm" if state.after_s else "off"
+    make_console().print(f"rebalancing is {words}; {state.moving} replicas are being moved")
+    if servers is not None:
+        _show_servers(servers)

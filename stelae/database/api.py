@@ -1,0 +1,481 @@
+"""What users hold: a `Database` and its `Table` objects, blocking, with async twins under ``aio``.
+
+Everything is done by `stelae.client` on a loop of its own; these classes block for it, except that
+calls of one row or a few go straight from the caller's thread. All errors are of `stelae.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from stelae.client.database import DEFAULT_DURABILITY, AsyncDatabase
+from stelae.client.input.convert import Key, Rows, to_arrow
+from stelae.client.input.filters import Where
+from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
+from stelae.client.table.alter import NewColumns
+from stelae.client.table.blocking import BlockingTable
+from stelae.client.table.table import AsyncTable
+from stelae.core.errors import InvalidArgument, StelaeError
+from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.servers import WriteOp
+from stelae.core.schema.durability import Durability
+from stelae.core.schema.partition import Partitioning
+from stelae.database.aio import Bridged, Loop
+from stelae.database.backups import Backups
+from stelae.database.indexes import DatabaseIndexes, TableIndexes
+from stelae.database.operations import Operations
+from stelae.database.progress import count_bar
+from stelae.recovery.spark_link import ClusterLink
+from stelae.runtime.tcp.direct import DirectCalls
+
+Versions = NDArray[np.uint64]
+LOAD_BATCH_BYTES = 16 << 20
+
+
+class Table(TableIndexes):
+    """One table. Calls block; ``table.aio`` has the same calls as coroutines."""
+
+    def __init__(self, loop: Loop, table: AsyncTable, calls: DirectCalls | None = None) -> None:
+        self._loop = loop
+        self._table = table
+        self._direct = BlockingTable(table, calls, loop.run) if calls is not None else None
+        self.aio = Bridged(loop, table)
+
+    @property
+    def name(self) -> str:
+        return self._table.name
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._table.schema
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._table.key
+
+    @property
+    def edition(self) -> str:
+        """Which table it is, and how often its description was changed, as far as is known here:
+        for ``if_edition``."""
+        return self._table.edition
+
+    def insert(self, rows: Rows, *, timeout: float = DEFAULT_TIMEOUT_S) -> Versions:
+        """Add rows that are not there yet; raises `RowExists` if one is."""
+        if self._direct is not None:
+            return self._direct.write(WriteOp.INSERT, rows, None, timeout)
+        return self._loop.run(self._table.insert(rows, timeout=timeout))
+
+    def upsert(
+        self, rows: Rows, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> Versions:
+        """Add or replace rows; returns their versions. ``if_version=0``: only if absent."""
+        if self._direct is not None:
+            return self._direct.write(WriteOp.UPSERT, rows, if_version, timeout)
+        return self._loop.run(self._table.upsert(rows, if_version=if_version, timeout=timeout))
+
+    def update(
+        self, rows: Rows, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> Versions:
+        """Change columns of rows that are there; raises `RowNotFound` if one is not."""
+        if self._direct is not None:
+            return self._direct.write(WriteOp.UPDATE, rows, if_version, timeout)
+        return self._loop.run(self._table.update(rows, if_version=if_version, timeout=timeout))
+
+    def delete(
+        self, keys: Any, *, if_version: Any = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> Versions:
+        """Delete by key: one key, a list of keys, or a table of key columns. Absent is fine."""
+        if self._direct is not None:
+            return self._direct.delete(keys, if_version, timeout)
+        return self._loop.run(self._table.delete(keys, if_version=if_version, timeout=timeout))
+
+    def load(
+        self, rows: Any, *, batch_bytes: int = LOAD_BATCH_BYTES, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> int:
+        """Upsert any amount of rows, in several calls; returns how many. Not atomic as a whole."""
+        data, done = to_arrow(rows, self.schema), 0
+        with count_bar(f"load of {self.name}", None) as tell:
+            for part in self.load_batches(data, batch_bytes, timeout):
+                done += part.num_rows
+                tell(done, data.num_rows)
+        return done
+
+    def load_batches(
+        self, rows: Any, batch_bytes: int = LOAD_BATCH_BYTES, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> Iterator[pa.Table]:
+        """`load`, handing out each part once it is durable: for progress bars."""
+        data = to_arrow(rows, self.schema)
+        row_bytes = max(1, data.nbytes // max(1, data.num_rows))
+        step = max(1, batch_bytes // row_bytes)
+        for start in range(0, data.num_rows, step):
+            part = data.slice(start, step)
+            self.upsert(part, timeout=timeout)
+            yield part
+
+    def get(
+        self,
+        key: Key,
+        *,
+        columns: Sequence[str] | None = None,
+        with_version: bool = False,
+        max_staleness: float | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> dict[str, Any] | None:
+        """The row of a key as a dict, or None.
+
+        With ``max_staleness`` (seconds) any replica of a table with ``replicas(n)`` may answer
+        whose state is provably no older: reads go on without a leader. Raises `TooStale`.
+        """
+        if self._direct is not None:
+            return self._direct.get(key, columns, with_version, max_staleness, timeout)
+        return self._loop.run(
+            self._table.get(
+                key,
+                columns=columns,
+                with_version=with_version,
+                max_staleness=max_staleness,
+                timeout=timeout,
+            )
+        )
+
+    def get_many(
+        self,
+        keys: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        with_versions: bool = False,
+        max_staleness: float | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> pa.Table:
+        """The rows found, in the order of the keys asked for. ``max_staleness``: see `get`."""
+        if self._direct is not None:
+            return self._direct.get_many(keys, columns, with_versions, max_staleness, timeout)
+        return self._loop.run(
+            self._table.get_many(
+                keys,
+                columns=columns,
+                with_versions=with_versions,
+                max_staleness=max_staleness,
+                timeout=timeout,
+            )
+        )
+
+    def scan(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        where: Where = None,
+        limit: int | None = None,
+        with_versions: bool = False,
+        max_staleness: float | None = None,
+        timeout: float = 600.0,
+    ) -> pa.Table:
+        """All rows that match: ``scan(columns=["dest"], where=[("dest", "=", "LAX")])``.
+
+        ``max_staleness``: see `get`.
+        """
+        return self._loop.run(
+            self._table.scan(
+                columns=columns,
+                where=where,
+                limit=limit,
+                with_versions=with_versions,
+                max_staleness=max_staleness,
+                timeout=timeout,
+            )
+        )
+
+    def count(
+        self, *, where: Where = None, max_staleness: float | None = None, timeout: float = 600.0
+    ) -> int:
+        """How many rows there are (that match). ``max_staleness``: see `get`."""
+        return self._loop.run(
+            self._table.count(where=where, max_staleness=max_staleness, timeout=timeout)
+        )
+
+    def alter(
+        self,
+        *,
+        add_columns: NewColumns = (),
+        drop_columns: str | Sequence[str] = (),
+        rename_columns: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        rename_to: str = "",
+        durability: Durability | None = None,
+        if_edition: str = "",
+        wait: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Change columns, the name, the durability; reads and writes go on meanwhile.
+
+        ``alter(add_columns={"seats": pa.int16()}, defaults={"seats": 180}, drop_columns="dest",
+        rename_columns={"departed": "departure"})``; ``alter(durability=wal(3))``.
+        ``wait=False``: see `is_alter_done`. ``if_edition``: only if the table is still of this
+        `edition`; else `TableChanged`.
+        """
+        self._loop.run(
+            self._table.alter(
+                add_columns=add_columns,
+                drop_columns=drop_columns,
+                rename_columns=rename_columns,
+                defaults=defaults,
+                rename_to=rename_to,
+                durability=durability,
+                if_edition=if_edition,
+                wait=wait,
+                timeout=timeout,
+            )
+        )
+
+    def rename(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """Give the table another name; handles on it go on. Raises `TableExists`."""
+        self._loop.run(self._table.rename(name, timeout=timeout))
+
+    def is_alter_done(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
+        """Whether every tablet has the newest schema, and the durability that it is to have."""
+        return self._loop.run(self._table.is_alter_done(timeout=timeout))
+
+    def __len__(self) -> int:
+        return self.count()
+
+    def __repr__(self) -> str:
+        return f"<stelae table {self.name!r}, key ({', '.join(self.key)})>"
+
+    def _repr_html_(self) -> str:
+        from stelae.database.html_views import table_html
+
+        return table_html(self._table.record)
+
+
+class Database(Operations, DatabaseIndexes, Backups):
+    """A cluster, as its user sees it. Close it when done; a launched cluster then ends with it."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        database: AsyncDatabase,
+        cluster: str,
+        calls: DirectCalls | None = None,
+    ) -> None:
+        """``calls``: for small blocking calls, past the loop; None where the connection is HTTP."""
+        self._loop = loop
+        self._database = database
+        self._calls = calls
+        self._closed = False
+        self.cluster = cluster
+        self.link: ClusterLink | None = None
+        """How Spark tasks reach the cluster; None where the connection is HTTP."""
+        self.ray_address = "auto"
+        """Of the Ray that the cluster lives in, for changes of its servers."""
+        self.home = ""
+        """A folder with the cluster's files, if it was connected by one."""
+        self.aio = Bridged(loop, database, self._wrap_async)
+
+    def _wrap_async(self, found: Any) -> Any:
+        is_table = isinstance(found, self._database.table_class)
+        return Bridged(self._loop, found) if is_table else found
+
+    def create_table(
+        self,
+        name: str,
+        schema: pa.Schema,
+        *,
+        key: str | Sequence[str],
+        partition: Partitioning | None = None,
+        durability: Durability = DEFAULT_DURABILITY,
+        indexes: str | Sequence[str] = (),
+        wait: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> Table:
+        """Create a table and wait until it can be written to; raises `TableExists`.
+
+        ``indexes``: columns by whose values rows can be found (`Table.find`).
+
+        Without ``wait`` it returns once the table exists: `is_create_done` tells the rest.
+        """
+        made = self._loop.run(
+            self._database.create_table(
+                name,
+                schema,
+                key=key,
+                partition=partition,
+                durability=durability,
+                indexes=indexes,
+                wait=wait,
+                timeout=timeout,
+            )
+        )
+        return Table(self._loop, made, self._calls)
+
+    def is_create_done(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
+        """Whether every tablet of a table has been created; raises `TableNotFound`."""
+        return self._loop.run(self._database.is_create_done(name, timeout=timeout))
+
+    def table(self, name: str, *, max_staleness: float | None = None) -> Table:
+        """An existing table; raises `TableNotFound`.
+
+        With ``max_staleness`` (seconds) any master may answer whose state is no older than that,
+        so that it works while the masters have no leader.
+        """
+        found = self._loop.run(self._database.table(name, max_staleness=max_staleness))
+        return Table(self._loop, found, self._calls)
+
+    def __getitem__(self, name: str) -> Table:
+        return self.table(name)
+
+    def tables(self, *, max_staleness: float | None = None) -> list[str]:
+        """The names of all tables. ``max_staleness``: see `table`."""
+        found = self._loop.run(self._database.tables(max_staleness=max_staleness))
+        return [table.name for table in found]
+
+    def locate(
+        self, tablets: Sequence[str], *, max_staleness: float | None = None
+    ) -> list[TabletLocation]:
+        """Where tablets are, by id; ``problem`` tells of those deleted, replaced, or offline.
+        Raises `TabletNotFound`."""
+        return self._loop.run(self._database.locate(tablets, max_staleness=max_staleness))
+
+    def locate_table(
+        self, name: str, *, max_staleness: float | None = None
+    ) -> list[TabletLocation]:
+        """Where the tablets of a table are, by number; raises `TableNotFound`."""
+        return self._loop.run(self._database.locate_table(name, max_staleness=max_staleness))
+
+    def delete_table(
+        self, name: str, *, if_edition: str = "", timeout: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """Delete a table and all its rows, for ever; raises `TableNotFound`. ``if_edition``: only
+        if it is still of this `edition` of `Table`; else `TableChanged`."""
+        self._loop.run(self._database.delete_table(name, if_edition=if_edition, timeout=timeout))
+
+    def alter_table(
+        self,
+        name: str,
+        *,
+        add_columns: NewColumns = (),
+        drop_columns: str | Sequence[str] = (),
+        rename_columns: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+        rename_to: str = "",
+        durability: Durability | None = None,
+        if_edition: str = "",
+        wait: bool = True,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> Table:
+        """Change a table; see `Table.alter`. Raises `TableNotFound`."""
+        table = self.table(name)
+        table.alter(
+            add_columns=add_columns,
+            drop_columns=drop_columns,
+            rename_columns=rename_columns,
+            defaults=defaults,
+            rename_to=rename_to,
+            durability=durability,
+            if_edition=if_edition,
+            wait=wait,
+            timeout=timeout,
+        )
+        return table
+
+    def rename_table(
+        self, name: str, new_name: str, *, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> Table:
+        """Rename a table; raises `TableNotFound`, `TableExists`."""
+        table = self.table(name)
+        table.rename(new_name, timeout=timeout)
+        return table
+
+    def export_table(
+        self,
+        name: str,
+        url: str,
+        *,
+        replace: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> dict[str, Any]:
+        """Write a table, as it is now, into a folder of Parquet files; returns its manifest.
+
+        ``url`` is a local path or a URL of pyarrow.fs or fsspec. The manifest is written last, and
+        makes it an export. ``replace``: over an export that is there, whole or not. ``progress``
+        is told of rows done, and of how many.
+
+        Raises:
+            InvalidArgument: there is something already; or Parquet lacks the type of a column.
+            SnapshotLost: a server ended meanwhile; what is written is no export.
+        """
+        from stelae.database.transfers import export_table
+
+        with count_bar(f"export of {name}", progress) as tell:
+            return export_table(self, name, url, replace=replace, progress=tell)
+
+    def import_table(
+        self,
+        url: str,
+        name: str | None = None,
+        *,
+        partition: Partitioning | None = None,
+        durability: Durability | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Table:
+        """Upsert the rows of an export into its table, or table ``name``; made if there is none.
+
+        ``partition``, ``durability``: of a table that is made, where not as it was. Files are
+        checked first. Not atomic; again is fine, and brings the exported rows back as they were.
+
+        Raises:
+            InvalidArgument: there is no whole export, or the table has other columns.
+            CorruptData: files are not what was written.
+        """
+        from stelae.database.transfers import import_table
+
+        with count_bar(f"import from {url}", progress) as tell:
+            return import_table(
+                self, url, name, partition=partition, durability=durability, progress=tell
+            )
+
+    def status(
+        self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Servers, tables, tablets, and how recoveries go: the status document.
+
+        ``max_staleness``: see `table`. A follower does not know how much is in tablets (None).
+        """
+        work = self._database.status(max_staleness=max_staleness, timeout=timeout)
+        return self._loop.run(work)
+
+    def close(self) -> None:
+        """End the connections; again is fine."""
+        if not self._closed:
+            self._closed = True
+            if self._calls is not None:
+                self._calls.close()
+            self._loop.run(self._database.close())
+            self._loop.close()
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<stelae database {self.cluster!r}>"
+
+    def _repr_html_(self) -> str:
+        from stelae.database.html_views import database_html, unreachable_html
+
+        try:
+            return database_html(self.cluster, self.status())
+        except StelaeError as error:
+            return unreachable_html(self.cluster, error)
+
+
+def check_timeout(timeout: float) -> None:
+    """Raise `InvalidArgument` unless a timeout is a positive number of seconds."""
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise InvalidArgument(f"timeout={timeout!r}: a number of seconds above 0")

@@ -1,0 +1,154 @@
+"""Which of Ray's nodes each server runs on: chosen once, as its disk is there.
+
+Operators label Ray's nodes (``ray start --labels disk=a``), and ``placement: {label: disk}`` names
+the label. Each value of it is a machine: a node with a disk that stays, whatever id Ray gives the
+node when it is started anew. A server keeps its machine (``machines`` in ``cluster.json``): Ray
+starts its actor again there, where it finds its data, and nowhere else; while the machine is away
+the others go on without it. Without a placement all servers run on the node of whoever launches
+them, and listen on its loopback.
+
+Design §12; decisions §45.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from stelae.core.config.spec import ClusterSpec
+from stelae.core.errors import InvalidArgument, NotEnoughServers
+
+if TYPE_CHECKING:
+    from stelae.actors.ray_host.host import ServerPlan
+    from stelae.deploy.cluster_state import ClusterState
+
+NODE_ID = "ray.io/node-id"
+"""Ray's own label of a node, while it lives."""
+LOOPBACK = "127.0.0.1"
+
+
+def assigned(
+    names: Iterable[str], known: Mapping[str, str], machines: Iterable[str]
+) -> dict[str, str]:
+    """``known``, and a machine for each other server: where the fewest of its kind are, then the
+    fewest in all. Pure; the same for the same arguments."""
+    wanted = list(names)
+    found = dict(known)
+    there = sorted(machines)
+    for name in wanted:
+        if name in found:
+            continue
+        kinds = Counter(found[n] for n in wanted if n in found and kind_of(n) == kind_of(name))
+        every = Counter(found[n] for n in wanted if n in found)
+        found[name] = min(there, key=lambda machine: (kinds[machine], every[machine], machine))
+    return found
+
+
+def kind_of(name: str) -> str:
+    """``tserver`` of ``tserver-3``."""
+    return name.rpartition("-")[0]
+
+
+def live_machines(label: str) -> dict[str, str]:
+    """The machines that Ray has now, each with its node's address. Needs a connection to Ray.
+
+    Raises:
+        InvalidArgument: two nodes say that they are the same machine.
+        NotEnoughServers: no node has the label.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    found: dict[str, str] = {}
+    for node in nodes:
+        machine = node.get("Labels", {}).get(label)
+        if machine is None:
+            continue
+        if machine in found:
+            raise InvalidArgument(
+                f"placement.label: two of Ray's nodes have {label}={machine}; each value of it is "
+                "to be one machine with its disk"
+            )
+        found[machine] = node["NodeManagerAddress"]
+    if not found:
+        raise NotEnoughServers(f"placement (`ray start --labels {label}=…`)", 1, "nodes", 0)
+    return found
+
+
+def placed(spec: ClusterSpec, state: ClusterState, names: Iterable[str]) -> ClusterState:
+    """The state with a machine for each of the servers named, and with the addresses of masters
+    that are founded now. Needs a connection to Ray.
+
+    Raises:
+        InvalidArgument: the cluster was made with another placement, or a machine has another
+            address than its master has.
+        NotEnoughServers: no node of Ray's has the label.
+    """
+    if spec.placement is None:
+        if state.machines:
+            raise InvalidArgument(_other_placement(spec, "on labelled machines"))
+        return state
+    wanted = [*state.masters, *(name for name in names if name not in state.masters)]
+    if not state.machines and any((Path(state.data_dir) / name).exists() for name in state.masters):
+        raise InvalidArgument(_other_placement(spec, "without a placement"))
+    found = live_machines(spec.placement.label)
+    machines = assigned(wanted, state.machines, found)
+    masters = dict(state.masters)
+    for name, address in masters.items():
+        host, _, port = address.rpartition(":")
+        here = found.get(machines[name], host)
+        if name not in state.machines:
+            masters[name] = f"{here}:{port}"
+        elif here != host:
+            raise InvalidArgument(
+                f"{name} listens at {address}, and its machine {machines[name]!r} has the address "
+                f"{here} now: give it back, or put another master in its place while most live"
+            )
+    return replace(state, machines=machines, masters=masters)
+
+
+def _other_placement(spec: ClusterSpec, how: str) -> str:
+    return f"placement: cluster {spec.cluster!r} was made {how}, and its servers' disks are there"
+
+
+def selector(spec: ClusterSpec, state: ClusterState, name: str) -> dict[str, str]:
+    """Ray's selector of the nodes that a server may run on; empty: any."""
+    if spec.placement is None:
+        node_id = this_node()
+        return {NODE_ID: node_id} if node_id else {}
+    machine = state.machines.get(name)
+    return {} if machine is None else {spec.placement.label: machine}
+
+
+def this_node() -> str:
+    """Of what is needed where the launch is: servers that listen on the loopback are of no use on
+    another node, nor is who reads the data_dir. Empty: Ray has one only."""
+    if not ray.is_initialized() or sum(bool(node["Alive"]) for node in ray.nodes()) < 2:
+        return ""
+    context: Any = ray.get_runtime_context()
+    return str(context.get_node_id())
+
+
+def node_of_others(spec: ClusterSpec) -> str:
+    """Where to be for what is no server and changes these: anywhere with a placement (empty)."""
+    return "" if spec.placement is not None else this_node()
+
+
+def for_master(state: ClusterState, name: str, like: ServerPlan) -> tuple[str, str]:
+    """Machine and host of a master that is added to others: a machine of its own if there is one.
+    ``like``: the plan of one of them. The choice is kept.
+
+    Raises NotEnoughServers: no node of Ray's has the label.
+    """
+    if not like.machine:
+        return "", like.host
+    (label,) = like.selector
+    found = live_machines(label)
+    machines = assigned([*state.masters, name], state.machines, found)
+    if machines[name] not in found:
+        raise NotEnoughServers(f"master add (machine {machines[name]!r}, its own)", 1, "nodes", 0)
+    replace(state, machines=machines).save()
+    return machines[name], found[machines[name]]

@@ -1,1 +1,0 @@
-"""Clusters on Ray: stood up, found, restarted, taken down."""

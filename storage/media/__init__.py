@@ -1,1 +1,0 @@
-"""What a backup has: media, frames, replicas, and what it accepts of which log."""

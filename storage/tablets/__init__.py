@@ -1,1 +1,0 @@
-"""A tablet in memory, and the state machine of a replicated one."""
