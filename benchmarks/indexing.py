@@ -14,8 +14,8 @@ from clusters import cluster
 from figures import Figure, at_most, median, percentile, shown, timed
 
 from stelae import hash_partition, segments
+from stelae.core.schema.alter import with_index
 from stelae.core.schema.durability import Durability
-from stelae.core.schema.index_changes import with_index
 from stelae.core.schema.indexes import IndexId
 from stelae.core.schema.schema import TableSchema
 from stelae.storage.indexes.indexlet import IndexletEntries

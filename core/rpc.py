@@ -15,6 +15,8 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
 PROTOCOL_VERSION = 1
+SINGLE_BYTES_MAX = 64 * 1024
+"""Up to this size a message travels whole; a larger one in parts, behind others."""
 
 Blob: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 """Bulk bytes that travel beside the msgspec body and are never copied into it."""

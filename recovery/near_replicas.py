@@ -27,7 +27,7 @@ from stelae.core.buffers import BufferPool
 from stelae.core.errors import CorruptData, StelaeError
 from stelae.core.ids import Address, ServerUuid, TabletId, segment_name
 from stelae.core.memory import populate
-from stelae.core.messages.remote import (
+from stelae.core.messages.backups import (
     LOCATE_REPLICAS,
     ImagePlace,
     LocatedReplica,

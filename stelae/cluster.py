@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import ray
 
 from stelae.actors.ray_host.host import cluster_actors
+from stelae.applying.front import start_http
+from stelae.client.aio import Loop
 from stelae.client.database import AsyncDatabase
 from stelae.core.config.settings import Settings
 from stelae.core.config.spec import ClusterSpec
@@ -19,15 +21,14 @@ from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.core.ids import Address
 from stelae.core.records.records import ServerKind, ServerState
-from stelae.database.aio import Loop
 from stelae.database.api import Database
 from stelae.database.progress import words_bar
-from stelae.database.tokens import drop_revoked
 from stelae.deploy import cluster_state, launcher, locks, ray_session
 from stelae.deploy.asked import keep_spec
 from stelae.deploy.cluster_files import publish, take_from_machines, tell_at_rest
 from stelae.deploy.masters import scale_masters
 from stelae.deploy.node_checks import check_launch
+from stelae.deploy.revoked_tokens import drop_revoked
 from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_session import stop_session
@@ -139,7 +140,7 @@ def _launch(
         check_launch(spec, state, [plan.name for plan in launcher.plans(spec, state)])
         state = launcher.place(spec, state)
         progress("starting servers")
-        front = _Background(lambda: launcher.start_http(spec, state))
+        front = _Background(lambda: start_http(spec, state))
         launcher.start_servers(spec, state, actors)
         progress("waiting for the masters")
         database: LaunchedDatabase = _attach(
@@ -161,7 +162,7 @@ def _launch(
             state = cluster_state.at_rest(cluster_state.newest(state))
             http = front.result()
             if http.url and drop_revoked(database, state.data_dir):
-                http = launcher.start_http(spec, state, http.started_serve)
+                http = start_http(spec, state, http.started_serve)
             database.state = launcher.running(state, http)
             database.state.save()
             keep_spec(state.data_dir, spec, is_done=True)

@@ -26,11 +26,11 @@ from feast.infra.supported_async_methods import SupportedAsyncMethods
 from feast.repo_config import FeastConfigBaseModel
 from pydantic import PositiveFloat, PositiveInt, SecretStr, StrictStr
 
-from stelae.cli.values import durability_of
 from stelae.client.database import DEFAULT_DURABILITY
 from stelae.cluster import connect
 from stelae.connectors.feast_rows import Batch, Given, Layout, Read, feast_rows, layout_of
 from stelae.connectors.feast_tables import ViewTables
+from stelae.core.schema.durability import parse_durability
 from stelae.database.api import Database
 
 TOKEN_VARIABLE = "STELAE_TOKEN"
@@ -188,7 +188,7 @@ class StelaeOnlineStore(OnlineStore):  # type: ignore[misc]
 
 def _connected(config: Any) -> tuple[Database, ViewTables]:
     settings: StelaeOnlineStoreConfig = config.online_store
-    durability = durability_of(settings.durability)
+    durability = parse_durability(settings.durability)
     cluster = settings.cluster
     if config.repo_path is not None and "://" not in cluster:
         beside = Path(config.repo_path) / cluster

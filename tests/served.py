@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stelae.client.aio import Loop
 from stelae.client.database import AsyncDatabase
-from stelae.database.aio import Loop
 from stelae.database.api import Database
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime

@@ -25,7 +25,7 @@ from stelae.actors.backup.replicas import (
 )
 from stelae.core.errors import CorruptData, InvalidArgument, TabletNotReady, TooLarge
 from stelae.core.ids import TabletId, segment_name
-from stelae.core.messages.remote import ImagePlace, LocatedReplica
+from stelae.core.messages.backups import ImagePlace, LocatedReplica
 from stelae.core.messages.servers import Certified, ReadReplica, ReplicaInfo, ReplicaState
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime

@@ -22,7 +22,7 @@ from stelae.actors.backup.holdings import REPLY_BYTES_MAX, Holdings
 from stelae.actors.backup.replicas import Facts, Replica
 from stelae.core.errors import CorruptData, InvalidArgument, TabletNotReady, TooLarge
 from stelae.core.ids import TabletId, segment_name
-from stelae.core.messages.remote import (
+from stelae.core.messages.backups import (
     READ_ROWS,
     READ_SINGLE_ROWS,
     SINGLE_ROWS_MAX,

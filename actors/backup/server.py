@@ -33,7 +33,7 @@ from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, StelaeError, TooLarge
 from stelae.core.ids import Address, TabletId
 from stelae.core.messages.backup_loads import MediumLoad, is_low, rounded_rate, whole_segments
-from stelae.core.messages.remote import LOCATE_REPLICAS, LocateReplicas, LocateReplicasReply
+from stelae.core.messages.backups import LOCATE_REPLICAS, LocateReplicas, LocateReplicasReply
 from stelae.core.messages.reports import Report, Reporter, log_fingerprint
 from stelae.core.messages.servers import (
     DROP_LOGS,

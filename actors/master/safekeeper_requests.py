@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from stelae.actors.master.leader.timeline_scrub import scrub
+from stelae.actors.master.leader.timeline_checks import scrub
 from stelae.actors.master.leader.timelines import TimelineKeeper
 from stelae.actors.master.operator_requests import carry_out
 from stelae.coordinator.catalog.catalog import CatalogBatch

@@ -27,9 +27,8 @@ from stelae.actors.master.heartbeat_requests import ServerRequests
 from stelae.actors.master.index_requests import IndexRequests
 from stelae.actors.master.leader.backups import BackupKeeper
 from stelae.actors.master.leader.coordinator import Coordinator
-from stelae.actors.master.leader.migration_ports import MasterPorts
+from stelae.actors.master.leader.migration_ports import MasterPorts, SafekeeperPorts
 from stelae.actors.master.leader.migration_runner import RunnerSettings
-from stelae.actors.master.leader.safekeeper_ports import SafekeeperPorts
 from stelae.actors.master.leader.timelines import TimelineKeeper
 from stelae.actors.master.loss_requests import LossRequests
 from stelae.actors.master.member_requests import MasterMembers, MemberRequests
@@ -39,10 +38,10 @@ from stelae.actors.master.safekeeper_requests import SafekeeperRequests
 from stelae.actors.master.token_requests import TokenRequests
 from stelae.actors.master.turn_requests import TurnRequests
 from stelae.actors.raft.leadership_transfer import hand_over
-from stelae.actors.raft.replica import Replica, ReplicaSettings, RoleChange, raft_handlers
+from stelae.actors.raft.replica import Replica, RoleChange, raft_handlers
 from stelae.actors.raft.staleness import Freshness
+from stelae.actors.raft.types import catalog_replica_settings
 from stelae.actors.server.identity import listen_as, take_identity
-from stelae.consensus.raft.settings import RaftSettings
 from stelae.coordinator.catalog.catalog import CATALOG_ID, Catalog, CatalogBatch
 from stelae.coordinator.catalog.operations import Operations
 from stelae.coordinator.liveness.liveness import Liveness, Run
@@ -65,20 +64,6 @@ ON_ITS_WAY = 64
 """Entries that another master may be behind with, and keeps up all the same."""
 CATALOG_FOLDER = "catalog"
 CATALOG_METADATA = f"{CATALOG_FOLDER}/consensus-meta"
-
-
-def replica_settings(settings: Settings) -> ReplicaSettings:
-    """How the catalog's group runs, with a leader lease so that reads need no round of messages."""
-    refuse_votes_s = (settings.raft_election_ticks - 2) * settings.raft_tick_s
-    return ReplicaSettings(
-        raft=RaftSettings(
-            election_ticks=settings.raft_election_ticks,
-            heartbeat_ticks=settings.raft_heartbeat_ticks,
-            lease_duration_us=int(refuse_votes_s * 0.8 * 1_000_000),
-        ),
-        tick_s=settings.raft_tick_s,
-        snapshot_entries=settings.raft_snapshot_entries,
-    )
 
 
 def runner_settings(settings: Settings) -> RunnerSettings:
@@ -162,7 +147,7 @@ class Master:
             self.info.uuid,
             members,
             self._chronicle,
-            replica_settings(self.settings),
+            catalog_replica_settings(self.settings),
             folder=CATALOG_FOLDER,
             names=self.group.founders,
         )

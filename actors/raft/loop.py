@@ -14,18 +14,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from stelae.actors.raft.begun_turn import BegunTurn
 from stelae.actors.raft.host import RaftHost
 from stelae.actors.raft.links import ReplicaLinks
-from stelae.actors.raft.log_writer import LogWriter
+from stelae.actors.raft.log_writer import FollowerAppend, LogWriter
 from stelae.actors.raft.members import MemberCare
 from stelae.actors.raft.requests import ReplicaRequests, transfer
-from stelae.actors.raft.role_news import RoleNews
 from stelae.actors.raft.snapshots import CopyNeeds, OwnSnapshots, ReplicaFlushes
 from stelae.actors.raft.storage import ReplicaStorage
 from stelae.actors.raft.types import (
     ReplicaSettings,
     RoleChange,
+    RoleNews,
     SnapshotStore,
     StateMachine,
 )
@@ -109,7 +108,7 @@ class ReplicaLoop:
         self._core: Raft | None = None
         self._own: list[asyncio.Task[None]] = []
         self._news = RoleNews()
-        self._begun = BegunTurn(self._storage, self._links)
+        self._begun = FollowerAppend(self._storage, self._links)
         self._begin_events()
 
     def _begin_events(self) -> None:

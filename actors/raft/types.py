@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from stelae.consensus.raft.ready import Role
 from stelae.consensus.raft.settings import RaftSettings
+from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, OpId, ServerUuid
 from stelae.core.records.replication import Snapshot
 
@@ -100,3 +102,70 @@ class RoleChange:
     leader_address: Address | None
     ready: bool
     members: OpId
+
+
+def catalog_replica_settings(settings: Settings) -> ReplicaSettings:
+    """How the catalog's group runs, with a leader lease so that reads need no round of messages."""
+    refuse_votes_s = (settings.raft_election_ticks - 2) * settings.raft_tick_s
+    return ReplicaSettings(
+        raft=RaftSettings(
+            election_ticks=settings.raft_election_ticks,
+            heartbeat_ticks=settings.raft_heartbeat_ticks,
+            lease_duration_us=int(refuse_votes_s * 0.8 * 1_000_000),
+        ),
+        tick_s=settings.raft_tick_s,
+        snapshot_entries=settings.raft_snapshot_entries,
+    )
+
+
+def tablet_replica_settings(settings: Settings) -> ReplicaSettings:
+    """How the group of a tablet runs: with a lease, and with hosts that copy the state."""
+    tick_s = settings.group_tick_s
+    refuse_votes_s = (settings.tablet_election_ticks - 2) * tick_s
+    return ReplicaSettings(
+        raft=RaftSettings(
+            election_ticks=settings.tablet_election_ticks,
+            heartbeat_ticks=settings.raft_heartbeat_ticks,
+            lease_duration_us=int(refuse_votes_s * 0.8 * 1_000_000),
+            copies_by_host=True,
+        ),
+        tick_s=tick_s,
+        log_file_bytes=settings.segment_bytes,
+        keep_bytes=settings.raft_keep_bytes,
+        queue_bytes=settings.queue_bytes,
+        abandon_member_s=settings.abandon_member_s,
+    )
+
+
+class RoleNews:
+    """Who is told of one replica's role, term, leader and readiness when something of it is new."""
+
+    def __init__(self) -> None:
+        self.watchers: list[Callable[[RoleChange], None]] = []
+        self._told: RoleChange | None = None
+        self._made_of: tuple[object, ...] = ()
+        self._changed = asyncio.Event()  # replaced at each change
+
+    async def wait(self) -> None:
+        """Return at the next change."""
+        await self._changed.wait()
+
+    def may_be_new(self, made_of: tuple[object, ...]) -> bool:
+        """Whether what a change would be made of differs from the last time; nearly never."""
+        is_same = made_of == self._made_of
+        self._made_of = made_of
+        return not is_same
+
+    def tell(self, change: RoleChange) -> None:
+        """Tell the watchers, if it is new."""
+        if change == self._told:
+            return
+        self._told = change
+        self.wake()
+        for watcher in self.watchers:
+            watcher(change)
+
+    def wake(self) -> None:
+        """Whoever waits looks again: something is new, or nothing will be any more."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -36,8 +36,7 @@ from stelae.core.messages.safekeepers import (
     PullTimelineFrom,
     ReadPull,
 )
-from stelae.core.records.timeline_copies import WalFile
-from stelae.core.records.timelines import SafekeeperPlace, SwitchReply, check_configuration
+from stelae.core.records.timelines import SafekeeperPlace, SwitchReply, WalFile, check_configuration
 from stelae.core.rpc import Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import all_or_first_error

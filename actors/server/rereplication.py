@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from stelae.core.ids import ServerUuid
-from stelae.core.records.replica_shortage import Shortage
+from stelae.core.records.losses import Shortage
 from stelae.core.runtime import Clock
 
 TURNS = 4

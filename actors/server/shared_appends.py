@@ -27,10 +27,9 @@ from stelae.core.messages.servers import (
     WriteReplicasReply,
 )
 from stelae.core.records.records import ServerInfo
-from stelae.core.rpc import Blob, Method, Reply
+from stelae.core.rpc import SINGLE_BYTES_MAX, Blob, Method, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.together import Together
-from stelae.runtime.tcp.frames import SINGLE_BYTES_MAX
 
 TOGETHER_BYTES = SINGLE_BYTES_MAX // 2
 """Of the entries in a message of several: it goes in one frame."""

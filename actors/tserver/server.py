@@ -32,9 +32,8 @@ from stelae.actors.tserver.lease import Lease
 from stelae.actors.tserver.master_calls import ServerNews
 from stelae.actors.tserver.owned_tablet.tablet import Tablet
 from stelae.actors.tserver.pins import Pins
-from stelae.actors.tserver.replicated_tablet.digests import ReplicaDigests
 from stelae.actors.tserver.replicated_tablet.manager import TabletReplicas
-from stelae.actors.tserver.replicated_tablet.requests import ReplicaOrders
+from stelae.actors.tserver.replicated_tablet.requests import ReplicaDigests, ReplicaOrders
 from stelae.actors.tserver.replicated_tablet.tablet import ReplicatedTablet
 from stelae.actors.tserver.row_loading.spark_merge import MergesMadeElsewhere
 from stelae.actors.tserver.scans import ScanSessions

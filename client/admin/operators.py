@@ -54,6 +54,8 @@ from stelae.core.rpc import Empty, Reply
 from stelae.core.runtime import Runtime
 
 CALL_TIMEOUT_S = 30.0
+CHANGE_TIMEOUT_S = 60.0
+"""For changes of servers, which may have to be brought up."""
 WAIT_TIMEOUT_S = 24 * 3600.0
 """Of waiting for replicas to be copied elsewhere, which may be many and large."""
 REBALANCE_AFTER_S = 60.0

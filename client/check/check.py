@@ -28,12 +28,12 @@ from stelae.client.check.facts import (
     TabletFacts,
     Verdict,
 )
-from stelae.client.check.indexes import judge_indexes
 from stelae.client.check.masters import judge_masters, judge_servers
 from stelae.client.check.tablets import (
     Judged,
     compared,
     judge_digests,
+    judge_indexes,
     judge_tables,
     judge_tablets,
     leader_of,

@@ -1,4 +1,4 @@
-"""Whether a tablet serves, is as safe as its table says, and agrees with itself. Pure.
+"""Whether tablets serve, are as safe as their tables say, and agree; and indexes answer. Pure.
 
 Of a tablet with ``replicas(n)`` the reports of all its replicas are compared with each other and
 with the masters' catalog. Unlike Kudu's ksck, a copy that is under way hides nothing that is worse:
@@ -16,6 +16,7 @@ from stelae.client.check import hints as check_hints
 from stelae.client.check.facts import (
     DigestAnswer,
     Finding,
+    IndexFacts,
     Known,
     LogFacts,
     ReplicaFacts,
@@ -26,8 +27,10 @@ from stelae.client.check.facts import (
     Verdict,
 )
 from stelae.client.check.timelines import TimelineJudge
+from stelae.core.messages.indexes import IndexletProgress
 from stelae.core.messages.servers import ReplicaRole, TabletProgress
 from stelae.core.records.records import ServerKind, TabletState
+from stelae.core.schema.indexes import END, IndexletState, covers
 from stelae.core.schema.shares import wrong_places
 
 
@@ -349,3 +352,33 @@ def compared(digests: Sequence[TabletDigests]) -> int:
 def members_to_ask(tablet: TabletFacts) -> list[ReplicaFacts]:
     """Whose replicas should all be the same: voters, and non-voters that have their rows."""
     return [member for member in _members(tablet) if member.member == "voter" or member.takes_part]
+
+
+def judge_indexes(status: StatusFacts) -> list[Finding]:
+    """Each index has all entries, each at a live server that says that it answers."""
+    live = {server.id: None for server in status.servers if server.is_live}
+    found: list[Finding] = []
+    for index in status.indexes:
+        subject = f"index of {index.column!r} of {index.table!r} ({index.id})"
+        for severity, text, hint in _judge(index, live):
+            found.append(Finding("indexes", subject, text, severity, hint))
+    return found
+
+
+def _judge(index: IndexFacts, live: dict[str, None]) -> list[tuple[Severity, str, str]]:
+    found: list[tuple[Severity, str, str]] = []
+    ranges = [(bytes.fromhex(e.low), bytes.fromhex(e.high) or END) for e in index.indexlets]
+    if not covers(sorted(ranges)):
+        text = "its indexlets do not have all of it, each entry once"
+        found.append((Severity.ERROR, text, check_hints.CONTRADICTION))
+    for each in index.indexlets:
+        name = f"indexlet {each.id} on {each.server}"
+        if each.server not in live:
+            found.append((Severity.ERROR, f"{name}: the server is dead", check_hints.INDEX_SERVER))
+        elif each.state != IndexletState.SERVING:
+            why = f": {each.problem}" if each.problem else ""
+            found.append((Severity.WARNING, f"{name} is filled{why}", check_hints.INDEX_FILLS))
+        elif each.progress not in (IndexletProgress.SERVING, IndexletProgress.CLOSED):
+            text = f"{name} is to answer, and is {each.progress or 'not there'}"
+            found.append((Severity.ERROR, text, check_hints.INDEX_SERVER))
+    return found

@@ -18,8 +18,8 @@ from stelae.client.input.convert import RowCodec, is_table, to_arrow
 from stelae.core.errors import InvalidArgument
 from stelae.core.messages.catalog import LINEARIZABLE
 from stelae.core.messages.rows import WriteOp
+from stelae.core.schema.alter import check_new_index
 from stelae.core.schema.durability import Durability, Replicas, Segments, Wal
-from stelae.core.schema.index_changes import check_new_index
 from stelae.core.schema.schema import MAX_NAME_LENGTH, TableSchema
 from stelae.core.schema.values import WireRow, check_batch, rows_to_batch
 

@@ -10,7 +10,7 @@ from stelae.coordinator.placement.assignment import Load, beside_of
 from stelae.core.errors import NotEnoughServers
 from stelae.core.ids import ServerUuid, TableId, make_uuid
 from stelae.core.records.records import ServerInfo
-from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.alter import with_index
 from stelae.core.schema.indexes import END, IndexId, IndexletId, IndexletRecord, IndexletState
 from stelae.core.schema.schema import TableSchema
 

@@ -20,7 +20,7 @@ from stelae.core.errors import InvalidArgument
 from stelae.core.ids import make_uuid
 from stelae.core.messages.index_catalog import CreateIndex, DropIndex
 from stelae.core.records.records import TableRecord
-from stelae.core.schema.index_changes import check_new_index, with_index, without_index
+from stelae.core.schema.alter import check_new_index, with_index, without_index
 from stelae.core.schema.indexes import IndexId
 from stelae.core.schema.schema import TableSchema
 

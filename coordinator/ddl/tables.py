@@ -38,8 +38,8 @@ from stelae.core.records.records import (
 )
 from stelae.core.records.replication import first_configuration
 from stelae.core.records.timelines import TimelineConfiguration
+from stelae.core.schema.alter import check_new_index
 from stelae.core.schema.durability import Replicas, checked
-from stelae.core.schema.index_changes import check_new_index
 from stelae.core.schema.schema import MAX_NAME_LENGTH, TableSchema
 
 NOBODY = TabletId("")

@@ -22,13 +22,14 @@ import enum
 
 from stelae.core.ids import TabletId
 from stelae.core.records.configurations import TimelineId
-from stelae.core.records.timeline_copies import TimelineSnapshot, WalFile
 from stelae.core.records.timelines import (
     LogPosition,
     SafekeeperId,
     SafekeeperPlace,
     SwitchReply,
     TimelineConfiguration,
+    TimelineSnapshot,
+    WalFile,
 )
 from stelae.core.rpc import Body, Empty, Method
 

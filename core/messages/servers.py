@@ -15,9 +15,8 @@ from stelae.core.messages import catalog as catalog_messages
 from stelae.core.messages import rows as row_messages
 from stelae.core.messages.backup_loads import BackupsView, MediumLoad
 from stelae.core.messages.indexes import IndexletReport
-from stelae.core.records.losses import SegmentFacts
+from stelae.core.records.losses import SegmentFacts, Shortage
 from stelae.core.records.records import MasterMember, ServerInfo, TableRecord, TabletRecord
-from stelae.core.records.replica_shortage import Shortage
 from stelae.core.records.replication import Configuration
 from stelae.core.records.succession import SuccessionReport
 from stelae.core.records.timelines import SafekeeperId, TimelineSource

@@ -175,3 +175,13 @@ class AcceptedLosses(Body, frozen=True):
 
 GET_LOSSES = Method("master.get_losses", GetLosses, LossReport)
 ACCEPT_LOSS = Method("master.accept_loss", AcceptLoss, AcceptedLosses)
+
+
+class Shortage(Body, frozen=True):
+    """Replicas that are missing now, and at most since none was: the rest was made anew."""
+
+    segments: int
+    size_bytes: int
+    """Of sealed segments, to be sent yet."""
+    segments_at_most: int
+    bytes_at_most: int

@@ -6,6 +6,10 @@ to each of its two sets and never mixes them (Neon RFC 035, "Definitions" and "C
 
 A log with LSN n has the entries 1 to n, those up to its base trimmed away. Its term history says
 which term wrote which of them: terms and starts rise, and every entry that is there bears it out.
+
+A copy, which a safekeeper hands to another one that pulls a timeline, is the files of the WAL as
+they lie on the donor, cut at one position, with the state that goes with them. Neon RFC 035,
+pull_timeline; design §10.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import NewType, TypeAlias
 import msgspec
 
 from stelae.core.errors import InvalidArgument
-from stelae.core.ids import Address, ServerUuid, TableId, TabletId
+from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
 from stelae.core.records.replication import Entry
 
 SafekeeperId = NewType("SafekeeperId", int)
@@ -242,3 +246,44 @@ def _terms_at(history: TermHistory, lsn: int) -> int:
     if history and history[-1].start_lsn <= lsn:  # nearly always
         return len(history)
     return bisect_right(history, lsn, key=lambda start: start.start_lsn)
+
+
+NOTHING = OpId(0, 0)
+"""The end of a log that never had an entry."""
+
+
+class WalFile(msgspec.Struct, frozen=True, array_like=True):
+    """One file of a WAL; ``crc`` is the CRC-32C of its first ``size_bytes``."""
+
+    name: str
+    size_bytes: int
+    crc: int
+
+
+class LogCut(msgspec.Struct, frozen=True, array_like=True):
+    """The last time that a log was cut: in files made before it, nothing counts from there on."""
+
+    number: int
+    """Of how many cuts it is the last; 0: there was none."""
+    from_lsn: int
+
+
+class TimelineSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A timeline at one point: all that ``last`` says is durable at the donor, in ``files``."""
+
+    tablet_id: TabletId
+    acceptor: AcceptorState
+    """As of then; its history is that of the whole log, up to ``last``."""
+    base_lsn: int
+    """Entries up to here are not in the files."""
+    last: OpId
+    cut: LogCut
+    files: tuple[WalFile, ...]
+
+    @property
+    def generation(self) -> int:
+        return self.acceptor.configuration.generation
+
+    @property
+    def position(self) -> LogPosition:
+        return LogPosition(self.last.term, self.last.index)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -114,3 +115,21 @@ def _checked_media(media: Sequence[str]) -> tuple[str, ...]:
             f"segments{tuple(media)!r}: name a medium of cluster.yaml for each replica"
         )
     return tuple(media)
+
+
+def parse_durability(text: str) -> Durability:
+    """A durability as it is written in Python, as on the command line. Raises `InvalidArgument`."""
+    makers: dict[str, Callable[..., Durability]]
+    makers = {"segments": segments, "wal": wal, "replicas": replicas}
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError(text)
+        make = makers[call.func.id]
+        named = {each.arg or "": ast.literal_eval(each.value) for each in call.keywords}
+        return make(*[ast.literal_eval(each) for each in call.args], **named)
+    except (SyntaxError, ValueError, KeyError, TypeError, RecursionError):
+        raise InvalidArgument(
+            f"durability {text!r}: write segments('disk', 'disk'), wal(3), "
+            "wal(3, segments=('disk',)) or replicas(3)"
+        ) from None

@@ -7,6 +7,7 @@ Rows hold the user's columns in schema order. Inside Stelae two more columns tra
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -116,7 +117,7 @@ class TableSchema(msgspec.Struct, frozen=True, dict=True):
     read defaults (what rows show that were written before the column was added; never changed),
     and the write defaults (what rows get that leave the column out)."""
     indexes: tuple[IndexDefinition, ...] = ()
-    """Secondary indexes, of at most one for each column; see `stelae.core.schema.index_changes`."""
+    """Secondary indexes, of at most one for each column; see `stelae.core.schema.alter`."""
 
     @staticmethod
     def of(schema: pa.Schema, key: Sequence[str]) -> TableSchema:
@@ -231,3 +232,26 @@ class TableSchema(msgspec.Struct, frozen=True, dict=True):
         for column in columns:
             if not isinstance(column, str) or self.arrow.get_field_index(column) < 0:
                 raise ColumnNotFound(str(column), table, ", ".join(self.arrow.names))
+
+
+_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns), tz=([A-Za-z0-9_+:/-]{1,64})\]")
+_DECIMAL = re.compile(r"decimal128\((\d{1,2}), ?(-?\d{1,2})\)")
+_FIXED = re.compile(r"fixed_size_binary\[(\d{1,6})\]")
+
+
+def type_named(text: str, column: str) -> pa.DataType:
+    """The Arrow type that ``str`` of it names. Raises InvalidArgument."""
+    try:
+        if match := _TIMESTAMP.fullmatch(text):
+            kind = pa.timestamp(match[1], match[2])
+            pa.scalar(0, kind).as_py()  # is there such a time zone?
+            return kind
+        if match := _DECIMAL.fullmatch(text):
+            return pa.decimal128(int(match[1]), int(match[2]))
+        if match := _FIXED.fullmatch(text):
+            return pa.binary(int(match[1]))
+        return pa.type_for_alias(text)
+    except (ValueError, LookupError, pa.ArrowException) as error:
+        raise InvalidArgument(
+            f"column {column!r}: {text[:80]!r} is no type known here ({error}); try arrow_schema"
+        ) from None

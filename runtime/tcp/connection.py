@@ -23,11 +23,10 @@ from collections.abc import Iterator
 from typing import cast
 
 from stelae.core.errors import StelaeError, Unavailable
-from stelae.core.rpc import Blob
+from stelae.core.rpc import SINGLE_BYTES_MAX, Blob
 from stelae.runtime.tcp.backpressure import Room
 from stelae.runtime.tcp.frames import (
     PART_BYTES,
-    SINGLE_BYTES_MAX,
     FrameError,
     Kind,
     encode_frame,

@@ -32,10 +32,9 @@ from stelae.core.errors import (
     decode_error,
 )
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.rpc import Method
+from stelae.core.rpc import SINGLE_BYTES_MAX, Method
 from stelae.runtime.tcp.connection import set_socket_options
 from stelae.runtime.tcp.frames import (
-    SINGLE_BYTES_MAX,
     FrameError,
     Kind,
     decode_reply,

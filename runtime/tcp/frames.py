@@ -26,11 +26,10 @@ from crc32c import crc32c
 
 from stelae.core.current import is_sane_id
 from stelae.core.memory import populate
-from stelae.core.rpc import Blob
+from stelae.core.rpc import SINGLE_BYTES_MAX, Blob
 from stelae.core.tracing import sane_parent
 
 HEAD_BYTES = 32
-SINGLE_BYTES_MAX = 64 * 1024
 PART_BYTES = 256 * 1024
 MESSAGE_BYTES_MAX = 128 * 1024 * 1024
 BLOBS_MAX = 4096

@@ -29,14 +29,13 @@ from stelae.core.errors import (
     decode_error,
 )
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.rpc import Blob, Method, Outcome, Reply
+from stelae.core.rpc import SINGLE_BYTES_MAX, Blob, Method, Outcome, Reply
 from stelae.core.runtime import ReplyMemory
 from stelae.runtime.tcp.connection import Connection
 from stelae.runtime.tcp.frames import (
     BLOB_ALIGNMENT,
     BLOBS_MAX,
     NO_DESTINATION,
-    SINGLE_BYTES_MAX,
     FrameError,
     Kind,
     asked_by,

@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from crc32c import crc32c
 
+from stelae.core.rpc import SINGLE_BYTES_MAX
 from stelae.runtime.tcp.frames import (
     HEAD_BYTES,
     PART_BYTES,
-    SINGLE_BYTES_MAX,
     Assembly,
     FrameError,
     Head,

@@ -31,13 +31,21 @@ from stelae.core.errors import (
     encode_error,
 )
 from stelae.core.ids import ServerUuid
-from stelae.core.rpc import Blob, Call, Gathered, Handler, Handlers, Outcome, Reply
+from stelae.core.rpc import (
+    SINGLE_BYTES_MAX,
+    Blob,
+    Call,
+    Gathered,
+    Handler,
+    Handlers,
+    Outcome,
+    Reply,
+)
 from stelae.core.tasks import Rest
 from stelae.runtime.tcp.connection import Connection
 from stelae.runtime.tcp.frames import (
     ASKED_BY,
     NO_DESTINATION,
-    SINGLE_BYTES_MAX,
     FrameError,
     Kind,
     Request,

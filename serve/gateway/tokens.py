@@ -152,7 +152,7 @@ def make_admin_token(folder: str | os.PathLike[str]) -> str:
 
     ``admin-token`` in ``folder`` has it in clear, ``tokens.json`` beside it its hash. A token that
     is not in ``tokens.json`` any more (or files that do not fit together) is made anew; what was
-    revoked over HTTP, `stelae.database.tokens.drop_revoked` takes out of there.
+    revoked over HTTP, `stelae.deploy.revoked_tokens` takes out of there.
     """
     root = Path(folder)
     root.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from stelae.core.records.records import TableRecord
 from stelae.core.records.tokens import Role
 from stelae.core.schema.durability import Durability
 from stelae.core.schema.partition import HashPartition, Partitioning, RangePartition
-from stelae.core.schema.types import type_named
+from stelae.core.schema.schema import type_named
 from stelae.core.schema.values import from_wire
 from stelae.serve.bodies.models import (
     AlterTableRequest,

@@ -9,6 +9,7 @@ once if it is to be warm; masters know them before, as they are started anew fir
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,11 +18,16 @@ from typing import Any
 import ray
 
 from stelae.actors.ray_host.host import cluster_actors
+from stelae.actors.ray_host.kept_files import changing
 from stelae.actors.ray_host.spark_host import SPARK_NAME, SparkPlan, spark_actor
+from stelae.applying.spec_operations import RaySpecs
 from stelae.coordinator.apply.plan import FRONT, SPARK, Traits
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.units import format_size
-from stelae.deploy import cluster_state, launcher
+from stelae.core.ids import Address
+from stelae.deploy import cluster_state, launcher, machines
+from stelae.deploy.cluster_state import ClusterState
+from stelae.deploy.launcher import HttpFront
 
 ASK_TIMEOUT_S = 5.0
 GONE = "none"
@@ -56,7 +62,7 @@ def traces_text(endpoint: str) -> dict[str, str]:
     return {"traces.endpoint": endpoint} if endpoint else {}
 
 
-def others_present(cluster: str, state: cluster_state.ClusterState) -> dict[str, Traits]:
+def others_present(cluster: str, state: ClusterState) -> dict[str, Traits]:
     """The front and the Spark that there are."""
     found: dict[str, Traits] = {}
     front = _front(cluster, state)
@@ -79,7 +85,7 @@ def _spark(actor: Any) -> Traits:
     return {"spark": spark_text(plan)}
 
 
-def _front(cluster: str, state: cluster_state.ClusterState) -> dict[str, str] | None:
+def _front(cluster: str, state: ClusterState) -> dict[str, str] | None:
     from ray import serve
 
     from stelae.serve.deployment import app_name, limits_of, serve_place, traces_of
@@ -101,7 +107,7 @@ def _front(cluster: str, state: cluster_state.ClusterState) -> dict[str, str] | 
 
 
 def others_wanted(
-    spec: ClusterSpec, state: cluster_state.ClusterState, present: Mapping[str, Traits]
+    spec: ClusterSpec, state: ClusterState, present: Mapping[str, Traits]
 ) -> dict[str, Traits]:
     """What a spec asks for; what it leaves open is as it is. Pure."""
     found: dict[str, Traits] = {}
@@ -126,6 +132,43 @@ def _place(front: Traits) -> tuple[str, str]:
     return front.get("serve.host", ""), front.get("serve.port", "")
 
 
+def start_http(
+    spec: ClusterSpec, state: ClusterState, started_serve: bool | None = None
+) -> HttpFront:
+    """Deploy the HTTP front on Ray Serve, if the spec has one, with an admin token of its own.
+
+    ``started_serve``: of one that is there, and is brought up to date. Raises AlreadyRunning (its
+    port is in use), RetryLater (no replica became healthy).
+    """
+    if spec.serve is None:
+        return HttpFront()
+    from stelae.serve.deployment import AUDIT_FOLDER, GatewayPlan, Tls, deploy
+    from stelae.serve.gateway.guard import Limits
+    from stelae.serve.gateway.tokens import TOKENS_FILE, make_admin_token, read_tokens
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    with changing(state.folder):
+        make_admin_token(state.folder)
+    front, tls = spec.serve, spec.serve.tls
+    plan = GatewayPlan(
+        spec.cluster,
+        tuple(Address(address) for address in state.masters.values()),
+        state.secret,
+        spec.settings(),
+        Limits(**front.limits.model_dump()),
+        audit_folder=str(Path(state.data_dir).absolute() / AUDIT_FOLDER),
+        specs=RaySpecs(spec.cluster, state.data_dir, machines.node_of_others(spec)),
+        traces_endpoint=spec.traces_endpoint,
+    )
+    made = deploy(
+        *(plan, read_tokens(state.folder / TOKENS_FILE), front.host, front.port),
+        replicas=front.replicas,
+        started_serve=started_serve,
+        tls=None if tls is None else Tls(tls.cert, tls.key),
+    )
+    return HttpFront(made.url, made.started_serve)
+
+
 def change_front(spec: ClusterSpec, home: Path) -> None:
     """Bring the HTTP front up to date, start it anew elsewhere, or end it. Again is fine."""
     state = cluster_state.load_state(home)
@@ -133,10 +176,10 @@ def change_front(spec: ClusterSpec, home: Path) -> None:
     if there is not None:
         wanted = others_wanted(spec, state, {FRONT: there}).get(FRONT)
         if wanted is not None and _place(wanted) == _place(there):
-            launcher.start_http(spec, state, started_serve=state.started_serve)
+            start_http(spec, state, started_serve=state.started_serve)
             return
         launcher.stop_http(state)
-    front = launcher.start_http(spec, state)
+    front = start_http(spec, state)
     replace(
         cluster_state.load_state(home), http=front.url, started_serve=front.started_serve
     ).save()

@@ -29,11 +29,11 @@ from stelae.core.errors import (
     Unavailable,
 )
 from stelae.core.records.records import ServerKind
-from stelae.database.tokens import drop_revoked
 from stelae.deploy import launcher, locks
 from stelae.deploy.cluster_files import publish
 from stelae.deploy.masters import add_master, end_stray, list_masters, remove_master
 from stelae.deploy.restarts import HAND_OVER_S, TAKES_PART, what_is_missing
+from stelae.deploy.revoked_tokens import drop_revoked
 
 if TYPE_CHECKING:
     from stelae.core.messages.operators import ServerProgress

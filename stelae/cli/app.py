@@ -31,7 +31,6 @@ from stelae.cli.cluster.tokens import token_app
 from stelae.cli.output import (
     make_console,
     print_json,
-    problems_of,
     show_status,
 )
 from stelae.cli.table.backup import backup_app
@@ -48,6 +47,7 @@ from stelae.cli.which_cluster import (
     read_status,
     spec_of,
 )
+from stelae.client.check.status import problems_of
 
 if TYPE_CHECKING:
     from stelae.core.config.spec import ClusterSpec

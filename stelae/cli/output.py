@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from stelae.client.check.status import document_indexes
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -126,48 +128,6 @@ def _word_width(text: str) -> int:
 
 def megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.1f} MB"
-
-
-def problems_of(status: dict[str, Any]) -> list[str]:
-    """What is not well in a status document, as sentences; empty: all is."""
-    live = {server["id"] for server in status["servers"] if server["state"] == "live"}
-    found = [
-        f"{server} is dead"
-        for server in dict.fromkeys(server["id"] for server in status["servers"])
-        if server not in live
-    ]
-    found += [
-        f"{backup['id']}, a backup on machine {backup['node']}, has not been heard yet"
-        for backup in status.get("backups_not_heard", ())
-        if backup["id"] not in live and not backup["retiring"]
-    ]
-    if not any(s.get("role") == "leader" and s["id"] in live for s in status["servers"]):
-        found.append("no master leads")
-    for tablet in status["tablets"]:
-        name = f"tablet {tablet['number']} of {tablet['table']!r}"
-        if tablet["state"] != "running":
-            why = f": {tablet['problem']}" if tablet["problem"] else ""
-            found.append(f"{name} is {tablet['state']}{why}")
-        elif tablet.get("loaded", 1.0) < 1.0 and tablet["problem"]:
-            share = f"{100 * tablet['loaded']:.0f} %"
-            found.append(f"{name} is loading, {share}, {tablet['problem']}")
-        elif tablet["under_replicated"] and "replicas" in tablet:
-            found.append(f"{name} lacks {tablet['under_replicated']} of its replicas")
-        elif tablet["under_replicated"] and tablet.get("inherits"):
-            count = tablet["under_replicated"]
-            found.append(f"{name} has {count} segments yet in the log of a tablet that was split")
-        elif tablet["under_replicated"]:
-            found.append(f"{name} has {tablet['under_replicated']} segments with lost replicas")
-    for index in document_indexes(status):
-        if index["state"] != "serving":
-            why = f": {index['problem']}" if index["problem"] else ""
-            found.append(f"the index of {index['column']!r} of {index['table']!r} is filled{why}")
-    return found
-
-
-def document_indexes(status: dict[str, Any]) -> list[dict[str, Any]]:
-    """The indexes in a status document."""
-    return list(status.get("indexes", ()))
 
 
 def _recovery_state(recovery: dict[str, Any]) -> str:

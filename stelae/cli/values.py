@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,8 +11,7 @@ import pyarrow as pa
 
 from stelae.client.http.json_values import from_json_value
 from stelae.core.errors import ColumnNotFound, InvalidArgument
-from stelae.core.schema.durability import Durability, replicas, segments, wal
-from stelae.core.schema.types import type_named
+from stelae.core.schema.schema import type_named
 
 _NOT_NULL = " not null"
 
@@ -40,24 +38,6 @@ def pairs_of(texts: Sequence[str], option: str) -> dict[str, str]:
             raise InvalidArgument(f"{option} {text!r}: write NAME=…, each name once")
         pairs[name] = value
     return pairs
-
-
-def durability_of(text: str) -> Durability:
-    """A durability as it is written in Python. Raises `InvalidArgument`."""
-    makers: dict[str, Callable[..., Durability]]
-    makers = {"segments": segments, "wal": wal, "replicas": replicas}
-    try:
-        call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            raise ValueError(text)
-        make = makers[call.func.id]
-        named = {each.arg or "": ast.literal_eval(each.value) for each in call.keywords}
-        return make(*[ast.literal_eval(each) for each in call.args], **named)
-    except (SyntaxError, ValueError, KeyError, TypeError, RecursionError):
-        raise InvalidArgument(
-            f"--durability {text!r}: write segments('disk', 'disk'), wal(3), "
-            "wal(3, segments=('disk',)) or replicas(3)"
-        ) from None
 
 
 def defaults_of(

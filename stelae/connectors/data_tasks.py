@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from stelae.client.aio import Loop
 from stelae.client.database import AsyncDatabase
 from stelae.client.input.convert import to_arrow
 from stelae.client.input.filters import WireFilters
@@ -42,7 +43,6 @@ from stelae.client.table.table import AsyncTable
 from stelae.core.errors import RowExists, StelaeError
 from stelae.core.ids import ClientId, job_client, stream_client
 from stelae.core.messages.servers import WriteOp
-from stelae.database.aio import Loop
 from stelae.recovery.spark_link import ClusterLink, Run
 from stelae.runtime.client import client_runtime
 from stelae.runtime.real import RealRuntime

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 import ray
 
 from stelae.actors.ray_host.host import NAMESPACE
 from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address
-from stelae.database.api import Database
 from stelae.deploy import cluster_state, launcher
 from stelae.recovery.spark_link import ClusterLink
 
-Cluster = Database | str | None
+
+@runtime_checkable
+class Linked(Protocol):
+    """A `stelae.Database`, as far as tasks need it."""
+
+    @property
+    def link(self) -> ClusterLink | None:
+        """None: it is connected over HTTP."""
+        ...
+
+
+Cluster = Linked | str | None
 """A database, a cluster's name in this Ray, its data_dir; None: the one cluster in this Ray."""
 
 
@@ -23,7 +35,7 @@ def link_of(cluster: Cluster) -> ClusterLink:
         InvalidArgument: there are several, or none, or the connection is HTTP.
         Unavailable: no cluster of that name runs here.
     """
-    if isinstance(cluster, Database):
+    if isinstance(cluster, Linked):
         if cluster.link is None:
             raise InvalidArgument(
                 "Tasks need the cluster itself: connect by its name inside its Ray, not over HTTP"

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from stelae.client.aio import Bridged, Loop
 from stelae.client.database import DEFAULT_DURABILITY, AsyncDatabase
 from stelae.client.input.convert import Key, Rows, to_arrow
 from stelae.client.input.filters import Where
@@ -25,7 +26,6 @@ from stelae.core.messages.catalog import TabletLocation
 from stelae.core.messages.servers import WriteOp
 from stelae.core.schema.durability import Durability
 from stelae.core.schema.partition import Partitioning
-from stelae.database.aio import Bridged, Loop
 from stelae.database.backups import Backups
 from stelae.database.indexes import DatabaseIndexes, TableIndexes
 from stelae.database.operations import Operations

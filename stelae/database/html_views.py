@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from stelae.cli.output import problems_of
+from stelae.client.check.status import problems_of
 from stelae.core.config.units import format_size
 from stelae.core.records.records import TableRecord
 

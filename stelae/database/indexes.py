@@ -11,13 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from stelae.client.aio import Loop
 from stelae.client.database import AsyncDatabase
 from stelae.client.finds.calls import Asked, Page, find, find_page, find_pages, takes
 from stelae.client.finds.index_calls import Progress
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.table.blocking import BlockingTable
 from stelae.client.table.table import AsyncTable
-from stelae.database.aio import Loop
 from stelae.database.progress import bar, index_told
 
 FILL_TIMEOUT_S = 3600.0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from stelae.client.admin.losses import LOOK_TIMEOUT_S
 from stelae.client.admin.operators import (
     CALL_TIMEOUT_S,
+    CHANGE_TIMEOUT_S,
     COPY_HOLD_S,
     WAIT_TIMEOUT_S,
     Moving,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from stelae.database.api import Database
     from stelae.deploy.certificates import Shown
 
-CHANGE_TIMEOUT_S = 60.0
-"""For changes of servers, which may have to be brought up."""
 RESTART_TIMEOUT_S = 120.0
 CERTIFICATE_TIMEOUT_S = 60.0
 SILENCE_S = 120.0

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stelae.client.admin.safekeepers import CALL_TIMEOUT_S, WAIT_TIMEOUT_S
+from stelae.client.aio import Loop
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import InvalidArgument
-from stelae.database.aio import Loop
 
 if TYPE_CHECKING:
     from stelae.client.admin.timeline_views import MemberView

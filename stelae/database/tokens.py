@@ -6,17 +6,13 @@ None of it goes over a `Database` that is connected by HTTP: there, `/v1/tokens`
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 from stelae.client.admin.tokens import CALL_TIMEOUT_S
+from stelae.client.aio import Loop
 from stelae.client.database import AsyncDatabase
-from stelae.core.errors import StelaeError
 from stelae.core.records.tokens import hash_token
-from stelae.database.aio import Loop
-
-logger = logging.getLogger(__name__)
 
 
 class TokenOperations:
@@ -68,27 +64,3 @@ class TokenOperations:
         if sha256:
             with changing(Path(data_dir)):
                 drop_of_file(data_dir, sha256)
-
-
-def drop_revoked(database: TokenOperations, data_dir: str | Path) -> bool:
-    """Take out of a cluster's file what was revoked over HTTP, where nobody knows of that file;
-    whether there was any, so that the front is to have another token.
-
-    Masters that do not answer revoke nothing: the front asks them again.
-    """
-    from stelae.actors.ray_host.kept_files import changing
-    from stelae.serve.gateway.tokens import drop_of_file, entries_of_folder
-
-    work = database._database.access_tokens(timeout=CALL_TIMEOUT_S)
-    try:
-        found = database._loop.run(work).tokens
-    except StelaeError as error:
-        logger.warning("it is not known whether the token of launch was revoked: %s", error)
-        return False
-    revoked = frozenset() if found is None else frozenset(found.revoked)
-    gone = [e.sha256 for e in entries_of_folder(data_dir) if e.sha256 in revoked]
-    if gone:
-        with changing(Path(data_dir)):
-            for sha256 in gone:
-                drop_of_file(data_dir, sha256)
-    return bool(gone)

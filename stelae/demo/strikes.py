@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stelae.cli.output import problems_of
+from stelae.client.check.status import problems_of
 from stelae.core.errors import InvalidArgument, StelaeError
 
 if TYPE_CHECKING:

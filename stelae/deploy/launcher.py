@@ -9,7 +9,6 @@ cluster in a Ray of its own has ``launch.lock`` for as long.
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -21,7 +20,6 @@ import ray
 
 from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors, create_actor
-from stelae.actors.ray_host.kept_files import changing
 from stelae.actors.ray_host.spark_host import SPARK_NAME, SparkPlan, spark_actor
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.store_url import POSTGRESQL
@@ -251,44 +249,6 @@ class HttpFront:
 
     url: str = ""
     started_serve: bool = False
-
-
-def start_http(
-    spec: ClusterSpec, state: ClusterState, started_serve: bool | None = None
-) -> HttpFront:
-    """Deploy the HTTP front on Ray Serve, if the spec has one, with an admin token of its own.
-
-    ``started_serve``: of one that is there, and is brought up to date. Raises AlreadyRunning (its
-    port is in use), RetryLater (no replica became healthy).
-    """
-    if spec.serve is None:
-        return HttpFront()
-    from stelae.applying.spec_operations import RaySpecs
-    from stelae.serve.deployment import AUDIT_FOLDER, GatewayPlan, Tls, deploy
-    from stelae.serve.gateway.guard import Limits
-    from stelae.serve.gateway.tokens import TOKENS_FILE, make_admin_token, read_tokens
-
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    with changing(state.folder):
-        make_admin_token(state.folder)
-    front, tls = spec.serve, spec.serve.tls
-    plan = GatewayPlan(
-        spec.cluster,
-        tuple(Address(address) for address in state.masters.values()),
-        state.secret,
-        spec.settings(),
-        Limits(**front.limits.model_dump()),
-        audit_folder=str(Path(state.data_dir).absolute() / AUDIT_FOLDER),
-        specs=RaySpecs(spec.cluster, state.data_dir, machines.node_of_others(spec)),
-        traces_endpoint=spec.traces_endpoint,
-    )
-    made = deploy(
-        *(plan, read_tokens(state.folder / TOKENS_FILE), front.host, front.port),
-        replicas=front.replicas,
-        started_serve=started_serve,
-        tls=None if tls is None else Tls(tls.cert, tls.key),
-    )
-    return HttpFront(made.url, made.started_serve)
 
 
 def stop_http(state: ClusterState) -> None:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors, create_actor
+from stelae.client.admin.operators import CHANGE_TIMEOUT_S
 from stelae.core.errors import DeadlineExpired, InvalidArgument, RetryLater, StelaeError
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages.masters import MasterSet
 from stelae.core.records.records import MasterMember, ServerKind, ServerState
-from stelae.database.operations import CHANGE_TIMEOUT_S
 from stelae.deploy import cluster_state, launcher, locks, machines, ray_session
 from stelae.deploy.cluster_files import home_of, publish
 from stelae.runtime.free_ports import free_port

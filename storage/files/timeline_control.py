@@ -15,13 +15,15 @@ import msgspec
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId, TabletId
-from stelae.core.records.timeline_copies import LogCut, TimelineSnapshot, WalFile
 from stelae.core.records.timelines import (
     NOBODY,
     AcceptorState,
+    LogCut,
     LogPosition,
     TermHistory,
     TimelineConfiguration,
+    TimelineSnapshot,
+    WalFile,
     term_at,
 )
 from stelae.storage.files.sealed import HEADER_BYTES, seal, unseal

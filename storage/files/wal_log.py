@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId, TabletId
 from stelae.core.records.replication import Entry
-from stelae.core.records.timeline_copies import LogCut
 from stelae.core.records.timelines import (
+    LogCut,
     TermHistory,
     TermStart,
     cut_history,

@@ -33,11 +33,11 @@ from stelae.storage.rows.gather import Located, Snapshot, pieces_of
 from stelae.storage.rows.shapes import Shape
 from stelae.storage.rows.store import RowStore
 from stelae.storage.rows.tablet_segments import SegmentStats, TabletSegments
-from stelae.storage.rows.transfer import Changes, changes_since, imported_batch, install
+from stelae.storage.rows.transfer import Changes, changes_since, install
 from stelae.storage.rows.write import Executed, group_payload, write_batch, write_rows
 from stelae.storage.segments.image import Image, ImageMeta, build_image
 from stelae.storage.segments.layout import Layout, Row
-from stelae.storage.segments.recovered import RecoveredSegment
+from stelae.storage.segments.recovered import RecoveredSegment, imported_batch
 from stelae.storage.segments.remote import Piece, RemoteSegment
 from stelae.storage.segments.segment import Segment
 

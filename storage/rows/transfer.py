@@ -22,8 +22,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stelae.core.errors import CorruptData
-from stelae.core.rpc import Blob
 from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN, RowKind
 from stelae.storage.keys.hash_index import SLOT_SHIFT
 from stelae.storage.rows.store import NO_ROW, RowStore
@@ -101,28 +99,6 @@ def _joined(pieces: Sequence[pa.RecordBatch], layout: Layout) -> pa.RecordBatch 
         return None
     same = [pa.RecordBatch.from_arrays(piece.columns, schema=layout.stored) for piece in pieces]
     return same[0] if len(same) == 1 else pa.concat_batches(same)
-
-
-def imported_batch(payload: Blob, layout: Layout) -> pa.RecordBatch:
-    """A batch that `changes_since` made, in stored columns of ``layout``.
-
-    Raises:
-        CorruptData: it is none, or of another schema.
-    """
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-            batch = reader.read_next_batch()
-        batch.validate(full=True)
-    except (pa.ArrowException, StopIteration, OSError, UnicodeDecodeError) as error:
-        raise CorruptData("an import", 0, f"no Arrow stream: {error}") from error
-    if not batch.schema.equals(layout.stored):
-        raise CorruptData("an import", 0, f"columns {batch.schema}, not {layout.stored}")
-    if batch.column(VERSION_COLUMN).null_count or batch.column(OP_COLUMN).null_count:
-        raise CorruptData("an import", 0, "rows without a version or a kind")
-    versions = batch.column(VERSION_COLUMN).to_numpy()
-    if len(versions) and (not versions[0] or bool((versions[1:] <= versions[:-1]).any())):
-        raise CorruptData("an import", 0, "versions do not rise")
-    return pa.RecordBatch.from_arrays(batch.columns, schema=layout.stored)
 
 
 def install(store: RowStore, batch: pa.RecordBatch, index: int) -> bool:

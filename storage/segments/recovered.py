@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.schema.schema import VERSION_COLUMN, RowKind
+from stelae.core.rpc import Blob
+from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN, RowKind
 from stelae.core.schema.values import rows_to_batch
 from stelae.storage.entries.entry import (
     Entry,
@@ -27,9 +28,30 @@ from stelae.storage.entries.entry import (
 )
 from stelae.storage.keys.codec import KeyCodec
 from stelae.storage.keys.merge import Summary
-from stelae.storage.rows.transfer import imported_batch
 from stelae.storage.segments.image import Image, ImageMeta, Tail, summarize
 from stelae.storage.segments.layout import Layout, Row, versions_from
+
+
+def imported_batch(payload: Blob, layout: Layout) -> pa.RecordBatch:
+    """A batch that `changes_since` of a tablet's memory made, in stored columns of ``layout``.
+
+    Raises:
+        CorruptData: it is none, or of another schema.
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+            batch = reader.read_next_batch()
+        batch.validate(full=True)
+    except (pa.ArrowException, StopIteration, OSError, UnicodeDecodeError) as error:
+        raise CorruptData("an import", 0, f"no Arrow stream: {error}") from error
+    if not batch.schema.equals(layout.stored):
+        raise CorruptData("an import", 0, f"columns {batch.schema}, not {layout.stored}")
+    if batch.column(VERSION_COLUMN).null_count or batch.column(OP_COLUMN).null_count:
+        raise CorruptData("an import", 0, "rows without a version or a kind")
+    versions = batch.column(VERSION_COLUMN).to_numpy()
+    if len(versions) and (not versions[0] or bool((versions[1:] <= versions[:-1]).any())):
+        raise CorruptData("an import", 0, "versions do not rise")
+    return pa.RecordBatch.from_arrays(batch.columns, schema=layout.stored)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from pyarrow import feather
 
 import stelae
 from stelae import Database, Table, hash_partition, segments
-from stelae.cli.app import problems_of
+from stelae.client.check.status import problems_of
 from stelae.demo.writers import Ledger, Writers, check_table, load_table
 
 ROWS, TEXT_BYTES = 600_000, 960

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from stelae import Database, Table, errors, hash_partition, replicas, segments, wal
-from stelae.cli.app import problems_of
+from stelae.client.check.status import problems_of
 from stelae.core.schema.durability import Durability
 from stelae.demo.writers import Writers, check_table, load_table
 

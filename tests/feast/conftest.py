@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stelae.database.aio import Loop
+from stelae.client.aio import Loop
 
 if TYPE_CHECKING:
     from stelae.cluster import LaunchedDatabase

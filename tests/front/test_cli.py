@@ -18,7 +18,7 @@ import pytest
 from stelae.cli import app as cli
 from stelae.cli import values as cli_values
 from stelae.core.errors import ColumnNotFound, InvalidArgument, StelaeError
-from stelae.core.schema.durability import replicas, segments, wal
+from stelae.core.schema.durability import parse_durability, replicas, segments, wal
 from tests.front.cli_process import stelae
 
 BAD_SPEC = """apiVersion: stelae/v1
@@ -203,13 +203,13 @@ def test_columns_and_defaults_are_read_as_people_write_them() -> None:
 
 def test_a_durability_is_read_as_it_is_written_in_python() -> None:
     """Nothing else is, and nothing is carried out."""
-    read = cli_values.durability_of
+    read = parse_durability
     assert read("wal(3)") == wal(3)
     assert read("wal(1, segments=('disk',))") == wal(1, ("disk",))
     assert read("segments('disk', 'ram')") == segments("disk", "ram")
     assert read("replicas(5)") == replicas(5)
     for wrong in ("wal", "wal(", "wal(3, x=1)", "print(3)", "replicas(exit())", "replicas(4)", ""):
-        with pytest.raises(InvalidArgument, match=r"odd number|--durability"):
+        with pytest.raises(InvalidArgument, match=r"odd number|durability"):
             read(wrong)
 
 

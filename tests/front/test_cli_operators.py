@@ -15,11 +15,11 @@ from stelae.cli.cluster import check as cli_check
 from stelae.cli.cluster import servers as cli_servers
 from stelae.cli.table import quarantine as cli_quarantine
 from stelae.cli.table import tables as cli_tables
+from stelae.client.aio import Loop
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import InvalidArgument
 from stelae.core.messages.servers import WriteOp
 from stelae.core.schema.durability import replicas, segments
-from stelae.database.aio import Loop
 from stelae.database.api import Database
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime

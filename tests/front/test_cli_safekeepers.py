@@ -17,6 +17,7 @@ from stelae.cli.cluster import check as cli_check
 from stelae.cli.cluster import safekeepers as cli_safekeepers
 from stelae.cli.cluster import timelines as cli_timelines
 from stelae.cli.cluster.timelines import aborted, is_decided
+from stelae.client.aio import Loop
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.messages.timelines import MigrationProgress, MigrationResult, SafekeeperView
@@ -25,7 +26,6 @@ from stelae.core.records.records import SafekeeperRecord
 from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus
 from stelae.core.schema.durability import segments, wal
 from stelae.core.schema.partition import hash_partition
-from stelae.database.aio import Loop
 from stelae.database.api import Database
 from tests.cluster_fixture import LocalCluster, local_cluster
 from tests.front.http_world import copies_held

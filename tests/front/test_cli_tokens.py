@@ -13,8 +13,8 @@ import pytest
 
 from stelae.cli import which_cluster
 from stelae.cli.cluster import tokens as cli_tokens
-from stelae.database.tokens import drop_revoked
 from stelae.deploy import cluster_files
+from stelae.deploy.revoked_tokens import drop_revoked
 from stelae.serve.gateway.tokens import (
     ADMIN_TOKEN_FILE,
     drop_of_file,

@@ -24,8 +24,8 @@ from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.backup.server import Backup
 from stelae.actors.cas_store.files import FilesBackend
 from stelae.actors.cas_store.server import CasStore, RemoteConfigurations
+from stelae.actors.master.leader.migration_ports import SafekeeperPorts
 from stelae.actors.master.leader.migration_runner import MigrationRunner, RunnerSettings
-from stelae.actors.master.leader.safekeeper_ports import SafekeeperPorts
 from stelae.actors.safekeeper.server import Safekeeper
 from stelae.actors.safekeeper.timeline_store.store import TimelineStore
 from stelae.actors.safekeeper.timeline_store.timeline import Timeline

@@ -1,7 +1,7 @@
 """A disk that fails one sync, and works again: while a replica is made (see
 `stelae.actors.tserver.replicated_tablet.lifecycle`), and while a follower saves what it is about to
 acknowledge (see
-`stelae.actors.raft.begun_turn`)."""
+`stelae.actors.raft.log_writer`)."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from stelae.client.aio import Loop
 from stelae.core.errors import TableNotFound
 from stelae.core.schema.durability import Durability
 from stelae.core.schema.partition import Partitioning
-from stelae.database.aio import Loop
 from stelae.database.api import Database, Table
 from stelae.runtime.tcp.direct import DirectCalls
 from stelae.runtime.tcp.handshake import Credentials

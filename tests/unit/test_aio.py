@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from stelae.client.aio import Loop
 from stelae.core.errors import ClosedMeanwhile, InvalidArgument, OutcomeUnknown
-from stelae.database.aio import Loop
 
 
 def test_a_call_under_way_ends_when_its_loop_is_closed() -> None:

@@ -13,9 +13,8 @@ import ray
 from stelae.actors.ray_host.host import ServerPlan
 from stelae.applying import front as apply_front
 from stelae.applying import steps as apply_steps
-from stelae.applying.front import others_present, others_wanted
+from stelae.applying.front import others_present, others_wanted, start_http
 from stelae.applying.run import Applied, _Apply, is_first, servers_that_are
-from stelae.applying.spec_operations import Cancelled
 from stelae.applying.steps import others_are_away, server_actors, traits_of, what_is_unwell
 from stelae.coordinator.apply.plan import Act, Step
 from stelae.core.config.spec import ClusterSpec
@@ -26,6 +25,7 @@ from stelae.deploy import asked, cluster_state, launcher, locks
 from stelae.deploy.asked import Kept, keep_spec, kept_spec, note_done, spec_of
 from stelae.deploy.restarts import what_is_missing
 from stelae.serve.gateway.guard import Limits
+from stelae.spec_host import Cancelled
 
 
 def test_what_was_asked_is_kept_and_done_only_if_nothing_else_was_asked_since(
@@ -335,5 +335,5 @@ def test_servers_and_the_front_are_told_where_traces_go(
         return deployment.Deployed("http://h", "stelae-demo", True)
 
     monkeypatch.setattr(deployment, "deploy", deploy)
-    launcher.start_http(spec, state)
+    start_http(spec, state)
     assert [plan.traces_endpoint for plan in given] == [endpoint]

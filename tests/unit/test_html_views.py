@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from stelae.client.aio import Loop
 from stelae.client.http.table import HttpTable
 from stelae.core.errors import NoQuorum
 from stelae.core.schema.durability import segments
-from stelae.database.aio import Loop
 from stelae.database.api import Database, Table
 from stelae.database.html_views import PROBLEMS_MAX, database_html
 from tests.cluster_fixture import local_cluster

@@ -11,9 +11,8 @@ from unittest.mock import MagicMock
 import pytest
 import ray
 
-from stelae import cluster
-from stelae.applying import run as applying
-from stelae.applying.spec_operations import RaySpecs, SpecHost
+from stelae import spec_host
+from stelae.applying.spec_operations import RaySpecs
 from stelae.core.errors import (
     AlreadyRunning,
     DeadlineExpired,
@@ -23,6 +22,7 @@ from stelae.core.errors import (
 )
 from stelae.deploy import machines
 from stelae.serve.bodies.problems import PreconditionFailed, problem_type
+from stelae.spec_host import SpecHost
 
 SPECS = RaySpecs("demo", "data")
 
@@ -105,8 +105,8 @@ def test_one_that_waits_is_cancelled_at_its_next_look(monkeypatch: pytest.Monkey
             time.sleep(0.001)
         return MagicMock(document=lambda: {"steps": [], "refused": []})
 
-    monkeypatch.setattr(applying, "apply", apply)
-    monkeypatch.setattr(cluster, "connect", MagicMock())
+    monkeypatch.setattr(spec_host, "apply", apply)
+    monkeypatch.setattr(spec_host, "connect", MagicMock())
     host = SpecHost("demo", "data")
     first = host.begin({"tservers": {"count": 3}}, "ada", "")["id"]
     assert looked.wait(10.0)
@@ -133,8 +133,8 @@ def test_a_file_of_elsewhere_is_of_this_data_dir(monkeypatch: pytest.MonkeyPatch
         given.append(spec["data_dir"])
         return MagicMock(document=dict)
 
-    monkeypatch.setattr(applying, "apply", apply)
-    monkeypatch.setattr(cluster, "connect", MagicMock())
+    monkeypatch.setattr(spec_host, "apply", apply)
+    monkeypatch.setattr(spec_host, "connect", MagicMock())
     host = SpecHost("demo", "/data/demo")
     for spec in ({}, {"data_dir": ".stelae/demo"}, {"data_dir": "/elsewhere"}):
         host.plan(spec)

@@ -20,8 +20,7 @@ from typing import Any, TypeAlias
 from stelae.actors.master.leader.index_orders import IndexOrders
 from stelae.actors.master.leader.recovery import RESEND_S, RETRY_S, RecoveryRounds
 from stelae.actors.master.leader.recovery_splits import RecoverySplits
-from stelae.coordinator.backoff.pacing import Pacing
-from stelae.coordinator.backoff.pauses import Pauses
+from stelae.coordinator.backoff.pacing import Pacing, Pauses
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.catalog.operations import Operations
 from stelae.coordinator.ddl.alter import Alter, FinishAlter, draft_finish, told

@@ -23,7 +23,7 @@ from typing import Any
 from stelae.actors.master.leader.migration_ports import MasterPorts
 from stelae.actors.master.leader.migration_runner import MigrationRunner, RunnerSettings
 from stelae.actors.master.leader.timeline_checks import BrokenTimelines
-from stelae.coordinator.backoff.pauses import Pauses
+from stelae.coordinator.backoff.pacing import Pauses
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.liveness.liveness import Liveness
 from stelae.coordinator.timelines.duties import (

@@ -22,7 +22,7 @@ from stelae.actors.safekeeper.timeline_store.timeline import Timeline
 from stelae.actors.server.uncancellable import carry_through
 from stelae.core.errors import InvalidArgument, StelaeError, TabletNotReady
 from stelae.core.ids import TabletId
-from stelae.core.records.timeline_copies import WalFile
+from stelae.core.records.timelines import WalFile
 from stelae.core.rpc import Blob
 from stelae.storage.files.timeline_control import (
     EvictedLog,

@@ -19,7 +19,7 @@ from crc32c import crc32c
 from stelae.actors.tserver.tablet_store.files import Offload, at_once, damage_of
 from stelae.core.errors import CorruptData, NoSpace
 from stelae.core.ids import TabletId
-from stelae.core.records.timeline_copies import WalFile
+from stelae.core.records.timelines import WalFile
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Disk
 from stelae.storage.files.timeline_control import TimelineControl, decode_control, encode_control

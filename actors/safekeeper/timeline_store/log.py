@@ -24,7 +24,7 @@ from stelae.actors.tserver.tablet_store.files import damage_of
 from stelae.core.errors import CorruptData, NoSpace, StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.records.replication import Entry
-from stelae.core.records.timeline_copies import LogCut
+from stelae.core.records.timelines import LogCut
 from stelae.core.tasks import Tasks
 from stelae.storage.files.log_records import DecodedFile, decode_range
 from stelae.storage.files.timeline_control import TimelineControl

@@ -26,8 +26,13 @@ from stelae.core.errors import (
     TooLarge,
 )
 from stelae.core.ids import TabletId
-from stelae.core.records.timeline_copies import TimelineSnapshot, WalFile
-from stelae.core.records.timelines import TimelineConfiguration, check_configuration, check_history
+from stelae.core.records.timelines import (
+    TimelineConfiguration,
+    TimelineSnapshot,
+    WalFile,
+    check_configuration,
+    check_history,
+)
 from stelae.core.rpc import Blob
 from stelae.core.runtime import File
 from stelae.storage.files.superblock import check_tablet_id

@@ -15,7 +15,7 @@ from stelae.actors.safekeeper.timeline_store.eviction import TimelineEviction
 from stelae.actors.safekeeper.timeline_store.files import TimelineFiles
 from stelae.actors.safekeeper.timeline_store.timeline import Timeline
 from stelae.core.errors import CopyOver, CorruptData, TabletNotReady
-from stelae.core.records.timeline_copies import TimelineSnapshot, WalFile
+from stelae.core.records.timelines import TimelineSnapshot, WalFile
 from stelae.core.rpc import Blob
 from stelae.storage.files.wal_log import parse_wal_name
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 
 from stelae.actors.raft.host import RaftHost
 from stelae.actors.raft.replica import Replica
-from stelae.actors.raft.tablet_raft import tablet_raft_settings
 from stelae.actors.raft.tombstone import Tombstone
+from stelae.actors.raft.types import tablet_replica_settings
 from stelae.actors.server.membership import Membership
 from stelae.actors.tserver.indexes.routes import Locate, no_masters
 from stelae.actors.tserver.replicated_tablet.tablet import ReplicatedTablet
@@ -117,7 +117,7 @@ class ReplicaLives:
         self._on_gone = on_gone
         self._store: TabletStore | None = None
         self._store_tasks = Tasks()
-        self._raft = tablet_raft_settings(settings)
+        self._raft = tablet_replica_settings(settings)
         self._raft_host = RaftHost(runtime, tasks, self._raft.tick_s)
         self._tablets: dict[TabletId, ReplicatedTablet] = {}
         self._members: dict[TabletId, Replica] = {}

@@ -1,29 +1,43 @@
 """What masters order a tserver to do with its replicas of tablets: the calls, as handlers.
 
 Each is idempotent, and refused where it is older than what is known here. Design §8.
+
+To compare replicas of a tablet, the leader puts a mark into the tablet's log. Every replica keeps
+its rows aside as it applies the mark, so all digests are of one index, however many writes go on
+meanwhile; they are summed up off the loop, and the rows are let go of afterwards. Design §12
+(``stelae check --checksums``).
 """
 
 from __future__ import annotations
 
 from stelae.actors.tserver.replicated_tablet.manager import TabletReplicas
-from stelae.actors.tserver.replicated_tablet.tablet import ReplicatedTablet
+from stelae.actors.tserver.replicated_tablet.tablet import BUSY_PAUSE_S, ReplicatedTablet
 from stelae.consensus.raft import membership
+from stelae.core.errors import Overloaded, TabletNotReady
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.alter import AlterTablet
 from stelae.core.messages.replicas import (
     CHANGE_REPLICAS,
+    CHECKSUM_REPLICA,
     CREATE_REPLICA,
     DELETE_REPLICA,
+    MARK_REPLICA,
     TRANSFER_LEADERSHIP,
     ChangeKind,
     ChangeReplicas,
+    ChecksumReplica,
     CreateReplica,
     DeleteReplica,
+    MarkReplica,
     Members,
+    ReplicaDigest,
+    ReplicaMark,
     TransferLeadership,
 )
 from stelae.core.messages.servers import TabletReport
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
+from stelae.core.runtime import Runtime
+from stelae.storage.replicated.checksum import Checksum, ChecksumSource
 
 
 class ReplicaOrders:
@@ -88,3 +102,36 @@ class ReplicaOrders:
 
     def _tablet_of(self, order: TransferLeadership | AlterTablet) -> ReplicatedTablet:
         return self._replicas.serving(order.tablet_id)
+
+
+class ReplicaDigests:
+    """The handlers of one server."""
+
+    def __init__(self, runtime: Runtime, replicas: TabletReplicas) -> None:
+        self._runtime = runtime
+        self._replicas = replicas
+
+    def handlers(self) -> Handlers:
+        return {MARK_REPLICA: self._on_mark, CHECKSUM_REPLICA: self._on_checksum}
+
+    async def _on_mark(self, call: Call[MarkReplica]) -> Reply[ReplicaMark]:
+        tablet = self._replicas.serving(call.body.tablet_id)
+        return Reply(ReplicaMark(await tablet.mark(call.timeout_s)))
+
+    async def _on_checksum(self, call: Call[ChecksumReplica]) -> Reply[ReplicaDigest]:
+        tablet_id, index = call.body.tablet_id, call.body.index
+        tablet = self._replicas.serving(tablet_id)
+        await tablet.replica.wait_applied(index, call.timeout_s)
+        source = tablet.machine.checksum(index)
+        if source is None:
+            raise TabletNotReady(tablet_id, f"beyond the mark at entry {index}, or copied since")
+        found = await self._compute(source)
+        tablet.forget_mark(index)
+        return Reply(ReplicaDigest(found.index, found.row_count, found.rows, found.rest))
+
+    async def _compute(self, source: ChecksumSource) -> Checksum:
+        while True:
+            try:
+                return await self._runtime.offload(source.compute)
+            except Overloaded:
+                await self._runtime.clock.sleep(BUSY_PAUSE_S)

@@ -20,7 +20,7 @@ from stelae.actors.raft.host import RaftHost
 from stelae.actors.raft.replica import Replica, RoleChange
 from stelae.actors.raft.staleness import Freshness
 from stelae.actors.raft.storage import ReplicaStorage
-from stelae.actors.raft.tablet_raft import tablet_raft_settings
+from stelae.actors.raft.types import tablet_replica_settings
 from stelae.actors.tserver.replicated_tablet.flushes import TabletFlushes
 from stelae.actors.tserver.replicated_tablet.indexing import ReplicatedIndexing
 from stelae.actors.tserver.replicated_tablet.report import ReplicaReports
@@ -137,7 +137,7 @@ class ReplicatedTablet(ReplicatedSuccession, TabletReads, ReplicatedIndexing):
             store.server,
             {},
             self._flushes,
-            tablet_raft_settings(settings),
+            tablet_replica_settings(settings),
             snapshots=store.snapshots(self.tablet_id),
             host=host,
         )

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import Address, ServerUuid
+from stelae.core.messages.backups import ImagePlace
 from stelae.core.messages.index_offers import READ_COLUMNS, ReadColumns
-from stelae.core.messages.remote import ImagePlace
 from stelae.core.runtime import NearFile, Runtime
 from stelae.core.schema.schema import VERSION_COLUMN
 from stelae.storage.indexes.log_entries import with_ids

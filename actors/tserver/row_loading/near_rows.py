@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import ServerUuid, segment_name
-from stelae.core.messages.remote import ImagePlace
+from stelae.core.messages.backups import ImagePlace
 from stelae.core.runtime import NearFile, Runtime
 from stelae.storage.segments.checked_blocks import CheckedBlocks
 from stelae.storage.segments.image import BLOCK_BYTES

@@ -6,7 +6,7 @@ from stelae.actors.tserver.row_loading.pieces import Remote
 from stelae.actors.tserver.tablet_log.recovery import Intake
 from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ServerUuid, TabletId, segment_name
-from stelae.core.messages.remote import READ_PICKED, ReadPicked
+from stelae.core.messages.backups import READ_PICKED, ReadPicked
 from stelae.core.runtime import Runtime
 from stelae.storage.segments.remote import Piece
 

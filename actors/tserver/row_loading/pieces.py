@@ -23,7 +23,7 @@ from stelae.actors.tserver.tablet_log.interface import FoundSegment
 from stelae.core.config.settings import Settings
 from stelae.core.errors import CorruptData, DataLost, StelaeError
 from stelae.core.ids import Address, ServerUuid, TabletId, segment_name
-from stelae.core.messages.remote import READ_ROWS, ReadRows, ReadRowsReply
+from stelae.core.messages.backups import READ_ROWS, ReadRows, ReadRowsReply
 from stelae.core.rpc import Reply
 from stelae.core.runtime import Metrics, Runtime
 from stelae.core.tasks import Tasks

@@ -22,7 +22,7 @@ from stelae.actors.tserver.row_loading.near_rows import NearRows
 from stelae.actors.tserver.row_loading.pieces import PIECE_TIMEOUT_S, Remote, RowPieces
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid, TabletId, segment_name
-from stelae.core.messages.remote import (
+from stelae.core.messages.backups import (
     READ_SINGLE_ROWS,
     SINGLE_ROWS_MAX,
     ReadSingleRows,

@@ -21,9 +21,9 @@ from typing import Protocol
 import pyarrow as pa
 
 from stelae.actors.server.membership import Membership
+from stelae.actors.tserver.segments.placement import next_move, next_to_leave
 from stelae.actors.tserver.segments.replica import RemoteImage
 from stelae.actors.tserver.segments.replica_images import fetch_image
-from stelae.actors.tserver.segments.replica_placement import next_move, next_to_leave
 from stelae.actors.tserver.segments.segment import ReplicatedSegment
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError

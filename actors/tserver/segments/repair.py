@@ -1,4 +1,4 @@
-"""Comparing what a log believes of its replicas with what each backup says that it holds.
+"""Mending the replicas of a log: what it believes is compared with what each backup says it holds.
 
 Needed when a backup comes back: on its disk lie replicas that were replaced meanwhile (strays, to
 be freed), and from its memory others are gone (lost, to be replaced). So is one that it has found
@@ -14,6 +14,10 @@ what another owner needs.
 
 Source: RAMCloud, orphan collection of restarted backups (research §1.5), turned round: the owner
 asks, because it alone knows its log.
+
+Replicas of sealed segments that were found to be damaged are replaced once the image is here. A
+backup that holds one believes in it, and would say that it has the segment already: it is told to
+free it first, and then a replica is made anew, there or elsewhere. Source: design §9.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from stelae.core.messages.servers import (
 )
 from stelae.core.records.records import ServerInfo
 from stelae.core.runtime import Runtime
+from stelae.core.tasks import Tasks
 
 FULL_ROUND_S = 60.0
 SOON_S = 2.0
@@ -158,3 +163,48 @@ class ReplicaCensus:
 def _is_less(state: ReplicaState | None, sealed: bool) -> bool:
     """Whether a backup holds less than it had acknowledged."""
     return state is None or (sealed and state is not ReplicaState.SEALED)
+
+
+TRIES = 5
+
+
+class Log(Protocol):
+    """What the log of such a segment has."""
+
+    runtime: Runtime
+    settings: Settings
+    members: Membership
+    tasks: Tasks
+    tablet_id: TabletId
+    term: int
+
+
+def replace_damaged(log: Log, segment: ReplicatedSegment, damaged: Sequence[ServerUuid]) -> None:
+    """See the module; in the background. What does not succeed is found again by the next one who
+    reads the replica."""
+    for uuid in damaged:
+        name = f"{log.tablet_id[:8]}/damaged replica of {segment.segment_id}"
+        log.tasks.spawn(_replace(log, segment, uuid), name)
+
+
+async def _replace(log: Log, segment: ReplicatedSegment, uuid: ServerUuid) -> None:
+    for _ in range(TRIES):
+        server = log.members.find(uuid)
+        if server is None or uuid not in segment.holders:
+            return  # it is replaced as it is, or was
+        request = FreeReplicas(log.tablet_id, log.term, (segment.segment_id,))
+        try:
+            await log.runtime.peers.call(
+                server.address,
+                FREE_REPLICAS,
+                request,
+                timeout_s=log.settings.call_timeout_s,
+                destination=uuid,
+            )
+        except StelaeError:
+            log.runtime.metrics.count("damaged_replicas_not_freed")
+            await log.runtime.clock.sleep(log.settings.heartbeat_s)
+        else:
+            log.runtime.metrics.count("damaged_replicas_replaced")
+            segment.lose(uuid)
+            return

@@ -22,15 +22,14 @@ from collections.abc import Awaitable, Callable
 import pyarrow as pa
 
 from stelae.actors.server.shared_appends import Append, NotSent, Told
+from stelae.actors.tserver.segments.placement import place
 from stelae.actors.tserver.segments.replica import (
     LogContext,
     RemoteImage,
     SegmentReplica,
     is_fenced,
 )
-from stelae.actors.tserver.segments.replica_placement import place
-from stelae.actors.tserver.segments.segment_views import JOIN_BYTES, size_of, sliced
-from stelae.actors.tserver.segments.views import ReplicaViews
+from stelae.actors.tserver.segments.views import JOIN_BYTES, ReplicaViews, size_of, sliced
 from stelae.core.errors import InvalidArgument, Rejected, RetryLater, StelaeError
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.servers import (

@@ -21,8 +21,7 @@ from stelae.actors.tserver.tablet_log.recovery import FetchedSegment
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid, TabletId
 from stelae.core.messages.servers import Certified, SegmentSource
-from stelae.core.records.losses import SegmentFacts
-from stelae.core.records.replica_shortage import Shortage
+from stelae.core.records.losses import SegmentFacts, Shortage
 from stelae.core.records.timelines import TimelineSource
 from stelae.core.rpc import Blob
 from stelae.core.runtime import ObjectHandle
@@ -78,7 +77,7 @@ class FoundSegment:
     def holders(self) -> list[tuple[ServerUuid, str]]:
         """(backup, medium) of its replicas. A damaged one is made anew at once if the image is
         here; else it counts until the image has come
-        (`stelae.actors.tserver.segments.damaged_replicas`)."""
+        (`stelae.actors.tserver.segments.repair`)."""
         if self.log:
             return []
         whole = [r for r in self.replicas if self.is_remote or r[0] not in self.damaged]

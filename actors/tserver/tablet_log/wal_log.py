@@ -28,8 +28,7 @@ import pyarrow as pa
 from stelae.actors.server.membership import Membership
 from stelae.actors.server.rereplication import ShortageWatch
 from stelae.actors.tserver.segments.copyset_moves import Regrouping
-from stelae.actors.tserver.segments.damaged_replicas import replace_damaged
-from stelae.actors.tserver.segments.repair import ReplicaCensus
+from stelae.actors.tserver.segments.repair import ReplicaCensus, replace_damaged
 from stelae.actors.tserver.segments.replica import RemoteImage
 from stelae.actors.tserver.segments.segment import ReplicatedSegment
 from stelae.actors.tserver.segments.side_segments import SideSegments
@@ -42,8 +41,7 @@ from stelae.core.config.settings import GATHER_BYTES, Settings
 from stelae.core.errors import Overloaded, StelaeError
 from stelae.core.ids import ServerUuid, TabletId, segment_id, segment_name
 from stelae.core.messages.servers import Certified, SegmentSource
-from stelae.core.records.losses import SegmentFacts
-from stelae.core.records.replica_shortage import Shortage
+from stelae.core.records.losses import SegmentFacts, Shortage
 from stelae.core.records.timelines import TimelineSource
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime

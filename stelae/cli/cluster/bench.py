@@ -8,6 +8,7 @@ import typer
 
 from stelae.cli.output import print_json, print_table, progress_bar
 from stelae.cli.which_cluster import Debug, Json, Where, open_cluster
+from stelae.core.schema.durability import parse_durability
 
 
 def bench(
@@ -36,13 +37,12 @@ def bench(
     stelae bench --durability "replicas(3)" --clients 64
     stelae bench --rows 5000000 --json | jq '.measured[] | {what, rows_per_s}'
     """
-    from stelae.cli.values import durability_of
     from stelae.planning.benching import Work
     from stelae.planning.benching import bench as measure
 
     work = Work(rows, row_bytes, tablets, clients, seconds)
     with open_cluster(where) as database, progress_bar("bench") as tell:
-        measured = measure(database, durability_of(durability), work, tell)
+        measured = measure(database, parse_durability(durability), work, tell)
     found = [each.document(row_bytes) for each in measured]
     if as_json:
         print_json({"durability": durability, "clients": clients, "measured": found})

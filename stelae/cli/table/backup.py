@@ -8,6 +8,7 @@ import typer
 
 from stelae.cli.output import make_console, megabytes, print_json, print_table, progress_bar
 from stelae.cli.which_cluster import Debug, Json, Where, open_cluster
+from stelae.core.schema.durability import parse_durability
 
 backup_app = typer.Typer(
     name="backup",
@@ -172,9 +173,7 @@ def restore(
     stelae backup restore /backups/demo flights=flights_before
     stelae backup restore /backups/demo flights --at 20261127T034500.123Z-1f3a
     """
-    from stelae.cli.values import durability_of
-
-    wanted = None if durability is None else durability_of(durability)
+    wanted = None if durability is None else parse_durability(durability)
     names: dict[str, str] = {}
     for each in tables or ():
         old, _, new = each.partition("=")

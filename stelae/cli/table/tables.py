@@ -16,6 +16,7 @@ from stelae.cli.output import (
     show_tables,
 )
 from stelae.cli.which_cluster import STATUS_TIMEOUT_S, Debug, Json, Where, open_cluster, read_status
+from stelae.core.schema.durability import parse_durability
 from stelae.errors import InvalidArgument
 
 table_app = typer.Typer(
@@ -160,13 +161,13 @@ def table_alter(
     stelae table alter flights --replicas 5
     stelae table alter flights --durability "wal(3, segments=('disk',))"
     """
-    from stelae.cli.values import defaults_of, durability_of, fields_of, pairs_of
+    from stelae.cli.values import defaults_of, fields_of, pairs_of
 
     if replicas is not None and durability is not None:
         raise InvalidArgument("give --replicas or --durability: both say the same thing")
     if replicas is not None:
         durability = f"replicas({replicas})"
-    wanted = None if durability is None else durability_of(durability)
+    wanted = None if durability is None else parse_durability(durability)
     fields, renames = fields_of(add or []), pairs_of(rename or [], "--rename")
     with open_cluster(cluster) as database:
         table = database.table(name)

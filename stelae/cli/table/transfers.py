@@ -9,6 +9,7 @@ import typer
 from stelae.cli.output import make_console, print_json, progress_bar
 from stelae.cli.table.tables import table_app
 from stelae.cli.which_cluster import Debug, Json, Where, open_cluster
+from stelae.core.schema.durability import parse_durability
 
 Url = Annotated[str, typer.Argument(help="A folder, or a URL that pyarrow or fsspec knows.")]
 
@@ -67,9 +68,7 @@ def table_import(
     stelae table import /backups/flights
     stelae table import s3://bucket/flights flights_2 --durability "replicas(3)"
     """
-    from stelae.cli.values import durability_of
-
-    wanted = None if durability is None else durability_of(durability)
+    wanted = None if durability is None else parse_durability(durability)
     with open_cluster(cluster) as database, progress_bar("import") as tell:
         table = database.import_table(
             url,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.backup.server import Backup
-from stelae.actors.master.leader.safekeeper_ports import SafekeeperPorts
+from stelae.actors.master.leader.migration_ports import SafekeeperPorts
 from stelae.actors.safekeeper.server import Safekeeper
 from stelae.consensus.wal.messages import (
     WAL_TO_ACCEPTOR,

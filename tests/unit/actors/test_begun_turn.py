@@ -1,7 +1,7 @@
 """A follower whose disk fails while entries are made durable: real files, real connections.
 
 Where its syncs are done follows from how long they take (`stelae.runtime.sync_pace`): the first few
-in a thread, later ones where the message arrived (`stelae.actors.raft.begun_turn`).
+in a thread, later ones where the message arrived (`stelae.actors.raft.log_writer`).
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from stelae.actors.tserver.row_loading import near_columns
 from stelae.actors.tserver.row_loading.near_columns import NearColumns, read_part
 from stelae.core.errors import CorruptData
 from stelae.core.ids import Address, ServerUuid, TabletId
+from stelae.core.messages.backups import ImagePlace
 from stelae.core.messages.index_offers import ReadColumns
-from stelae.core.messages.remote import ImagePlace
-from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.alter import with_index
 from stelae.core.schema.indexes import IndexId
 from stelae.storage.indexes.log_entries import LogEntries, with_ids
 from stelae.storage.rows.row_entries import TableCodecs

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from stelae.actors.tserver.row_loading.near_rows import NearRows
 from stelae.core.ids import ServerUuid
-from stelae.core.messages.remote import ImagePlace
+from stelae.core.messages.backups import ImagePlace
 from stelae.core.schema.schema import TableSchema
 from stelae.storage.segments.image import BLOCK_BYTES
 from stelae.storage.segments.layout import Layout

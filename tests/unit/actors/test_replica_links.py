@@ -21,9 +21,8 @@ from stelae.consensus.raft.messages import RAFT_MESSAGE, AppendRequest, RaftAnsw
 from stelae.core.ids import OpId, ServerUuid, TabletId
 from stelae.core.messages.replicas import DataState
 from stelae.core.records.replication import Entry, EntryKind
-from stelae.core.rpc import Call, Reply
+from stelae.core.rpc import SINGLE_BYTES_MAX, Call, Reply
 from stelae.core.tasks import Tasks
-from stelae.runtime.tcp.frames import SINGLE_BYTES_MAX
 from stelae.simulation import Options, World
 
 GROUP = TabletId("a" * 32)

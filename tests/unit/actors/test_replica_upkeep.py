@@ -6,7 +6,7 @@ import asyncio
 
 from stelae.actors.server.rereplication import TURNS, ReplicaUpkeep, ShortageWatch
 from stelae.core.ids import ServerUuid
-from stelae.core.records.replica_shortage import Shortage
+from stelae.core.records.losses import Shortage
 from stelae.simulation import Options, World
 
 

@@ -10,7 +10,7 @@ import pytest
 from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.tserver.segments.replica import RemoteImage
 from stelae.actors.tserver.segments.segment import ReplicatedSegment
-from stelae.actors.tserver.segments.segment_views import VIEWS_MAX, sliced
+from stelae.actors.tserver.segments.views import VIEWS_MAX, sliced
 from stelae.core.errors import CorruptData, InvalidArgument, OutcomeUnknown, StelaeError
 from stelae.core.messages.servers import (
     INVENTORY,

@@ -347,7 +347,7 @@ def test_a_status_says_where_the_timeline_stands_and_lists_come_in_pages() -> No
         ]
         for timeline in timelines:
             await here.put(1, members(1), timeline=timeline)
-        with patch("stelae.actors.master.leader.safekeeper_ports.LIST_MAX", 3):
+        with patch("stelae.actors.master.leader.migration_ports.LIST_MAX", 3):
             held = [each.tablet_id async for each in here.ports.timelines(ME, timeout_s=1.0)]
         assert held == sorted([TIMELINE.tablet_id, *(each.tablet_id for each in timelines)])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from stelae.actors.master.leader.safekeeper_ports import SafekeeperPorts
+from stelae.actors.master.leader.migration_ports import SafekeeperPorts
 from stelae.actors.safekeeper.server import Safekeeper
 from stelae.actors.server.membership import Membership
 from stelae.actors.tserver.tablet_log.proposer import AcceptorMailbox, TimelineProposer
@@ -52,7 +52,6 @@ from stelae.core.messages.safekeepers import (
 )
 from stelae.core.records.configurations import TimelineId
 from stelae.core.records.replication import Entry, EntryKind
-from stelae.core.records.timeline_copies import WalFile
 from stelae.core.records.timelines import (
     LogPosition,
     ProposerId,
@@ -60,6 +59,7 @@ from stelae.core.records.timelines import (
     SafekeeperPlace,
     TimelineConfiguration,
     TimelineSource,
+    WalFile,
 )
 from stelae.core.rpc import Method
 from stelae.core.tasks import Tasks

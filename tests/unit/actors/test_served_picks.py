@@ -8,7 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.messages.remote import READ_PICKED, ReadPicked
+from stelae.core.messages.backups import READ_PICKED, ReadPicked
 from stelae.storage.segments.image import IMAGE_TRAILER_BYTES
 from stelae.storage.segments.picked import Picks
 from tests.unit.actors.backup_world import LOG, SCHEMA, SEGMENT, Owner, Rows, make_image, run

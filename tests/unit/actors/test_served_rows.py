@@ -8,7 +8,7 @@ from crc32c import crc32c
 
 from stelae.actors.backup import served as served_rows
 from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.messages.remote import (
+from stelae.core.messages.backups import (
     READ_ROWS,
     READ_SINGLE_ROWS,
     SINGLE_ROWS_MAX,

@@ -14,7 +14,7 @@ from stelae.actors.tserver.row_loading.pieces import Remote
 from stelae.actors.tserver.row_loading.single_rows import SingleRows
 from stelae.core.errors import CorruptData, OutcomeUnknown
 from stelae.core.ids import Address, ServerUuid, TabletId
-from stelae.core.messages.remote import SINGLE_ROWS_MAX, ReadSingleRows, ReadSingleRowsReply
+from stelae.core.messages.backups import SINGLE_ROWS_MAX, ReadSingleRows, ReadSingleRowsReply
 from stelae.core.rpc import Reply
 from stelae.core.schema.schema import TableSchema
 from stelae.storage.segments.layout import Layout

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.backup.server import Backup
-from stelae.actors.master.leader.safekeeper_ports import SafekeeperPorts
+from stelae.actors.master.leader.migration_ports import SafekeeperPorts
 from stelae.actors.safekeeper.server import Safekeeper
 from stelae.actors.safekeeper.timeline_store.timeline import Timeline
 from stelae.actors.server.identity import listen_as, take_identity

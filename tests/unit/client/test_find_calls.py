@@ -34,7 +34,7 @@ def test_each_handle_takes_what_the_definition_says_and_tells_so(handle: type, c
 
 @pytest.mark.parametrize("handle", HANDLES, ids=lambda handle: handle.__name__)
 def test_coroutines_stay_what_they_are(handle: Any) -> None:
-    """`stelae.database.aio.Bridged` and users tell by it."""
+    """`stelae.client.aio.Bridged` and users tell by it."""
     is_asynchronous = handle is not stelae.Table
     assert inspect.iscoroutinefunction(handle.find) is is_asynchronous
     assert inspect.iscoroutinefunction(handle.find_page) is is_asynchronous

@@ -6,14 +6,14 @@ import pyarrow as pa
 import pytest
 
 from stelae.client.check.facts import IndexFacts, IndexletFacts, ServerFacts, Severity, StatusFacts
-from stelae.client.check.indexes import judge_indexes
+from stelae.client.check.tablets import judge_indexes
 from stelae.client.finds.query import NOT_GIVEN, FindQuery, find_query
 from stelae.client.input.known import KnownTable
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid, TableId
 from stelae.core.records.records import TableRecord, TableState
+from stelae.core.schema.alter import with_index
 from stelae.core.schema.durability import segments
-from stelae.core.schema.index_changes import with_index
 from stelae.core.schema.indexes import IndexId
 from stelae.core.schema.partition import Partitioning
 from stelae.core.schema.schema import TableSchema

@@ -22,8 +22,8 @@ from stelae.core.messages.indexes import LookupManyReply, LookupReply
 from stelae.core.messages.servers import GetReply
 from stelae.core.records.records import TableRecord, TableState
 from stelae.core.rpc import Reply
+from stelae.core.schema.alter import with_index
 from stelae.core.schema.durability import segments
-from stelae.core.schema.index_changes import with_index
 from stelae.core.schema.indexes import END, IndexId, IndexletState
 from stelae.core.schema.partition import Partitioning
 from stelae.core.schema.schema import TableSchema

@@ -41,8 +41,8 @@ from stelae.core.records.records import (
     TabletState,
 )
 from stelae.core.runtime import ProcessIdentity
+from stelae.core.schema.alter import with_index
 from stelae.core.schema.durability import segments
-from stelae.core.schema.index_changes import with_index
 from stelae.core.schema.indexes import IndexId, IndexletId, IndexletRecord, IndexletState
 from stelae.core.schema.partition import Partitioning
 from stelae.core.schema.schema import TableSchema

@@ -41,8 +41,8 @@ from stelae.core.records.records import (
     ServerMark,
     TableState,
 )
+from stelae.core.schema.alter import with_index
 from stelae.core.schema.durability import wal
-from stelae.core.schema.index_changes import with_index
 from stelae.core.schema.indexes import IndexId, IndexletId, IndexletState
 from tests.unit.coordinator.index_world import P, World, X, indexlet, kinds, request, says
 

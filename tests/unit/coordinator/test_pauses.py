@@ -1,11 +1,11 @@
-"""`stelae.coordinator.backoff.pauses`: what waits is remembered, and nothing else for long."""
+"""`stelae.coordinator.backoff.pacing`: what waits is remembered, and nothing else for long."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.coordinator.backoff.pauses import LEAST, Pauses
+from stelae.coordinator.backoff.pacing import LEAST, Pauses
 
 
 def test_a_pause_ends_and_may_be_begun_again() -> None:

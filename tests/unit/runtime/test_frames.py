@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.core.rpc import Blob
+from stelae.core.rpc import SINGLE_BYTES_MAX, Blob
 from stelae.runtime.tcp.frames import (
     BLOB_ALIGNMENT,
     NO_DESTINATION,
     PART_BYTES,
-    SINGLE_BYTES_MAX,
     FrameError,
     Kind,
     decode_reply,

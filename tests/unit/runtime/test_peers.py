@@ -18,8 +18,8 @@ from stelae.core.errors import (
     TooLarge,
     WrongServer,
 )
-from stelae.core.rpc import Call, Empty, Method, Reply
-from stelae.runtime.tcp.frames import SINGLE_BYTES_MAX, Kind, encode_frame
+from stelae.core.rpc import SINGLE_BYTES_MAX, Call, Empty, Method, Reply
+from stelae.runtime.tcp.frames import Kind, encode_frame
 from stelae.runtime.tcp.limits import Limits
 from tests.unit.runtime.peers_world import (
     ECHO,

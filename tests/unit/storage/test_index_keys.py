@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.alter import with_index
 from stelae.core.schema.indexes import IndexId, in_range, prefix_end
 from stelae.core.schema.schema import TableSchema, is_plain_type
 from stelae.core.schema.values import to_wire

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stelae.core.messages.servers import WriteOp
-from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.alter import with_index
 from stelae.core.schema.indexes import END, IndexId, covers, in_range
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import rows_to_batch

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.messages.servers import WriteOp
-from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.alter import with_index
 from stelae.core.schema.indexes import END, IndexId
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import batch_to_rows

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from stelae.core.messages.servers import WriteOp
-from stelae.core.schema.index_changes import with_index
+from stelae.core.schema.alter import with_index
 from stelae.core.schema.indexes import IndexId
 from stelae.core.schema.schema import TableSchema
 from stelae.storage.rows.row_entries import TableCodecs, new_entries_of_batch

@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId, TabletId
-from stelae.core.records.timeline_copies import NOTHING, LogCut, TimelineSnapshot, WalFile
 from stelae.core.records.timelines import (
+    NOTHING,
     AcceptorState,
+    LogCut,
     LogPosition,
     ProposerId,
     SafekeeperId,
     TermStart,
     TimelineConfiguration,
+    TimelineSnapshot,
+    WalFile,
 )
 from stelae.storage.files.timeline_control import (
     FOREVER,

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId, TabletId
 from stelae.core.records.replication import Entry, EntryKind
-from stelae.core.records.timeline_copies import LogCut
-from stelae.core.records.timelines import history_of
+from stelae.core.records.timelines import LogCut, history_of
 from stelae.storage.files.log_records import decode_range
 from stelae.storage.files.wal_log import (
     NO_CUT,

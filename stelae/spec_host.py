@@ -1,0 +1,134 @@
+"""The actor that carries out what is put to ``/v1/cluster/spec``, beside the cluster's servers.
+
+It outlives the HTTP front, which an apply may start anew; and one runs at a time, by the masters'
+word. How far each is, is kept while the actor lives; what was asked for last is in ``spec.json``,
+and an apply that was interrupted, or cancelled at its next look, goes on when it is put again.
+Design §12; decisions §44. Started by `stelae.applying.spec_operations.RaySpecs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import uuid
+from dataclasses import asdict, dataclass
+
+from stelae.applying.run import apply
+from stelae.applying.spec_operations import Document
+from stelae.cluster import connect
+from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater
+from stelae.deploy.asked import Kept, kept_spec
+from stelae.deploy.cluster_files import home_of
+from stelae.serve.bodies.problems import PreconditionFailed
+
+OPERATIONS_KEPT = 50
+LONGEST_S = 24 * 3600.0
+RUNNING, DONE, FAILED, CANCELLED = "running", "done", "failed", "cancelled"
+
+
+class Cancelled(Exception):
+    """Somebody wants no more of it."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """One apply, as its resource shows it."""
+
+    id: str
+    by: str
+    state: str = RUNNING
+    steps_done: int = 0
+    steps: int = 0
+    text: str = ""
+    error: str = ""
+    cancelled_by: str = ""
+    """Somebody, who wants it to end at its next look; or empty."""
+
+
+def etag_of(kept: Kept) -> str:
+    """Which asking it is."""
+    return hashlib.blake2b(repr(kept.stamp).encode(), digest_size=8).hexdigest()
+
+
+class SpecHost:
+    """The actor. Its methods block, each in a thread of its own."""
+
+    def __init__(self, cluster: str, data_dir: str) -> None:
+        self._cluster = cluster
+        self._data_dir = data_dir
+        self._lock = threading.Lock()
+        self._operations: dict[str, Operation] = {}
+
+    def stop(self) -> None:
+        """The cluster is taken down."""
+
+    def kept(self) -> Document:
+        """What was asked for last. Raises RetryLater: the cluster is not up yet."""
+        with home_of(self._cluster, (self._data_dir,)) as home:
+            kept = kept_spec(home)
+        if kept is None:
+            raise RetryLater("nobody has written down yet what was asked of this cluster")
+        found = {"spec": kept.spec, "by": kept.by, "at": kept.at_s, "done": kept.is_done}
+        return {**found, "etag": etag_of(kept)}
+
+    def plan(self, spec: Document) -> Document:
+        """What would be done. Raises StelaeError."""
+        return self._apply(spec, Operation("", ""), dry_run=True)
+
+    def begin(self, spec: Document, by: str, etag: str) -> Document:
+        """See `ClusterSpecs.begin`."""
+        with self._lock:
+            running = [each for each in self._operations.values() if each.state == RUNNING]
+            if running:
+                raise AlreadyRunning(f"operation {running[0].id} is changing this cluster")
+            if etag and self.kept()["etag"] != etag:
+                raise PreconditionFailed("something else was asked for meanwhile")
+            shown = self.plan(spec)
+            if shown["refused"]:
+                reasons = "".join(f"\n  {reason}" for reason in shown["refused"])
+                raise InvalidArgument(f"this cannot be applied:{reasons}")
+            work = Operation(uuid.uuid4().hex[:12], by, steps=len(shown["steps"]))
+            self._operations[work.id] = work
+            while len(self._operations) > OPERATIONS_KEPT:
+                del self._operations[next(iter(self._operations))]
+            threading.Thread(target=self._run, args=(spec, work), daemon=True).start()
+            return asdict(work)
+
+    def operation(self, operation_id: str) -> Document | None:
+        """How far it is."""
+        found = self._operations.get(operation_id)
+        return None if found is None else asdict(found)
+
+    def cancel(self, operation_id: str, by: str) -> Document | None:
+        """See `ClusterSpecs.cancel`."""
+        found = self._operations.get(operation_id)
+        if found is None:
+            return None
+        if found.state == RUNNING:
+            found.cancelled_by = found.cancelled_by or by
+        return asdict(found)
+
+    def _run(self, spec: Document, work: Operation) -> None:
+        try:
+            self._apply(spec, work, dry_run=False)
+        except Cancelled:
+            work.state = CANCELLED
+        except Exception as error:  # whatever it was: somebody asks what has come of it
+            work.error, work.state = str(error) or type(error).__name__, FAILED
+        else:
+            work.state = DONE
+
+    def _apply(self, spec: Document, work: Operation, *, dry_run: bool) -> Document:
+        def progress(done: int, of: int, text: str) -> None:
+            work.steps_done, work.steps, work.text = done, of, text
+            if work.cancelled_by:
+                raise Cancelled
+
+        if not os.path.isabs(str(spec.get("data_dir", ""))):  # as in a file that lies elsewhere
+            spec = {**spec, "data_dir": self._data_dir}
+        with connect(self._cluster) as database:
+            found = apply(
+                database, spec, dry_run=dry_run, progress=progress, timeout=LONGEST_S, by=work.by
+            )
+        return found.document()
