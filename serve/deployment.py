@@ -23,6 +23,7 @@ from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.config import BackpressureConfig, HTTPOptions
 from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ProxyStatus
 
 from stelae.client.database import AsyncDatabase
 from stelae.core.config.settings import Settings
@@ -310,8 +311,8 @@ def _wait_for_proxies() -> None:
     deadline = time.monotonic() + PROXY_LIMIT_S
     while True:
         details = ray.serve.context._get_global_client().get_serve_details()
-        states = [str(each["status"]) for each in details["proxies"].values()]
-        if states and all(state == "HEALTHY" for state in states):
+        states = [each["status"] for each in details["proxies"].values()]
+        if states and all(state == ProxyStatus.HEALTHY for state in states):
             return
         if time.monotonic() > deadline:
             raise RetryLater(

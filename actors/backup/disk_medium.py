@@ -4,9 +4,9 @@ Group commit: whatever changes in one turn of the event loop, or while a sync ru
 with one sync, in every replica of the medium. A batch writes at most one record per replica, and
 the next batch begins after its sync; so of a frame's two records the older one is always durable
 with its data, whatever a crash does to the newer one. The sync is not handed to a thread: for small
-data that costs more than the sync (research/baselines.md, B). Large data is written in pieces of
-1 MiB with a group commit after each: a stall of the loop is 1–2 ms, and small appends of other
-replicas ride on the same syncs.
+data the hop costs more than the sync. Large data is written in pieces of 1 MiB with a group commit
+after each: a stall of the loop is 1–2 ms, and small appends of other replicas ride on the same
+syncs.
 
 Source: RAMCloud's ``MultiFileStorage`` and ``BackupReplicaMetadata``; seed 003.
 """

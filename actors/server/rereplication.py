@@ -6,7 +6,8 @@ sealed for the first time, take no turns: writes and recoveries wait for them. N
 nowhere to go: the fewer replicas a segment has, the more turns it would take from all others. The
 rate is spent on what is sent, and on nothing else.
 
-Source: RAMCloud ``BackupSelector``, ``TaskQueue`` (bounded work in flight); research P-11.
+Source: RAMCloud ``BackupSelector``, ``TaskQueue`` (bounded work in flight). The
+rate is bounded because a flood of background calls starved writes in RAMCloud.
 """
 
 from __future__ import annotations

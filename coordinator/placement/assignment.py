@@ -7,7 +7,8 @@ holds little of any table; then all tablets, then memory; the UUID breaks ties. 
 taken, not of two drawn at random as in Kudu: one leader chooses, and counts what it has given.
 
 Source: seed Kudu multi-master (a cold tserver cache must not pile tablets up: every master knows
-all servers); Kudu's placement policy; RAMCloud P-15 (always the same recovery masters were picked).
+all servers); Kudu's placement policy; RAMCloud, which once chose the same recovery masters again
+and again.
 """
 
 from __future__ import annotations

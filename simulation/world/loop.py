@@ -11,8 +11,8 @@ things differ from a real loop:
   run. Threads and executors are errors.
 
 Nothing here depends on ``id()`` or on string hashes: tasks hash by their number, so that the sets
-inside asyncio (`TaskGroup`, `wait`) keep one order. Design: style study 4.3, after FoundationDB's
-and TigerBeetle's simulators.
+inside asyncio (`TaskGroup`, `wait`) keep one order. Source: the simulators of
+FoundationDB and TigerBeetle.
 """
 
 from __future__ import annotations

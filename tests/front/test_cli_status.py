@@ -13,7 +13,7 @@ from stelae.cli import app as cli
 from stelae.cli.output import partition_words, show_locations, show_status
 from stelae.core.schema.schema import TableSchema
 from tests.front.cli_process import WIDE
-from tests.unit.client.scripted import as_group, locations
+from tests.unit.client.routing.scripted import as_group, locations
 
 WELL: dict[str, Any] = {
     "servers": [

@@ -6,8 +6,7 @@ backup is called once, for all of them. Each step is a function of durable facts
 repeated; a round that fails anywhere leaves tablets RECOVERING, and the coordinator begins another
 one.
 
-Source: design §9, phase 1; RAMCloud `Recovery` (its one-recovery-at-a-time limit, P-22, is
-avoided).
+Source: design §9, phase 1; RAMCloud `Recovery`, without its limit of one recovery at a time.
 """
 
 from __future__ import annotations

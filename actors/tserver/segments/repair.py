@@ -12,8 +12,8 @@ Later it is of no use to anybody: an open one is stale by its epoch, a final one
 Only the owner that serves a tablet runs this: before the hand-over, what looks like a stray may be
 what another owner needs.
 
-Source: RAMCloud, orphan collection of restarted backups (research §1.5), turned round: the owner
-asks, because it alone knows its log.
+Source: RAMCloud, orphan collection of restarted backups, turned round: the owner asks, because it
+alone knows its log.
 
 Replicas of sealed segments that were found to be damaged are replaced once the image is here. A
 backup that holds one believes in it, and would say that it has the segment already: it is told to

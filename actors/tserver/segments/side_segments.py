@@ -12,8 +12,8 @@ worth a head.
 What a crash leaves on backups, of survivors in no digest and of parents in none any more, the
 census of the next owner frees.
 
-Source: RAMCloud, ``SideLog`` and ``SegmentManager``; research P-7 (freed before the new head was
-durable).
+Source: RAMCloud, ``SideLog`` and ``SegmentManager``. The barrier is an addition: RAMCloud may free
+cleaned segments before the head whose digest omits them is durable.
 """
 
 from __future__ import annotations

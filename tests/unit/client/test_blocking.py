@@ -30,7 +30,7 @@ from stelae.core.ids import Address, ClientId, ServerUuid
 from stelae.core.messages.servers import GET, WRITE, Get, GetReply, Write, WriteOp, WriteReply
 from stelae.core.schema.partition import hash_partition
 from stelae.core.schema.schema import TableSchema
-from tests.unit.client.scripted import OWNER, TSERVER, Scripted, cache_of, locations
+from tests.unit.client.routing.scripted import OWNER, TSERVER, Scripted, cache_of, locations
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64()), ("value", pa.string())]), ["id"])
 

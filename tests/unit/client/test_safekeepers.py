@@ -31,7 +31,7 @@ from stelae.core.messages.timelines import (
 from stelae.core.records.configurations import StoredRecord, TimelineId, TimelineRecord
 from stelae.core.records.records import SafekeeperRecord, TabletRecord, TabletState
 from stelae.core.records.timelines import SafekeeperId, SafekeeperPlace, TimelineConfiguration
-from tests.unit.client.scripted import MASTER, Scripted
+from tests.unit.client.routing.scripted import MASTER, Scripted
 
 TIMELINE = TimelineId(TableId("a" * 32), TabletId("b" * 32))
 RUNNING = MigrationProgress(TIMELINE, 5, "pull", 2, (), None, (), {}, 0.0, 0.0)

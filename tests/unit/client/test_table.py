@@ -37,7 +37,7 @@ from stelae.core.messages.servers import (
 from stelae.core.rpc import Reply
 from stelae.core.schema.partition import hash_partition
 from stelae.core.schema.schema import VERSION_COLUMN, TableSchema
-from tests.unit.client.scripted import Scripted, cache_of, locations
+from tests.unit.client.routing.scripted import Scripted, cache_of, locations
 
 SCHEMA = TableSchema.of(
     pa.schema(

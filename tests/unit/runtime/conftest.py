@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 from stelae.runtime.tcp import local
-from tests.unit.runtime.peers_world import Servers
+from tests.unit.runtime.tcp.peers_world import Servers
 
 
 def pytest_asyncio_loop_factories(

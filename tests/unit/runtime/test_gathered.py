@@ -11,7 +11,7 @@ import pytest
 from stelae.core.errors import NotLeader, OutcomeUnknown
 from stelae.core.rpc import Call, Gathered, Outcome, Reply, prompt
 from stelae.runtime.tcp.peers import TcpPeers
-from tests.unit.runtime.peers_world import ECHO, UUID, Servers, Text, echo
+from tests.unit.runtime.tcp.peers_world import ECHO, UUID, Servers, Text, echo
 
 MOST = 8
 

@@ -18,7 +18,7 @@ from stelae.core.rpc import EMPTY, Body, Call, Empty, Method, Reply
 from stelae.core.tasks import Tasks
 from stelae.runtime.logs import log_also, log_as
 from stelae.runtime.tcp import handshake
-from tests.unit.runtime.peers_world import UUID, Servers
+from tests.unit.runtime.tcp.peers_world import UUID, Servers
 
 
 class Touch(Body, frozen=True):

@@ -24,7 +24,7 @@ from stelae.runtime.tcp.frames import asked_by, asked_of
 from stelae.runtime.traces import OpenTelemetrySpans, trace_as
 from stelae.serve.gateway.request_ids import RequestIds
 from tests.traces_collector import collecting
-from tests.unit.runtime.peers_world import UUID, Servers
+from tests.unit.runtime.tcp.peers_world import UUID, Servers
 
 PARENT = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
 UNSAMPLED = PARENT[:-2] + "00"

@@ -1,0 +1,210 @@
+"""A backup's media: frames used again, bounds, large segments, damage, what is written ahead."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from stelae.actors.backup import disk_medium as frame_medium
+from stelae.actors.backup.disk_medium import FrameMedium
+from stelae.actors.backup.replicas import Replica
+from stelae.core.errors import CorruptData, NoSpace, StaleTerm
+from tests.unit.actors.backup.backup_world import (
+    MEDIA,
+    SEGMENT,
+    SETTINGS,
+    Owner,
+    Rows,
+    make_image,
+    run,
+)
+
+
+def test_freed_frames_are_used_again_and_nothing_comes_back() -> None:
+    """Freeing is idempotent; a full medium takes new replicas once old ones are freed."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        count = 3  # frames of 8 KiB, with 8 KiB of records each: there is no room for a fourth
+        for number in range(count):
+            await owner.write(rows, medium="tiny", segment_id=SEGMENT + number)
+        with pytest.raises(NoSpace):
+            await owner.write(rows, medium="tiny", segment_id=SEGMENT + count)
+        for turn in range(1, 5):
+            first = SEGMENT + (turn - 1) * count
+            await owner.free(*range(first, first + count))
+            await owner.free(*range(first, first + count))
+            for number in range(count):
+                await owner.write(rows, medium="tiny", segment_id=first + count + number)
+        await owner.restart()
+        held = [info.segment_id for info in await owner.inventory()]
+        assert held == [*range(first + count, first + 2 * count)]
+
+    run(scenario)
+
+
+def test_a_medium_that_was_made_smaller_keeps_what_it_has_and_takes_no_more_than_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its file stays as long as it is, but not all that is free in it is used again."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        for number in range(3):
+            await owner.write(rows, medium="tiny", segment_id=SEGMENT + number)
+        smaller = msgspec.structs.replace(MEDIA["tiny"], size_bytes=20_000)  # two frames
+        monkeypatch.setitem(MEDIA, "tiny", smaller)
+        await owner.restart()
+        with pytest.raises(NoSpace):
+            await owner.write(rows, medium="tiny", segment_id=SEGMENT + 3)
+        await owner.free(SEGMENT, SEGMENT + 1)
+        await owner.write(rows, medium="tiny", segment_id=SEGMENT + 3)
+        with pytest.raises(NoSpace):
+            await owner.write(rows, medium="tiny", segment_id=SEGMENT + 4)
+        held = [info.segment_id for info in await owner.inventory()]
+        assert held == [SEGMENT + 2, SEGMENT + 3]
+
+    run(scenario)
+
+
+def test_what_is_freed_does_not_wait_for_room_on_the_disk() -> None:
+    """The promise that goes before it is kept in memory then, until there is room again."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        for number in range(2):
+            await owner.write(rows, segment_id=SEGMENT + number)
+        disk = owner.world.nodes["b1"].disk
+        disk.full = True
+        await owner.free(SEGMENT, heads_from=SEGMENT + 2)
+        assert [info.segment_id for info in await owner.inventory()] == [SEGMENT + 1]
+        with pytest.raises(StaleTerm, match=r"^an open replica"):
+            await owner.write(rows)
+        disk.full = False
+        await owner.free(SEGMENT + 1, heads_from=SEGMENT + 2)
+        await owner.restart()
+        with pytest.raises(StaleTerm, match=r"^an open replica"):
+            await owner.write(rows)
+
+    run(scenario)
+
+
+def test_memory_that_is_full_refuses() -> None:
+    """A write past the size of a medium in memory is NoSpace, and the replica is as before."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows, medium="ram")
+        end = len(rows.data)
+        rows.add(1, pad=1 << 16)
+        with pytest.raises(NoSpace):
+            await owner.write(rows, end, medium="ram")
+        assert await owner.read() == rows.data[:end]
+        await owner.free(SEGMENT)
+        other = Rows()
+        other.add(2, pad=60_000)
+        await owner.write(other, medium="ram")
+
+    run(scenario)
+
+
+def test_jumbo_segments_take_several_frames() -> None:
+    """A replica larger than a frame, and one that grows past its frame, are kept whole."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows)
+        await owner.write(rows, segment_id=SEGMENT + 1)  # takes the frame next to it
+        for value in range(8):
+            start = len(rows.data)
+            rows.add(value, pad=3000)
+            await owner.write(rows, start)
+        big = make_image(SEGMENT + 2, rows=3000)
+        await owner.seal(big, segment_id=SEGMENT + 2)
+        await owner.restart()
+        assert await owner.read() == rows.data
+        assert await owner.read(offset=4000, length=9000) == rows.data[4000:13000]
+        assert await owner.read(SEGMENT + 2) == big
+
+    run(scenario, settings=msgspec.structs.replace(SETTINGS, queue_bytes=1 << 20))
+
+
+def test_a_decayed_image_is_not_served() -> None:
+    """A flipped byte in an image is found by its checksum when it is read."""
+
+    async def scenario(owner: Owner) -> None:
+        image = make_image(rows=100)
+        await owner.seal(image)
+        disk = owner.world.nodes["b1"].disk
+        at = disk.durable("disk/frames").index(image)
+        disk.corrupt("disk/frames", at + len(image) // 3)
+        with pytest.raises(CorruptData):
+            await owner.read()
+
+    run(scenario)
+
+
+def test_a_decayed_prologue_makes_an_open_replica_lost() -> None:
+    """An open replica whose prologue cannot be read is not offered to a recovery."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows)
+        disk = owner.world.nodes["b1"].disk
+        at = disk.durable("disk/frames").index(rows.data)
+        disk.corrupt("disk/frames", at + 80)
+        assert await owner.inventory() == ()
+
+    run(scenario)
+
+
+def test_small_appends_are_written_ahead_of_once_for_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each first write to a block costs a commit of the file system's journal: zeros go before,
+    a good piece at a time, never over what was written, never beyond the frames."""
+    written: list[tuple[int, int]] = []
+    real = FrameMedium._write_ahead
+
+    def noted(self: FrameMedium, replica: Replica) -> None:
+        before = replica.written
+        real(self, replica)
+        written.append((before, replica.ready))
+        assert replica.ready <= len(replica.frames) * self.layout.frame_bytes
+
+    monkeypatch.setattr(FrameMedium, "_write_ahead", noted)
+    monkeypatch.setattr(frame_medium, "AHEAD_BYTES", 1000)
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows)
+        for value in range(20):
+            start = len(rows.data)
+            rows.add(value)
+            await owner.write(rows, start)
+        assert 2 <= len(written) <= 1 + len(rows.data) // 1000
+        for (start, ready), (following, _) in itertools.pairwise(written):
+            assert ready == start + 1000
+            assert following > ready
+        content = owner.world.nodes["b1"].disk.durable("disk/frames")
+        at = content.index(rows.data)
+        end, ready = at + len(rows.data), at + written[-1][1]
+        assert content[end:ready] == bytes(ready - end)
+
+    run(scenario)
+
+
+def test_a_frame_file_of_another_server_is_refused() -> None:
+    """A backup that lost its instance file does not take over the frames of who it was."""
+
+    async def scenario(owner: Owner) -> None:
+        await owner.write(Rows())
+        node = owner.world.nodes["b1"]
+        node.auto_restart = False
+        owner.world.crash("b1")
+        del node.disk._files["instance"], node.disk._named["instance"]
+        owner.world.restart("b1")
+        await owner.world.wait_ready()
+
+    with pytest.raises(Exception, match="belongs to"):
+        run(scenario)
