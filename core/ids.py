@@ -14,9 +14,6 @@ TableId = NewType("TableId", str)
 TabletId = NewType("TabletId", str)
 """32 hex digits, never reused. A segments-durable tablet's log carries the same id."""
 ClientId = NewType("ClientId", str)
-SegmentId = NewType("SegmentId", int)
-"""Rises within one tablet's log; never reused. See `segment_id`."""
-Term = NewType("Term", int)
 
 Address = NewType("Address", str)
 """``host:port`` of a server's TCP port."""

@@ -10,8 +10,8 @@ network, disk and ids come only from here.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -330,6 +330,3 @@ class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True):
     node: str
     pid: int
     started: float
-
-
-Spawn = Callable[[Coroutine[Any, Any, None], str], None]

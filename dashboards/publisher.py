@@ -1,8 +1,8 @@
 """Brings a Grafana to what the code says: folder, data source, dashboards, alert rules.
 
-Idempotent: what is as it should be is left alone, what is not is brought there, so a run that was
-interrupted is given again. Changes by hand are overwritten (Grafana keeps a dashboard's former
-versions); nothing of anybody else is touched.
+Idempotent: what is as it should be is left alone, what is not is brought there (rules of alerts are
+written each time), so a run that was interrupted is given again. Changes by hand are overwritten
+(Grafana keeps a dashboard's former versions); nothing of anybody else is touched.
 """
 
 from __future__ import annotations

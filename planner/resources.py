@@ -14,8 +14,6 @@ from stelae.planner.layout import SUMMARY_ROW_BYTES, Layout, Medium
 
 INDEX_ROW_BYTES = 27
 """Of the hash index: 16 bytes a slot, about 60 % of which are taken."""
-SERVER_BASE_BYTES = 60e6
-"""Of a server process without rows, beside what all processes share."""
 SUMMARY_DISK_BYTES = SUMMARY_ROW_BYTES
 """Of each row of a sealed replica, beside its values."""
 CLEANING_SHARE = 0.8

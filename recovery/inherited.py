@@ -24,7 +24,8 @@ import msgspec
 
 from stelae.core.errors import SegmentsMissing
 from stelae.core.ids import TabletId
-from stelae.core.messages.servers import LogInventory, ReplicaState, SegmentSource
+from stelae.core.messages.backups import LogInventory, ReplicaState
+from stelae.core.messages.servers import SegmentSource
 from stelae.core.records.losses import KeptLog, KeptSegment
 from stelae.core.records.records import Inheritance, ServerInfo, TabletRecord
 from stelae.recovery.plan import (

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stelae.core.messages.servers import LogInventory
+from stelae.core.messages.backups import LogInventory
 from stelae.core.records.losses import Assessment, KeptSegment, LostSegment, SegmentFacts
 from stelae.core.records.records import ServerInfo, TabletRecord
 from stelae.recovery.inherited import joined, kept_end, pinned_end, was_handed_over

@@ -32,8 +32,10 @@ from stelae.core.messages.backups import (
     ImagePlace,
     LocatedReplica,
     LocateReplicas,
+    ReplicaInfo,
+    ReplicaState,
 )
-from stelae.core.messages.servers import ReplicaInfo, ReplicaState, SegmentSource
+from stelae.core.messages.servers import SegmentSource
 from stelae.core.runtime import NearFile, ReplyMemory, Runtime
 from stelae.storage.segments.image import summary_range
 

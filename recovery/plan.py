@@ -55,7 +55,8 @@ from typing import NamedTuple
 
 from stelae.core.errors import SegmentsMissing
 from stelae.core.ids import segment_name
-from stelae.core.messages.servers import LogInventory, ReplicaInfo, ReplicaState, SegmentSource
+from stelae.core.messages.backups import LogInventory, ReplicaInfo, ReplicaState
+from stelae.core.messages.servers import SegmentSource
 from stelae.core.records.losses import KeptLog, KeptSegment
 from stelae.core.records.records import ServerInfo, TabletRecord
 

@@ -17,14 +17,14 @@ import pyarrow as pa
 from stelae.core.config.settings import Settings
 from stelae.core.errors import CorruptData, SegmentsMissing, StelaeError
 from stelae.core.ids import Address, ServerUuid, segment_name
-from stelae.core.messages.servers import (
+from stelae.core.messages.backups import (
     READ_SUMMARIES,
     Certified,
     ReadSummaries,
     ReplicaInfo,
     ReplicaState,
-    SegmentSource,
 )
+from stelae.core.messages.servers import SegmentSource
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
 from stelae.recovery.engine import RecoveryJob

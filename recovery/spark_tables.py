@@ -12,10 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.input.filters import WireFilters
 from stelae.client.routing.locations import TableCache, look_up
 from stelae.client.routing.masters import MastersClient
-from stelae.client.table.scan import scan_tablet
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.schema.schema import TableSchema
 from stelae.recovery.spark_link import ClusterLink, connected
@@ -34,42 +32,6 @@ def locate(link: ClusterLink, table: str) -> TableCache:
     with connected(link) as (runtime, run):
         masters = MastersClient(runtime, link.masters)
         return TableCache(masters, run(look_up(masters, table)))
-
-
-def read_tablet(
-    link: ClusterLink,
-    table: str,
-    number: int,
-    columns: tuple[str, ...],
-    where: WireFilters,
-    target: pa.Schema,
-    schema_version: int,
-) -> Iterator[pa.RecordBatch]:
-    """Runs in a Spark task: all matching rows of one tablet, in Spark's types.
-
-    ``schema_version``: the one that the columns were planned with.
-    """
-    with connected(link) as (runtime, run):
-
-        async def scan() -> list[pa.RecordBatch]:
-            masters = MastersClient(runtime, link.masters)
-            cache = TableCache(masters, await look_up(masters, table))
-            return await scan_tablet(
-                runtime,
-                cache,
-                number,
-                columns,
-                where,
-                None,
-                False,
-                SCAN_TIMEOUT_S,
-                schema_version,
-            )
-
-        batches = run(scan())
-    for batch in batches:
-        if batch.num_rows:
-            yield to_spark(batch, target)
 
 
 def to_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:

@@ -1,6 +1,6 @@
-"""A deterministic world in which Stelae's servers run instead of on Ray: design, chapter 14.
+"""A deterministic world in which the servers of Stelae run instead of on Ray: one seed is one run.
 
-One seed is one run, callback for callback. How to run a server in it::
+How to run a server in it::
 
     from stelae.simulation import Options, World
 
@@ -18,21 +18,24 @@ One seed is one run, callback for callback. How to run a server in it::
     world = World(4711, Options.draw(4711))
     world.run(scenario(world))                                # raises SimulationFailure
 
-A server is any object with ``tasks: Tasks``, ``async start()``, ``async stop()``. Its factory gets
-a fresh `SimRuntime` for each life of the process. After a crash it comes back by itself, on its
-disk. Its process may end through an injected disk error (or one named in ``exits=``); any other
-exception of a handler, a background task or a callback ends the run.
+A server is any object with ``tasks: Tasks``, ``async start()``, ``async stop()``. Each life of its
+process gets a fresh `SimRuntime`; after a crash it comes back on its disk. An injected disk error,
+or one named in ``exits=``, may end the process; any other exception ends the run.
 
-By hand: ``world.crash(name, lose_disk=False)``, ``restart``, ``stop``, ``pause``/``resume`` (a hung
-process), ``move`` (a zombie beside its successor), ``partition``/``unpartition``,
-``network.clog``/``reset``, ``nodes[name].disk`` (``full``, ``slowness``, ``fail_next_sync``,
-``corrupt``), ``heal``. To look in: ``server(name)``, ``metrics[name]``, ``note(name, text)``.
+By hand: ``world.crash(name, lose_disk=False)``, ``restart``, ``stop``, ``pause``/``resume``,
+``move`` (a zombie next to its successor), ``partition``/``unpartition``, ``heal``,
+``network.clog``/``reset``, ``nodes[name].disk``. To look in: ``server(name)``, ``metrics[name]``,
+``note(name, text)``.
 
-Histories: `History` records what clients did, `check_rows` judges it. Scenarios for the runner and
-for ``python -m stelae.simulation SEED --scenario NAME``: see `scenarios`.
+Rules for code that runs here: never await a task or an object of another process. Use no threads,
+no global randomness, no order taken from sets, no clock but ``runtime.clock`` and the loop's.
 
-Rules for code that runs here: never await a task or an object of another process; no threads, no
-global randomness, no clock but ``runtime.clock`` and the loop's; no order taken from sets.
+- `world`: loop, network, disks and processes. `cluster`: a whole cluster in it.
+- `nemesis`: faults; `scenarios`, `runner`: what a seed is run through, and how.
+- `history`, `checkers`: what clients did, and whether it may be so.
+- `timelines`: traces replayed against the TLA+ model; `soak`: fresh seeds for hours.
+
+Read first: `world`. Also searched for as: DST, Jepsen, fault injection, FoundationDB, VOPR.
 """
 
 from stelae.simulation.world.loop import SimLoop, SimulationError

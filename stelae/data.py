@@ -35,7 +35,7 @@ from stelae.connectors.data_filters import both, scan_filters
 from stelae.connectors.data_tasks import KEEP_S, Held, WriteId, pin, read_tablets, write_blocks
 from stelae.connectors.link import Cluster, link_of
 from stelae.core.errors import InvalidArgument
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.schema import TableSchema
 from stelae.recovery.spark_link import ClusterLink
 

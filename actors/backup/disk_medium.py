@@ -36,8 +36,7 @@ from stelae.actors.backup.media import PIECE_BYTES, MeasuredRate
 from stelae.actors.backup.replicas import NEVER, Batch, Facts, Replica, blob_size, skip_bytes
 from stelae.core.buffers import BufferPool
 from stelae.core.errors import CorruptData, NoSpace, Overloaded
-from stelae.core.messages.backups import ImagePlace
-from stelae.core.messages.servers import ReplicaState
+from stelae.core.messages.backups import ImagePlace, ReplicaState
 from stelae.core.rpc import Blob
 from stelae.core.runtime import File, Runtime
 

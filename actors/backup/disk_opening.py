@@ -38,7 +38,7 @@ from stelae.actors.backup.media import PIECE_BYTES
 from stelae.actors.backup.replicas import Facts, Replica, certify
 from stelae.core.errors import CorruptData
 from stelae.core.ids import ServerUuid
-from stelae.core.messages.servers import Certified, ReplicaState
+from stelae.core.messages.backups import Certified, ReplicaState
 from stelae.core.runtime import Disk, File, Runtime
 from stelae.storage.segments.image import IMAGE_TRAILER_BYTES, summary_range
 

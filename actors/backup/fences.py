@@ -1,7 +1,7 @@
 """What a backup accepts of each log: from which term on writes, and from which head on open heads.
 
-A promise outlives the process: it is in the ``fences`` file before it is answered, and only rises.
-Terms are promised to the masters. Heads before the one named are closed for good: what they are
+A promise only rises, and outlives the process: that of a term, made to the masters, is in the
+``fences`` file before it is answered. Heads before the one named are closed for good: what they are
 superseded by is freed only once that is promised, so a write that is late does not open one of them
 again, with a digest that names what is gone. Where the disk has no room for the file, the promise
 about heads holds for as long as the process lives: what is freed must not wait for room.
@@ -23,7 +23,7 @@ from crc32c import crc32c
 
 from stelae.core.errors import CorruptData, StaleTerm
 from stelae.core.ids import TabletId, segment_name
-from stelae.core.messages.servers import WriteReplica
+from stelae.core.messages.backups import WriteReplica
 from stelae.core.runtime import Disk
 
 FENCES_FILE = "fences"

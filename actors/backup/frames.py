@@ -34,7 +34,7 @@ from crc32c import crc32c
 
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.messages.servers import ReplicaState
+from stelae.core.messages.backups import ReplicaState
 
 BLOCK_BYTES = 4096
 RECORD_BYTES = 512

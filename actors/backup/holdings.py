@@ -25,8 +25,14 @@ from stelae.actors.backup.replicas import (
 )
 from stelae.core.errors import CorruptData, InvalidArgument, TabletNotReady, TooLarge
 from stelae.core.ids import TabletId, segment_name
-from stelae.core.messages.backups import ImagePlace, LocatedReplica
-from stelae.core.messages.servers import Certified, ReadReplica, ReplicaInfo, ReplicaState
+from stelae.core.messages.backups import (
+    Certified,
+    ImagePlace,
+    LocatedReplica,
+    ReadReplica,
+    ReplicaInfo,
+    ReplicaState,
+)
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Runtime
 from stelae.storage.entries.entry import HEADER_BYTES, entry_length

@@ -15,8 +15,7 @@ from stelae.actors.backup.frames import (
 )
 from stelae.actors.backup.replicas import Batch, Facts, Replica, blob_size, skip_bytes
 from stelae.core.errors import CorruptData, NoSpace
-from stelae.core.messages.backups import ImagePlace
-from stelae.core.messages.servers import ReplicaState
+from stelae.core.messages.backups import ImagePlace, ReplicaState
 from stelae.core.rpc import Blob
 
 PIECE_BYTES = 1 << 20

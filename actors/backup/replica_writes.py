@@ -31,7 +31,7 @@ from stelae.actors.backup.replicas import (
 from stelae.actors.backup.shared_writes import SharedWrites
 from stelae.core.errors import CorruptData, InvalidArgument, StaleTerm, StelaeError
 from stelae.core.ids import TabletId
-from stelae.core.messages.servers import (
+from stelae.core.messages.backups import (
     SEAL_REPLICA,
     WRITE_REPLICA,
     Certified,

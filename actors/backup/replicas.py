@@ -17,7 +17,7 @@ import msgspec
 
 from stelae.core.errors import CorruptData, InvalidArgument, StaleTerm
 from stelae.core.ids import TabletId, segment_name
-from stelae.core.messages.servers import Certified, ReplicaState, WriteReplica
+from stelae.core.messages.backups import Certified, ReplicaState, WriteReplica
 from stelae.core.records.losses import SegmentFacts
 from stelae.core.rpc import Blob
 from stelae.storage.entries.entry import (

@@ -26,12 +26,13 @@ from stelae.core.messages.backups import (
     READ_ROWS,
     READ_SINGLE_ROWS,
     SINGLE_ROWS_MAX,
+    ReadReplica,
     ReadRows,
     ReadRowsReply,
     ReadSingleRows,
     ReadSingleRowsReply,
+    ReplicaState,
 )
-from stelae.core.messages.servers import ReadReplica, ReplicaState
 from stelae.core.rpc import Call, Handlers, Reply, prompt
 from stelae.core.runtime import Runtime
 from stelae.storage.segments.checked_blocks import CheckedBlocks

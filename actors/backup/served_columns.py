@@ -11,8 +11,8 @@ import pyarrow as pa
 from stelae.actors.backup.holdings import REPLY_BYTES_MAX, Holdings, info_of
 from stelae.core.errors import InvalidArgument, TooLarge
 from stelae.core.ids import segment_name
+from stelae.core.messages.backups import ReadReplica, ReplicaState
 from stelae.core.messages.index_offers import READ_COLUMNS, ReadColumns, ReadColumnsReply
-from stelae.core.messages.servers import ReadReplica, ReplicaState
 from stelae.core.rpc import Blob, Call, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.storage.entries.entry import encode_batch

@@ -15,8 +15,13 @@ from crc32c import crc32c
 from stelae.actors.backup.holdings import REPLY_BYTES_MAX, Holdings
 from stelae.core.errors import InvalidArgument, TooLarge
 from stelae.core.ids import segment_name
-from stelae.core.messages.backups import READ_PICKED, ReadPicked, ReadPickedReply
-from stelae.core.messages.servers import ReadReplica, ReplicaState
+from stelae.core.messages.backups import (
+    READ_PICKED,
+    ReadPicked,
+    ReadPickedReply,
+    ReadReplica,
+    ReplicaState,
+)
 from stelae.core.rpc import Blob, Call, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.storage.segments.image import Image

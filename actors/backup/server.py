@@ -33,23 +33,21 @@ from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, StelaeError, TooLarge
 from stelae.core.ids import Address, TabletId
 from stelae.core.messages.backup_loads import MediumLoad, is_low, rounded_rate, whole_segments
-from stelae.core.messages.backups import LOCATE_REPLICAS, LocateReplicas, LocateReplicasReply
-from stelae.core.messages.reports import Report, Reporter, log_fingerprint
-from stelae.core.messages.servers import (
+from stelae.core.messages.backups import (
     DROP_LOGS,
     FENCE_LOGS,
     FREE_REPLICAS,
-    HEARTBEAT,
     INVENTORY,
+    LOCATE_REPLICAS,
     READ_REPLICA,
     READ_SUMMARIES,
     DropLogs,
     FenceLogs,
     FreeReplicas,
-    Heartbeat,
-    HeartbeatReply,
     Inventory,
     InventoryReply,
+    LocateReplicas,
+    LocateReplicasReply,
     LogInventory,
     ReadReplica,
     ReadReplicaReply,
@@ -57,6 +55,8 @@ from stelae.core.messages.servers import (
     ReadSummariesReply,
     ReplicaInfo,
 )
+from stelae.core.messages.reports import Report, Reporter, log_fingerprint
+from stelae.core.messages.servers import HEARTBEAT, Heartbeat, HeartbeatReply
 from stelae.core.records.records import ServerInfo, ServerKind
 from stelae.core.rpc import EMPTY, Blob, Call, Empty, Handlers, Reply
 from stelae.core.runtime import Disk, Runtime

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from stelae.actors.backup.replicas import Batch
 from stelae.core.errors import InvalidArgument, StelaeError, encode_error
-from stelae.core.messages.backups import APPENDS_MAX
-from stelae.core.messages.servers import (
+from stelae.core.messages.backups import (
+    APPENDS_MAX,
     WRITE_REPLICAS,
     WriteReplica,
     WriteReplicas,

@@ -10,6 +10,7 @@ from stelae.coordinator.ddl.alter import by_id
 from stelae.coordinator.ddl.indexes import draft_create_index, draft_drop_index
 from stelae.coordinator.groups.tserver_loads import tserver_loads
 from stelae.coordinator.status.indexes import locations_of, views_of
+from stelae.core.messages.catalog import TableReply
 from stelae.core.messages.index_catalog import (
     CREATE_INDEX,
     DROP_INDEX,
@@ -20,7 +21,6 @@ from stelae.core.messages.index_catalog import (
     ListIndexes,
 )
 from stelae.core.messages.indexes import LOCATE_INDEXLETS, IndexletLocations, LocateIndexlets
-from stelae.core.messages.servers import TableReply
 from stelae.core.records.records import ServerKind
 from stelae.core.rpc import Call, Handlers, Reply
 

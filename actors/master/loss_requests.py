@@ -27,7 +27,7 @@ from stelae.coordinator.status.losses import (
 )
 from stelae.core.errors import RetryLater, StelaeError
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.messages.servers import FENCE_LOGS, FenceLogs, LogInventory
+from stelae.core.messages.backups import FENCE_LOGS, FenceLogs, LogInventory
 from stelae.core.records.losses import (
     ACCEPT_LOSS,
     GET_LOSSES,

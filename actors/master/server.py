@@ -231,10 +231,6 @@ class Master:
         known = None if coordinator is None else lambda: status_inputs(self, coordinator, {})
         self._gauges.show_cluster(known)
 
-    def update_master_address(self, name: str, address: Address) -> None:
-        """A master listens at this address from now on."""
-        self.group.update(name, address)
-
     def server_died(self, uuid: ServerUuid, incarnation: int) -> None:
         """The host (Ray) says that this run of a server has died."""
         self.liveness.server_died(Run(uuid, incarnation))

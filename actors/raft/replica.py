@@ -181,16 +181,6 @@ class Replica(ReplicaLoop):
         self._wake.set()
         await trimmed
 
-    async def wait_leader_ready(self, timeout_s: float) -> int:
-        """Wait until `leader_ready`; return the term. Raises DeadlineExpired."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self.leader_ready:
-                    await self._news.wait()
-                return self.term
-        except TimeoutError:
-            raise DeadlineExpired("wait_leader_ready", "an election") from None
-
     async def transfer_leadership(self, target: ServerUuid | None, timeout_s: float) -> None:
         """Hand leadership to ``target``, or to whoever has most; return once not leading any more.
 

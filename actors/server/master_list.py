@@ -2,7 +2,7 @@
 
 The leader names all masters in each answer; the list is kept on disk, so that a server which starts
 again finds masters that were added while it ran. Invariant: the list is never empty, and only a
-leader's word changes it.
+leader's word takes a master off it; one that does not lead may name others, up to a bound.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ import msgspec
 
 from stelae.core.errors import OutcomeUnknown, Rejected, StelaeError, decode_error
 from stelae.core.ids import ServerUuid
-from stelae.core.messages.backups import APPENDS_MAX
-from stelae.core.messages.servers import (
+from stelae.core.messages.backups import (
+    APPENDS_MAX,
     WRITE_REPLICA,
     WRITE_REPLICAS,
     WriteReplica,

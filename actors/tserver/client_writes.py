@@ -33,11 +33,11 @@ from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.ids import TabletId
-from stelae.core.messages.rows import WRITES_MAX
-from stelae.core.messages.servers import (
+from stelae.core.messages.rows import (
     WRITE,
     WRITE_EACH,
     WRITE_MANY,
+    WRITES_MAX,
     Write,
     WriteEach,
     WriteEachReply,

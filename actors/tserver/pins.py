@@ -23,7 +23,7 @@ from stelae.actors.tserver.tablet.reads import TabletReads
 from stelae.actors.tserver.tablet.rows_then import RowsThen
 from stelae.core.errors import InvalidArgument, Overloaded, SnapshotLost, TabletNotHere
 from stelae.core.ids import TabletId
-from stelae.core.messages.servers import KeepPins, KeepPinsReply, Pin, PinReply
+from stelae.core.messages.rows import KeepPins, KeepPinsReply, Pin, PinReply
 from stelae.core.rpc import Reply
 from stelae.core.runtime import Clock
 

@@ -20,7 +20,7 @@ from stelae.actors.tserver.tablet.reads import TabletReads
 from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, Overloaded, TabletNotHere, TabletNotReady
 from stelae.core.ids import TabletId, make_uuid
-from stelae.core.messages.servers import Scan, ScanReply
+from stelae.core.messages.rows import Scan, ScanReply
 from stelae.core.rpc import Reply
 from stelae.core.runtime import Runtime
 from stelae.storage.segments.remote import Piece, RowsAbsent

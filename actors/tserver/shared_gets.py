@@ -12,8 +12,7 @@ from stelae.actors.tserver.owned_tablet.tablet import Tablet
 from stelae.actors.tserver.replicated_tablet.tablet import ReplicatedTablet
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.ids import TabletId
-from stelae.core.messages.rows import GETS_MAX
-from stelae.core.messages.servers import GET_EACH, Get, GetEach, GetEachReply, GetReply
+from stelae.core.messages.rows import GET_EACH, GETS_MAX, Get, GetEach, GetEachReply, GetReply
 from stelae.core.rpc import Call, Handlers, Reply, prompt
 
 

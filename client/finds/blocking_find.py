@@ -23,7 +23,7 @@ from stelae.core.errors import (
     RetryLater,
 )
 from stelae.core.messages.indexes import LOOKUP, IndexletLocation, Lookup
-from stelae.core.messages.servers import GET, GetReply
+from stelae.core.messages.rows import GET, GetReply
 from stelae.core.schema.indexes import END, IndexletState, overlap
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from stelae.client.input.split_tablets import Parts, WasSplit
 from stelae.client.routing.retries import on_tablet, parts_of
 from stelae.client.routing.shared_reads import Alike
 from stelae.core.ids import ServerUuid
-from stelae.core.messages.servers import GET, Get, GetReply, TabletLocation
+from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.rows import GET, Get, GetReply
 from stelae.core.schema.values import WireRow
 from stelae.core.tasks import all_or_first_error
 

@@ -25,7 +25,7 @@ from stelae.client.routing.locations import TableCache
 from stelae.client.routing.shared_reads import Alike, SharedReads
 from stelae.core.errors import CorruptData
 from stelae.core.messages.indexes import LookupRange, LookupReply
-from stelae.core.messages.servers import GetReply
+from stelae.core.messages.rows import GetReply
 from stelae.core.runtime import Runtime
 from stelae.core.schema.indexes import IndexletState, overlap
 from stelae.core.schema.values import WireRow

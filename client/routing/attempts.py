@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from stelae.core.ids import ServerUuid
-from stelae.core.messages.servers import TabletLocation
+from stelae.core.messages.catalog import TabletLocation
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ import msgspec
 
 from stelae.client.routing.leader_search import LeaderSearch
 from stelae.core.ids import Address, ServerUuid, TabletId
-from stelae.core.messages.servers import TabletLocation
+from stelae.core.messages.catalog import TabletLocation
 from stelae.core.runtime import Runtime
 
 SHUNNED_S = 2.0

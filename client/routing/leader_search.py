@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from stelae.core.errors import NotLeader, OutcomeUnknown, RetryElsewhere, RetryLater, StelaeError
 from stelae.core.ids import Address, ServerUuid, TabletId
-from stelae.core.messages.servers import GET, Get
+from stelae.core.messages.rows import GET, Get
 from stelae.core.runtime import Runtime
 
 SEARCH_S = 5.0

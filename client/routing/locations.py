@@ -10,7 +10,7 @@ from stelae.client.routing.indexlets import IndexletCache
 from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import TableNotFound
 from stelae.core.ids import TableId, TabletId
-from stelae.core.messages.servers import GET_TABLE, GetTable, TableLocations, TabletLocation
+from stelae.core.messages.catalog import GET_TABLE, GetTable, TableLocations, TabletLocation
 from stelae.core.records.records import TableRecord, TabletState
 from stelae.core.schema.shares import place_of
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.client.input.convert import decode_batch, encode_batch
-from stelae.core.messages.servers import WriteOp, WriteReply
+from stelae.core.messages.rows import WriteOp, WriteReply
 from stelae.core.schema.values import WireRow
 
 Places = NDArray[np.int64]

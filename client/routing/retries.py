@@ -27,8 +27,7 @@ from stelae.core.errors import (
     StelaeError,
     TabletNotReady,
 )
-from stelae.core.messages.catalog import LINEARIZABLE
-from stelae.core.messages.servers import TabletLocation
+from stelae.core.messages.catalog import LINEARIZABLE, TabletLocation
 from stelae.core.runtime import Runtime
 
 T = TypeVar("T")

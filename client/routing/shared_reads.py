@@ -22,14 +22,8 @@ from stelae.client.routing.attempts import ATTEMPT_TIMEOUT_S
 from stelae.client.routing.locations import TableCache
 from stelae.client.routing.sharing import Receiver, Sharing
 from stelae.core.errors import StelaeError
-from stelae.core.messages.servers import (
-    GET_EACH,
-    Get,
-    GetEach,
-    GetEachReply,
-    GetReply,
-    TabletLocation,
-)
+from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.rows import GET_EACH, Get, GetEach, GetEachReply, GetReply
 from stelae.core.rpc import Reply
 from stelae.core.runtime import Runtime
 from stelae.core.schema.values import WireRow

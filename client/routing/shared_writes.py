@@ -24,10 +24,10 @@ from stelae.client.routing.part import Part
 from stelae.client.routing.sharing import Receiver, Sharing
 from stelae.core.errors import OutcomeUnknown, StelaeError
 from stelae.core.ids import RequestId
-from stelae.core.messages.rows import WRITES_MAX
-from stelae.core.messages.servers import (
+from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.rows import (
     WRITE_EACH,
-    TabletLocation,
+    WRITES_MAX,
     WriteEach,
     WriteEachReply,
     WriteMany,

@@ -21,7 +21,7 @@ from stelae.client.routing.attempts import ATTEMPT_TIMEOUT_S
 from stelae.client.routing.locations import TableCache
 from stelae.core.errors import OutcomeUnknown, StelaeError
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.messages.servers import TabletLocation
+from stelae.core.messages.catalog import TabletLocation
 from stelae.core.rpc import Method, Reply
 from stelae.core.runtime import Runtime
 

@@ -33,8 +33,8 @@ from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.messages.catalog import LINEARIZABLE
-from stelae.core.messages.servers import GET, WRITE, TabletLocation, WriteOp, WriteReply
+from stelae.core.messages.catalog import LINEARIZABLE, TabletLocation
+from stelae.core.messages.rows import GET, WRITE, WriteOp, WriteReply
 from stelae.core.rpc import Method
 
 GROUP_ATTEMPT_S = 2 * SUSPECT_S

@@ -23,10 +23,11 @@ from stelae.client.routing.retries import on_tablet
 from stelae.client.routing.shared_writes import SharedWrites
 from stelae.core.errors import OutcomeUnknown, StelaeError
 from stelae.core.ids import RequestId, ServerUuid
-from stelae.core.messages.rows import SMALL_ROW_BYTES_MAX, WRITES_MAX
-from stelae.core.messages.servers import (
+from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.rows import (
+    SMALL_ROW_BYTES_MAX,
     WRITE_MANY,
-    TabletLocation,
+    WRITES_MAX,
     WriteMany,
     WriteManyReply,
     WriteOp,

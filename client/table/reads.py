@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from stelae.client.input.filters import WireFilters
 from stelae.client.input.known import KnownTable
-from stelae.core.messages.servers import Get, GetMany, TabletLocation
+from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.rows import Get, GetMany
 from stelae.core.schema.schema import VERSION_COLUMN
 from stelae.core.schema.values import WireRow
 

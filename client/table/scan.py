@@ -15,13 +15,13 @@ from stelae.client.input.filters import WireFilters
 from stelae.client.input.split_tablets import WasSplit
 from stelae.client.routing.attempts import CONCURRENT_TABLETS
 from stelae.client.routing.locations import TableCache
-from stelae.client.routing.owner_watch import while_owned
 from stelae.client.routing.retries import on_tablet, parts_of
+from stelae.client.table.owner_watch import while_owned
 from stelae.client.table.reads import WantedRows
 from stelae.core.errors import DeadlineExpired, InvalidArgument, TabletNotReady
 from stelae.core.ids import ServerUuid
-from stelae.core.messages.catalog import LINEARIZABLE
-from stelae.core.messages.servers import SCAN, Scan, TabletLocation
+from stelae.core.messages.catalog import LINEARIZABLE, TabletLocation
+from stelae.core.messages.rows import SCAN, Scan
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import all_or_first_error
 

@@ -32,16 +32,8 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import Address, ServerUuid, TabletId, make_uuid
-from stelae.core.messages.servers import (
-    KEEP_PINS,
-    PIN,
-    SCAN,
-    KeepPins,
-    Pin,
-    PinReply,
-    Scan,
-    TabletLocation,
-)
+from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.rows import KEEP_PINS, PIN, SCAN, KeepPins, Pin, PinReply, Scan
 from stelae.core.records.records import TableRecord
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import all_or_first_error

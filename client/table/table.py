@@ -42,7 +42,8 @@ from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.ids import ServerUuid
-from stelae.core.messages.servers import GET, GET_MANY, GetReply, TabletLocation, WriteOp
+from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.rows import GET, GET_MANY, GetReply, WriteOp
 from stelae.core.records.records import TableRecord
 from stelae.core.runtime import Runtime
 from stelae.core.schema.schema import VERSION_COLUMN

@@ -33,7 +33,8 @@ from stelae.client.table.gathering import Gathering
 from stelae.core.config.settings import Settings
 from stelae.core.errors import SchemaChanged, StaleRequest, StelaeError, TooLarge
 from stelae.core.ids import ClientId, RequestId, ServerUuid
-from stelae.core.messages.servers import WRITE, TabletLocation, Write, WriteOp, WriteReply
+from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.rows import WRITE, Write, WriteOp, WriteReply
 from stelae.core.runtime import Runtime
 from stelae.core.schema.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema
 from stelae.core.schema.values import WireRow, check_batch, rows_to_batch

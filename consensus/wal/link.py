@@ -39,8 +39,6 @@ class Link:
         self.state = LinkState.SILENT
         self.session = 0
         self.sequence = 0
-        self.greeted_generation = 0
-        """That of the configuration which our greeting carried."""
         self.generation = 0
         self.term = 0
         """These two as it last said."""
@@ -74,7 +72,7 @@ class Link:
     def open(self, session: int, generation: int) -> None:
         """Begin a session; its greeting has sequence 0, and carries that generation."""
         self.reset()
-        self.session, self.greeted_generation = session, generation
+        self.session = session
         self.sequence, self._answered = 0, -1
         self.idle_ticks = 0
         self.state = LinkState.GREETING

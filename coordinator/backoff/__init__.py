@@ -1,1 +1,10 @@
-"""TO BE WRITTEN"""
+"""What the leader master tried a moment ago, so that it is not tried again at once. Pure.
+
+It is the only memory of `stelae.coordinator.decide`. It is lost with the leadership, which does no
+harm: a new leader only tries again sooner. What is over is forgotten, so memory is bounded.
+
+- `pacing`: pauses of orders and retries, by tablet; where a tablet has failed already.
+- `successions`: which changes of durability are stuck or refused, and what they wait for.
+
+Read first: `pacing`. Also searched for as: retry, exponential backoff, throttle, cooldown.
+"""

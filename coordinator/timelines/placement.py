@@ -79,12 +79,6 @@ def known_safekeeper(catalog: Catalog, safekeeper: SafekeeperId) -> SafekeeperRe
     return known
 
 
-def statuses_in(catalog: Catalog) -> dict[SafekeeperId, SafekeeperStatus]:
-    """Of all safekeepers that ever were."""
-    registry = catalog.timelines.safekeepers
-    return {number: registry[number].status for number in sorted(registry)}
-
-
 def fleet_of(catalog: Catalog, liveness: Liveness, now: float) -> Fleet:
     """All safekeepers, as whoever chooses among them sees them.
 

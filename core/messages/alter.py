@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from stelae.core.ids import RequestId, TableId, TabletId
-from stelae.core.messages.servers import TableReply, TabletReport
+from stelae.core.messages.catalog import TableReply
+from stelae.core.messages.servers import TabletReport
 from stelae.core.records.records import TableRecord
 from stelae.core.rpc import Body, Method
 from stelae.core.schema.alter import SchemaChange

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from stelae.core.ids import RequestId, TableId
+from stelae.core.messages.catalog import TableReply
 from stelae.core.messages.indexes import IndexletProgress
-from stelae.core.messages.servers import TableReply
 from stelae.core.rpc import Body, Method
 from stelae.core.schema.indexes import IndexId, IndexletRecord, IndexletState
 

@@ -16,9 +16,8 @@ than was heard of, is refused.
 from __future__ import annotations
 
 from stelae.core.ids import TabletId
-from stelae.core.messages.backups import ImagePlace
+from stelae.core.messages.backups import ImagePlace, ReplicaInfo
 from stelae.core.messages.indexes import TabletStamp
-from stelae.core.messages.servers import ReplicaInfo
 from stelae.core.rpc import Body, Empty, Method
 from stelae.core.schema.indexes import IndexletId
 

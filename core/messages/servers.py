@@ -1,4 +1,4 @@
-"""Messages between servers and from clients: bodies, methods, and what each promises.
+"""Messages between masters and the other servers: bodies, methods, and what each promises.
 
 Rules that hold for all of them: a receiver refuses a lower term or epoch with `StaleTerm`; every
 request may arrive twice or late, and is idempotent or carries a request id; bulk bytes travel as
@@ -10,9 +10,6 @@ from __future__ import annotations
 import enum
 
 from stelae.core.ids import Address, OpId, ServerUuid, TabletId
-from stelae.core.messages import backups as backup_messages
-from stelae.core.messages import catalog as catalog_messages
-from stelae.core.messages import rows as row_messages
 from stelae.core.messages.backup_loads import BackupsView, MediumLoad
 from stelae.core.messages.indexes import IndexletReport
 from stelae.core.records.losses import SegmentFacts, Shortage
@@ -22,23 +19,6 @@ from stelae.core.records.succession import SuccessionReport
 from stelae.core.records.timelines import SafekeeperId, TimelineSource
 from stelae.core.rpc import Body, Empty, Method
 from stelae.core.schema.indexes import IndexletId
-
-# ---- clients to masters (in `stelae.core.messages.catalog`) -----------------------------------
-
-CREATE_TABLE = catalog_messages.CREATE_TABLE
-DELETE_TABLE = catalog_messages.DELETE_TABLE
-GET_TABLE = catalog_messages.GET_TABLE
-LIST_TABLES = catalog_messages.LIST_TABLES
-STATUS = catalog_messages.STATUS
-CreateTable = catalog_messages.CreateTable
-DeleteTable = catalog_messages.DeleteTable
-GetTable = catalog_messages.GetTable
-StatusReply = catalog_messages.StatusReply
-TableList = catalog_messages.TableList
-TableLocations = catalog_messages.TableLocations
-TableReply = catalog_messages.TableReply
-TabletLocation = catalog_messages.TabletLocation
-
 
 # ---- servers to masters ---------------------------------------------------------------------
 
@@ -389,65 +369,3 @@ SERVE_TABLET = Method("tserver.serve_tablet", ServeTablet, Empty)
 LEARN_TIMELINE = Method("tserver.learn_timeline", LearnTimeline, Empty)
 CLOSE_TABLET = Method("tserver.close_tablet", CloseTablet, Empty)
 INSTALL_MERGE = Method("tserver.install_merge", InstallMerge, Empty)
-
-
-# ---- clients to tservers (in `stelae.core.messages.rows`) -------------------------------------
-
-GET = row_messages.GET
-GET_EACH = row_messages.GET_EACH
-GET_MANY = row_messages.GET_MANY
-SCAN = row_messages.SCAN
-PIN = row_messages.PIN
-KEEP_PINS = row_messages.KEEP_PINS
-KeepPins = row_messages.KeepPins
-KeepPinsReply = row_messages.KeepPinsReply
-Pin = row_messages.Pin
-PinReply = row_messages.PinReply
-WRITE = row_messages.WRITE
-WRITE_EACH = row_messages.WRITE_EACH
-WRITE_MANY = row_messages.WRITE_MANY
-Get = row_messages.Get
-GetEach = row_messages.GetEach
-GetEachReply = row_messages.GetEachReply
-GetMany = row_messages.GetMany
-GetManyReply = row_messages.GetManyReply
-GetReply = row_messages.GetReply
-Scan = row_messages.Scan
-ScanReply = row_messages.ScanReply
-Write = row_messages.Write
-WriteEach = row_messages.WriteEach
-WriteEachReply = row_messages.WriteEachReply
-WriteMany = row_messages.WriteMany
-WriteManyReply = row_messages.WriteManyReply
-WriteOp = row_messages.WriteOp
-WriteReply = row_messages.WriteReply
-
-
-# ---- to backups (in `stelae.core.messages.backups`) --------------------------------------------
-
-DROP_LOGS = backup_messages.DROP_LOGS
-FENCE_LOGS = backup_messages.FENCE_LOGS
-FREE_REPLICAS = backup_messages.FREE_REPLICAS
-INVENTORY = backup_messages.INVENTORY
-READ_REPLICA = backup_messages.READ_REPLICA
-READ_SUMMARIES = backup_messages.READ_SUMMARIES
-SEAL_REPLICA = backup_messages.SEAL_REPLICA
-WRITE_REPLICA = backup_messages.WRITE_REPLICA
-WRITE_REPLICAS = backup_messages.WRITE_REPLICAS
-Certified = backup_messages.Certified
-ReplicaState = backup_messages.ReplicaState
-WriteReplica = backup_messages.WriteReplica
-WriteReplicas = backup_messages.WriteReplicas
-WriteReplicasReply = backup_messages.WriteReplicasReply
-SealReplica = backup_messages.SealReplica
-ReplicaInfo = backup_messages.ReplicaInfo
-LogInventory = backup_messages.LogInventory
-FenceLogs = backup_messages.FenceLogs
-Inventory = backup_messages.Inventory
-InventoryReply = backup_messages.InventoryReply
-ReadReplica = backup_messages.ReadReplica
-ReadReplicaReply = backup_messages.ReadReplicaReply
-ReadSummaries = backup_messages.ReadSummaries
-ReadSummariesReply = backup_messages.ReadSummariesReply
-FreeReplicas = backup_messages.FreeReplicas
-DropLogs = backup_messages.DropLogs

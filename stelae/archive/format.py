@@ -32,7 +32,7 @@ from stelae.core.schema.values import from_wire
 
 FORMAT = "stelae-backup/1"
 PREFIX, SUFFIX = "backup-", ".json"
-LIST, ROWS = ".list", ".rows"
+ROWS = ".rows"
 
 
 class TabletList(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ from stelae.client.table.snapshots import keep as keep_snapshot
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import RowExists, StelaeError
 from stelae.core.ids import ClientId, job_client, stream_client
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.recovery.spark_link import ClusterLink, Run
 from stelae.runtime.client import client_runtime
 from stelae.runtime.real import RealRuntime

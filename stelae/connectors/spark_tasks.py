@@ -35,7 +35,7 @@ from stelae.core.errors import (
     decode_error,
     encode_error,
 )
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.records.records import TableRecord
 from stelae.core.schema.durability import Durability
 from stelae.core.schema.partition import Partitioning

@@ -23,7 +23,7 @@ from stelae.client.table.blocking import BlockingTable
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.messages.catalog import TabletLocation
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.durability import Durability
 from stelae.core.schema.partition import Partitioning
 from stelae.database.backups import Backups

@@ -24,7 +24,7 @@ from crc32c import crc32c
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import RequestId
-from stelae.core.messages.servers import Certified
+from stelae.core.messages.backups import Certified
 from stelae.core.records.losses import SegmentFacts
 from stelae.core.rpc import Blob
 from stelae.core.schema.schema import TableSchema

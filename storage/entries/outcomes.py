@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from stelae.core.errors import StelaeError, decode_error, encode_error
-from stelae.core.messages.servers import WriteReply
+from stelae.core.messages.rows import WriteReply
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_reply = msgspec.msgpack.Decoder(WriteReply).decode

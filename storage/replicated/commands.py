@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.ids import RequestId, TabletId
-from stelae.core.messages.servers import Write, WriteOp
+from stelae.core.messages.rows import Write, WriteOp
 from stelae.core.records.records import TableRecord
 from stelae.core.records.succession import SuccessionStage
 from stelae.core.rpc import Blob

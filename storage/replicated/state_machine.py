@@ -27,7 +27,7 @@ from crc32c import crc32c
 
 from stelae.core.errors import CorruptData, InvalidArgument, Rejected, StelaeError, TabletNotReady
 from stelae.core.ids import OpId, RequestId, TabletId
-from stelae.core.messages.servers import Write, WriteMany, WriteOp
+from stelae.core.messages.rows import Write, WriteMany, WriteOp
 from stelae.core.records.records import TableRecord
 from stelae.core.records.succession import NO_SUCCESSION, SuccessionStage
 from stelae.storage.entries.outcomes import done, refused

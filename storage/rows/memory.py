@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.core.errors import CorruptData, InvalidArgument
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.rpc import Blob
 from stelae.core.schema.schema import TableSchema
 from stelae.storage.entries.client_results import ClientResults

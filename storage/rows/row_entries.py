@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.indexes import END, IndexDefinition, IndexId
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import rows_to_batch

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.core.errors import SchemaChanged
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
 from stelae.core.schema.values import rows_to_batch
 from stelae.storage.rows.filters import Where

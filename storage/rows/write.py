@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stelae.core.errors import InvalidArgument, RowExists, RowNotFound, VersionMismatch
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.schema import MAX_ROW_BYTES, RowKind
 from stelae.storage.entries.entry import EntryKind, encode_batch, encode_rows
 from stelae.storage.keys.codec import is_variable

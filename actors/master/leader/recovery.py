@@ -28,14 +28,8 @@ from stelae.coordinator.timelines.placement import source_of
 from stelae.core.config.settings import Settings
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.ids import TableId, TabletId
-from stelae.core.messages.servers import (
-    FENCE_LOGS,
-    OPEN_TABLET,
-    FenceLogs,
-    LogInventory,
-    OpenTablet,
-    RecoveryEngine,
-)
+from stelae.core.messages.backups import FENCE_LOGS, FenceLogs, LogInventory
+from stelae.core.messages.servers import OPEN_TABLET, OpenTablet, RecoveryEngine
 from stelae.core.records.records import ServerInfo, ServerKind, TabletState
 from stelae.core.runtime import Runtime
 from stelae.core.schema.durability import Wal, media_of

@@ -21,7 +21,7 @@ from stelae.coordinator.placement.splitting import draft_split, parts_wanted
 from stelae.coordinator.status.recoveries import Recoveries
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
-from stelae.core.messages.servers import LogInventory
+from stelae.core.messages.backups import LogInventory
 from stelae.core.records.records import ServerInfo, ServerKind
 from stelae.core.runtime import Runtime
 from stelae.core.schema.durability import Segments, media_of

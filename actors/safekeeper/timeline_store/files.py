@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from crc32c import crc32c
 
-from stelae.actors.tserver.tablet_store.files import Offload, at_once, damage_of
+from stelae.actors.server.disk import Offload, at_once, damage_of
 from stelae.core.errors import CorruptData, NoSpace
 from stelae.core.ids import TabletId
 from stelae.core.records.timelines import WalFile

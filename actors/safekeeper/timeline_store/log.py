@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from stelae.actors.safekeeper.timeline_store.files import TimelineFiles
 from stelae.actors.safekeeper.timeline_store.log_end import AT_ONCE_BYTES, WalEnd
-from stelae.actors.tserver.tablet_store.files import damage_of
+from stelae.actors.server.disk import damage_of
 from stelae.core.errors import CorruptData, NoSpace, StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.records.replication import Entry
@@ -186,11 +186,6 @@ class TimelineLog:
     def flush_lsn(self) -> int:
         """All entries up to here are durable."""
         return self.index.last_lsn
-
-    @property
-    def queued_lsn(self) -> int:
-        """The last entry given to `write`."""
-        return self._queued_lsn
 
     @property
     def is_full(self) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from stelae.actors.safekeeper.timeline_store.files import CONTROLS, TimelineFiles
 from stelae.actors.safekeeper.timeline_store.log import TimelineLog
-from stelae.actors.tserver.tablet_store.files import damage_of
+from stelae.actors.server.disk import damage_of
 from stelae.core.errors import CorruptData
 from stelae.core.ids import TabletId
 from stelae.storage.files.timeline_control import Presence, TimelineControl

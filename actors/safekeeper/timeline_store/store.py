@@ -29,9 +29,9 @@ from stelae.actors.safekeeper.timeline_store.startup import (
     may_pass,
 )
 from stelae.actors.safekeeper.timeline_store.timeline import Timeline
+from stelae.actors.server.disk import Offload as OffTheLoop
+from stelae.actors.server.disk import at_once, damage_of
 from stelae.actors.server.uncancellable import carry_through
-from stelae.actors.tserver.tablet_store.files import Offload as OffTheLoop
-from stelae.actors.tserver.tablet_store.files import at_once, damage_of
 from stelae.core.errors import (
     CorruptData,
     InvalidArgument,

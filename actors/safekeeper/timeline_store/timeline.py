@@ -25,7 +25,6 @@ from stelae.core.records.timelines import AcceptorState, LogExtent, LogPosition,
 from stelae.core.tasks import Tasks
 from stelae.storage.files.timeline_control import (
     TimelineControl,
-    backed_up,
     log_cut,
     restarted,
     saved,
@@ -294,16 +293,6 @@ class Timeline:
                     self.fail(error)
                     raise
             return self.base_lsn
-
-    async def note_backed_up(self, lsn: int) -> None:
-        """Backups hold the entries up to ``lsn``, in sealed segments."""
-        work = self._note_backed_up(lsn)
-        await carry_through(self._tasks, work, "note of a timeline", self.fail)
-
-    async def _note_backed_up(self, lsn: int) -> None:
-        async with self.changing():
-            if lsn > self.control.backed_up_lsn:
-                await self.commit(backed_up(self.control, lsn))
 
     # ---- the log ----------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from stelae.actors.tserver.indexes.writes import FillSource, IndexWrites
 from stelae.core.config.settings import Settings
 from stelae.core.errors import OutcomeUnknown, StelaeError, TabletNotReady
 from stelae.core.ids import RequestId, TabletId
-from stelae.core.messages.servers import Write
+from stelae.core.messages.rows import Write
 from stelae.core.runtime import Runtime
 from stelae.core.schema.indexes import IndexId
 from stelae.core.tasks import Tasks

@@ -32,8 +32,8 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import ServerUuid, make_uuid
+from stelae.core.messages.catalog import TabletLocation
 from stelae.core.messages.indexes import FILL_ENTRIES, FillEntries, FillReply, IndexletProgress
-from stelae.core.messages.servers import TabletLocation
 from stelae.core.rpc import Reply
 from stelae.core.runtime import Runtime
 from stelae.storage.indexes.indexlet import Floor

@@ -29,7 +29,7 @@ from stelae.core.config.settings import Settings
 from stelae.core.errors import Overloaded, StelaeError, TabletNotReady
 from stelae.core.ids import TableId, TabletId
 from stelae.core.messages.indexes import TabletStamp, epoch_of
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.runtime import Runtime
 from stelae.core.schema.indexes import IndexId
 from stelae.core.schema.schema import TableSchema

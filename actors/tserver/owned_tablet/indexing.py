@@ -10,7 +10,8 @@ from stelae.actors.tserver.indexes.indexed_tablet import IndexedTablet
 from stelae.actors.tserver.tablet_log.interface import TabletLog
 from stelae.core.errors import Rejected, StelaeError
 from stelae.core.ids import RequestId, TabletId
-from stelae.core.messages.servers import TabletProgress, Write, WriteMany, WriteOp, WriteReply
+from stelae.core.messages.rows import Write, WriteMany, WriteOp, WriteReply
+from stelae.core.messages.servers import TabletProgress
 from stelae.core.rpc import Call
 from stelae.storage.entries.client_results import Recorded
 from stelae.storage.entries.outcomes import answer

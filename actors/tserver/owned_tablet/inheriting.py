@@ -27,13 +27,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from stelae.actors.tserver.row_loading.loader import RemoteRows
-from stelae.actors.tserver.row_loading.survivor_images import (
+from stelae.actors.tserver.tablet.cleaning import TabletCleaning
+from stelae.actors.tserver.tablet.survivor_images import (
     Survived,
     SurvivorImage,
     carry,
     image_of,
 )
-from stelae.actors.tserver.tablet.cleaning import TabletCleaning
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.runtime import ObjectHandle, Runtime

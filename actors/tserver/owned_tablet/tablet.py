@@ -42,15 +42,8 @@ from stelae.core.errors import (
     VersionMismatch,
 )
 from stelae.core.ids import RequestId, ServerUuid
-from stelae.core.messages.servers import (
-    RecoveryEngine,
-    SegmentSource,
-    TabletProgress,
-    TabletReport,
-    Write,
-    WriteMany,
-    WriteReply,
-)
+from stelae.core.messages.rows import Write, WriteMany, WriteReply
+from stelae.core.messages.servers import RecoveryEngine, SegmentSource, TabletProgress, TabletReport
 from stelae.core.records.losses import versions_from
 from stelae.core.records.records import TableRecord, TabletRecord
 from stelae.core.records.succession import SuccessionStage

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable
 
 from stelae.actors.raft.replica import Replica
-from stelae.actors.tserver.row_loading.survivor_images import ROWS_AT_ONCE
+from stelae.actors.tserver.tablet.survivor_images import ROWS_AT_ONCE
 from stelae.actors.tserver.tablet_store.store import TabletStore
 from stelae.core.errors import RetryLater
 from stelae.core.ids import OpId

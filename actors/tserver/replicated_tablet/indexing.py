@@ -17,7 +17,7 @@ from stelae.actors.tserver.indexes.indexed_tablet import IndexedTablet
 from stelae.actors.tserver.indexes.writes import Ticket
 from stelae.actors.tserver.tablet.small_writes import SmallWrite
 from stelae.core.errors import OutcomeUnknown, Rejected, StelaeError, TabletNotReady
-from stelae.core.messages.servers import Write, WriteMany, WriteReply
+from stelae.core.messages.rows import Write, WriteMany, WriteReply
 from stelae.core.rpc import Call
 from stelae.storage.entries.outcomes import answer
 from stelae.storage.replicated.commands import Stamp, encode_alter

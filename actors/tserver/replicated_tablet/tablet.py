@@ -42,17 +42,17 @@ from stelae.core.errors import (
     TooLarge,
 )
 from stelae.core.ids import OpId, ServerUuid
-from stelae.core.messages.rows import SMALL_ROW_BYTES_MAX
-from stelae.core.messages.servers import (
+from stelae.core.messages.rows import (
+    SMALL_ROW_BYTES_MAX,
     Get,
     GetMany,
     GetManyReply,
     GetReply,
-    TabletReport,
     Write,
     WriteMany,
     WriteReply,
 )
+from stelae.core.messages.servers import TabletReport
 from stelae.core.records.records import TableRecord
 from stelae.core.records.replication import Snapshot, first_configuration
 from stelae.core.rpc import Call, Reply

@@ -23,7 +23,7 @@ from stelae.actors.tserver.segments.inventories import inventory_of
 from stelae.actors.tserver.tablet_log.interface import TabletLog
 from stelae.core.config.settings import Settings
 from stelae.core.ids import TabletId
-from stelae.core.messages.servers import ReplicaState
+from stelae.core.messages.backups import ReplicaState
 from stelae.core.records.losses import SegmentFacts
 from stelae.core.runtime import Runtime
 

@@ -5,7 +5,7 @@ this server check and decode them, while somebody waits: several times what all 
 the row is read past the backup where that can be, or else a backup is asked for the row alone, in
 the turn that needs it. Once a second row of a piece is wanted its neighbours are likely to be, too:
 then the piece follows, and nobody waits for it. This is the ordinary case only: where the first
-replica that is asked does not help, the rows are fetched in pieces (`row_pieces`).
+replica that is asked does not help, the rows are fetched in pieces (`pieces`).
 
 Invariant: what was fetched is shown only after it was checked (`stelae.storage.segments.remote`).
 Source: seed RAMCloud master recovery, phase 2 (objects on demand); design §9.

@@ -28,7 +28,7 @@ from stelae.actors.tserver.segments.segment import ReplicatedSegment
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.messages.servers import FREE_REPLICAS, FreeReplicas
+from stelae.core.messages.backups import FREE_REPLICAS, FreeReplicas
 from stelae.core.runtime import Runtime
 
 LOOK_S = 30.0

@@ -36,7 +36,8 @@ from stelae.actors.tserver.segments.replica_images import fetch_image
 from stelae.actors.tserver.segments.segment import ReplicatedSegment
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
-from stelae.core.messages.servers import LogInventory, SegmentSource
+from stelae.core.messages.backups import LogInventory
+from stelae.core.messages.servers import SegmentSource
 from stelae.core.records.records import Inheritance, ServerInfo
 from stelae.core.runtime import Runtime
 from stelae.core.schema.shares import Share

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
-from stelae.core.messages.servers import INVENTORY, Inventory, LogInventory
+from stelae.core.messages.backups import INVENTORY, Inventory, LogInventory
 from stelae.core.records.records import ServerInfo
 from stelae.core.runtime import Runtime
 

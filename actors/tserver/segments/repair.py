@@ -33,12 +33,7 @@ from stelae.actors.tserver.segments.side_segments import SideSegments
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.messages.servers import (
-    FREE_REPLICAS,
-    FreeReplicas,
-    LogInventory,
-    ReplicaState,
-)
+from stelae.core.messages.backups import FREE_REPLICAS, FreeReplicas, LogInventory, ReplicaState
 from stelae.core.records.records import ServerInfo
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks

@@ -11,7 +11,7 @@ from stelae.actors.server.membership import Membership
 from stelae.core.config.settings import Settings
 from stelae.core.errors import CorruptData, StelaeError
 from stelae.core.ids import ServerUuid, TabletId, segment_name
-from stelae.core.messages.servers import READ_REPLICA, ReadReplica
+from stelae.core.messages.backups import READ_REPLICA, ReadReplica
 from stelae.core.runtime import Runtime
 from stelae.storage.segments.image import Image
 

@@ -32,7 +32,7 @@ from stelae.actors.tserver.segments.replica import (
 from stelae.actors.tserver.segments.views import JOIN_BYTES, ReplicaViews, size_of, sliced
 from stelae.core.errors import InvalidArgument, Rejected, RetryLater, StelaeError
 from stelae.core.ids import ServerUuid
-from stelae.core.messages.servers import (
+from stelae.core.messages.backups import (
     SEAL_REPLICA,
     WRITE_REPLICA,
     Certified,

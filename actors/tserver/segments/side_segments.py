@@ -29,7 +29,7 @@ from stelae.actors.tserver.segments.replica import LogContext
 from stelae.actors.tserver.segments.segment import ReplicatedSegment
 from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid
-from stelae.core.messages.servers import FREE_REPLICAS, FreeReplicas
+from stelae.core.messages.backups import FREE_REPLICAS, FreeReplicas
 
 FREED_AT_ONCE = 64
 """Segments in one call to a backup."""

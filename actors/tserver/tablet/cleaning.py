@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from stelae.actors.tserver.row_loading.survivor_images import carry, image_of
+from stelae.actors.tserver.tablet.survivor_images import carry, image_of
 from stelae.actors.tserver.tablet_log.interface import TabletLog
 from stelae.core.config.settings import Settings
 from stelae.core.ids import TabletId

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from stelae.core.errors import InvalidArgument, SchemaChanged
 from stelae.core.ids import RequestId
-from stelae.core.messages.servers import Write, WriteOp
+from stelae.core.messages.rows import Write, WriteOp
 from stelae.core.rpc import Blob, Call
 from stelae.core.runtime import Runtime
 from stelae.core.schema.schema import TableSchema

@@ -18,7 +18,7 @@ from stelae.actors.tserver.tablet.rows_then import RowsThen
 from stelae.core.errors import InvalidArgument, TabletNotHere
 from stelae.core.ids import TabletId
 from stelae.core.messages.catalog import LINEARIZABLE
-from stelae.core.messages.servers import Get, GetMany, GetManyReply, GetReply, Scan, WriteOp
+from stelae.core.messages.rows import Get, GetMany, GetManyReply, GetReply, Scan, WriteOp
 from stelae.core.records.succession import Succession, SuccessionStage
 from stelae.core.rpc import Call, Reply
 from stelae.core.runtime import Runtime

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from stelae.core.messages.servers import Scan
+from stelae.core.messages.rows import Scan
 from stelae.core.schema.schema import VERSION_COLUMN, TableSchema
 from stelae.storage.rows.gather import Snapshot, read_schema
 from stelae.storage.rows.versions import SchemaView

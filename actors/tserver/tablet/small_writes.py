@@ -16,8 +16,7 @@ from typing import Any, Protocol
 from stelae.actors.raft.types import Part
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.ids import RequestId
-from stelae.core.messages.rows import SMALL_ROW_BYTES_MAX, WRITES_MAX
-from stelae.core.messages.servers import Write, WriteMany, WriteReply
+from stelae.core.messages.rows import SMALL_ROW_BYTES_MAX, WRITES_MAX, Write, WriteMany, WriteReply
 from stelae.core.rpc import Call
 from stelae.storage.entries.outcomes import done, refused
 from stelae.storage.replicated.commands import GroupCommand, Stamp, encode_group, encode_write

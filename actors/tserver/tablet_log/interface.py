@@ -20,7 +20,8 @@ from stelae.actors.tserver.segments.side_segments import SideSegments
 from stelae.actors.tserver.tablet_log.recovery import FetchedSegment
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid, TabletId
-from stelae.core.messages.servers import Certified, SegmentSource
+from stelae.core.messages.backups import Certified
+from stelae.core.messages.servers import SegmentSource
 from stelae.core.records.losses import SegmentFacts, Shortage
 from stelae.core.records.timelines import TimelineSource
 from stelae.core.rpc import Blob

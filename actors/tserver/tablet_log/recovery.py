@@ -26,7 +26,7 @@ from stelae.core.buffers import BufferPool
 from stelae.core.config.settings import Settings
 from stelae.core.errors import CorruptData, DataLost, SegmentsMissing, StelaeError
 from stelae.core.ids import Address, ServerUuid, TabletId, segment_name
-from stelae.core.messages.servers import (
+from stelae.core.messages.backups import (
     READ_REPLICA,
     READ_SUMMARIES,
     Certified,
@@ -34,8 +34,8 @@ from stelae.core.messages.servers import (
     ReadSummaries,
     ReplicaInfo,
     ReplicaState,
-    SegmentSource,
 )
+from stelae.core.messages.servers import SegmentSource
 from stelae.core.rpc import Blob
 from stelae.core.runtime import Clock, ObjectHandle, Runtime
 from stelae.core.schema.shares import ALL, Share

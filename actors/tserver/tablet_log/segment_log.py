@@ -42,7 +42,8 @@ from stelae.actors.tserver.tablet_log.waiters import LogWaits
 from stelae.core.config.settings import Settings
 from stelae.core.errors import NoSpace, StelaeError, TabletNotReady
 from stelae.core.ids import ServerUuid, TabletId, segment_id
-from stelae.core.messages.servers import Certified, SegmentSource
+from stelae.core.messages.backups import Certified
+from stelae.core.messages.servers import SegmentSource
 from stelae.core.records.losses import SegmentFacts, Shortage
 from stelae.core.records.records import Inheritance
 from stelae.core.records.timelines import TimelineSource

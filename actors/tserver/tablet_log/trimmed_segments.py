@@ -20,7 +20,8 @@ from stelae.actors.tserver.tablet_log.recovery import FetchedSegment, Intake, fe
 from stelae.core.config.settings import Settings
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.ids import TabletId, segment_name
-from stelae.core.messages.servers import FENCE_LOGS, FenceLogs, LogInventory, SegmentSource
+from stelae.core.messages.backups import FENCE_LOGS, FenceLogs, LogInventory
+from stelae.core.messages.servers import SegmentSource
 from stelae.core.records.losses import SegmentFacts
 from stelae.core.records.records import ServerInfo
 from stelae.core.runtime import Runtime

@@ -40,7 +40,8 @@ from stelae.actors.tserver.tablet_log.waiters import LogWaits
 from stelae.core.config.settings import GATHER_BYTES, Settings
 from stelae.core.errors import Overloaded, StelaeError
 from stelae.core.ids import ServerUuid, TabletId, segment_id, segment_name
-from stelae.core.messages.servers import Certified, SegmentSource
+from stelae.core.messages.backups import Certified
+from stelae.core.messages.servers import SegmentSource
 from stelae.core.records.losses import SegmentFacts, Shortage
 from stelae.core.records.timelines import TimelineSource
 from stelae.core.rpc import Blob

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from crc32c import crc32c
 
+from stelae.actors.server.disk import Offload, at_once, damage_of
 from stelae.core.errors import CorruptData, NoSpace
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.records.replication import Entry
@@ -39,8 +39,6 @@ from stelae.storage.files.superblock import (
     quarantine_folder,
 )
 
-P = ParamSpec("P")
-T = TypeVar("T")
 TABLET_META = "tablet-meta"
 CONSENSUS_META = "consensus-meta"
 WALS = "wals"
@@ -48,28 +46,6 @@ DATA = "data"
 FULL_DISK_HELP = (
     "free some, purge the quarantine (`stelae tablet quarantine list`), or add tablet servers"
 )
-_DAMAGE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG)
-"""A bad sector; and what file systems say whose own structures are damaged."""
-
-
-Offload: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
-"""As `stelae.core.runtime.Runtime.offload`."""
-
-
-async def at_once(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """An `Offload` that does not leave the event loop."""
-    return fn(*args, **kwargs)
-
-
-@contextmanager
-def damage_of(path: str) -> Iterator[None]:
-    """What a disk cannot give back is damaged, whether the disk says so or a checksum does."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _DAMAGE:
-            raise
-        raise CorruptData(path, 0, f"cannot be read: {error.strerror}") from error
 
 
 async def _no_room(tablet_id: TabletId) -> bool:

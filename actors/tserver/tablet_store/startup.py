@@ -13,13 +13,13 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from stelae.actors.server.disk import damage_of
 from stelae.actors.tserver.tablet_store.files import (
     CONSENSUS_META,
     DATA,
     TABLET_META,
     WALS,
     TabletFiles,
-    damage_of,
 )
 from stelae.core.errors import CorruptData
 from stelae.core.ids import TabletId

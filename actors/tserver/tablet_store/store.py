@@ -20,14 +20,13 @@ from typing import Any, TypeVar
 
 from crc32c import crc32c
 
+from stelae.actors.server.disk import Offload, at_once
 from stelae.actors.server.uncancellable import carry_through
 from stelae.actors.tserver.tablet_store.files import (
     CONSENSUS_META,
     TABLET_META,
     ImageWrites,
-    Offload,
     TabletFiles,
-    at_once,
 )
 from stelae.actors.tserver.tablet_store.quarantine_limits import QuarantineRoom
 from stelae.actors.tserver.tablet_store.startup import (

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from stelae.client.routing.locations import TableCache
 from stelae.core.errors import StelaeError, TabletNotReady
-from stelae.core.messages.servers import TabletLocation
+from stelae.core.messages.catalog import TabletLocation
 from stelae.core.runtime import Runtime
 
 FIRST_LOOK_S = 0.5
