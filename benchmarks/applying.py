@@ -17,7 +17,7 @@ import pyarrow as pa
 from generated import SCHEMA, rows
 
 from stelae.core.ids import ClientId, OpId, RequestId, TableId, TabletId
-from stelae.core.messages.servers import Write, WriteOp
+from stelae.core.messages.rows import Write, WriteOp
 from stelae.core.records.records import TableRecord, TableState
 from stelae.core.schema.durability import segments
 from stelae.core.schema.partition import Partitioning

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def _load(
             database.delete_table(table.name)
         table = _table(database, f"t{number}")
         time.sleep(1.0)
-        ours.append(data.num_rows / timed(lambda t=table: t.load(data)))
+        ours.append(data.num_rows / timed(partial(table.load, data)))
         if peer is not None:
             theirs.append(data.num_rows / peer.copy_s(data))
     name = f"bulk upsert of {data.num_rows:,} rows of 100 bytes on two backups"
@@ -75,11 +76,11 @@ def _reads(table: Any, count: int, quick: bool) -> list[Figure]:
     for key in generator.integers(0, count, 300).tolist():
         table.get(key)
     keys = generator.integers(0, count, 500 if quick else 5000).tolist()
-    one = [timed(lambda key=key: table.get(key)) for key in keys]
+    one = [timed(partial(table.get, key)) for key in keys]
     many = []
     for _ in range(10 if quick else 60):
         asked = pa.array(generator.permutation(count)[:10_000])
-        many.append(timed(lambda asked=asked: table.get_many(asked)))
+        many.append(timed(partial(table.get_many, asked)))
     scans, narrow = [], []
     for _ in range(5):
         scans.append(timed(table.scan))

@@ -116,7 +116,9 @@ def led(states: list[dict[str, Any]]) -> int:
 
 def measure(quick: bool) -> list[Figure]:
     """CPU at rest, and how soon a dead server's tablets are led again."""
-    return uvloop.run(_measure(20 if quick else TABLETS, 3.0 if quick else 20.0))
+    measured = _measure(20 if quick else TABLETS, 3.0 if quick else 20.0)
+    figures: list[Figure] = uvloop.run(measured)
+    return figures
 
 
 async def _measure(tablets: int, seconds: float) -> list[Figure]:

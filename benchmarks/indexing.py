@@ -112,8 +112,9 @@ def _rows(first: int, count: int) -> pa.Table:
 def _calls(pair: _Pair, key: int, code: int) -> dict[str, Callable[[Any], Any]]:
     """One call of each kind, of a blocking table or of its twin of coroutines. Keys are looked up
     whose codes stay as they were loaded; others are written."""
-    read, row = key // 2 * 2, {"id": key // 2 * 2 + 1, "code": code, "body": BODY}
-    same = row | {"code": _code(row["id"])}
+    read, written = key // 2 * 2, key // 2 * 2 + 1
+    row = {"id": written, "code": code, "body": BODY}
+    same = row | {"code": _code(written)}
     return {
         "get": lambda tables: tables[1].get(read),
         "find": lambda tables: tables[1].find("code", _code(read)),

@@ -10,7 +10,9 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -46,12 +48,12 @@ def measure_keys(rows: int) -> None:
     for key in (["n"], ["t"], ["n", "t"]):
         schema = TableSchema.of(batch.schema, key)
         codec = KeyCodec(schema)
-        measure(f"hash a batch, key {key}", lambda c=codec: c.hash_batch(batch), rows)
+        measure(f"hash a batch, key {key}", partial(codec.hash_batch, batch), rows)
         one = tuple(batch.column(name)[7].as_py() for name in key)
-        measure(f"hash one, key {key}", lambda c=codec, k=one: _repeat(c.hash_one, k), 1000)
+        measure(f"hash one, key {key}", partial(_repeat, codec.hash_one, one), 1000)
         cut = Partitioner(hash_partition(key[0], 16), schema)
-        measure(f"tablet numbers, hash of {key[:1]}", lambda p=cut: p.tablet_numbers(batch), rows)
-        measure("tablet number of one", lambda p=cut, k=one: _repeat(p.tablet_number, k), 1000)
+        measure(f"tablet numbers, hash of {key[:1]}", partial(cut.tablet_numbers, batch), rows)
+        measure("tablet number of one", partial(_repeat, cut.tablet_number, one), 1000)
     numbers_of = Partitioner(hash_partition("n", 16), TableSchema.of(batch.schema, ["n"]))
     cuts = numbers_of.tablet_numbers(batch)
     measure("split into 16 tablets", lambda: numbers_of.split(batch, cuts), rows)
@@ -60,7 +62,7 @@ def measure_keys(rows: int) -> None:
     measure("tablet numbers, 16 ranges of text", lambda: cut.tablet_numbers(batch), rows)
 
 
-def _repeat(work: Callable[[tuple[object, ...]], object], key: tuple[object, ...]) -> None:
+def _repeat(work: Callable[[tuple[Any, ...]], object], key: tuple[Any, ...]) -> None:
     for _ in range(1000):
         work(key)
 
@@ -76,16 +78,25 @@ def measure_index(rows: int) -> None:
     index = HashIndex.build(hashes, positions)
     some = hashes[rng.permutation(rows)[: min(rows, 1_000_000)]]
     found = index.find(some)
+
+    def find(batches: Sequence[slice]) -> None:
+        for each in batches:
+            index.find(some[each])
+
+    def plan(batches: Sequence[slice]) -> None:
+        for each in batches:
+            index.plan(some[each])
+
+    def move(batches: Sequence[slice]) -> None:
+        for each in batches:
+            index.replace(some[each], found[each], found[each])
+
     for size in (100, 10_000, len(some)):
         cut = [slice(i, i + size) for i in range(0, len(some), size)]
         label = f"in batches of {size}"
-        measure(f"index: find {label}", lambda c=cut: [index.find(some[s]) for s in c], len(some))
-        measure(f"index: plan {label}", lambda c=cut: [index.plan(some[s]) for s in c], len(some))
-        measure(
-            f"index: move {label}",
-            lambda c=cut: [index.replace(some[s], found[s], found[s]) for s in c],
-            len(some),
-        )
+        measure(f"index: find {label}", partial(find, cut), len(some))
+        measure(f"index: plan {label}", partial(plan, cut), len(some))
+        measure(f"index: move {label}", partial(move, cut), len(some))
     keys = some[:1000].tolist()
     measure("index: find_one", lambda: [index.find_one(key) for key in keys], 1000)
 

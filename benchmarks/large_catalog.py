@@ -28,14 +28,9 @@ from stelae.actors.tserver.server import TabletServer
 from stelae.client.routing.masters import MastersClient
 from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, TabletId
+from stelae.core.messages.catalog import GET_TABLE, GetTable
 from stelae.core.messages.reports import Reporter, tablet_fingerprint
-from stelae.core.messages.servers import (
-    GET_TABLE,
-    HEARTBEAT,
-    GetTable,
-    TabletProgress,
-    TabletReport,
-)
+from stelae.core.messages.servers import HEARTBEAT, TabletProgress, TabletReport
 from stelae.runtime.files import LocalDisk
 from stelae.runtime.real import RealRuntime
 from stelae.runtime.tcp.handshake import Credentials
@@ -204,7 +199,8 @@ def _fail(error: BaseException) -> None:
 def measure(quick: bool) -> list[Figure]:
     """All figures of the large catalog."""
     size = Size(10, 20, 20, 50, 2.0) if quick else Size()
-    return uvloop.run(_measure(size))
+    figures: list[Figure] = uvloop.run(_measure(size))
+    return figures
 
 
 async def _measure(size: Size) -> list[Figure]:
@@ -292,7 +288,7 @@ async def _full_reports(bench: Bench, leader: str) -> list[Figure]:
 async def _look_ups(bench: Bench, leader: str) -> list[Figure]:
     """Where a table's tablets are, asked over TCP while all heartbeats go on."""
     client = MastersClient(bench.runtime("client"), list(bench.masters.values()))
-    times, located = [], []
+    times, located = list[float](), list[bool]()
     for number in range(LOOK_UPS):
         name = f"table{number % bench.size.tables}"
 

@@ -22,10 +22,12 @@ import uvloop
 from stelae.actors.master.server import Master
 from stelae.actors.raft.replica import RoleChange
 from stelae.coordinator.catalog.catalog import CatalogBatch
+from stelae.coordinator.liveness.liveness import Noted
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.messages.servers import GET_TABLE, GetTable, Heartbeat
+from stelae.core.messages.catalog import GET_TABLE, GetTable
+from stelae.core.messages.servers import Heartbeat
 from stelae.core.records.records import TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.rpc import Call
 from stelae.core.schema.durability import segments
@@ -52,9 +54,9 @@ class MeasuredMaster(Master):
         self.beats = 0
         note = self.liveness.heartbeat
 
-        def count(beat: Heartbeat, now: float) -> Any:
+        def count(heartbeat: Heartbeat, now: float) -> Noted:
             self.beats += 1
-            return note(beat, now)
+            return note(heartbeat, now)
 
         self.liveness.heartbeat = count  # type: ignore[method-assign]
 

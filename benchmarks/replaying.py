@@ -95,7 +95,8 @@ def _merging(rows: int) -> list[Figure]:
     def bare() -> int:
         """Into new memory, as the tablet's index is."""
         table, out = np.zeros(3 * slots, np.uint64), np.empty(rows, np.uint64)
-        return bare_merge(hashes, versions, table, out)
+        count: int = bare_merge(hashes, versions, table, out)
+        return count
 
     found: dict[str, list[float]] = {"bare": [], "merge": []}
     counts: set[int] = set()

@@ -23,7 +23,7 @@ from row_load import Writers, Written, joined
 from stelae import replicas, segments
 from stelae.client.database import AsyncDatabase
 from stelae.client.table.table import AsyncTable
-from stelae.core.messages.servers import TabletLocation
+from stelae.core.messages.catalog import TabletLocation
 from stelae.core.schema.durability import Durability
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime

@@ -22,7 +22,7 @@ from stelae.actors.tserver.server import TabletServer
 from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ClientId, OpId, RequestId, TableId, TabletId
 from stelae.core.messages.replicas import CREATE_REPLICA, CreateReplica
-from stelae.core.messages.servers import GET, WRITE, Get, Write, WriteOp
+from stelae.core.messages.rows import GET, WRITE, Get, Write, WriteOp
 from stelae.core.records.records import TableRecord, TableState
 from stelae.core.records.replication import Configuration, Peer
 from stelae.core.schema.durability import replicas

@@ -20,8 +20,9 @@ from figures import percentile
 from generated import BODY_BYTES
 
 from stelae.core.errors import decode_error
-from stelae.core.ids import ClientId, RequestId, ServerUuid
-from stelae.core.messages.servers import WRITE, TabletLocation, Write, WriteOp, WriteReply
+from stelae.core.ids import Address, ClientId, RequestId, ServerUuid
+from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.rows import WRITE, Write, WriteOp, WriteReply
 from stelae.runtime.tcp.frames import (
     HEAD_BYTES,
     Kind,
@@ -163,7 +164,7 @@ class _Writer:
         return goes_on
 
 
-def _connect(credentials: Credentials, address: str) -> socket.socket:
+def _connect(credentials: Credentials, address: Address) -> socket.socket:
     """A connection as a client of this machine makes it, after its handshake."""
     made = connect_locally(address)
     if made is None:

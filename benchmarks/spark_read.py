@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,13 @@ def _figures(
     took: dict[str, list[float]] = {name: [] for name in reads}
     for turn in range(rounds + 1):
         for name, frame in reads.items():
-            seconds = timed(lambda frame=frame: _drop(frame()))
+            seconds = timed(partial(_drop, frame))
             if turn:  # the first starts workers and compiles
                 took[name].append(seconds)
     parquet = count / median(took.pop("Parquet"))
     figures = [shown(f"Spark reads {count:,} rows of 100 bytes from Parquet", parquet, "rows/s")]
-    for name, seconds in took.items():
-        rate, best = count / median(seconds), count / min(seconds)
+    for name, each in took.items():
+        rate, best = count / median(each), count / min(each)
         note = f"{rate:,.0f} rows/s, best {best:,.0f}"
         target = 0.01 if quick else 0.5  # too few rows to judge the rate by
         figures.append(at_least(f"… by {name}, of that", rate / parquet, target, "×", note))
@@ -89,5 +90,5 @@ def _figures(
     return [*figures, shown(f"stelae.spark.write of {some:,} rows", some / wrote, "rows/s")]
 
 
-def _drop(frame: Any) -> None:
-    frame.write.format("noop").mode("overwrite").save()
+def _drop(frame: Callable[[], Any]) -> None:
+    frame().write.format("noop").mode("overwrite").save()

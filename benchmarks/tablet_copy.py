@@ -80,11 +80,10 @@ def _fill(table: Any, size_bytes: int) -> None:
 def _plain_s(folder: Path, size_bytes: int) -> float:
     """Seconds of ``ray.get`` of an object that another process made, a write and a sync of it."""
 
-    @ray.remote(num_cpus=0)
     def make() -> np.ndarray:
         return np.frombuffer(np.random.default_rng(1).bytes(size_bytes), np.uint8)
 
-    made = make.remote()
+    made = ray.remote(num_cpus=0)(make).remote()
     ray.wait([made])
     path = folder / "plain"
     start = time.perf_counter()

@@ -24,7 +24,8 @@ from stelae.actors.tserver.tablet_log.factory import segment_log_of
 from stelae.actors.tserver.tablet_log.recovery import Intake
 from stelae.core.config.settings import Settings
 from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.messages.servers import Get, RecoveryEngine, Write, WriteOp
+from stelae.core.messages.rows import Get, Write, WriteOp
+from stelae.core.messages.servers import RecoveryEngine
 from stelae.core.records.records import TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.rpc import Call
 from stelae.core.schema.durability import segments

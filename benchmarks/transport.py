@@ -108,7 +108,8 @@ class BareClient(BareEcho):
 
     async def call(self, payload: bytes) -> bytes:
         self.last += 1
-        future = self.futures[self.last] = self.loop.create_future()
+        future: asyncio.Future[bytes] = self.loop.create_future()
+        self.futures[self.last] = future
         self.push(msgspec.msgpack.encode((self.last, payload)))
         return await future
 

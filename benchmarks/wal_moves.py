@@ -193,6 +193,7 @@ def _wait_whole(database: Any) -> Status:
         is_served = tablet["progress"] == "serving" and not tablet["problem"]
         has_all = len(tservers) == 2 and len(keepers) == SAFEKEEPERS + 1
         if has_all and is_served and tablet["leader"] in tservers:
-            return tservers[tablet["leader"]]
+            owner: dict[str, Any] = tservers[tablet["leader"]]
+            return owner
         time.sleep(0.1)
     raise TimeoutError(f"not whole again: {database.status()['tablets']}")

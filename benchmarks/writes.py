@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 from typing import Any
 
 from clusters import cluster
@@ -34,13 +35,17 @@ def measure(quick: bool) -> list[Figure]:
         return figures + _at_once(table, etcd, missing, 1 if quick else 3, duration_s)
 
 
+def _put(table: Any, n: int) -> None:
+    table.upsert(one_row(n))
+
+
 def _one_by_one(table: Any, etcd: Etcd | None, missing: str, blocks: int) -> list[Figure]:
     """Blocks of puts to either in turn, so that both meet the same load."""
     ours: list[float] = []
     theirs: list[float] = []
     ratios: list[float] = []
     for block in range(blocks + 1):  # the first one warms up
-        mine = [timed(lambda n=n: table.upsert(one_row(n))) for n in range(BLOCK)]
+        mine = [timed(partial(_put, table, n)) for n in range(BLOCK)]
         other = [timed(etcd.put) for _ in range(BLOCK)] if etcd is not None else []
         if block:
             ours += mine

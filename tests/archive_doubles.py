@@ -172,7 +172,7 @@ class _Stream:
         self._stream.close()
 
 
-class FailingDisk(fs.LocalFileSystem):
+class FailingDisk(fs.LocalFileSystem):  # type: ignore[misc]
     """A local file system that does."""
 
     faults: Faults

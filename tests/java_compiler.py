@@ -18,9 +18,10 @@ def needed_javac() -> str:
 def found_jar() -> str | None:
     """The jar for Spark, if it is there or can be made."""
     try:
-        return stelae.spark.jar()
+        jar: str = stelae.spark.jar()
     except InvalidArgument:
         return None
+    return jar
 
 
 def needed_jar() -> str:

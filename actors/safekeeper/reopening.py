@@ -21,6 +21,7 @@ from functools import partial
 from stelae.actors.safekeeper.timeline_store.startup import LoadedTimelines, load_timeline, may_pass
 from stelae.actors.safekeeper.timeline_store.store import TimelineStore
 from stelae.actors.safekeeper.timelines import SafekeeperTimelines
+from stelae.core.backoff import Backoff
 from stelae.core.errors import CorruptData, StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.runtime import Runtime
@@ -40,6 +41,7 @@ CALM_S = 600.0
 class _Tries:
     count: int
     next_s: float
+    backoff: Backoff
 
 
 async def reopen(store: TimelineStore, tablet_id: TabletId) -> bool:
@@ -109,11 +111,11 @@ class Reopening:
         for tablet_id in _failed(store):
             tries = self._tries.get(tablet_id)
             if tries is None or now - tries.next_s > CALM_S:
-                tries = self._tries[tablet_id] = _Tries(0, now + FIRST_PAUSE_S)
+                backoff = Backoff(self._runtime.rng, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+                tries = self._tries[tablet_id] = _Tries(0, now + backoff.next_s(), backoff)
             if tries.count < TRIES_MAX and tries.next_s <= now:
                 tries.count += 1
-                pause_s = min(FIRST_PAUSE_S * 2**tries.count, LONGEST_PAUSE_S)
-                tries.next_s = now + pause_s
+                tries.next_s = now + tries.backoff.next_s()
                 await self._try(store, tablet_id)
             if tries.count < TRIES_MAX and _is_held(store, tablet_id):
                 waiting.append(tries.next_s)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.masters import MastersClient
 from stelae.client.routing.session import Session
+from stelae.core.backoff import Backoff
 from stelae.core.errors import (
     IndexNotFound,
     InvalidArgument,
@@ -85,9 +87,12 @@ class IndexCalls:
             view = next((v for v in views if v.index_id == index.index_id), None)
             return None if view is None else describe_index(table.name, view)
 
-        clock = self._runtime.clock
+        clock, rng = self._runtime.clock, self._runtime.rng
         left_s = deadline - clock.monotonic()
-        if not await wait_serving(look, clock.monotonic, clock.sleep, column, progress, left_s):
+        is_there = await wait_serving(
+            look, clock.monotonic, clock.sleep, rng, column, progress, left_s
+        )
+        if not is_there:
             raise IndexNotFound(column, table.name)
 
 
@@ -95,6 +100,7 @@ async def wait_serving(
     look: Callable[[float], Awaitable[dict[str, Any] | None]],
     monotonic: Callable[[], float],
     sleep: Callable[[float], Awaitable[None]],
+    rng: random.Random,
     column: str,
     progress: Progress | None,
     timeout_s: float,
@@ -102,7 +108,8 @@ async def wait_serving(
     """Look at an index (`describe_index`; None: it is gone) until it answers; False: it was dropped
     meanwhile. Raises `NotDoneYet`: it does not in time."""
     deadline = monotonic() + timeout_s
-    pause_s, waits_for = FIRST_POLL_S, "the masters"
+    backoff = Backoff(rng, FIRST_POLL_S, LONGEST_POLL_S)
+    waits_for = "the masters"
     while (left_s := deadline - monotonic()) > 0:
         try:
             index = await look(min(left_s, POLL_TIMEOUT_S))
@@ -116,8 +123,7 @@ async def wait_serving(
             if index["state"] == IndexletState.SERVING.value:
                 return True
             waits_for = index["problem"] or "its indexlets to be filled"
-        await sleep(min(pause_s, max(deadline - monotonic(), 0.0)))
-        pause_s = min(2 * pause_s, LONGEST_POLL_S)
+        await sleep(min(backoff.next_s(), max(deadline - monotonic(), 0.0)))
     raise NotDoneYet(f"the index of {column!r}", waits_for)
 
 

@@ -63,8 +63,9 @@ class HttpDatabase(DatabaseApi[HttpTable]):
         *,
         ca_file: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._transport = HttpTransport(url, token, client, ca_file)
-        self._session = Session(ClientId(make_uuid(random.SystemRandom())))
+        rng = random.SystemRandom()
+        self._transport = HttpTransport(url, token, client, ca_file, rng=rng)
+        self._session = Session(ClientId(make_uuid(rng)))
 
     async def create_table(
         self,

@@ -127,8 +127,8 @@ class HttpFinds(HttpTableCalls, AsyncFinds):
             found = await self.indexes(timeout=timeout_s)
             return next((index for index in found if index["column"] == column), None)
 
-        left_s = deadline - loop.time()
-        if not await wait_serving(look, loop.time, asyncio.sleep, column, progress, left_s):
+        left_s, rng = deadline - loop.time(), self._transport.rng
+        if not await wait_serving(look, loop.time, asyncio.sleep, rng, column, progress, left_s):
             raise IndexNotFound(column, self._record.name)
 
     async def drop_index(self, column: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import ssl
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ import msgspec
 
 from stelae.client.http.protocol import PROBLEM_TYPE, TIMEOUT_HEADER, error_of_problem, wait_s_of
 from stelae.client.http.records import json_of
+from stelae.core.backoff import Backoff
 from stelae.core.errors import (
     DeadlineExpired,
     InvalidArgument,
@@ -51,13 +53,17 @@ class HttpTransport:
         token: str,
         client: httpx.AsyncClient | None = None,
         ca_file: str | os.PathLike[str] | None = None,
+        *,
+        rng: random.Random,
     ) -> None:
+        """``rng``: source of the jitter of pauses between attempts."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query:
             raise InvalidArgument(f"{url!r} is not an http:// or https:// address")
         if not token or not token.isascii() or not token.isprintable():
             raise InvalidArgument("token= is needed for HTTP: see the cluster's admin-token file")
         self.url = url.rstrip("/")
+        self.rng = rng
         self._token = token
         self._client = client or httpx.AsyncClient(
             verify=_believed(ca_file) if parts.scheme == "https" else True,
@@ -87,10 +93,11 @@ class HttpTransport:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        pause_s = FIRST_PAUSE_S
+        backoff = Backoff(self.rng, FIRST_PAUSE_S, LONGEST_PAUSE_S)
         last: StelaeError | None = None
         unknown: OutcomeUnknown | None = None
         while True:
+            wait_s = 0.0
             left_s = deadline - loop.time()
             if left_s <= 0:
                 raise unknown or last or DeadlineExpired(what, "nothing: it had passed at the call")
@@ -103,12 +110,11 @@ class HttpTransport:
                     raise
                 unknown = error
             except (RetryLater, RetryElsewhere) as error:
-                last = error
-                if wait_s_of(error) > deadline - loop.time():
+                last, wait_s = error, wait_s_of(error)
+                if wait_s > deadline - loop.time():
                     raise unknown or error from None  # before that it is refused again
-                pause_s = max(pause_s, wait_s_of(error))
+            pause_s = max(backoff.next_s(), wait_s)
             await asyncio.sleep(min(pause_s, max(deadline - loop.time(), 0.0)))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def read(self, path: str, *, what: str, timeout_s: float) -> dict[str, Any]:
         """The JSON document that is at ``path``. Raises as `call`."""

@@ -21,6 +21,7 @@ from stelae.client.routing.attempts import (
 from stelae.client.routing.group_route import GroupRoute, Target
 from stelae.client.routing.leader_search import MOMENT_S
 from stelae.client.routing.locations import TableCache
+from stelae.core.backoff import Backoff
 from stelae.core.errors import (
     DataLost,
     DeadlineExpired,
@@ -78,7 +79,9 @@ class GroupCall(Generic[T]):
         self._deadline = runtime.clock.monotonic() + timeout_s
         self._last: StelaeError | None = None
         self._unknown: OutcomeUnknown | None = None
-        self._pause_s = 0.0
+        self._backoff = Backoff(runtime.rng, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._has_failed = False
+        """Whether an attempt at a leader has failed, other than by a hint that was followed."""
         self._followed: dict[Address, None] = {}
         """Hints, since a leader was last looked for."""
 
@@ -116,7 +119,6 @@ class GroupCall(Generic[T]):
 
         ``tried``: how an attempt at the leader that is known has ended already. Raises `NoGroup`.
         """
-        clock = self._runtime.clock
         if tried is not None:
             self._met(tried, self._route, self._route.leader)
         while True:
@@ -131,10 +133,9 @@ class GroupCall(Generic[T]):
             except StelaeError as error:
                 if self._met(error, route, leader):
                     continue
-            if route.leader is not None or self._pause_s:  # else another is looked for at once
-                pause_s = max(self._pause_s, FIRST_PAUSE_S)
-                await clock.sleep(min(pause_s, max(self._deadline - clock.monotonic(), 0.0)))
-            self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            if route.leader is not None or self._has_failed:  # else another is looked for at once
+                await self._backoff.pause(self._runtime.clock, self._deadline)
+            self._has_failed = True
 
     def _met(self, error: StelaeError, route: GroupRoute, at: Target | None) -> bool:
         """Take in how an attempt ended; whether to make the next one at once.
@@ -196,7 +197,7 @@ class GroupCall(Generic[T]):
 
     async def _suspect(self, route: GroupRoute, leader: Target, given_up: asyncio.Timeout) -> None:
         """Look for another leader while the attempt at this one lasts."""
-        pause_s = SUSPECT_S
+        backoff = Backoff(self._runtime.rng, SUSPECT_S, LONGEST_SUSPECT_S)
         while True:
             try:
                 await route.find_leader(self._runtime, self._cache.refresh)
@@ -207,8 +208,7 @@ class GroupCall(Generic[T]):
             if found is not None and found.address != leader.address:
                 given_up.reschedule(asyncio.get_running_loop().time())
                 return
-            await self._runtime.clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_SUSPECT_S)
+            await backoff.pause(self._runtime.clock)
 
     # ---- at any replica ---------------------------------------------------------------------
 
@@ -217,7 +217,6 @@ class GroupCall(Generic[T]):
         clock = self._runtime.clock
         if tried is not None:
             self._missed(tried, self._route)
-        pause_s = FIRST_PAUSE_S
         while True:
             self._left_s()
             route = self._look()
@@ -230,8 +229,7 @@ class GroupCall(Generic[T]):
                 except (RetryElsewhere, RetryLater, OutcomeUnknown, DataLost) as error:
                     route.shun(target, clock.monotonic())
                     self._missed(error, route)
-            await clock.sleep(min(pause_s, max(self._deadline - clock.monotonic(), 0.0)))
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            await self._backoff.pause(clock, self._deadline)
             try:
                 async with asyncio.timeout(max(self._deadline - clock.monotonic(), 0.0)):
                     await self._cache.refresh()

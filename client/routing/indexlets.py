@@ -18,6 +18,7 @@ from stelae.client.routing.attempts import (
     LONGEST_PAUSE_S,
 )
 from stelae.client.routing.masters import MastersClient
+from stelae.core.backoff import Backoff
 from stelae.core.errors import (
     DeadlineExpired,
     IndexletNotReady,
@@ -126,7 +127,8 @@ async def look_up(
         RetryLater, OutcomeUnknown: the deadline passed; the text says what was waited for.
     """
     clock = runtime.clock
-    pause_s, is_fresh = FIRST_PAUSE_S, False
+    backoff = Backoff(runtime.rng, FIRST_PAUSE_S, LONGEST_PAUSE_S, factor=IMPATIENCE)
+    is_fresh = False
     last: StelaeError | None = None
     while True:
         at = cache.covering(index_id, low, high, is_reverse=is_reverse)
@@ -151,8 +153,7 @@ async def look_up(
         elif cache.knows_of_drop(index_id, schema_version):
             raise IndexNotFound(*what)
         if is_fresh or at is not None:
-            await clock.sleep(min(pause_s, max(deadline - clock.monotonic(), 0.0)))
-            pause_s = min(IMPATIENCE * pause_s, LONGEST_PAUSE_S)
+            await backoff.pause(clock, deadline)
         last = await _refreshed(cache, deadline - clock.monotonic()) or last
         is_fresh = True
 

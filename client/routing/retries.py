@@ -16,6 +16,7 @@ from stelae.client.routing.attempts import (
 )
 from stelae.client.routing.group_calls import GroupCall, NoGroup
 from stelae.client.routing.locations import TableCache
+from stelae.core.backoff import Backoff
 from stelae.core.errors import (
     DeadlineExpired,
     NoSpace,
@@ -100,7 +101,7 @@ async def _at_owner(
 ) -> T:
     """`on_tablet`, of a tablet that has an owner. Raises `_NoOwner`."""
     clock = runtime.clock
-    pause_s = FIRST_PAUSE_S
+    backoff = Backoff(runtime.rng, FIRST_PAUSE_S, LONGEST_PAUSE_S, factor=patience)
     last = tried
     unknown = tried if isinstance(tried, OutcomeUnknown) else None
     while True:
@@ -125,8 +126,7 @@ async def _at_owner(
             raise  # no repetition of the same call helps, and no attempt of it was or will be done
         except (RetryElsewhere, RetryLater) as error:
             last = error
-        await clock.sleep(min(pause_s, max(deadline - clock.monotonic(), 0.0)))
-        pause_s = min(pause_s * patience, LONGEST_PAUSE_S)
+        await backoff.pause(clock, deadline)
         try:
             async with asyncio.timeout(max(deadline - clock.monotonic(), 0.0)):
                 await cache.refresh()
@@ -144,12 +144,13 @@ async def parts_of(
 
     Raises TabletNotReady: the masters tell of none by the deadline.
     """
-    pause_s = 0.0
+    clock, is_first = runtime.clock, True
+    backoff = Backoff(runtime.rng, FIRST_PAUSE_S, LONGEST_PAUSE_S)
     while not (found := cache.parts.within(number)):
-        left_s = deadline - runtime.clock.monotonic()
-        if left_s <= 0:
+        if clock.monotonic() >= deadline:
             raise TabletNotReady(cache.table.table_id, f"split, and its part {number} is not known")
-        await runtime.clock.sleep(min(pause_s, left_s))
+        if not is_first:
+            await backoff.pause(clock, deadline)
         await cache.refresh()
-        pause_s = min(max(FIRST_PAUSE_S, 2 * pause_s), LONGEST_PAUSE_S)
+        is_first = False
     return found

@@ -11,6 +11,7 @@ import pyarrow as pa
 from stelae.client.input.given import check_durability, check_name
 from stelae.client.routing.masters import MastersClient
 from stelae.client.routing.session import Session
+from stelae.core.backoff import Backoff
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -148,7 +149,8 @@ class Alterations:
         clock = self._runtime.clock
         deadline = clock.monotonic() + timeout_s
         order = IsAlterDone(table.table_id, table.name)
-        pause_s, waits_for = POLL_S, "the masters"
+        backoff = Backoff(self._runtime.rng, POLL_S, LONGEST_POLL_S)
+        waits_for = "the masters"
         while (left_s := deadline - clock.monotonic()) > 0:
             try:
                 reply = await self._masters.call(
@@ -160,6 +162,5 @@ class Alterations:
                 if reply.done:
                     return
                 waits_for = reply.problem or f"tablets {', '.join(reply.waiting)} to follow"
-            await clock.sleep(min(pause_s, max(deadline - clock.monotonic(), 0.0)))
-            pause_s = min(2 * pause_s, LONGEST_POLL_S)
+            await backoff.pause(clock, deadline)
         raise NotDoneYet(f"the alter of {table.name!r}", waits_for)

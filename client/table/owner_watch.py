@@ -13,6 +13,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from stelae.client.routing.locations import TableCache
+from stelae.core.backoff import Backoff
 from stelae.core.errors import StelaeError, TabletNotReady
 from stelae.core.messages.catalog import TabletLocation
 from stelae.core.runtime import Runtime
@@ -56,7 +57,8 @@ async def while_owned(
 async def _watch(
     runtime: Runtime, cache: TableCache, where: TabletLocation, given_up: asyncio.Timeout
 ) -> None:
-    asked, number, pause_s = where.tablet, where.tablet.number, FIRST_LOOK_S
+    asked, number = where.tablet, where.tablet.number
+    backoff = Backoff(runtime.rng, FIRST_LOOK_S, LONGEST_PAUSE_S)
     while True:
         try:
             await cache.refresh()
@@ -68,5 +70,4 @@ async def _watch(
             if now is None or (now.tablet_id, now.term) != (asked.tablet_id, asked.term):
                 given_up.reschedule(asyncio.get_running_loop().time())
                 return
-        await runtime.clock.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        await backoff.pause(runtime.clock)

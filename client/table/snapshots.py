@@ -21,6 +21,7 @@ from stelae.client.input.split_tablets import WasSplit
 from stelae.client.routing.attempts import CONCURRENT_TABLETS, FIRST_PAUSE_S, LONGEST_PAUSE_S
 from stelae.client.routing.locations import TableCache
 from stelae.client.routing.retries import on_tablet, parts_of
+from stelae.core.backoff import Backoff
 from stelae.core.errors import (
     InvalidArgument,
     OutcomeUnknown,
@@ -229,14 +230,16 @@ async def read_pinned(
         share=share[0],
         shares=share[1],
     )
-    seen, pause_s, clock = 0, FIRST_PAUSE_S, runtime.clock
+    seen, clock = 0, runtime.clock
+    backoff = Backoff(runtime.rng, FIRST_PAUSE_S, LONGEST_PAUSE_S)
     heard = clock.monotonic()
     while True:
         place, begun = 0, False
         try:
             async with contextlib.aclosing(_pieces(runtime, tablet, request)) as pieces:
                 async for batches in pieces:
-                    begun, pause_s = True, FIRST_PAUSE_S
+                    begun = True
+                    backoff.reset()
                     for batch in batches:
                         first = max(0, seen - place)
                         place += batch.num_rows
@@ -252,8 +255,7 @@ async def read_pinned(
                 raise  # it is not that a scan expired
             if clock.monotonic() - heard > patience_s:
                 raise _lost(tablet, error) from error
-        await clock.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        await backoff.pause(clock)
 
 
 def _lost(tablet: PinnedTablet, error: StelaeError) -> SnapshotLost:

@@ -18,6 +18,7 @@ from stelae.coordinator.backoff.successions import SuccessionPacing
 from stelae.coordinator.groups.health import Unwell
 from stelae.coordinator.groups.replacements import Additions
 from stelae.coordinator.moves.departures import Departures
+from stelae.core.backoff import doubled_s
 from stelae.core.ids import ServerUuid, TabletId
 
 FIRST_PAUSE_S = 0.5
@@ -65,7 +66,7 @@ class Pacing:
     def failed(self, tablet_id: TabletId, server: ServerUuid, now: float) -> None:
         """It failed at ``server`` and is moved now; next time only after a pause that doubles."""
         failures = self._failures.get(tablet_id, 0)
-        pause_s = min(FIRST_PAUSE_S * 2 ** min(failures, 10), LONGEST_PAUSE_S)
+        pause_s = doubled_s(FIRST_PAUSE_S, failures, LONGEST_PAUSE_S)
         self._failures[tablet_id] = failures + 1
         self._not_moved_before[tablet_id] = now + pause_s
         self.failed_at[tablet_id] = server

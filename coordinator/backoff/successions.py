@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from stelae.core.backoff import doubled_s
 from stelae.core.ids import ServerUuid, TabletId
 
 IDLE_S = 3.0
@@ -81,7 +82,7 @@ class SuccessionPacing:
         if before is not None and before.successor == successor:
             return  # until the catalog says so it is seen again and again
         times = 1 if before is None else before.times + 1
-        pause_s = min(FIRST_PAUSE_S * (1 << min(times - 1, 10)), LONGEST_PAUSE_S)
+        pause_s = doubled_s(FIRST_PAUSE_S, times - 1, LONGEST_PAUSE_S)
         self._refused[source] = Refused(successor, times, now + pause_s, by, why)
 
     def refused(self, source: TabletId) -> Refused | None:

@@ -20,6 +20,7 @@ from stelae.coordinator.timelines.migration_steps import (
     ReadRecord,
     WriteRecord,
 )
+from stelae.core.backoff import doubled_s
 
 _NAMES: dict[type[Effect], str] = {
     ReadRecord: "read the record",
@@ -30,7 +31,6 @@ _NAMES: dict[type[Effect], str] = {
     Exclude: "exclude",
     Notify: "notify the catalog",
 }
-_DOUBLINGS_MAX = 20
 
 
 def key_of(effect: Effect) -> str:
@@ -85,8 +85,8 @@ class Calls:
         pace = self._paces.get(key)
         if pace is None or pace.number != number:
             return None
-        doublings = min(max(pace.tries - 1, 0), _DOUBLINGS_MAX)
-        pause_s = min(self._settings.first_pause_s * 2**doublings, self._settings.longest_pause_s)
+        first_s, longest_s = self._settings.first_pause_s, self._settings.longest_pause_s
+        pause_s = doubled_s(first_s, max(pace.tries - 1, 0), longest_s)
         pace.number = 0
         pace.not_before_s = now + pause_s * self._jitter
         if problem:

@@ -7,7 +7,7 @@ calls of one row or a few go straight from the caller's thread. All errors are o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -457,7 +457,7 @@ class Database(Operations, DatabaseIndexes, Backups):
             self._loop.run(self._database.close())
             self._loop.close()
 
-    def __enter__(self) -> Database:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

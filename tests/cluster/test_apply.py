@@ -96,8 +96,8 @@ def test_it_grows_changes_and_shrinks_under_load_and_nothing_is_lost(tmp_path: P
                 "add safekeeper-1", "restart backup-1", "restart backup-2", "restart backup-3",
             ]  # fmt: skip
             two = {**slower, "backups": {"count": 2}}
-            shown = [str(step) for step in database.apply(two).steps]
-            assert shown == ["drain backup-3", "remove backup-3"]
+            taken = [str(step) for step in database.apply(two).steps]
+            assert taken == ["drain backup-3", "remove backup-3"]
             with pytest.raises(InvalidArgument, match=r"table 'owned' .* needs 2"):
                 database.apply({**slower, "backups": {"count": 1}})
         assert table.count() == owned.count() == len(written)

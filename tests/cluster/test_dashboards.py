@@ -24,6 +24,7 @@ from stelae import Database, hash_partition, replicas, segments, wal
 from stelae.cli.cluster.grafana import scrape_targets
 from stelae.core.errors import StelaeError
 from stelae.core.metric_catalogue import COMMON_LABELS, LABELS, METRICS, PREFIX
+from stelae.core.schema.durability import Durability
 from stelae.dashboards.alerts import ALERTS
 from stelae.dashboards.boards import BOARDS
 from tests.prometheus import Prometheus, needed_program
@@ -35,7 +36,7 @@ REPORT_MS = 2500
 """Ray keeps a gauge for two reports; servers tell theirs every 2 s."""
 OF_PROMETHEUS = ("instance", "job", "le", "__name__")
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("note", pa.string())])
-DURABILITIES = {
+DURABILITIES: dict[str, Durability] = {
     "owned": segments("disk", "disk"),
     "grouped": replicas(3),
     "logged": wal(3),

@@ -16,13 +16,14 @@ import pytest
 
 import stelae
 from stelae import Database, hash_partition, replicas, segments, wal
+from stelae.core.schema.durability import Durability
 from tests.cluster.row_clients import VALUES, Client, check_failures, check_rows
 from tests.cluster.wal_faults import Servers, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), *VALUES])
-DURABILITIES = {
+DURABILITIES: dict[str, Durability] = {
     "copied": replicas(3),
     "logged": segments("disk", "disk"),
     "walled": wal(3, ("disk", "disk")),
@@ -117,7 +118,8 @@ def replace_a_backup(drill: Drill) -> None:
     os.kill(victim["pid"], signal.SIGKILL)
 
     def is_another() -> bool:
-        return drill.servers.live("backup").get("backup-2", victim)["uuid"] != victim["uuid"]
+        found = drill.servers.live("backup").get("backup-2", victim)
+        return bool(found["uuid"] != victim["uuid"])
 
     until("a backup of that name with another disk", is_another)
     drill.wait_whole("after a backup was replaced")

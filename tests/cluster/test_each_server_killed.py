@@ -22,6 +22,7 @@ import pytest
 import stelae
 from stelae import Database, Table, errors, hash_partition, replicas, segments, wal
 from stelae.core.ids import TabletId
+from stelae.core.schema.durability import Durability
 from tests.cluster.row_clients import VALUES, Client, check_by_command, check_failures, check_rows
 from tests.cluster.wal_faults import is_at_rest, until
 
@@ -37,7 +38,7 @@ SPEC: dict[str, Any] = {
     "serve": {"host": "127.0.0.1", "port": 0, "replicas": 2},
 }
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), *VALUES])
-DURABILITIES = {
+DURABILITIES: dict[str, Durability] = {
     "segmented": segments("disk", "disk"),
     "replicated": replicas(3),
     "walled": wal(3, ("disk", "disk")),

@@ -87,7 +87,9 @@ def test_tasks_that_are_killed_lose_no_row_and_write_none_twice(
             os._exit(1)
         return batch
 
-    class DyingSink(stelae.data.Sink):
+    from stelae.data import Sink
+
+    class DyingSink(Sink):
         def write(self, blocks: Any, ctx: Any) -> int:
             count = super().write(blocks, ctx)
             if not written_once.exists():

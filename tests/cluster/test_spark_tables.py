@@ -162,7 +162,8 @@ def test_it_works_in_a_notebook(db: Database, spark: Any, made: Any) -> None:
 
     async def cell() -> int:
         frame = stelae.spark.read(spark, "t", where=[("id", "<", 100)], cluster=db)
-        return stelae.spark.write(frame, "made", cluster=db)
+        written: int = stelae.spark.write(frame, "made", cluster=db)
+        return written
 
     assert asyncio.run(cell()) == 100
     assert rows_of(made) == generated(0, 100)
@@ -180,7 +181,7 @@ def test_modes_do_what_they_say(db: Database, spark: Any, made: Any) -> None:
     with pytest.raises(TableExists):
         stelae.spark.write(first, "made", "error", cluster=db)
     with pytest.raises(InvalidArgument, match="overwrite"):
-        stelae.spark.write(first, "made", "insert", cluster=db)  # type: ignore[arg-type]
+        stelae.spark.write(first, "made", "insert", cluster=db)
     own = stelae.spark.read(spark, "made", where=[("id", ">=", 900)], cluster=db)
     changed = own.withColumn("x", own.x * 0)
     assert stelae.spark.write(changed, "made", "overwrite", cluster=db) == 100

@@ -13,7 +13,7 @@ import pytest
 
 from stelae import Database, segments
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.messages.servers import INVENTORY, Inventory
+from stelae.core.messages.backups import INVENTORY, Inventory
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 

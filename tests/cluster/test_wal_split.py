@@ -127,7 +127,7 @@ class Splits:
         self.load.wait_writes("after a split")
         wait_at_rest(self.db, [self.tablet])
 
-    def _half(self, here: tuple[int, ...], *, serves: bool) -> TimelineConfiguration:
+    def _half(self, here: tuple[SafekeeperId, ...], *, serves: bool) -> TimelineConfiguration:
         """A while in which these safekeepers alone run; the log's configuration at its end.
 
         ``serves``: they are a majority, and rows are written. In the middle of a move nobody can

@@ -153,7 +153,12 @@ class Load:
     def wait_writes(self, what: str, count: int = 50) -> None:
         """Wait for so many more."""
         wanted = self.writes + count
-        until(f"writes {what}", lambda: check_failures(self.clients) or self.writes >= wanted)
+
+        def are_written() -> bool:
+            check_failures(self.clients)
+            return self.writes >= wanted
+
+        until(f"writes {what}", are_written)
 
     def end(self) -> str:
         """End the load, and check each row; in words what was done."""

@@ -144,7 +144,8 @@ def test_times_without_a_zone_are_in_utc() -> None:
 def test_times_that_are_null() -> None:
     """As pandas has them. When it was created may be; without the event's time nothing counts."""
     layout = laid_out({"x": Int64})
-    for null in (None, pd.NaT, float("nan")):
+    nulls: list[Any] = [None, pd.NaT, float("nan")]
+    for null in nulls:
         batch = Batch.of(layout, [(key_of("N1"), {"x": Value(int64_val=1)}, START, null)])
         assert stored_of(batch)["created_timestamp"].to_pylist() == [None]
         with pytest.raises(InvalidArgument, match=r"'planes' has no time: tail='N2'"):

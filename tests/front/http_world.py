@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 from fastapi import FastAPI
@@ -80,9 +81,9 @@ async def copies_held(
             each._active.discard(tablet)
 
 
-def problem_of(response: httpx.Response, status: int, slug: str) -> dict[str, object]:
+def problem_of(response: httpx.Response, status: int, slug: str) -> dict[str, Any]:
     """Check that the answer is this problem, and return its document."""
-    document: dict[str, object] = response.json()
+    document: dict[str, Any] = response.json()
     assert response.status_code == status, document
     assert response.headers["content-type"] == PROBLEM
     assert document["type"] == f"/problems/{slug}", document

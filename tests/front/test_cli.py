@@ -159,6 +159,7 @@ def test_a_bug_shows_a_traceback_only_on_demand(
     with pytest.raises(KeyError if has_traceback else SystemExit) as caught:
         cli.main(["status", *debug])
     if not has_traceback:
+        assert isinstance(caught.value, SystemExit)
         assert caught.value.code == 1
         assert "internal error: KeyError" in capsys.readouterr().err
 

@@ -18,7 +18,7 @@ from stelae.cli.table import tables as cli_tables
 from stelae.client.aio import Loop
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import InvalidArgument
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.durability import replicas, segments
 from stelae.database.api import Database
 from stelae.recovery.spark_link import ClusterLink
@@ -117,7 +117,7 @@ async def test_replicas_are_compared_and_what_deleted_ones_leave_is_removed(
         assert code == 0, out
         assert "checksums: 1 of 1 tablets with replicas are equal" in out
         await cluster.database.delete_table("r")
-        listed = {"entries": []}
+        listed: dict[str, Any] = {"entries": []}
         while not listed["entries"]:
             _, out = await asyncio.to_thread(run, capsys, "tablet", "quarantine", "list", "--json")
             listed = json.loads(out)
@@ -186,7 +186,7 @@ async def test_the_number_of_replicas_is_changed_both_ways_while_rows_come(
         writer = asyncio.create_task(write())
         for count in ("3", "1"):
             before = written
-            command = ("table", "alter", "r", "--replicas", count, "--json")
+            command = ["table", "alter", "r", "--replicas", count, "--json"]
             code, out = await asyncio.to_thread(run, capsys, *command)
             assert code == 0, out
             assert json.loads(out)["durability"] == f"replicas({count})"
@@ -194,9 +194,9 @@ async def test_the_number_of_replicas_is_changed_both_ways_while_rows_come(
             assert await voters("other") == [1]
             assert written > before, "writes went on"
         for wrong in ("2", "9"):
-            command = ("table", "alter", "r", "--replicas", wrong)
+            command = ["table", "alter", "r", "--replicas", wrong]
             assert (await asyncio.to_thread(run, capsys, *command))[0] == 2
-        command = ("table", "alter", "r", "--replicas", "3", "--durability", "wal(3)")
+        command = ["table", "alter", "r", "--replicas", "3", "--durability", "wal(3)"]
         assert (await asyncio.to_thread(run, capsys, *command))[0] == 2
         goes_on = False
         await writer

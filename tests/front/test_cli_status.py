@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.cli import app as cli
 from stelae.cli.output import partition_words, show_locations, show_status
+from stelae.client.check.status import problems_of
 from stelae.core.schema.schema import TableSchema
 from tests.front.cli_process import WIDE
 from tests.unit.client.routing.scripted import as_group, locations
@@ -53,7 +53,7 @@ def test_status_says_what_is_not_well(change: Callable[[Any], Any], problem: str
     """Dead servers (not those that came back), tablets that do not serve, lost replicas."""
     status = json.loads(json.dumps(WELL))
     change(status)
-    found = "; ".join(cli.problems_of(status))
+    found = "; ".join(problems_of(status))
     assert problem in found
     assert bool(problem) == bool(found)
 

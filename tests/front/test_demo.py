@@ -107,8 +107,9 @@ async def test_the_check_finds_what_is_not_right(tmp_path: Path, what: str) -> N
         assert len(ledger.written) > 2
         ledger.written.pop(5, None)
         await table.upsert({"id": 5, "name": "n5", "v": 0})
-        version = (await table.get(5, with_version=True))["_version"]
-        ledger.written[5] = ({"id": 5, "name": "n5", "v": 0}, version)
+        row = await table.get(5, with_version=True)
+        assert row is not None
+        ledger.written[5] = ({"id": 5, "name": "n5", "v": 0}, row["_version"])
         await damage(table)
         checked = await check_table(table, ledger)
     assert (checked.missing, checked.wrong, checked.extra) == (missing, wrong, extra)

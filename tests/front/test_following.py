@@ -66,7 +66,7 @@ async def test_after_a_night_at_rest_nobody_is_checked_against_last_nights_list(
     await asyncio.sleep(0.01)
     assert not any(each.done() for each in (first, second, third))
     masters.may_answer.set()
-    assert await asyncio.gather(first, second, third) == [False, False, False]
+    assert list(await asyncio.gather(first, second, third)) == [False, False, False]
 
 
 async def test_a_question_that_went_unanswered_is_forgotten_after_a_second() -> None:

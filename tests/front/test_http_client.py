@@ -94,7 +94,9 @@ async def test_the_client_does_over_http_what_it_does_directly(world: World) -> 
         where = [("b", "=", "n"), ("t", ">=", moment), ("a", "in", [1, 3, 4])]
         log.append((await table.scan(where=where, columns=["a"])).sort_by("a").to_pylist())
         log.append(await table.count(where=[("a", "<", 5)]))
-        version = (await table.get((1, "n"), with_version=True))["_version"]
+        row = await table.get((1, "n"), with_version=True)
+        assert row is not None
+        version = row["_version"]
         log.append((await table.delete((1, "n"), if_version=version)).tolist())
         log.append(await table.count())
         log += await refusals(database, table, rows)

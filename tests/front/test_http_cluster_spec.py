@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stelae.core.errors import AlreadyRunning, InvalidArgument
+from stelae.core.records.tokens import Role
 from stelae.serve.app import make_app
-from stelae.serve.gateway.tokens import Role
 from tests.front.http_world import PROBLEM, World, http_world
 
 

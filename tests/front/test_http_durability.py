@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from stelae.core.schema.durability import replicas, segments, wal
-from tests.front.http_world import World, local_cluster
+from tests.cluster_fixture import local_cluster
+from tests.front.http_world import World
 
 BODY = {
     "name": "t",

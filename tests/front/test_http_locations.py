@@ -10,7 +10,7 @@ import pytest
 
 from stelae.core.errors import InvalidArgument, TableNotFound, TabletNotFound
 from stelae.core.messages.catalog import LINEARIZABLE
-from stelae.core.messages.servers import GET, GET_MANY, SCAN
+from stelae.core.messages.rows import GET, GET_MANY, SCAN
 from stelae.core.schema.partition import hash_partition
 from tests.front.http_world import World, problem_of
 

@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import json
 import os
+import random
 import stat
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from stelae.client.http.transport import HttpTransport, _error_of
 from stelae.core import errors
 from stelae.core.errors import InvalidArgument, StelaeError, Unauthorized
 from stelae.core.ids import ClientId, RequestId
+from stelae.core.records.tokens import Role
 from stelae.serve.bodies.problems import (
     NotAuthenticated,
     NotPermitted,
@@ -35,7 +37,6 @@ from stelae.serve.bodies.problems import (
 from stelae.serve.gateway.tokens import (
     ADMIN_TOKEN_FILE,
     TOKENS_FILE,
-    Role,
     TokenVerifier,
     make_admin_token,
     make_token,
@@ -165,7 +166,7 @@ def test_retry_after_is_what_the_server_knows() -> None:
     known = errors.Overloaded("keys", 3, 41.2)
     response = error_response(known)
     assert response.headers["retry-after"] == "42"
-    back = error_of_problem(response.status_code, json.loads(response.body))
+    back = error_of_problem(response.status_code, json.loads(bytes(response.body)))
     assert wait_s_of(back) == 41.2
     for error in (errors.Overloaded("keys", 3), errors.NoQuorum("m")):
         assert error_response(error).headers["retry-after"] == "1"
@@ -185,7 +186,7 @@ async def test_a_client_gives_up_at_once_what_cannot_be_in_time() -> None:
         return httpx.Response(429, headers=dict(error.headers), content=bytes(error.body))
 
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-    transport = HttpTransport("http://x", "token", client)
+    transport = HttpTransport("http://x", "token", client, rng=random.Random(1))
     call = {"what": "w", "timeout_s": 30.0, "repeatable": True}
     with pytest.raises(errors.Overloaded):
         await transport.call("GET", "/", **call)  # type: ignore[arg-type]
@@ -267,11 +268,15 @@ async def test_a_proxy_that_lost_its_server_leaves_the_outcome_unknown(status: i
 
     def transport() -> HttpTransport:
         client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-        return HttpTransport("http://stelae", "t", client)
+        return HttpTransport("http://stelae", "t", client, rng=random.Random(1))
 
-    options = {"what": "write", "timeout_s": 5.0}
-    found = await transport().call("POST", "/", repeatable=True, **options)
+    async def write(*, repeatable: bool) -> httpx.Response:
+        return await transport().call(
+            "POST", "/", what="write", timeout_s=5.0, repeatable=repeatable
+        )
+
+    found = await write(repeatable=True)
     assert found.status_code == 200
     answers[:] = [httpx.Response(status, text="<h1>no</h1>")]
     with pytest.raises(errors.OutcomeUnknown):
-        await transport().call("POST", "/", repeatable=False, **options)
+        await write(repeatable=False)

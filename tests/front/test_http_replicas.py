@@ -9,7 +9,8 @@ import pytest
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.schema.durability import replicas
-from tests.front.http_world import World, local_cluster, problem_of
+from tests.cluster_fixture import local_cluster
+from tests.front.http_world import World, problem_of
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("a", pa.string())])
 

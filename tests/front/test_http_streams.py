@@ -126,7 +126,7 @@ async def test_a_stream_that_is_not_done_in_time_has_an_unknown_outcome_once_a_w
     assert await table.count() == 0
     answer = await http.post(PATH, content=stuck(len(data) // 2), headers=headers)
     problem = problem_of(answer, 504, "outcome-unknown")
-    note, *more = problem["notes"]  # type: ignore[misc]
+    note, *more = problem["notes"]
     count = await table.count()
     stated = int(note.split()[0])
     assert note == f"{stated} rows of the stream were written before"
@@ -134,7 +134,7 @@ async def test_a_stream_that_is_not_done_in_time_has_an_unknown_outcome_once_a_w
     monkeypatch.setattr(rows, "_write", slow)
     answer = await http.post(PATH, content=data, headers=patient)
     problem = problem_of(answer, 504, "outcome-unknown")
-    before, unknown = problem["notes"]  # type: ignore[misc]
+    before, unknown = problem["notes"]
     assert "rows of the stream were written before" in before
     assert "may or may not have been written" in unknown
     assert len(given) == 2

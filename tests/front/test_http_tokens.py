@@ -208,7 +208,7 @@ async def hang_up(world: World, path: str, content: bytes, pieces: int) -> None:
     }
     with contextlib.suppress(OSError, ClientDisconnect):
         async with asyncio.timeout(10):
-            await world.app(scope, receive, send)  # type: ignore[arg-type]
+            await world.app(scope, receive, send)
 
 
 def guard_of(world: World) -> Any:

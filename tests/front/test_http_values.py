@@ -176,7 +176,8 @@ def stream(table: pa.Table, **options: object) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
         writer.write_table(table)
-    return sink.getvalue().to_pybytes()
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
 
 
 def test_arrow_streams_are_read_whole() -> None:

@@ -15,6 +15,7 @@ from stelae.actors.master.server import Master
 from stelae.cli import app as cli
 from stelae.cli.cluster import recover as cli_recover
 from stelae.client.admin.losses import words_of
+from stelae.client.check.status import problems_of
 from stelae.coordinator.catalog.backups import BackupChanges
 from stelae.coordinator.catalog.catalog import CatalogBatch
 from stelae.core.ids import ServerUuid, TableId, TabletId
@@ -111,7 +112,7 @@ async def test_the_command_names_backups_that_are_not_heard_and_waits_for_them(
 
     await register_another(cluster)
     tablet = await lose(cluster)
-    problems = cli.problems_of(await cluster.database.status())
+    problems = problems_of(await cluster.database.status())
     assert "backup-9, a backup on machine burned, has not been heard yet" in problems
     code, out = await call("recover")
     assert code == 1

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pytest
 import uvicorn
+from playwright.sync_api import Request as PageRequest
 from playwright.sync_api import sync_playwright
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -153,10 +154,12 @@ def tab(browser: Any) -> Iterator[Open]:
         page.on("console", lambda message: problems.append(message.text))
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("dialog", lambda dialog: problems.append(dialog.message))
-        page.on(
-            "request",
-            lambda r: r.url.startswith((origin, "data:")) or problems.append(f"asked for {r.url}"),
-        )
+
+        def check(request: PageRequest) -> None:
+            if not request.url.startswith((origin, "data:")):
+                problems.append(f"asked for {request.url}")
+
+        page.on("request", check)
         page.goto(address)
         return page
 

@@ -178,10 +178,9 @@ def test_every_test_says_the_rule_it_proves() -> None:
     missing = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
-                node.name.startswith("test_")
-            )
-            if is_test and not ast.get_docstring(node):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if node.name.startswith("test_") and not ast.get_docstring(node):
                 missing.append(f"{name_of(path)}:{node.lineno} {node.name}")
     assert not missing, "\n".join(missing)
 
@@ -332,7 +331,7 @@ def test_the_wheel_holds_the_whole_package_and_works_outside_the_checkout(tmp_pa
         text=True,
         check=True,
     )
-    assert answer.stdout.split() == [str(unpacked / "stelae/core/spec/file.py"), "demo"]
+    assert answer.stdout.split() == [str(unpacked / "stelae/core/config/spec_file.py"), "demo"]
 
 
 def test_a_wheel_that_is_built_beside_a_java_compiler_has_the_jar_for_spark(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def quick_or_soak(section: str) -> list[object]:
     ]
 
 
-def test_readme_lists_every_model_once():
+def test_readme_lists_every_model_once() -> None:
     """A configuration that nobody runs would prove nothing."""
     listed = [model.name for part in SECTIONS for model in models(part)]
     assert sorted(listed) == sorted(path.stem for path in SPEC.glob("*.cfg"))
@@ -42,7 +42,7 @@ def test_readme_lists_every_model_once():
 
 
 @pytest.mark.parametrize("model", quick_or_soak(HOLDS))
-def test_a_model_holds(model: Model):
+def test_a_model_holds(model: Model) -> None:
     """All its invariants, in as many distinct states as README.md says."""
     outcome = run_tlc(model.module, model.name)
     assert outcome.violated is None, outcome.text[-4000:]
@@ -50,7 +50,7 @@ def test_a_model_holds(model: Model):
 
 
 @pytest.mark.parametrize("model", quick_or_soak(FAILS))
-def test_a_model_fails_as_it_must(model: Model):
+def test_a_model_fails_as_it_must(model: Model) -> None:
     """Without one condition something breaks; and what is said never to happen does happen."""
     outcome = run_tlc(model.module, model.name)
     assert outcome.violated == model.expected, outcome.text[-4000:]
@@ -104,7 +104,9 @@ PLANTED = [
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("file", "right", "wrong", "config"), PLANTED)
-def test_a_planted_mistake_is_found(tmp_path: Path, file: str, right: str, wrong: str, config: str):
+def test_a_planted_mistake_is_found(
+    tmp_path: Path, file: str, right: str, wrong: str, config: str
+) -> None:
     """The invariants see a protocol that lacks one of its rules."""
     for path in SPEC.glob("*"):
         shutil.copy(path, tmp_path)
@@ -115,7 +117,7 @@ def test_a_planted_mistake_is_found(tmp_path: Path, file: str, right: str, wrong
     assert outcome.violated in ("ElectionSafety", "StaticLogSafety", "LogSafety", "ConfigSafety")
 
 
-def test_an_unfinished_run_is_no_verdict():
+def test_an_unfinished_run_is_no_verdict() -> None:
     """TLC that died, or found a mistake in a module, must not count as a model that holds."""
     with pytest.raises(RuntimeError, match="did not finish"):
         read_outcome("Error: parsing failed", 1.0)

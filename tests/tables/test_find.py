@@ -98,7 +98,7 @@ def test_an_index_is_made_of_rows_that_are_there_and_dropped(make: Make, db: Dat
 
 def test_a_table_is_made_with_indexes(db: Database, durability: Durability, make: Make) -> None:
     """Of every type that can be indexed."""
-    kinds = {
+    kinds: dict[str, tuple[pa.DataType, list[Any]]] = {
         "i": (pa.int8(), [-1, 0, 5]),
         "u": (pa.uint64(), [0, 1, 1 << 63]),
         "b": (pa.bool_(), [False, True, True]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -160,12 +161,13 @@ def test_deleted_rows_are_gone_and_come_back_in_higher_versions(table: Table) ->
 def test_a_condition_holds_for_the_version_that_was_read(table: Table) -> None:
     """Upsert, update and delete; 0 is an absent row. The error names both versions."""
     (first,) = table.upsert({"id": 1, "name": "a"}, if_version=0)
-    for write in (
+    writes: list[Callable[[], object]] = [
         lambda: table.upsert({"id": 1, "name": "b"}, if_version=0),
         lambda: table.upsert({"id": 1, "name": "b"}, if_version=int(first) + 9),
         lambda: table.update({"id": 1, "name": "b"}, if_version=int(first) + 9),
         lambda: table.delete(1, if_version=int(first) + 9),
-    ):
+    ]
+    for write in writes:
         with pytest.raises(VersionMismatch) as caught:
             write()
         assert caught.value.args[0] == table.name

@@ -16,6 +16,7 @@ from itertools import islice
 
 from stelae.actors.tserver.indexes.entry_streams import stream_of
 from stelae.actors.tserver.indexes.routes import IndexRoutes, Outbox
+from stelae.core.backoff import Backoff
 from stelae.core.errors import StelaeError
 from stelae.core.messages.indexes import ENTRIES_MAX, REMOVE_ENTRIES, RemoveEntries, TabletStamp
 from stelae.core.rpc import Blob
@@ -105,16 +106,15 @@ class IndexRemovals:
     async def run(self) -> None:
         """Make the tablet known, and send what may be sent, until cancelled."""
         await self.announce()
-        pause_s = PAUSE_S
+        backoff = Backoff(self._runtime.rng, PAUSE_S, LONGEST_PAUSE_S)
         while True:
             await self._woken()
             await self._runtime.clock.sleep(GATHER_S)
             while self._queue and self._may_send(self._queue[0]):
                 if await self._send_some():
-                    pause_s = PAUSE_S
+                    backoff.reset()
                     continue
-                await self._runtime.clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                await backoff.pause(self._runtime.clock)
                 await self._refresh()
             if self.is_lossy and not self._queue:
                 self.is_lossy = False

@@ -18,6 +18,7 @@ import numpy as np
 
 from stelae.actors.tserver.indexes.entry_streams import stream_of
 from stelae.client.routing.masters import MastersClient
+from stelae.core.backoff import Backoff
 from stelae.core.errors import (
     ClosedMeanwhile,
     DeadlineExpired,
@@ -90,7 +91,7 @@ class Outbox:
 class _Wait:
     """How an insertion that is not in yet waits."""
 
-    pause_s: float = PAUSE_S
+    backoff: Backoff
     last: str = "where its indexlets are"
 
 
@@ -192,7 +193,7 @@ class IndexRoutes:
     ) -> None:
         """Return once a few entries of one index are in, or nobody needs them any more: the index,
         which was there in ``schema_version``, was dropped. Raises OutOfMemory, DeadlineExpired."""
-        wait = _Wait()
+        wait = self._wait()
         while True:
             groups, missing = self._grouped(index_id, entries)
             parts = [self._put(outbox, e, sequence, deadline) for outbox, e in groups]
@@ -212,7 +213,7 @@ class IndexRoutes:
         self, index_id: IndexId, schema_version: int, run: Run, sequence: int, deadline: float
     ) -> None:
         """`insert` of many entries, which are sorted."""
-        wait, ranges = _Wait(), [(0, run.length)]
+        wait, ranges = self._wait(), [(0, run.length)]
         while True:
             pieces, missing = self.cut(index_id, run, ranges)
             outboxes = {id(outbox): outbox for outbox, _ in pieces}
@@ -282,14 +283,17 @@ class IndexRoutes:
         """The masters say so, who know of a newer version: nobody will ever look into it."""
         return index_id not in self._found and self.schema_version > schema_version
 
+    def _wait(self) -> _Wait:
+        return _Wait(Backoff(self._runtime.rng, PAUSE_S, LONGEST_PAUSE_S))
+
     async def again(self, deadline: float, wait: _Wait) -> None:
         """Wait a little, and ask the masters anew. Raises DeadlineExpired: no time is left."""
         clock = self._runtime.clock
-        if deadline - clock.monotonic() <= wait.pause_s:
+        pause_s = wait.backoff.next_s() if self._found else PAUSE_S
+        if deadline - clock.monotonic() <= pause_s:
             raise DeadlineExpired("a write to an index", wait.last)
         if self._found:
-            await clock.sleep(wait.pause_s)
-            wait.pause_s = min(wait.pause_s * 2, LONGEST_PAUSE_S)
+            await clock.sleep(pause_s)
         try:
             await self.refresh(max(0.0, deadline - clock.monotonic()))
         except TimeoutError:

@@ -25,6 +25,7 @@ from stelae.actors.server.membership import Membership
 from stelae.actors.tserver.indexes.routes import Locate, no_masters
 from stelae.actors.tserver.replicated_tablet.tablet import ReplicatedTablet
 from stelae.actors.tserver.tablet_store.store import TabletStore
+from stelae.core.backoff import Backoff
 from stelae.core.config.settings import Settings
 from stelae.core.errors import (
     CorruptData,
@@ -126,8 +127,8 @@ class ReplicaLives:
         self._failed: dict[TabletId, Gone] = {}
         self._stopped: dict[TabletId, Gone] = {}
         """By `stop_for_copy`."""
-        self._full: dict[TabletId, tuple[float, float]] = {}
-        """When a tablet last failed by what passes, and how long it then waited."""
+        self._full: dict[TabletId, tuple[float, Backoff]] = {}
+        """When a tablet last failed by what passes, and its pauses before it is begun again."""
         self._burials: dict[TabletId, None] = {}
         """Deletions for ever that wait for room."""
         self._watches: dict[TabletId, asyncio.Task[None]] = {}
@@ -342,12 +343,13 @@ class ReplicaLives:
 
     def _pause_when_full(self, tablet_id: TabletId) -> float:
         now_s = self._runtime.clock.monotonic()
-        at_s, pause_s = self._full.get(tablet_id, (now_s, 0.0))
-        if now_s - at_s > 2 * FULL_DISK_RETRY_MAX_S:
-            pause_s = 0.0
-        pause_s = min(max(FULL_DISK_RETRY_S, 2 * pause_s), FULL_DISK_RETRY_MAX_S)
-        self._full[tablet_id] = now_s, pause_s
-        return pause_s
+        known = self._full.get(tablet_id)
+        if known is None or now_s - known[0] > 2 * FULL_DISK_RETRY_MAX_S:
+            backoff = Backoff(self._runtime.rng, FULL_DISK_RETRY_S, FULL_DISK_RETRY_MAX_S)
+        else:
+            backoff = known[1]
+        self._full[tablet_id] = now_s, backoff
+        return backoff.next_s()
 
     def failed(self, tablet_id: TabletId, error: OSError | CorruptData) -> None:
         """Somebody has found that the tablet's files cannot be read or written. If it runs, it is

@@ -33,6 +33,7 @@ from stelae.actors.tserver.row_loading.single_rows import SingleRows
 from stelae.actors.tserver.segments.replica import RemoteImage
 from stelae.actors.tserver.tablet_log.interface import FoundSegment
 from stelae.actors.tserver.tablet_log.recovery import Intake, fetch_all
+from stelae.core.backoff import Backoff
 from stelae.core.config.settings import Settings
 from stelae.core.errors import CorruptData, DataLost, StelaeError, TabletNotHere, TabletNotReady
 from stelae.core.ids import Address, ServerUuid, TabletId
@@ -163,11 +164,11 @@ class RemoteRows:
         clock = self._runtime.clock
         started = clock.monotonic()
         deadline = started + timeout_s * ANSWER_SHARE
-        pause_s = PAUSE_S
         single = await self._single.bring(self._remote, absent, deadline - started)
         if single is not None:
             return single
         held: Held = {}
+        backoff = self._backoff()
         while not self._collect(absent, held):
             if self._is_closed:
                 raise TabletNotHere(self._tablet_id, "this server any more")
@@ -183,10 +184,12 @@ class RemoteRows:
                 await asyncio.wait(work, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             is_whole = self._collect(absent, held)
             if not is_whole and len(held) == count:  # nothing came
-                await clock.sleep(max(0.0, min(pause_s, deadline - clock.monotonic())))
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                await backoff.pause(clock, deadline)
         self._runtime.metrics.observe("rows_fetched_s", clock.monotonic() - started)
         return list(held.values())
+
+    def _backoff(self) -> Backoff:
+        return Backoff(self._runtime.rng, PAUSE_S, LONGEST_PAUSE_S)
 
     def _not_ready(self, absent: RowsAbsent) -> TabletNotReady:
         names = names_of({wanted.run.segment_id for wanted in absent.wanted})
@@ -352,7 +355,7 @@ class RemoteRows:
         Raises TabletNotReady: not by the deadline.
         """
         clock = self._runtime.clock
-        deadline, pause_s = clock.monotonic() + timeout_s * ANSWER_SHARE, PAUSE_S
+        deadline, backoff = clock.monotonic() + timeout_s * ANSWER_SHARE, self._backoff()
         while (whole := run.whole) is None:
             if self._is_closed:
                 raise TabletNotHere(self._tablet_id, "this server any more")
@@ -365,8 +368,7 @@ class RemoteRows:
                 found = await self._columns.read(remote, column_ids, left_s)
             if found is not None:
                 return found
-            await clock.sleep(max(0.0, min(pause_s, deadline - clock.monotonic())))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await backoff.pause(clock, deadline)
         return run.columns_of(whole, column_ids)
 
     # ---- in the background ------------------------------------------------------------------
@@ -378,16 +380,15 @@ class RemoteRows:
             await asyncio.gather(*(self._load_all() for _ in range(LOADERS)))
 
     async def _load_all(self) -> None:
-        pause_s = PAUSE_S
+        backoff = self._backoff()
         while (remote := self._next()) is not None:
             self.lacks_memory = not self._intake.has_room(remote.more_bytes)
             if not self.lacks_memory:
                 await self._load_in_turn(remote)
             if remote.run not in self._remote:
-                pause_s = PAUSE_S
+                backoff.reset()
                 continue
-            await self._runtime.clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await backoff.pause(self._runtime.clock)
 
     def _next(self) -> Remote | None:
         """What was needed first, then in the order of the log; what could not be had comes last.
@@ -435,11 +436,10 @@ class RemoteRows:
 
     async def wait_room(self, more_bytes: int) -> None:
         """Until there is memory for so much more."""
-        pause_s = PAUSE_S
+        backoff = self._backoff()
         while more_bytes > 0 and not self._intake.has_room(more_bytes):
             self.lacks_memory = True
-            await self._runtime.clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await backoff.pause(self._runtime.clock)
         self.lacks_memory = False
         self._intake.count(max(0, more_bytes))
 
@@ -457,14 +457,13 @@ class RemoteRows:
         return dict(zip(runs, held, strict=True))
 
     async def _hold_picked(self, remote: Remote) -> Piece:
-        pause_s = PAUSE_S
+        backoff = self._backoff()
         while (held := remote.run.held) is None:
             if self._is_closed:
                 raise TabletNotHere(self._tablet_id, "this server any more")
             await self._load_in_turn(remote)
             if remote.run.held is None:
-                await self._runtime.clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                await backoff.pause(self._runtime.clock)
         return held
 
     def moved(self, held: Mapping[RemoteRun, Piece]) -> None:

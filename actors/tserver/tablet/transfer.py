@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from stelae.core.backoff import Backoff
 from stelae.core.config.settings import Settings
 from stelae.core.errors import (
     CorruptData,
@@ -129,7 +130,8 @@ class TabletTransfer:
     async def run(self) -> None:
         """Until the source is CLOSED, or the successor is lost, or this server is not the source's
         any more."""
-        source, pause_s = self._source, PAUSE_S
+        source = self._source
+        backoff = Backoff(self._runtime.rng, PAUSE_S, LONGEST_PAUSE_S)
         source.keep_all(keeps=True)
         try:
             while True:
@@ -139,8 +141,7 @@ class TabletTransfer:
                 except (StelaeError, TimeoutError) as error:
                     self.problem = str(error) or "the last of it took too long"
                     self._runtime.metrics.count("transfers_repeated")
-                await self._runtime.clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                await backoff.pause(self._runtime.clock)
         except _Over:
             return
         finally:
@@ -258,7 +259,7 @@ class TabletTransfer:
 
     async def _push(self, order: ImportChanges, stream: pa.Buffer | None) -> int:
         """Have the successor take a piece, wherever it is served; how far it is then."""
-        pause_s = PAUSE_S
+        backoff = Backoff(self._runtime.rng, PAUSE_S, LONGEST_PAUSE_S)
         while True:
             self._check()
             try:
@@ -276,8 +277,7 @@ class TabletTransfer:
                     self._address, self._server = Address(error.leader), None
             except (OutOfMemory, NoSpace) as error:
                 self.problem, self.lacks_room = str(error), True
-                await self._runtime.clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                await backoff.pause(self._runtime.clock)
                 continue
             except StelaeError as error:
                 self.problem, self.lacks_room = str(error), False

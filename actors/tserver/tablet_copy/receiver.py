@@ -24,6 +24,7 @@ from stelae.actors.tserver.tablet_copy.host import CopyHost
 from stelae.actors.tserver.tablet_copy.receiver_files import CopyAttempt, TabletCopies
 from stelae.actors.tserver.tablet_copy.session import Broken, SourceSession
 from stelae.actors.tserver.tablet_store.store import TabletStore
+from stelae.core.backoff import jittered_s
 from stelae.core.config.settings import Settings
 from stelae.core.errors import (
     CopyOver,
@@ -359,7 +360,8 @@ class CopyJobs:
                 if failures > FAILURES_MAX or job.sessions >= SESSIONS_MAX:
                     raise
                 self._runtime.metrics.count("copies_resumed")
-            await self._runtime.clock.sleep(self._settings.copy_pause_s * failures)
+            pause_s = self._settings.copy_pause_s * failures
+            await self._runtime.clock.sleep(jittered_s(pause_s, self._runtime.rng))
 
     async def _fetch(self, session: SourceSession, attempt: CopyAttempt) -> None:
         """What is missing of one session's plan: images, then the log."""

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from stelae.actors.tserver.tablet_copy.host import CopyHost
 from stelae.consensus.raft.progress import ProgressState
+from stelae.core.backoff import jittered_s
 from stelae.core.config.settings import Settings
 from stelae.core.errors import Overloaded, StelaeError, TabletNotReady
 from stelae.core.ids import ServerUuid, TabletId
@@ -87,9 +88,8 @@ class CopyStarter:
         """Tell it, and then wait for as long as it makes no sense to tell it again."""
         try:
             pauses = await self._tell(order)
-            rng = self._runtime.rng
-            pause_s = self._settings.copy_pause_s * pauses * (0.75 + 0.5 * rng.random())
-            await self._runtime.clock.sleep(pause_s)
+            pause_s = self._settings.copy_pause_s * pauses
+            await self._runtime.clock.sleep(jittered_s(pause_s, self._runtime.rng))
         finally:
             del self._orders[order]
 

@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import feast.infra.online_stores.sqlite
 import pytest
@@ -83,7 +83,9 @@ class _Unusable(Exception, metaclass=_Named):
 
 
 class _StandIn(ModuleType):
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

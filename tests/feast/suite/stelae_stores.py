@@ -6,12 +6,14 @@ Feast finds this module by its ``FULL_REPO_CONFIGS_MODULE``. Its tests ask for s
 from __future__ import annotations
 
 import os
-from collections.abc import ValuesView
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.universal.feature_repos.universal.data_sources.file import (  # Feast's tests, not ours
     FileDataSourceCreator,
 )
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_values
 
 STELAE = {"type": "stelae.feast.StelaeOnlineStore", "cluster": os.environ["STELAE_CLUSTER"]}
 
@@ -19,7 +21,7 @@ STELAE = {"type": "stelae.feast.StelaeOnlineStore", "cluster": os.environ["STELA
 class _OneStore(dict[str, Any]):
     """The same store under each name, and once among all."""
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> dict_values[str, Any]:
         return {"stelae": (STELAE, None)}.values()
 
 

@@ -16,6 +16,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -226,7 +227,7 @@ class Worst:
         if not self._is_indexed:
             return
         for value in sorted({value for value, _ in rows.values()}):
-            found = await self._patiently(lambda v=value: table.find(COLUMN, v, timeout=ACCEPTED_S))
+            found = await self._patiently(partial(table.find, COLUMN, value, timeout=ACCEPTED_S))
             wanted = sorted(key for key, (there, _) in rows.items() if there == value)
             assert sorted(found["id"].to_pylist()) == wanted, f"look-ups of {value!r}"
 

@@ -18,7 +18,7 @@ from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.backups.media_cluster import CALL_S, Here, tell
 from tests.simulation.wal.wal_cluster import SCHEMA, read_all, write
 
-SEEDS = 3
+SEEDS = 1
 BUG_SEEDS = 150
 
 

@@ -17,7 +17,7 @@ from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.backups.media_cluster import CALL_S, Here, tell
 from tests.simulation.wal.wal_cluster import read_all, write
 
-SEEDS = 4
+SEEDS = 2
 BUG_SEEDS = 60
 
 

@@ -110,7 +110,7 @@ async def _one_by_one(world: World) -> None:
     assert victim["owned"] > 1
     retiring = asyncio.create_task(database.retire_server(victim["name"], timeout=100.0))
     while not retiring.done():
-        catalog = world.server(cluster.leader()).catalog
+        catalog = world.server(cluster.leader() or "").catalog
         paused = [t for t in catalog.live_tablets() if t.state is TabletState.RECOVERING]
         assert len(paused) <= 1, "several pause at once"
         await asyncio.sleep(0.002)
@@ -139,14 +139,14 @@ async def _without_replicas(world: World) -> None:
     await world.wait_until(lambda: cluster.is_whole(1, 2), 60.0, "full strength")
     first, second = cluster.backups
     world.crash(first, lose_disk=True, restart=False)
-    (tablet,) = world.server(cluster.leader()).catalog.live_tablets()
-    owner = world.server(cluster.leader()).liveness.newest(tablet.owner)
+    (tablet,) = world.server(cluster.leader() or "").catalog.live_tablets()
+    owner = world.server(cluster.leader() or "").liveness.newest(tablet.owner)
     await world.wait_until(
         lambda: owner.reports[tablet.tablet_id].under_replicated > 0, 30.0, "it lacks replicas"
     )
     await database.retire_server(owner.server.name, wait=False)
     for _ in range(2500):
-        now = world.server(cluster.leader()).catalog.tablets[tablet.tablet_id]
+        now = world.server(cluster.leader() or "").catalog.tablets[tablet.tablet_id]
         if now.term > tablet.term and now.state is TabletState.RUNNING:
             break
         await asyncio.sleep(0.002)
@@ -252,7 +252,7 @@ def test_a_master_that_starts_anew_keeps_up_only_once_it_has_what_is_committed()
             return {s["id"]: s["keeps_up"] for s in servers if s["kind"] == "master"}
 
         assert set((await keeps_up()).values()) == {True}
-        follower = next(name for name in cluster.masters if name != cluster.leader())
+        follower = next(name for name in cluster.masters if name != cluster.leader() or "")
         world.crash(follower, restart=False)
         await _table(database, "logged", segments("disk", "disk"))
         await asyncio.sleep(3.0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
-from stelae.actors.raft.loop import GATHER_BYTES
-from stelae.core.config.settings import Settings
+from stelae.core.config.settings import GATHER_BYTES, Settings
 from stelae.core.errors import (
     OutcomeUnknown,
     TabletNotReady,
@@ -37,6 +37,10 @@ from tests.simulation.copies.copy_host import (
     uuid_of,
 )
 from tests.simulation.world.registers import PUT, Put, call_leader
+
+
+def is_led(world: World, tablet_id: TabletId) -> bool:
+    return leading(world, tablet_id) is not None
 
 
 class Cluster:
@@ -68,18 +72,18 @@ class Cluster:
         for name in EVERYONE:
             world.start(
                 name,
-                lambda runtime, name=name: CopyHostServer(
-                    runtime,
-                    world,
-                    name,
-                    self.settings,
+                partial(
+                    CopyHostServer,
+                    world=world,
+                    name=name,
+                    settings=self.settings,
                     tablets=self.tablets,
                     flush_every_s=self.flush_every_s,
                 ),
             )
         self.client = world.client("client")
         for tablet_id in self.tablets:
-            await self.until(lambda t=tablet_id: leading(world, t) is not None, "a leader")
+            await self.until(partial(is_led, world, tablet_id), "a leader")
             await self.put(30, tablet_id)
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:

@@ -33,7 +33,7 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.messages.replicas import DataState
-from stelae.core.messages.servers import Write, WriteOp
+from stelae.core.messages.rows import Write, WriteOp
 from stelae.core.records.records import TableRecord, TableState
 from stelae.core.records.replication import Configuration, Peer, Snapshot, TermAndVote
 from stelae.core.rpc import EMPTY, Call, Empty, Handler, Handlers, Method, Reply

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 
 import msgspec
 
@@ -50,11 +51,11 @@ def start(world: World) -> None:
     for name in EVERYONE:
         world.start(
             name,
-            lambda runtime, name=name: CopyHostServer(
-                runtime,
-                world,
-                name,
-                settings,
+            partial(
+                CopyHostServer,
+                world=world,
+                name=name,
+                settings=settings,
                 flush_every_s=flush_every_s,
                 keep_bytes=keep_bytes,
             ),

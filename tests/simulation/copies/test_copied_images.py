@@ -58,7 +58,9 @@ def test_images_come_in_pieces_where_objects_do_not(why: str) -> None:
 
     async def story(cluster: Cluster) -> None:
         for name in FOUNDERS:
-            cluster.world.nodes[name].runtime.objects.is_full = why == "full"
+            runtime = cluster.world.nodes[name].runtime
+            assert runtime is not None
+            runtime.objects.is_full = why == "full"
         await cluster.add()
         await cluster.finished()
         lost = cluster.count(SPARE, "copy_objects_lost")

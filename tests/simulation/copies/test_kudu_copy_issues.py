@@ -36,11 +36,13 @@ from stelae.core.messages.replicas import (
     DeleteReplica,
     StartTabletCopy,
 )
-from stelae.core.messages.servers import ReplicaRole, WriteOp
+from stelae.core.messages.rows import WriteOp
+from stelae.core.messages.servers import ReplicaRole
 from stelae.core.records.replication import Configuration, Peer
 from stelae.core.rpc import Call, Empty, Reply
 from stelae.simulation import Options, World
 from stelae.simulation.world.world import SimulationFailure
+from tests.simulation.recovery import healed_cluster
 from tests.simulation.recovery.healed_cluster import Healed
 from tests.simulation.replicated import test_replica_healing
 from tests.simulation.replicated.tablet_group import TABLE, TABLET, Caller, Group
@@ -148,7 +150,7 @@ def kudu_unknown_tablets() -> None:
         assert ReplicaRole.LEADER in roles
         await healed.check()
 
-    test_replica_healing.play(story)
+    healed_cluster.play(story)
 
 
 def kudu_821() -> None:
@@ -195,10 +197,10 @@ def kudu_2114() -> None:
         syncs = 0
         sync = disk.sync
 
-        async def counting(*args: Any) -> None:
+        async def counting(content: Any, path: str) -> None:
             nonlocal syncs
             syncs += 1
-            await sync(*args)
+            await sync(content, path)
 
         disk.sync = counting  # type: ignore[method-assign]
         again = DeleteReplica(healed.tablet, False, OpId(9, 999))
@@ -207,7 +209,7 @@ def kudu_2114() -> None:
         assert syncs == 0, "what is deleted already costs nothing (KUDU-2126)"
 
     with patch.object(ReplicaOrders, "_on_delete", counted):
-        test_replica_healing.play(story, tservers=4)
+        healed_cluster.play(story, tservers=4)
 
 
 STORIES = [kudu_951, kudu_rogue_source, kudu_unknown_tablets, kudu_821, kudu_2114]

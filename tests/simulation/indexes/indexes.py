@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -218,7 +220,7 @@ class Operator:
     async def calm(self) -> None:
         """No server is retired any more, and there is an index to look at."""
         for name in self._cluster.tservers[:1]:
-            await self._patiently(lambda name=name: self._welcome(name))
+            await self._patiently(partial(self._welcome, name))
         await self._patiently(self._create)
 
     async def _welcome(self, name: str) -> None:
@@ -231,11 +233,12 @@ class Operator:
         except IndexExists:
             return
 
-    async def _patiently(self, work: Any) -> None:
+    async def _patiently(self, work: Callable[[], Awaitable[object]]) -> None:
         until_s = self._world.loop.time() + HEAL_TIMEOUT_S
         while True:
             try:
-                return await work()
+                await work()
+                return
             except (*UNRELIABLE, InvalidArgument):
                 if self._world.loop.time() > until_s:
                     raise

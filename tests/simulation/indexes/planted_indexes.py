@@ -13,7 +13,7 @@ from stelae.actors.tserver.indexes.indexlet_hand_over import HandOver
 from stelae.actors.tserver.indexes.removals import Removal
 from stelae.actors.tserver.indexes.writes import IndexWrites, Ticket
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.ddl import alter
+from stelae.coordinator.ddl import alter, succession
 from stelae.core.messages.indexes import TabletStamp
 from stelae.core.messages.reports import Picture
 from stelae.core.messages.servers import Heartbeat
@@ -119,7 +119,7 @@ def _nothing_is_forwarded() -> Any:
 def _an_alter_back_is_an_epoch() -> Any:
     """Tablets that stay as they are count an alter that is taken back: in the midst of a term what
     they have still to take out gets a higher stamp than what they have put in since."""
-    with_durability = alter.with_durability
+    with_durability = succession.with_durability
 
     def counting(catalog: Catalog, table: TableRecord, wanted: Durability) -> CatalogBatch:
         batch = with_durability(catalog, table, wanted)

@@ -8,7 +8,7 @@ from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
 from tests.simulation.indexes.planted_indexes import BUGS, STORIES
 
-SEEDS = 2
+SEEDS = 1
 BUG_SEEDS = 20
 
 

@@ -70,7 +70,9 @@ def test_what_somebody_may_look_into_has_what_is_written(durability: Durability)
 
 async def _drop_cut_off(here: Here) -> None:
     """Drop the index while whoever holds it hears nothing of the masters, which hear it."""
-    await here.world.wait_until(here.watch.indexlets, SOON_S, "an indexlet that is open")
+    await here.world.wait_until(
+        lambda: bool(here.watch.indexlets()), SOON_S, "an indexlet that is open"
+    )
     holder = here.indexlet().server
     assert not here.world.server(holder)._tablets, "its tablets would hold it up as well"
     writer = await here.cluster.database("writer").table(TABLE)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -40,10 +41,12 @@ def tell(
     test: Test,
     durability: Durability = ON_BACKUPS,
     indexes: tuple[str, ...] = ("count",),
+    *,
+    seed: int = 5,
 ) -> None:
     """A story of a table with all rows sealed, whose owner is there yet."""
     monkeypatch.setattr(entries, "TABLETS", 1)
-    story = Story(5, NEVER_S, durability, indexes=indexes)
+    story = Story(seed, NEVER_S, durability, indexes=indexes)
 
     async def main() -> None:
         table = await story.begin()
@@ -94,7 +97,7 @@ def test_rows_that_are_not_here_are_found_and_replaced(
         await table.delete(9)
         assert await ids(table, -1) == [5, 6]
         assert [await ids(table, n) for n in (5, 6, 7, 8, 9)] == [[], [], [7], [8], []]
-        many = [{"id": n, "value": "new", "count": -2} for n in range(20, 40)]
+        many: list[dict[str, Any]] = [{"id": n, "value": "new", "count": -2} for n in range(20, 40)]
         await table.upsert(many)
         with pytest.raises(RowExists):
             await table.insert([{**row, "id": row["id"] + 10, "count": -3} for row in many])
@@ -127,10 +130,11 @@ def test_entries_go_of_rows_that_were_replaced_and_are_not_here(
         await settled(story.cluster)
 
     if not bug:
-        tell(monkeypatch, test, wal(3, ("disk", "disk")))
+        tell(monkeypatch, test, wal(3, ("disk", "disk")), seed=3)
         return
+    # About one seed in four shows the bug.
     with absent_rows_count_as_none(), pytest.raises(SimulationFailure, match="too much"):
-        tell(monkeypatch, test, wal(3, ("disk", "disk")))
+        tell(monkeypatch, test, wal(3, ("disk", "disk")), seed=3)
 
 
 @BOTH
@@ -307,7 +311,8 @@ def test_a_write_that_waited_for_a_row_has_its_entries_in_an_index_made_meanwhil
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was begun without; its planted bug shows that the story would tell."""
-    monkeypatch.setattr(remote_rows, "PAUSE_S", 3.0)  # time for all of it
+    monkeypatch.setattr(remote_rows, "PAUSE_S", 4.0)  # time for all of it
+    monkeypatch.setattr(remote_rows, "LONGEST_PAUSE_S", 5.0)
     for bug, rows in ((contextlib.nullcontext(), 1), (writes_that_waited_forget_entries(), 0)):
         story = Story(8, NEVER_S, segments("disk", "disk"))
 

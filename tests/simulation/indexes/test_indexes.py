@@ -9,7 +9,7 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.indexes.planted_finds import BUGS
 
 SCENARIO = load_scenario("indexes")
-SEEDS = 3
+SEEDS = 1
 BUG_SEEDS = 60
 
 

@@ -159,7 +159,7 @@ class DdlClient:
         """Delete a table; False if there is none, or nobody can tell."""
         order = DeleteTable(self._request(), name)
         operation = self.history.begin(self.name, f"delete {name}", deletes(name))
-        refusals = {TableNotFound: finds(name, None)}
+        refusals: dict[type[Rejected], Step] = {TableNotFound: finds(name, None)}
         return await self._change(operation, DELETE_TABLE, order, refusals) is not None
 
     async def rename(self, name: str) -> None:
@@ -171,7 +171,7 @@ class DdlClient:
         new = self._rng.choice(self._names)
         order = AlterTable(self._request(), table_id, name, new_name=new)
         operation = self.history.begin(self.name, f"rename {mark} to {new}", moves(mark, new))
-        refusals = {
+        refusals: dict[type[Rejected], Step] = {
             TableNotFound: is_gone(mark),
             TableExists: has(new),
             InvalidArgument: is_called(mark, new),
@@ -195,7 +195,7 @@ class DdlClient:
         what = f"{'add' if add else 'drop'} {column} of {mark}"
         operation = self.history.begin(self.name, what, alters(mark, column, add=add))
         other = InvalidArgument if add else ColumnNotFound
-        refusals = {
+        refusals: dict[type[Rejected], Step] = {
             TableNotFound: is_gone(mark),
             other: has_column(mark, column, present=add),
         }

@@ -17,12 +17,11 @@ from stelae.coordinator.catalog.operations import Operations
 from stelae.coordinator.liveness import standing
 from stelae.coordinator.liveness.liveness import Liveness, Run
 from stelae.core.errors import StelaeError
+from stelae.core.messages.backups import DROP_LOGS, DropLogs
 from stelae.core.messages.servers import (
     CLOSE_TABLET,
-    DROP_LOGS,
     OPEN_TABLET,
     CloseTablet,
-    DropLogs,
     OpenTablet,
     TabletProgress,
 )

@@ -376,7 +376,9 @@ def test_a_master_that_lost_its_disk_founds_nothing_with_masters_that_only_load(
             world.nodes[name].disk.slowness = 1.0
         stranger = world.server("master-1")
         await world.wait_until(
-            lambda: cluster.leader() and stranger.group.newest, 60, "the stranger hears of them"
+            lambda: cluster.leader() is not None and bool(stranger.group.newest),
+            60,
+            "the stranger hears of them",
         )
         assert stranger.group.state is MasterState.JOINING
         assert stranger.info.uuid not in {member.uuid for member in stranger.group.newest}

@@ -10,16 +10,17 @@ import pytest
 from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import StelaeError, TableExists
 from stelae.core.ids import ClientId, RequestId, ServerUuid
-from stelae.core.messages.servers import CREATE_TABLE, CreateTable
+from stelae.core.messages.catalog import CREATE_TABLE, CreateTable
 from stelae.core.records.records import ServerKind
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
 from tests.simulation.masters import masters
+from tests.simulation.masters.ddl_client import DdlClient
 from tests.simulation.masters.planted_masters import BUGS
 
-SEEDS = 12
+SEEDS = 6
 BUG_SEEDS = 100
 
 
@@ -28,7 +29,7 @@ async def start(world: World) -> tuple[SimCluster, Any]:
     cluster = SimCluster(world)
     await cluster.start()
     await world.wait_until(lambda: cluster.leader() is not None, 30, "a leader")
-    return cluster, masters.DdlClient(world, cluster, "c1")
+    return cluster, DdlClient(world, cluster, "c1")
 
 
 def whole(world: World, cluster: SimCluster) -> bool:

@@ -12,8 +12,7 @@ import pytest
 from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import CorruptData, OutcomeUnknown, RetryLater
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages.catalog import LIST_TABLES, CreateTable, ListTables
-from stelae.core.messages.servers import CREATE_TABLE
+from stelae.core.messages.catalog import CREATE_TABLE, LIST_TABLES, CreateTable, ListTables
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.world.disk import SimDisk

@@ -9,6 +9,7 @@ reads at any replica no older than asked for, and at the end all hold the same r
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import OpId, ServerUuid, TabletId
 from stelae.core.records.replication import Snapshot, TermAndVote
-from stelae.core.rpc import EMPTY, Call, Empty, Method, Reply
+from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Method, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
@@ -148,7 +149,7 @@ class CopyingServer:
             await self._start_replica(block)
         else:
             await self._start_tombstone(block)
-        handlers = {
+        handlers: Handlers = {
             **raft_handlers(self.replicas, self.tombstones),
             PUT: self.put,
             GET: self.get,
@@ -407,7 +408,7 @@ async def run(world: World, bug: str = "") -> None:
     for name in NAMES:
         world.start(
             name,
-            lambda runtime, name=name: CopyingServer(runtime, world, name, bug),
+            partial(CopyingServer, world=world, name=name, bug=bug),
             kind="master",
         )
     world.leader_hint = lambda: leading(world)

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +32,7 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import Address, OpId, ServerUuid
 from stelae.core.records.replication import Configuration, Peer
-from stelae.core.rpc import Call, Empty, Method, Reply
+from stelae.core.rpc import Call, Empty, Handlers, Method, Reply
 from stelae.core.runtime import Runtime
 from stelae.simulation import Options, World
 from stelae.simulation.checkers import require_rows
@@ -65,7 +66,7 @@ class MemberServer(RegisterServer):
     """A server with one replica whose members can be changed."""
 
     async def start(self) -> None:
-        handlers = {
+        handlers: Handlers = {
             **self.replica.handlers(),
             PUT: self.put,
             GET: self.get,
@@ -250,7 +251,7 @@ async def run(world: World, bug: str = "") -> None:
         stack.enter_context(watch_promotions(world, names))
         stack.enter_context(planted(bug))
         for name in names:
-            world.start(name, lambda runtime, name=name: make(runtime, name), kind="master")
+            world.start(name, partial(make, name=name), kind="master")
         world.leader_hint = lambda: ready_leader(world, names)
         await world.wait_ready()
         await work_and_heal(world, names)

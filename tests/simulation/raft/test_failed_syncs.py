@@ -21,7 +21,8 @@ from stelae.core.messages.replicas import (
     ChangeKind,
     ChangeReplicas,
 )
-from stelae.core.messages.servers import ReplicaRole, WriteOp
+from stelae.core.messages.rows import WriteOp
+from stelae.core.messages.servers import ReplicaRole
 from stelae.core.records.replication import Configuration, Peer
 from stelae.simulation import Options, World
 from stelae.simulation.world.disk import InjectedDiskError, SimDisk

@@ -195,6 +195,7 @@ def test_a_master_that_is_alone_says_that_nobody_takes_over() -> None:
         await cluster.start()
         await world.wait_until(lambda: cluster.leader() is not None, 30, "a leader")
         name = cluster.leader()
+        assert name is not None
         for other in cluster.masters:
             if other != name:
                 world.crash(other, restart=False)

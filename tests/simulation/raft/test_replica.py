@@ -7,6 +7,7 @@ shell prove that the world can see them.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -55,7 +56,12 @@ def test_a_calm_group_serves_everything_in_one_term() -> None:
 
 
 def history_terms(world: World) -> list[int]:
-    return [node.server.replica.term for node in world.nodes.values() if node.kind == "master"]
+    terms: list[int] = []
+    for name in world.names("master"):
+        server = world.nodes[name].server
+        assert isinstance(server, RegisterServer)
+        terms.append(server.replica.term)
+    return terms
 
 
 def test_members_are_found_again_at_their_new_address() -> None:
@@ -65,7 +71,7 @@ def test_members_are_found_again_at_their_new_address() -> None:
         for name in NAMES:
             world.start(
                 name,
-                lambda runtime, name=name: RegisterServer(runtime, world, name, ""),
+                partial(RegisterServer, world=world, name=name, bug=""),
                 fixed_port=False,
             )
         await world.wait_until(lambda: ready_leader(world) is not None, 30.0, "a leader")
@@ -88,11 +94,11 @@ def test_proposals_that_wait_together_share_one_sync() -> None:
 
     async def burst(world: World) -> None:
         for name in NAMES:
-            world.start(name, lambda runtime, name=name: RegisterServer(runtime, world, name, ""))
+            world.start(name, partial(RegisterServer, world=world, name=name, bug=""))
         await world.wait_until(lambda: ready_leader(world) is not None, 30.0, "a leader")
-        name = ready_leader(world)
-        assert name is not None
-        replica = world.server(name).replica
+        leader = ready_leader(world)
+        assert leader is not None
+        replica = world.server(leader).replica
         saves = []
         save = replica._storage.save
 
@@ -108,7 +114,7 @@ def test_proposals_that_wait_together_share_one_sync() -> None:
             rows = await asyncio.gather(*(replica.propose(c, 5.0) for c in commands))
             assert len({row.version for row in rows}) == 100
 
-        await world.spawn(name, propose_all())
+        await world.spawn(leader, propose_all())
         assert sum(saves) == 100
         assert len(saves) <= 3
 
@@ -116,26 +122,28 @@ def test_proposals_that_wait_together_share_one_sync() -> None:
     world.run(burst(world))
 
 
+def is_led_by(world: World, name: str) -> bool:
+    return ready_leader(world) == name
+
+
 def test_leadership_goes_where_it_is_asked_to() -> None:
     """Transfer ends with the target leading the next term, and nothing is lost."""
 
     async def hand_over(world: World) -> None:
         for name in NAMES:
-            world.start(name, lambda runtime, name=name: RegisterServer(runtime, world, name, ""))
+            world.start(name, partial(RegisterServer, world=world, name=name, bug=""))
         await world.wait_until(lambda: ready_leader(world) is not None, 30.0, "a leader")
         client = world.client("c")
         for target in ("m3", "m1", "m2"):
-            name = ready_leader(world)
-            if name is None or name == target:
+            leader = ready_leader(world)
+            if leader is None or leader == target:
                 continue
             assert await call_leader(world, client, PUT, Put("k", target), 0) is not None
-            replica = world.server(name).replica
+            replica = world.server(leader).replica
             term = replica.term
             moving = replica.transfer_leadership(ServerUuid(f"uuid-{target}"), 5.0)
-            await world.spawn(name, moving)
-            await world.wait_until(
-                lambda t=target: ready_leader(world) == t, 5.0, "the target leads"
-            )
+            await world.spawn(leader, moving)
+            await world.wait_until(partial(is_led_by, world, target), 5.0, "the target leads")
             assert world.server(target).replica.term == term + 1
             row = await call_leader(world, client, GET, Get("k"), 0)
             assert row.value == target

@@ -16,7 +16,7 @@ import pytest
 from stelae.actors.raft.loop import ReplicaLoop
 from stelae.consensus.raft.messages import Message
 from stelae.consensus.raft.raft import Raft
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.simulation import Options, World
 from tests.simulation.replicated.tablet_group import SETTINGS, Caller, Group
 

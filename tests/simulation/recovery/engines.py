@@ -32,6 +32,7 @@ from stelae.recovery.engine import RecoveryJob, SparkState
 from stelae.recovery.spark_job import TabletOutcome, group_jobs, merge_tablets
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.scenarios import Scenario
+from stelae.simulation.world.instance import SimRuntime
 from stelae.simulation.world.node import Factory
 from stelae.simulation.world.options import Options
 from stelae.simulation.world.world import World
@@ -81,7 +82,9 @@ class SimulatedSpark:
                 raise StelaeError("given up too early")
             case "silent":
                 await asyncio.wait(tasks)
-                return await asyncio.get_running_loop().create_future()
+                never: asyncio.Future[Mapping[TabletId, str]]
+                never = asyncio.get_running_loop().create_future()
+                return await never
         await asyncio.wait(tasks)
         problems = self._problems(tasks)
         if fate == "loses some":
@@ -148,7 +151,7 @@ class SparkCluster(SimCluster):
     def _master(self, name: str, *, joining: bool = False) -> Factory:
         make = super()._master(name, joining=joining)
 
-        def with_spark(runtime: Runtime) -> Any:
+        def with_spark(runtime: SimRuntime) -> Master:
             master = make(runtime)
             assert isinstance(master, Master)
             master.spark_engine = SimulatedSpark(self)

@@ -16,7 +16,7 @@ from stelae.actors.tserver.owned_tablet.tablet import Tablet
 from stelae.actors.tserver.row_loading import near_columns
 from stelae.actors.tserver.row_loading.near_rows import _Near
 from stelae.actors.tserver.tablet_log import recovery as tablet_recovery
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.storage.entries.client_results import ClientResults
 from stelae.storage.rows import row_entries
 from stelae.storage.rows.gather import Snapshot

@@ -18,7 +18,7 @@ from tests.simulation.recovery.loss_cluster import CALL_S, Here, tell
 from tests.simulation.recovery.planted_cold_starts import PLANTED
 from tests.simulation.wal.wal_cluster import SCHEMA
 
-SEEDS = 4
+SEEDS = 2
 BUG_SEEDS = 60
 NEVER = "has not reported since this leader master began"
 

@@ -127,7 +127,9 @@ def test_rows_that_no_backup_has_are_waited_for_and_come_back_by_themselves() ->
         assert "waits for a readable replica" in problem
         for backup in backups:
             story.world.restart(backup)
-        assert (await waiting)["value"] == story.values[other]
+        row = await waiting
+        assert row is not None
+        assert row["value"] == story.values[other]
         await story.check_all(table)
 
     story.run(tell())

@@ -13,8 +13,8 @@ from stelae.simulation.world.world import World
 from tests.simulation.recovery.loading_story import FETCHED
 from tests.simulation.recovery.planted_loading import BLACKOUT_BUGS, BUGS
 
-SEEDS = 5
-BLACKOUT_SEEDS = 3
+SEEDS = 2
+BLACKOUT_SEEDS = 1
 BUG_SEEDS = 80
 
 

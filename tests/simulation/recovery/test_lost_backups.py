@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,10 @@ def test_copysets_hold_whole_segments_and_are_made_anew_when_a_member_is_lost() 
     more, and by and by all segments lie in groups again, with never fewer replicas meanwhile."""
 
     async def story(here: Here) -> None:
-        catalog = lambda: here.world.server(here.cluster.leader()).catalog  # noqa: E731
+
+        def catalog() -> Any:
+            return here.world.server(here.cluster.leader() or "").catalog
+
         await here.until(lambda: len(catalog().backups.copysets.groups) == 3, "three groups")
 
         def groups() -> list[set[str]]:

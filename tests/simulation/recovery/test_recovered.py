@@ -23,7 +23,7 @@ from tests.simulation.wal.wal_cluster import SCHEMA, text
 
 CALL_S = 120.0
 """Who asks a server that is gone, and is not told so, waits half a minute."""
-LOGS = [segments("disk", "disk"), wal(3, segments=("disk", "disk"))]
+LOGS: list[Durability] = [segments("disk", "disk"), wal(3, segments=("disk", "disk"))]
 
 
 class Here:
@@ -158,7 +158,7 @@ def test_a_leader_that_dies_at_any_step_leaves_a_recovery_that_goes_on(phase: st
         await here.until_served(8)
         assert victim not in here.owners()
         await here.world.wait_until(lambda: here.cluster.leader() is not None, 30.0, "a leader")
-        found = here.world.server(here.cluster.leader()).catalog.live_tablets()
+        found = here.world.server(here.cluster.leader() or "").catalog.live_tablets()
         terms = {tablet.tablet_id: tablet.term for tablet in found}
         assert {t: terms[t] for t in handed_over} == handed_over, "recovered again"
         assert len(handed_over) >= (8 - lost if phase != "running" else 9 - lost)

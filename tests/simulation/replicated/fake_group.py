@@ -18,8 +18,14 @@ from stelae.client.input.convert import decode_batch, encode_batch
 from stelae.core.config.settings import Settings
 from stelae.core.errors import NotLeader, TabletNotHere, TooStale
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.messages.catalog import GET_TABLE, GetTable, ReplicaLocation
-from stelae.core.messages.servers import (
+from stelae.core.messages.catalog import (
+    GET_TABLE,
+    GetTable,
+    ReplicaLocation,
+    TableLocations,
+    TabletLocation,
+)
+from stelae.core.messages.rows import (
     GET,
     GET_MANY,
     SCAN,
@@ -30,14 +36,12 @@ from stelae.core.messages.servers import (
     GetReply,
     Scan,
     ScanReply,
-    TableLocations,
-    TabletLocation,
     Write,
     WriteReply,
 )
 from stelae.core.records.records import TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.records.replication import Configuration, Peer
-from stelae.core.rpc import Call, Reply
+from stelae.core.rpc import Call, Handlers, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.schema.durability import replicas
 from stelae.core.schema.partition import Partitioning
@@ -131,7 +135,7 @@ class FakeServer:
         self._group = group
 
     async def start(self) -> None:
-        handlers = {
+        handlers: Handlers = {
             WRITE: self._on_write,
             GET: self._on_get,
             GET_MANY: self._on_get_many,

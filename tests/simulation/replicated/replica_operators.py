@@ -197,10 +197,12 @@ class Operators:
     async def _alter(self) -> None:
         table = await self._database.table(tables.TABLE)
         await table.refresh()
-        change = "drop_columns" if "flip" in table.schema.names else "add_columns"
-        what = "flip" if change == "drop_columns" else {"flip": pa.string()}
+        has_it = "flip" in table.schema.names
+        change: dict[str, Any] = (
+            {"drop_columns": "flip"} if has_it else {"add_columns": {"flip": pa.string()}}
+        )
         try:
-            await table.alter(**{change: what}, wait=self._rng.random() < 0.3, timeout=2.0)
+            await table.alter(**change, wait=self._rng.random() < 0.3, timeout=2.0)
         except ColumnNotFound as error:
             # one that was given up, its outcome unknown, was carried out since the look
             self._world.note("operators", f"alter: {error}")

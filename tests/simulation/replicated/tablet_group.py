@@ -21,7 +21,7 @@ from stelae.core.errors import NotLeader, OutcomeUnknown, RetryElsewhere, RetryL
 from stelae.core.ids import Address, ClientId, OpId, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.messages.catalog import LINEARIZABLE
 from stelae.core.messages.replicas import CREATE_REPLICA, CreateReplica
-from stelae.core.messages.servers import GET, WRITE, Get, Write, WriteOp, WriteReply
+from stelae.core.messages.rows import GET, WRITE, Get, Write, WriteOp, WriteReply
 from stelae.core.records.records import TableRecord, TableState
 from stelae.core.records.replication import Configuration, Peer
 from stelae.core.runtime import Runtime
@@ -30,6 +30,7 @@ from stelae.core.schema.partition import Partitioning
 from stelae.core.schema.schema import TableSchema
 from stelae.simulation import World
 from stelae.simulation.history import History
+from stelae.storage.replicated.checksum import Checksum
 
 TABLET = TabletId("a" * 32)
 SCHEMA = TableSchema.of(
@@ -139,7 +140,7 @@ class Group:
         assert name is not None
         return name
 
-    def state(self, name: str) -> tuple[int, int] | None:
+    def state(self, name: str) -> tuple[int, Checksum] | None:
         """(applied index, checksum) of a replica; equal for equal rows, versions and results."""
         tablet = self.tablet(name)
         if tablet is None or not tablet.machine.applied_index:

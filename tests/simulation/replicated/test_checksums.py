@@ -15,7 +15,7 @@ from stelae.client.check.facts import Severity
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import RetryLater, StelaeError
 from stelae.core.messages.replicas import MARK_REPLICA, MarkReplica
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.durability import replicas
 from stelae.core.schema.partition import hash_partition
 from stelae.simulation import Options, World
@@ -84,7 +84,7 @@ def test_replicas_are_equal_at_one_index_while_writes_go_on() -> None:
     async def story(stage: Stage) -> None:
         writers = [asyncio.create_task(stage.write(1000 * n, 400)) for n in range(4)]
         await asyncio.sleep(0.1)
-        indexes = []
+        indexes: list[int] = []
         while not all(writer.done() for writer in writers):
             report = await stage.database.check(checksums=True, wait=10)
             assert report.is_well, texts(report)

@@ -182,7 +182,9 @@ def test_a_server_with_a_new_identity_at_the_same_address_is_told_apart() -> Non
         await world.wait_ready("s1")
         group.asked.clear()
         await table.upsert({"id": 2, "value": 2}, timeout=2.0)
-        leader = table.cache.group(0).leader
+        route = table.cache.group(0)
+        assert route is not None
+        leader = route.leader
         assert leader is not None
         assert leader.server == group.uuid("s1")
         assert group.count("write") == 1

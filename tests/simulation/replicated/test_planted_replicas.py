@@ -27,7 +27,7 @@ from stelae.core.messages.replicas import (
     DataState,
     TransferLeadership,
 )
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.records.replication import Configuration
 from stelae.core.schema.durability import replicas
 from stelae.simulation import Options, World

@@ -22,11 +22,8 @@ from stelae.core.messages.replicas import (
     DataState,
     DeleteReplica,
 )
-from stelae.core.messages.servers import (
-    GET,
-    Get,
-    ReplicaRole,
-)
+from stelae.core.messages.rows import GET, Get
+from stelae.core.messages.servers import ReplicaRole
 from stelae.core.records.replication import Configuration
 from stelae.simulation import World
 from tests.simulation.replicated.ordered_group import OTHER, play, remove_one, report, role

@@ -21,7 +21,8 @@ from stelae.core.messages.replicas import (
     FetchFile,
     StartTabletCopy,
 )
-from stelae.core.messages.servers import WRITE, ReplicaRole, Write, WriteOp
+from stelae.core.messages.rows import WRITE, Write, WriteOp
+from stelae.core.messages.servers import ReplicaRole
 from stelae.simulation import Options, World
 from stelae.simulation.world.disk import SimDisk
 from stelae.simulation.world.loop import SimLoop
@@ -57,7 +58,11 @@ def test_it_is_known_why_a_copy_was_given_up_until_one_comes() -> None:
         await group.order(spare, START_TABLET_COPY, order)
         server = group.server(spare)
         assert server is not None
-        problem = lambda: server.replicas.copy_problem(TABLET)  # noqa: E731
+
+        def problem() -> str:
+            found: str = server.replicas.copy_problem(TABLET)
+            return found
+
         await world.wait_until(lambda: bool(problem()), 10.0, "it is given up")
         assert "no space left" in problem()
         world.nodes[spare].disk.full = False
@@ -126,7 +131,10 @@ def test_a_full_disk_gets_room_from_what_was_deleted() -> None:
         victim = next(name for name in group.names if name != group.leader())
         disk = world.nodes[victim].disk
         await group.order(victim, DELETE_REPLICA, DeleteReplica(OTHER, True, OpId(0, 0)))
-        deleted = lambda: [p for p in disk.paths() if p.startswith("quarantine/")]  # noqa: E731
+
+        def deleted() -> list[str]:
+            return [p for p in disk.paths() if p.startswith("quarantine/")]
+
         for n in range(20):
             await client.upsert(n, f"value {n}")
         assert deleted()

@@ -16,11 +16,8 @@ from stelae.core.messages.replicas import (
     DELETE_REPLICA,
     DeleteReplica,
 )
-from stelae.core.messages.servers import (
-    GET,
-    Get,
-    ReplicaRole,
-)
+from stelae.core.messages.rows import GET, Get
+from stelae.core.messages.servers import ReplicaRole
 from stelae.simulation import World
 from tests.simulation.replicated.ordered_group import OTHER, play, report, role, second_tablet
 from tests.simulation.replicated.tablet_group import TABLET, Caller, Group
@@ -95,7 +92,9 @@ def test_a_damaged_image_fails_one_replica_which_can_then_be_deleted(log: str) -
         await world.wait_until(
             lambda: any(path.startswith(f"data/{TABLET}/") for path in disk.paths()), 10.0, "images"
         )
-        last = group.tablet(victim).end_of_log
+        tablet = group.tablet(victim)
+        assert tablet is not None
+        last = tablet.end_of_log
         world.crash(victim, restart=False)
         if log == "damaged":
             disk.corrupt(next(p for p in disk.paths() if p.startswith(f"wals/{TABLET}/")), 30)

@@ -30,7 +30,8 @@ from stelae.core.messages.replicas import (
     DeleteReplica,
     StartTabletCopy,
 )
-from stelae.core.messages.servers import GET, WRITE, Get, ReplicaRole, Write, WriteOp
+from stelae.core.messages.rows import GET, WRITE, Get, Write, WriteOp
+from stelae.core.messages.servers import ReplicaRole
 from stelae.simulation import Options, World
 from tests.simulation.replicated.ordered_group import report, role
 from tests.simulation.replicated.tablet_group import TABLET, Caller, Group

@@ -226,15 +226,18 @@ def test_a_disk_that_fails_again_while_its_replica_is_replaced_is_no_end_of_it(w
         server, disk = world.server(victim), world.nodes[victim].disk
         disk.fail_next_sync = True
         writing = asyncio.create_task(healed.write(3))
-        is_failed = lambda: healed.role(victim) is ReplicaRole.FAILED  # noqa: E731
+
+        def is_failed() -> bool:
+            return healed.role(victim) is ReplicaRole.FAILED
+
         await world.wait_until(is_failed, HEALED_S, "it failed", poll_s=0.0005)
         sync, syncs = disk.sync, 0
 
-        async def counted(*args: Any) -> None:
+        async def counted(content: Any, path: str) -> None:
             nonlocal syncs
             syncs += 1
             disk.fail_next_sync = syncs == DURING[when]
-            await sync(*args)
+            await sync(content, path)
 
         disk.sync = counted  # type: ignore[method-assign]
         await writing

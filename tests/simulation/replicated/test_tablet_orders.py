@@ -29,15 +29,7 @@ from stelae.core.messages.replicas import (
     DeleteReplica,
     TransferLeadership,
 )
-from stelae.core.messages.servers import (
-    GET,
-    SCAN,
-    WRITE,
-    Get,
-    Scan,
-    Write,
-    WriteOp,
-)
+from stelae.core.messages.rows import GET, SCAN, WRITE, Get, Scan, Write, WriteOp
 from stelae.core.records.records import TableRecord
 from stelae.core.records.replication import Configuration
 from stelae.core.schema.alter import altered, next_history, schema_change

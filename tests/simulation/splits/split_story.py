@@ -67,7 +67,9 @@ class Story:
         return table
 
     async def write(self, table: AsyncTable, keys: range, word: str) -> Any:
-        rows = [{"id": k, "value": f"{word} {k} " + "x" * 60, "count": k} for k in keys]
+        rows: list[dict[str, Any]] = [
+            {"id": k, "value": f"{word} {k} " + "x" * 60, "count": k} for k in keys
+        ]
         self.values |= {row["id"]: row["value"] for row in rows}
         return await table.upsert(rows, timeout=60.0)
 
@@ -75,7 +77,8 @@ class Story:
     def catalog(self) -> Catalog:
         name = self.cluster.leader()
         assert name is not None, "somebody leads"
-        return self.world.server(name).catalog
+        catalog: Catalog = self.world.server(name).catalog
+        return catalog
 
     @property
     def tablets(self) -> list[TabletRecord]:

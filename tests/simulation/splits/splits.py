@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from stelae.client.database import AsyncDatabase
 from stelae.simulation.cluster import MEMORY_LIMIT_BYTES, SimCluster
@@ -21,6 +22,7 @@ from stelae.simulation.world.options import Options
 from stelae.simulation.world.world import World
 from tests.simulation.indexes.index_watch import in_some_runs
 from tests.simulation.recovery import loading
+from tests.simulation.recovery.blackouts import Blackouts
 from tests.simulation.splits.planted_splits import planted
 from tests.simulation.tables.remembered_images import remembered_images
 from tests.simulation.tables.tables import Beside, cleaning_of, count_tablets, run_tables
@@ -36,7 +38,7 @@ TIGHT_SHARE = 1.5
 """Of what clients write: so much memory do servers have in some runs."""
 
 
-class Splits(loading.Blackouts):
+class Splits(Blackouts):
     """Beside the faults, a judge of what is left of split tablets."""
 
     def __init__(self, cluster: SimCluster, database: AsyncDatabase) -> None:
@@ -122,7 +124,7 @@ async def _run_splits(
     limit_bytes, memory_bytes = rng.choice(LIMITS_BYTES), MEMORY_LIMIT_BYTES
     if rng.random() < TIGHT_RATE:  # of many small parts the indexes alone would take it all
         limit_bytes, memory_bytes = max(LIMITS_BYTES), int(TIGHT_SHARE * size_bytes)
-    settings = {
+    settings: dict[str, Any] = {
         "metadata_first": rng.random() < 0.8,
         "load_bytes_per_s": size_bytes / loading_s if loading_s else 0.0,
         "split_above_bytes": limit_bytes,

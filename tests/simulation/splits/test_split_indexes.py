@@ -16,6 +16,7 @@ from stelae.core.messages.indexes import IndexletProgress
 from stelae.core.records.records import TabletRecord, TabletState
 from stelae.core.schema.durability import segments
 from stelae.core.schema.indexes import IndexletState
+from stelae.recovery import inherited
 from tests.simulation.indexes.entries import settled
 from tests.simulation.splits.split_story import NEVER_S, ROWS, Story
 from tests.simulation.tables.remembered_images import remembered_images
@@ -175,7 +176,7 @@ def test_an_indexlet_lost_with_its_tablet_waits_for_all_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One of them comes back much later: until then the index does not answer, and says why."""
-    plan_of, held = recovery_rounds.plan_of, [True]
+    plan_of, held = inherited.plan_of, [True]
 
     def planned(tablet: TabletRecord, *given: Any, **more: Any) -> Any:
         if held and tablet.number == 2:
@@ -191,7 +192,7 @@ def test_an_indexlet_lost_with_its_tablet_waits_for_all_parts(
         story.kill_owner()
 
         def is_filling() -> bool:
-            server = story.world.server(story.cluster.leader())
+            server = story.world.server(story.cluster.leader() or "")
             found = list(server.catalog.indexes.found())
             reports = [
                 report

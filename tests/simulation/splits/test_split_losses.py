@@ -16,7 +16,9 @@ from stelae.client.table.table import AsyncTable
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.records.losses import LossReport
 from stelae.core.records.records import TabletRecord
+from stelae.recovery import inherited
 from tests.simulation.splits.split_story import NEVER_S, Story
+from tests.unit.actors.tserver.owned_tablet.tablet_world import segment_log
 
 PARTS = 2
 
@@ -28,7 +30,7 @@ async def _wait_for_both(story: Story, *, again: bool) -> None:
             story.world.crash(owner)
 
     def both_wait() -> bool:
-        problems = story.world.server(story.cluster.leader()).coordinator.problems
+        problems = story.world.server(story.cluster.leader() or "").coordinator.problems
         return len(story.tablets) == PARTS and all(
             "stelae recover" in problems.get(r.tablet_id, "") for r in story.tablets
         )
@@ -137,7 +139,7 @@ def test_parts_do_not_wait_for_the_end_that_the_split_entry_names(
     the tablet was split, has less of the head, and all that was acknowledged. A sibling that has
     read all of it knows the answer of a request of which the other part has nothing: repeated, each
     row of it is written once."""
-    story, plan_of = Story(), recovery_rounds.plan_of
+    story, plan_of = Story(), inherited.plan_of
     late = {1} if is_one_served else {1, 2}
     head: list[str] = []
 
@@ -151,7 +153,7 @@ def test_parts_do_not_wait_for_the_end_that_the_split_entry_names(
     async def tell() -> None:
         table = await story.begin()
         (tablet,) = story.served().values()
-        owner, replicas = story.owner_of(tablet.tablet_id), tablet.log.head.replicas
+        owner, replicas = story.owner_of(tablet.tablet_id), segment_log(tablet).head.replicas
         long, short = (story.backup(replica.backup) for replica in replicas)
         story.world.network.block(owner, short)
         keys = range(1000, 1040)

@@ -17,7 +17,11 @@ from stelae.simulation.cluster import SimCluster
 from stelae.simulation.world.options import Options, Servers
 from tests.simulation.wal.wal_cluster import SCHEMA
 
-KINDS = {"segments": segments("disk", "disk"), "wal": wal(3, ("disk",)), "replicas": replicas(3)}
+KINDS: dict[str, Durability] = {
+    "segments": segments("disk", "disk"),
+    "wal": wal(3, ("disk",)),
+    "replicas": replicas(3),
+}
 DIRECTIONS = list(permutations(KINDS, 2))
 
 

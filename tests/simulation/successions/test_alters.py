@@ -9,7 +9,7 @@ from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
 from tests.simulation.successions.alters import BUGS
 
-SEEDS = 2
+SEEDS = 1
 BUG_SEEDS = 100
 
 

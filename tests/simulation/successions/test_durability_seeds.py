@@ -9,7 +9,7 @@ from stelae.simulation.scenarios import load_scenario
 from tests.simulation.successions.planted_durabilities import BUGS
 from tests.simulation.successions.planted_successions import BY_CHANCE
 
-SEEDS = 3
+SEEDS = 1
 BUG_SEEDS = 60
 STORIES = (
     "fence_not_in_the_log",

@@ -17,7 +17,8 @@ from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages.servers import WRITE, ReplicaRole, Write, WriteOp
+from stelae.core.messages.rows import WRITE, Write, WriteOp
+from stelae.core.messages.servers import ReplicaRole
 from stelae.core.records.records import TabletRecord
 from stelae.core.records.succession import SuccessionStage
 from stelae.core.schema.durability import Durability, segments

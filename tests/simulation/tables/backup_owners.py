@@ -20,7 +20,7 @@ from stelae.actors.backup.server import Backup
 from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, OutcomeUnknown, RetryLater, StaleTerm
 from stelae.core.ids import TabletId
-from stelae.core.messages.servers import (
+from stelae.core.messages.backups import (
     FENCE_LOGS,
     FREE_REPLICAS,
     INVENTORY,

@@ -11,7 +11,7 @@ import asyncio
 from stelae.client.database import AsyncDatabase
 from stelae.core.errors import SegmentsMissing, StelaeError
 from stelae.core.ids import TabletId, segment_id
-from stelae.core.messages.servers import INVENTORY, Inventory, LogInventory
+from stelae.core.messages.backups import INVENTORY, Inventory, LogInventory
 from stelae.core.records.records import ServerInfo, TabletRecord, TabletState
 from stelae.recovery.inherited import logs_of, plan_of
 from stelae.simulation.cluster import SimCluster

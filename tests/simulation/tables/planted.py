@@ -23,8 +23,10 @@ from stelae.actors.tserver.tablet_log.segment_log import SegmentLog
 from stelae.client.routing.shared_writes import SharedWrites
 from stelae.coordinator.catalog.catalog import CatalogBatch
 from stelae.coordinator.liveness.liveness import Run
-from stelae.core.messages.servers import WriteEachReply
+from stelae.core.messages.backups import ReplicaState
+from stelae.core.messages.rows import WriteEachReply
 from stelae.core.rpc import Reply
+from stelae.core.schema.durability import Segments
 from stelae.core.schema.schema import RowKind
 from stelae.recovery import plan
 from stelae.storage.keys.merge import Merged
@@ -51,7 +53,7 @@ def _stale_head_replica() -> Any:
     """Recover from any open replica of the head, whatever its epoch, the shortest first."""
 
     def valid_open(tablet: Any, held: Sequence[Any]) -> list[Any]:
-        return [h for h in held if h.replica.state is plan.ReplicaState.OPEN]
+        return [h for h in held if h.replica.state is ReplicaState.OPEN]
 
     def shortest(held: Sequence[Any]) -> list[Any]:
         return sorted(held, key=lambda h: h.replica.length)[:1]
@@ -83,13 +85,15 @@ def _free_before_digest() -> Any:
     """Free what a recovery has replaced before a head whose digest tells so is durable."""
     recover = Tablet._recover
 
-    async def hasty(self: Tablet, sources: Any, engine: Any) -> list[int]:
-        rewritten = await recover(self, sources, engine)
-        census = ReplicaCensus(self._log, self._table.durability.media)
+    async def hasty(self: Tablet, sources: Any, engine: Any) -> None:
+        await recover(self, sources, engine)
+        log, durability = self.log, self._table.durability
+        assert isinstance(log, SegmentLog)
+        assert isinstance(durability, Segments)
+        census = ReplicaCensus(log, durability.media)
         for medium in census._media:
-            for backup in self._log.members.backups(medium):
+            for backup in log.members.backups(medium):
                 await census._ask(backup)
-        return rewritten
 
     return patch.object(Tablet, "_recover", hasty)
 

@@ -12,6 +12,7 @@ from stelae.coordinator import decide
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.moves import departures, evening, planned_moves, relief
 from stelae.coordinator.moves.departures import able_to_leave, departure, is_bound, may_leave
+from stelae.coordinator.placement import rebalance
 from stelae.core.messages.servers import TabletProgress, TabletReport
 from stelae.core.records.records import ReplicaMove, TabletRecord, TabletState
 from tests.simulation.world.planting import planting
@@ -69,7 +70,7 @@ def _evens_out_in_a_hurry() -> Any:
 
 def _evens_out_for_ever() -> Any:
     """Go on where all have as many: then one has more than another."""
-    next_move = evening.next_move
+    next_move = rebalance.next_move
 
     def restless(placed: Any, nodes: Any, rooms: Any, *, may_take: Any) -> Any:
         step = next_move(placed, nodes, rooms, may_take=may_take)

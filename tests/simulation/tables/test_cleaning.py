@@ -10,7 +10,7 @@ from stelae.simulation.scenarios import load_scenario
 from stelae.simulation.world.world import World
 from tests.simulation.tables.tables import counts_of
 
-SEEDS = 3
+SEEDS = 2
 COUNTED_SEEDS = 4
 BUG_SEEDS = 30
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -15,15 +15,8 @@ from stelae.client.database import AsyncDatabase
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.ids import ClientId, RequestId, TabletId
-from stelae.core.messages.servers import (
-    WRITE,
-    WRITE_MANY,
-    WRITE_REPLICA,
-    WRITE_REPLICAS,
-    Write,
-    WriteMany,
-    WriteOp,
-)
+from stelae.core.messages.backups import WRITE_REPLICA, WRITE_REPLICAS
+from stelae.core.messages.rows import WRITE, WRITE_MANY, Write, WriteMany, WriteOp
 from stelae.core.rpc import Call
 from stelae.core.schema.durability import Durability, replicas, segments, wal
 from stelae.core.schema.partition import hash_partition
@@ -39,12 +32,12 @@ from tests.simulation.tables.held_back import held_back
 from tests.simulation.tables.planted import SHARED, SHARED_AIMED
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("value", pa.string())])
-KINDS = [replicas(3), segments("disk", "disk"), wal(3)]
+KINDS: list[Durability] = [replicas(3), segments("disk", "disk"), wal(3)]
 NAMES = ["replicas", "segments", "wal"]
 TASKS = 40
 TABLETS = 6
 BUG_SEEDS = 20
-Story = Callable[[World, SimCluster, AsyncDatabase, AsyncTable], Awaitable[None]]
+Story = Callable[[World, SimCluster, AsyncDatabase, AsyncTable], Coroutine[Any, Any, None]]
 
 
 def play(story: Story, durability: Durability, seed: int = 1) -> None:

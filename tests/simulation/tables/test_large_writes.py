@@ -17,7 +17,7 @@ import pytest
 from stelae.actors.raft.links import PATIENCE_MAX, ReplicaLinks, _Link
 from stelae.core.errors import TooLarge
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.simulation import Options, World
 from tests.simulation.replicated import tablet_group
 from tests.simulation.replicated.tablet_group import SETTINGS, Caller, Group

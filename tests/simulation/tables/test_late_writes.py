@@ -13,7 +13,7 @@ import pytest
 from stelae.actors.backup.fences import Fences
 from stelae.core.errors import InvalidArgument, StaleTerm
 from stelae.core.ids import Address
-from stelae.core.messages.servers import WRITE_REPLICA, WriteReplica
+from stelae.core.messages.backups import WRITE_REPLICA, WriteReplica
 from stelae.core.schema.durability import segments
 from stelae.simulation import World
 from stelae.simulation.cluster import SimCluster
@@ -43,7 +43,11 @@ def recorded(world: World, owner: str, backups: list[str], found: list[Late]) ->
 async def late_writes(world: World) -> None:
     """Write and overwrite rows until much was freed; have the backups start again, and all that
     began a head come once more; then the owner dies, and the next one finds every row."""
-    cleans = {"clean_log_factor": 1.0, "clean_period_s": 0.05, "clean_roll_after_s": 0.1}
+    cleans: dict[str, Any] = {
+        "clean_log_factor": 1.0,
+        "clean_period_s": 0.05,
+        "clean_roll_after_s": 0.1,
+    }
     cluster = SimCluster(world, segment_bytes=2000, **cleans)
     await cluster.start()
     database = cluster.database("client")

@@ -33,7 +33,7 @@ CALM_S = 5.0
 class Crowd:
     """A cluster of three servers that are two thirds full, and clients of it."""
 
-    def __init__(self, seed: int, fill: float = FILL, **settings: float) -> None:
+    def __init__(self, seed: int, fill: float = FILL, **settings: Any) -> None:
         options = Options(servers=Servers(backups=3), limits=Limits(segment_size_bytes=16 << 10))
         self.world = World(seed, options)
         self.cluster = SimCluster(
@@ -72,7 +72,7 @@ class Crowd:
 
     def terms(self) -> dict[str, int]:
         """Of each tablet: it rises whenever the tablet moves."""
-        catalog = self.world.server(self.cluster.leader()).catalog
+        catalog = self.world.server(self.cluster.leader() or "").catalog
         return {tablet.tablet_id: tablet.term for tablet in catalog.live_tablets()}
 
     def used(self) -> int:
@@ -180,7 +180,7 @@ async def _no_room_anywhere(crowd: Crowd) -> None:
     assert crowd.terms() == before, "something moved"
 
 
-STORIES = {
+STORIES: dict[str, tuple[Callable[[], object], str]] = {
     "absent_rows_weigh_nothing": (
         lambda: tell(_followed_slowly, Crowd(5, load_bytes_per_s=50e3)),
         "moved again",

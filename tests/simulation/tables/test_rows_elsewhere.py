@@ -56,11 +56,11 @@ def test_no_block_that_is_damaged_is_believed(one_machine: bool, bug: bool) -> N
             disk = story.world.nodes[story.holders(segment)[0]].disk
             for key in story.keys_of(segment):
                 whole = disk.durable("disk/frames")
-                value = story.values[key].encode()
-                at = whole.find(value)
+                encoded = story.values[key].encode()
+                at = whole.find(encoded)
                 while at >= 0:
-                    disk.corrupt("disk/frames", at + len(value) - 1)
-                    at = whole.find(value, at + 1)
+                    disk.corrupt("disk/frames", at + len(encoded) - 1)
+                    at = whole.find(encoded, at + 1)
         for key, value in story.values.items():
             row = await table.get(key, timeout=20.0)
             assert row is not None
@@ -169,7 +169,7 @@ def test_a_lost_replica_of_rows_that_stay_elsewhere_is_made_anew() -> None:
         story.world.crash(lost, restart=False)
         _, tablet = story.tablet()
         await story.world.wait_until(  # between two looks of the usual pace all could be over
-            lambda: tablet.report().shortage, 60.0, "it is missed", poll_s=2e-4
+            lambda: tablet.report().shortage is not None, 60.0, "it is missed", poll_s=2e-4
         )
         shortage = tablet.report().shortage
         assert shortage is not None

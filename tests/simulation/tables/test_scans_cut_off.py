@@ -9,8 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from stelae.client.database import AsyncDatabase
-from stelae.client.routing import owner_watch
-from stelae.client.table import scan
+from stelae.client.table import owner_watch, scan
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import DeadlineExpired, OutcomeUnknown, RetryLater
 from stelae.core.schema.durability import Durability, Wal, segments, wal

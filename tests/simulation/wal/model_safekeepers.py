@@ -19,7 +19,7 @@ from stelae.core.records.timelines import (
     SwitchReply,
     TimelineConfiguration,
 )
-from stelae.core.rpc import EMPTY, Body, Call, Empty, Method, Reply
+from stelae.core.rpc import EMPTY, Body, Call, Empty, Handlers, Method, Reply
 from stelae.core.tasks import Tasks
 from stelae.simulation.world.instance import SimRuntime
 
@@ -222,7 +222,7 @@ class ModelSafekeeper:
         for name in await self._runtime.disk.list("slots"):
             data = await self._runtime.disk.read(f"slots/{name}")
             self.slots[bytes.fromhex(name).decode()] = msgspec.msgpack.decode(data, type=Slot)
-        handlers = {
+        handlers: Handlers = {
             PING: self._ping,
             PUT: self._put,
             PULL: self._pull,

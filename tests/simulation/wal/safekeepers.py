@@ -18,6 +18,7 @@ import contextlib
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from stelae.actors.backup.frames import MediumSpec
@@ -38,7 +39,6 @@ from stelae.coordinator.timelines.migration_steps import (
     MigrationSettings,
     MoveTo,
     Request,
-    SafekeeperStatus,
 )
 from stelae.core.config.settings import Settings
 from stelae.core.errors import Overloaded, StelaeError, TabletNotReady
@@ -50,6 +50,7 @@ from stelae.core.records.replication import Entry
 from stelae.core.records.timelines import (
     SafekeeperId,
     SafekeeperPlace,
+    SafekeeperStatus,
     TimelineConfiguration,
     TimelineSource,
 )
@@ -364,7 +365,8 @@ async def operate(life: Life) -> None:
         count = min(rng.choice([1, 2, 3, 3]), len(life.ids))
         request: Request = MoveTo(tuple(rng.sample(life.ids, count)))
         if rng.random() < 0.15:
-            request = rng.choice([Abort(), FinishPending()])
+            others: list[Request] = [Abort(), FinishPending()]
+            request = rng.choice(others)
         runner = world.server(name).runner
         world.spawn(name, ask(runner, rng.choice(life.timelines), request))
 
@@ -400,11 +402,11 @@ async def begin(life: Life) -> None:
         kind="cas_store",
     )
     for n in range(1, BACKUPS + 1):
-        world.start(f"b{n}", lambda runtime, n=n: backup(runtime, life, n), kind="backup")
+        world.start(f"b{n}", partial(backup, life=life, n=n), kind="backup")
     for one in life.ids:
         world.start(
             f"sk{one}",
-            lambda runtime, one=one: keeper(runtime, life, one),
+            partial(keeper, life=life, one=one),
             kind="safekeeper",
             fixed_port=False,
         )
@@ -416,19 +418,23 @@ async def begin(life: Life) -> None:
         first = TimelineConfiguration(1, tuple(life.ids[: life.rng.choice([1, 2, 3])]))
         life.known[timeline] = first
         record = TimelineRecord(timeline, first)
-        await insist(
-            lambda r=record: ports.store.cas(r, 0, writer="creator", nonce="1", timeout_s=1)
-        )
+        await insist(partial(ports.store.cas, record, 0, writer="creator", nonce="1", timeout_s=1))
         for one in first.sk_set:
             await insist(
-                lambda o=one, t=timeline, f=first: ports.put_configuration(
-                    o, t, f, min_term=0, create=True, timeout_s=1
+                partial(
+                    ports.put_configuration,
+                    one,
+                    timeline,
+                    first,
+                    min_term=0,
+                    create=True,
+                    timeout_s=1,
                 )
             )
     for name in ("driver1", "driver2"):
         world.start(name, lambda runtime: Driver(runtime, life), kind="driver")
     for name in (FIRST_WRITER, "w2"):
-        world.start(name, lambda runtime, name=name: Writer(runtime, life, name), kind="writer")
+        world.start(name, partial(Writer, life=life, name=name), kind="writer")
     await world.wait_ready()
 
 
@@ -531,9 +537,16 @@ async def check_logs(life: Life) -> None:
         for tablet_id in list(store.timelines):
             judge = life.judges[TimelineId(TABLE, tablet_id)]
             entries = await insisted(
-                lambda n=name, s=store, t=tablet_id: life.world.spawn(n, committed_in(s, t))
+                partial(spawn_committed_in, life.world, name, store, tablet_id)
             )
             judge.found(one, entries)
+
+
+def spawn_committed_in(
+    world: World, name: str, store: TimelineStore, tablet_id: TabletId
+) -> asyncio.Task[list[Entry]]:
+    """Run `committed_in` in the safekeeper's process."""
+    return world.spawn(name, committed_in(store, tablet_id))
 
 
 async def committed_in(store: TimelineStore, tablet_id: TabletId) -> list[Entry]:

@@ -36,7 +36,7 @@ from tests.simulation.wal.timeline_stories import (
 SPEC = Path(__file__).parents[3] / "spec"
 
 
-def test_a_correct_migration_is_taken():
+def test_a_correct_migration_is_taken() -> None:
     """Every step of it is one of the model's, also when a second timeline is in the same file."""
     one, other = events(GOOD, "one"), events(GOOD, "other")
     mixed = [event for pair in zip(one, other, strict=True) for event in pair]
@@ -44,13 +44,13 @@ def test_a_correct_migration_is_taken():
     assert check_trace(mixed) == 2 * len(GOOD)
 
 
-def test_the_correct_migration_has_every_action():
+def test_the_correct_migration_has_every_action() -> None:
     """So that no action is without a correct example; aborting has one of its own."""
     used = {type(event).__name__ for event in events(GOOD)}
     known = {kind.__name__ for kind in get_args(trace.Event)}
     assert known - used == {"AbortChange", "Forget", "BeginAfter"}
     given_up = before("m finishes", ABORT, (trace.Forget, {"server": "m"}))(GOOD)
-    again = [
+    again: list[Step] = [
         ("", *START_AGAIN),
         ("", trace.SwitchConf, at(1, 4, 2, 2, 3, configuration=SECOND_JOINT)),
         ("", trace.Collect, answer("m", 1, 4, 2, 2, 3)),
@@ -58,10 +58,10 @@ def test_the_correct_migration_has_every_action():
     assert check_trace(events([*given_up, *again])) == len(given_up) + 3
 
 
-def test_who_is_behind_goes_on_after_the_horizon():
+def test_who_is_behind_goes_on_after_the_horizon() -> None:
     """What is committed is left out; what follows comes from the leader, and counts."""
     number = index(GOOD, "3 takes 1-3")
-    skip = ("", trace.BeginAfter, at(3, 1, 1, 1, 2))
+    skip: Step = ("", trace.BeginAfter, at(3, 1, 1, 1, 2))
     steps = [*GOOD[:number], skip, *altered("3 takes 1-3", first_lsn=3)(GOOD)[number:]]
     assert check_trace(events(steps)) == len(GOOD) + 1
 
@@ -78,23 +78,23 @@ def own_log(server: str) -> list[Any]:
     ]
 
 
-def test_who_led_before_goes_on_with_its_own_log():
+def test_who_led_before_goes_on_with_its_own_log() -> None:
     """If that is ahead of what its voters have; nobody else may."""
     assert check_trace(events(own_log("p"))) == len(own_log("p"))
     with pytest.raises(NotInModelError, match="the best log of the votes"):
         check_trace(events(own_log("q")))
 
 
-def test_a_pull_replaces_a_copy_that_is_behind():
+def test_a_pull_replaces_a_copy_that_is_behind() -> None:
     """Of one that came too early to have all."""
     number = index(GOOD, "4 votes q")
-    again = ("", trace.Pull, at(4, 2, 1, 1, 2, donor=2, configuration=JOINT))
+    again: Step = ("", trace.Pull, at(4, 2, 1, 1, 2, donor=2, configuration=JOINT))
     early = altered("4 pulls", term=1, last_log_term=1, flush_lsn=1)(GOOD)
     steps = [*early[:number], again, *GOOD[number:]]
     assert check_trace(events(steps)) == len(GOOD) + 1
 
 
-def test_a_restart_may_show_a_copy_that_was_not_told():
+def test_a_restart_may_show_a_copy_that_was_not_told() -> None:
     """Of the beginning, or pulled: as somebody had it; and nothing else."""
 
     def instead(steps: list[Step], label: str, found: dict[str, Any]) -> list[Step]:
@@ -110,13 +110,13 @@ def test_a_restart_may_show_a_copy_that_was_not_told():
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.rule)
-def test_a_step_that_breaks_a_rule_is_not_in_the_model(bad: BadTrace):
+def test_a_step_that_breaks_a_rule_is_not_in_the_model(bad: BadTrace) -> None:
     """The reason names the condition that is broken, and no other is."""
     with pytest.raises(NotInModelError, match=re.escape(bad.reason)):
         check_trace(events(bad.spoil(GOOD)))
 
 
-def test_lines_come_in_order():
+def test_lines_come_in_order() -> None:
     """A trace that was put together wrongly is no evidence."""
     first, second, *_ = events(GOOD)
     with pytest.raises(NotInModelError, match="out of order"):
@@ -132,7 +132,7 @@ def replayed(label: str) -> tuple[TimelineTrace, trace.Event]:
     return state, steps[number]
 
 
-def test_the_invariants_are_looked_at_too():
+def test_the_invariants_are_looked_at_too() -> None:
     """Conditions that hold keep the invariants, so they are broken by hand here."""
     state, event = replayed("p leads")
     state.won[1] = "z"
@@ -152,7 +152,7 @@ def test_the_invariants_are_looked_at_too():
         state.step(event)
 
 
-def test_a_restart_may_show_one_step_that_was_not_told():
+def test_a_restart_may_show_one_step_that_was_not_told() -> None:
     """A crash between the sync and the line: an append of the leader, or a higher term."""
     untold = without("4 takes 3", "m confirms 4", "m finishes", "4 finishes", "3 goes")
     steps = untold(GOOD)[:-2]
@@ -172,7 +172,7 @@ def voted_unsaid(**found: Any) -> list[Step]:
     return [*steps, ("1 restarts", trace.RestartSafekeeper, at_1)]
 
 
-def test_a_vote_that_a_restart_shows_is_one_that_was_given():
+def test_a_vote_that_a_restart_shows_is_one_that_was_given() -> None:
     """It may be given again, to the same proposer; to another one in that term it may not, and
     neither may the same one's be there again without it."""
     steps = voted_unsaid()
@@ -193,14 +193,14 @@ def test_a_vote_that_a_restart_shows_is_one_that_was_given():
         check_trace(events([*steps, lost]))
 
 
-def test_an_unsaid_vote_elects_nobody():
+def test_an_unsaid_vote_elects_nobody() -> None:
     """Its answer waited for the line: only when it is given again does it count."""
     steps = [*voted_unsaid(), *GOOD[index(GOOD, "2 votes q") :]]
     with pytest.raises(NotInModelError, match="nobody gave"):
         check_trace(events(steps))
 
 
-def test_an_unsaid_vote_is_for_who_asked_for_it_there():
+def test_an_unsaid_vote_is_for_who_asked_for_it_there() -> None:
     """In that term, in a configuration that the safekeeper had and is a member of; and not by who
     had no copy."""
     for found, reason in (
@@ -224,13 +224,13 @@ def test_an_unsaid_vote_is_for_who_asked_for_it_there():
         check_trace(events([*GOOD[:number], *left]))
 
 
-def test_the_same_vote_may_be_granted_again():
+def test_the_same_vote_may_be_granted_again() -> None:
     """The answer may have been lost; the vote then tells of the log as it is now."""
     steps = before("p leads", (trace.Vote, at(1, 1, 1, 0, 0, proposer="p")))(GOOD)
     assert check_trace(events(steps)) == len(steps)
 
 
-def test_lines_that_are_no_events_are_refused():
+def test_lines_that_are_no_events_are_refused() -> None:
     """Unknown kinds and fields are mistakes of who writes the trace."""
     line = trace.encode_events(events(GOOD)[:1])
     for wrong in (line.replace(b'"Init"', b'"Begin"'), line.replace(b'"seq"', b'"sequence"')):
@@ -239,7 +239,7 @@ def test_lines_that_are_no_events_are_refused():
             list(trace.decode_events(wrong))
 
 
-def test_actions_have_the_names_of_the_model():
+def test_actions_have_the_names_of_the_model() -> None:
     """Each kind of line is an action of `spec/`, but for those that README.md names."""
     text = "".join((SPEC / name).read_text() for name in ("ProposerAcceptor.tla", "Migration.tla"))
     actions = set(re.findall(r"^(\w+)(?:\([^)]*\))? ==", text, re.MULTILINE))
@@ -261,7 +261,7 @@ def as_log(terms: list[int]) -> TermLog:
 
 
 @given(logs, logs, st.integers(0, 7))
-def test_logs_behave_as_sequences_of_terms(one: list[int], other: list[int], end: int):
+def test_logs_behave_as_sequences_of_terms(one: list[int], other: list[int], end: int) -> None:
     """Cut, term and position against plain lists; the common beginning where log matching holds."""
     log = as_log(one)
     assert [log.term_at(lsn) for lsn in range(1, len(one) + 1)] == one

@@ -41,7 +41,7 @@ from tests.simulation.wal.timelines import (
 )
 from tests.simulation.world import bag_of_messages
 
-SEEDS = 15
+SEEDS = 8
 BAG_SEEDS = 250
 SLOW_BAG_SEEDS = 10_000
 BUG_SEEDS = 3000

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from stelae.actors.master.leader.migration_runner import RunnerSettings
 from stelae.coordinator.timelines.migration_steps import MigrationSettings
 from stelae.core.errors import StelaeError
+from stelae.core.ids import TabletId
 from stelae.core.messages.timelines import LOCATE_TIMELINE, LocateTimeline
 from stelae.core.records.timelines import SafekeeperId
 from stelae.core.schema.durability import wal
@@ -50,6 +52,11 @@ def test_without_its_store_nothing_moves_and_everything_is_written() -> None:
     tell(story, safekeepers=4, cas_store=True)
 
 
+def has_safekeepers(here: Here, tablet_id: TabletId, desired: tuple[SafekeeperId, ...]) -> bool:
+    """Whether a master leads and the timeline is on exactly these safekeepers."""
+    return here.cluster.leader() is not None and timelines(here)[tablet_id].sk_set == desired
+
+
 def test_a_store_that_starts_again_has_everything_and_the_next_leader_finds_it() -> None:
     """It listens elsewhere then, and heartbeats there; a new leader master goes on with what it has
     kept, while another move is under way."""
@@ -77,9 +84,7 @@ def test_a_store_that_starts_again_has_everything_and_the_next_leader_finds_it()
             await here.until(here.cluster.leader, "a leader")
             await move(here, tablet_id, desired)
             await here.until(
-                lambda wanted=desired: (
-                    here.cluster.leader() and timelines(here)[tablet_id].sk_set == wanted
-                ),
+                partial(has_safekeepers, here, tablet_id, desired),
                 "the migration",
             )
         await read_all(table, 15)

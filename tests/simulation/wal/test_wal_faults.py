@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -28,6 +29,7 @@ from stelae.core.messages.safekeepers import (
 )
 from stelae.core.records.configurations import TimelineId, TimelineRecord
 from stelae.core.records.timelines import ProposerId, SafekeeperId, TimelineConfiguration
+from stelae.core.rpc import Method
 from stelae.simulation import Options, World
 from stelae.simulation.timelines import events as trace
 from stelae.simulation.timelines.recorder import TimelineRecorder
@@ -68,7 +70,7 @@ def test_configurations_from_the_past_change_nothing() -> None:
             server = world.server(here.keeper(number))
             for old in (first, joint):
                 put = PutConfiguration(timeline, old, create=True)
-                calls = [
+                calls: list[tuple[Method[Any, Any], Any]] = [
                     (PUT_CONFIGURATION, put),
                     (EXCLUDE_TIMELINE, ExcludeTimeline(timeline, old)),
                 ]

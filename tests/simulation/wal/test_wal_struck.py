@@ -9,7 +9,7 @@ from stelae.simulation.runner import run_seeds
 from stelae.simulation.scenarios import load_scenario
 from tests.simulation.wal.wal_tables import Tally, options, run_wal
 
-SEEDS = 4
+SEEDS = 1
 COUNTED_SEEDS = 10
 
 

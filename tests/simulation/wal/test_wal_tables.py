@@ -10,7 +10,7 @@ from stelae.actors.tserver.tablet_log.proposer import CATCH_UP_TIMEOUT_S
 from stelae.consensus.wal.messages import WAL_FETCH
 from stelae.core.errors import NotEnoughServers, StelaeError
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages.servers import WRITE, Write, WriteOp
+from stelae.core.messages.rows import WRITE, Write, WriteOp
 from stelae.core.schema.durability import replicas, wal
 from tests.simulation.wal.wal_cluster import (
     SCHEMA,

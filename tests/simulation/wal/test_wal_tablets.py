@@ -18,7 +18,7 @@ import pytest
 from stelae.actors.tserver.tablet_log.wal_log import WalLog
 from stelae.core.errors import StelaeError, TabletNotReady
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.records.timelines import TimelineConfiguration, majority_lsn
 from stelae.simulation import Options
 from stelae.simulation.world.node import SimulationFailure

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -407,7 +408,7 @@ async def begin(life: Life, drivers: int) -> list[str]:
     for one in life.ids:
         world.start(
             node_name(one),
-            lambda runtime, one=one: ModelSafekeeper(runtime, one, life.bug),
+            partial(ModelSafekeeper, me=one, bug=life.bug),
             kind="safekeeper",
         )
     names = [f"driver{n}" for n in range(drivers)]
@@ -418,9 +419,9 @@ async def begin(life: Life, drivers: int) -> list[str]:
     await insist(lambda: client.store.cas(record, 0, writer="creator", nonce="1", timeout_s=1))
     for one in first.sk_set:
         put = Put(TIMELINE, first, create=True)
-        await insist(lambda one=one, put=put: client._call(node_name(one), PUT, put, 1))  # type: ignore[misc]
+        await insist(partial(client._call, node_name(one), PUT, put, 1))
     for name in names:
-        world.start(name, lambda runtime, name=name: Driver(runtime, life, name), kind="driver")
+        world.start(name, partial(Driver, life=life, name=name), kind="driver")
     return names
 
 
@@ -457,7 +458,7 @@ async def live(life: Life, duration_s: float = 12.0) -> Life:
     return life
 
 
-async def end(tasks: list[asyncio.Future[None]]) -> None:
+async def end(tasks: Sequence[asyncio.Future[None]]) -> None:
     for task in tasks:
         task.cancel()
     for result in await asyncio.gather(*tasks, return_exceptions=True):

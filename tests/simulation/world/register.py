@@ -16,7 +16,7 @@ import msgspec
 
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.rpc import EMPTY, Call, Empty, Method, Reply
+from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Method, Reply
 from stelae.core.runtime import File
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
@@ -71,7 +71,7 @@ class Replica:
             await self._file.sync()
         else:
             self._end = self._file.size
-        handlers = {STORE: self._store, FETCH: self._fetch}
+        handlers: Handlers = {STORE: self._store, FETCH: self._fetch}
         await self._runtime.peers.listen(ServerUuid(""), handlers)
 
     async def stop(self) -> None:

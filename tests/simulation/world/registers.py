@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from stelae.core.errors import (
     RetryLater,
 )
 from stelae.core.ids import Address, ServerUuid, TabletId
-from stelae.core.rpc import Call, Method, Reply
+from stelae.core.rpc import Call, Handlers, Method, Reply
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 from stelae.simulation.checkers import require_rows
@@ -113,7 +114,7 @@ class RegisterServer:
         self.replica.on_role_change(lambda change: world.note(name, str(change)))
 
     async def start(self) -> None:
-        handlers = {**self.replica.handlers(), PUT: self.put, GET: self.get}
+        handlers: Handlers = {**self.replica.handlers(), PUT: self.put, GET: self.get}
         await self.runtime.peers.listen(self.uuid, handlers)
         await self.replica.start()
 
@@ -169,13 +170,13 @@ def plant(replica: Replica, bug: str) -> None:
             async def open(self, path: str) -> Any:
                 return UnsyncedFile(await real_open(path))
 
-        storage._disk = Lying()  # type: ignore[assignment]
+        storage._disk = Lying()
     elif bug == "sent before saved":
 
-        async def hasty(vote: Any, snapshot: Any, entries: Any) -> None:
+        async def hasty(term_and_vote: Any, snapshot: Any, entries: Any) -> None:
             taken = replica.core._taken
             replica._links.send(taken.messages if taken is not None else ())
-            await save(vote, snapshot, entries)
+            await save(term_and_vote, snapshot, entries)
 
         storage.save = hasty  # type: ignore[method-assign]
         # All goes that way; that what is saved at once is durable is shown by "no sync".
@@ -262,7 +263,7 @@ async def scenario(world: World, bug: str = "", duration_s: float = 8.0) -> Hist
     for name in NAMES:
         world.start(
             name,
-            lambda runtime, name=name: RegisterServer(runtime, world, name, bug),
+            partial(RegisterServer, world=world, name=name, bug=bug),
             kind="master",
         )
     world.leader_hint = lambda: ready_leader(world)

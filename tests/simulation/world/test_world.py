@@ -67,10 +67,10 @@ async def sync_for_ever(runtime: SimRuntime) -> None:
         await runtime.clock.sleep(0.1)
 
 
-def test_a_crashed_server_comes_back_on_its_disk():
+def test_a_crashed_server_comes_back_on_its_disk() -> None:
     """A new life, a new identity, the same disk, after a delay."""
 
-    async def body(world):
+    async def body(world: World) -> None:
         first = world.server("s")
         await asyncio.sleep(1.05)
         world.crash("s")
@@ -85,10 +85,10 @@ def test_a_crashed_server_comes_back_on_its_disk():
     in_world(body, sync_for_ever)
 
 
-def test_a_server_that_lost_its_disk_finds_it_empty():
+def test_a_server_that_lost_its_disk_finds_it_empty() -> None:
     """lose_disk means that the next life starts from nothing."""
 
-    async def body(world):
+    async def body(world: World) -> None:
         await asyncio.sleep(1.0)
         world.crash("s", lose_disk=True)
         assert world.nodes["s"].disk.paths() == []
@@ -97,10 +97,10 @@ def test_a_server_that_lost_its_disk_finds_it_empty():
     in_world(body, sync_for_ever)
 
 
-def test_a_server_without_restart_stays_down_until_told():
+def test_a_server_without_restart_stays_down_until_told() -> None:
     """auto_restart=False, restart=False and stop leave a node down; restart starts it."""
 
-    async def body(world):
+    async def body(world: World) -> None:
         world.crash("s")
         await asyncio.sleep(60.0)
         assert not world.nodes["s"].running
@@ -115,10 +115,10 @@ def test_a_server_without_restart_stays_down_until_told():
     in_world(body, auto_restart=False)
 
 
-def test_new_lives_take_new_ports_if_wanted():
+def test_new_lives_take_new_ports_if_wanted() -> None:
     """An address may belong to a life only."""
 
-    async def body(world):
+    async def body(world: World) -> None:
         before = world.address("s")
         world.restart("s")
         assert world.address("s") != before
@@ -126,20 +126,20 @@ def test_new_lives_take_new_ports_if_wanted():
     in_world(body, fixed_port=False)
 
 
-def test_an_injected_disk_error_ends_the_process_only():
+def test_an_injected_disk_error_ends_the_process_only() -> None:
     """EIO in a background task is a crash and a restart, not a failure of the run."""
 
-    async def body(world):
+    async def body(world: World) -> None:
         world.nodes["s"].disk.fail_next_sync = True
         await world.wait_until(lambda: world.nodes["s"].lives == 2, 10.0, "a second life")
 
     in_world(body, sync_for_ever)
 
 
-def test_a_full_disk_ends_the_process_until_there_is_space():
+def test_a_full_disk_ends_the_process_until_there_is_space() -> None:
     """ENOSPC that a server does not handle restarts it, again and again."""
 
-    async def body(world):
+    async def body(world: World) -> None:
         world.nodes["s"].disk.full = True
         await asyncio.sleep(5.0)
         assert world.nodes["s"].lives > 2
@@ -152,14 +152,14 @@ def test_a_full_disk_ends_the_process_until_there_is_space():
     in_world(body, sync_for_ever)
 
 
-def test_any_other_background_error_fails_the_run_with_the_story():
+def test_any_other_background_error_fails_the_run_with_the_story() -> None:
     """The failure names the process and carries what happened before."""
 
     async def fails(runtime: SimRuntime) -> None:
         await runtime.clock.sleep(1.0)
         raise KeyError("a bug")
 
-    async def body(world):
+    async def body(world: World) -> None:
         world.note("test", "before the failure")
         await asyncio.sleep(10.0)
 
@@ -170,7 +170,7 @@ def test_any_other_background_error_fails_the_run_with_the_story():
     assert "before the failure" in caught.value.story
 
 
-def test_an_assertion_after_a_disk_error_still_fails_the_run():
+def test_an_assertion_after_a_disk_error_still_fails_the_run() -> None:
     """An injected error excuses neither broken invariants nor what follows in handling it."""
 
     async def wrong(runtime: SimRuntime) -> None:
@@ -179,7 +179,7 @@ def test_an_assertion_after_a_disk_error_still_fails_the_run():
         except OSError:
             raise AssertionError("invariant") from None
 
-    async def body(world):
+    async def body(world: World) -> None:
         world.nodes["s"].disk.fail_next_sync = True
         await asyncio.sleep(10.0)
 
@@ -187,14 +187,14 @@ def test_an_assertion_after_a_disk_error_still_fails_the_run():
         in_world(body, wrong)
 
 
-def test_a_server_may_end_itself_for_a_named_reason():
+def test_a_server_may_end_itself_for_a_named_reason() -> None:
     """Errors in ``exits`` are an end of the process that Ray would answer with a restart."""
 
     async def ends(runtime: SimRuntime) -> None:
         await runtime.clock.sleep(1.0)
         raise Fenced
 
-    async def body(world):
+    async def body(world: World) -> None:
         await world.wait_until(lambda: world.nodes["s"].lives == 3, 60.0, "a third life")
 
     in_world(body, ends, exits=(Fenced,))
@@ -202,7 +202,7 @@ def test_a_server_may_end_itself_for_a_named_reason():
         in_world(body, ends)
 
 
-def test_a_process_may_ask_for_its_own_crash():
+def test_a_process_may_ask_for_its_own_crash() -> None:
     """The crash comes at its next await."""
 
     async def suicidal(runtime: SimRuntime) -> None:
@@ -213,17 +213,17 @@ def test_a_process_may_ask_for_its_own_crash():
 
     worlds: list[World] = []
 
-    async def body(world):
+    async def body(world: World) -> None:
         worlds.append(world)
         await world.wait_until(lambda: world.nodes["s"].lives == 2, 60.0, "a second life")
 
     in_world(body, suicidal)
 
 
-def test_process_gone_is_true_only_for_dead_processes_of_the_same_machine():
+def test_process_gone_is_true_only_for_dead_processes_of_the_same_machine() -> None:
     """Hung is not gone, and other machines cannot tell."""
 
-    async def body(world):
+    async def body(world: World) -> None:
         watcher = world.client("c")
         old = world.server("s").runtime.identity
 
@@ -244,10 +244,10 @@ def test_process_gone_is_true_only_for_dead_processes_of_the_same_machine():
     in_world(body, options=Options(one_machine=False))
 
 
-def test_objects_live_as_long_as_their_owner():
+def test_objects_live_as_long_as_their_owner() -> None:
     """After the owner's crash an object is gone, also for its next life."""
 
-    async def body(world):
+    async def body(world: World) -> None:
         runtime = world.server("s").runtime
         source = bytearray(b"segment")
         handle = await runtime.objects.put(pa.py_buffer(source))
@@ -264,10 +264,10 @@ def test_objects_live_as_long_as_their_owner():
     in_world(body)
 
 
-def test_offload_clocks_and_metrics():
+def test_offload_clocks_and_metrics() -> None:
     """Offloaded work takes virtual time; clocks drift and are skewed; metrics count."""
 
-    async def body(world):
+    async def body(world: World) -> None:
         runtime = world.server("s").runtime
         began_s = world.loop.time()
         assert await runtime.offload(divmod, 7, 2) == (3, 1)
@@ -291,10 +291,10 @@ def test_offload_clocks_and_metrics():
     in_world(body, options=Options(clock_drift=0.01, clock_skew_s=3.0))
 
 
-def test_a_moved_server_has_a_zombie_for_a_while():
+def test_a_moved_server_has_a_zombie_for_a_while() -> None:
     """The old process lives on under another name while the new one has an empty disk."""
 
-    async def body(world):
+    async def body(world: World) -> None:
         await asyncio.sleep(1.0)
         old = world.server("s")
         before = world.address("s")
@@ -321,7 +321,7 @@ def test_a_moved_server_has_a_zombie_for_a_while():
     in_world(body, sync_for_ever, fixed_port=False)
 
 
-def test_the_nemesis_loses_disks_only_where_allowed_and_leaves_everything_whole():
+def test_the_nemesis_loses_disks_only_where_allowed_and_leaves_everything_whole() -> None:
     """Zombies and empty disks occur; a spared disk stays; in the end all servers run."""
 
     async def run(world: World) -> None:
@@ -351,10 +351,10 @@ def test_the_nemesis_loses_disks_only_where_allowed_and_leaves_everything_whole(
     world.run(run(world))
 
 
-def test_work_spawned_in_a_process_hangs_with_it():
+def test_work_spawned_in_a_process_hangs_with_it() -> None:
     """A client task of a paused node waits."""
 
-    async def body(world):
+    async def body(world: World) -> None:
         world.client("c")
         done = []
 
@@ -374,10 +374,10 @@ def test_work_spawned_in_a_process_hangs_with_it():
     in_world(body)
 
 
-def test_waiting_in_vain_is_a_failure_that_says_for_what():
+def test_waiting_in_vain_is_a_failure_that_says_for_what() -> None:
     """A liveness failure names the condition."""
 
-    async def body(world):
+    async def body(world: World) -> None:
         await world.wait_until(lambda: False, 5.0, "pigs fly")
 
     with pytest.raises(SimulationFailure, match=r"within 5\.0 s: pigs fly"):

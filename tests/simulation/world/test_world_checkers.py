@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stelae.simulation.checkers import check_rows, require_rows, unread_keys
-from stelae.simulation.history import History, Operation
+from stelae.simulation.history import History, Kind, Operation
 
 
 def make() -> History:
@@ -38,7 +39,7 @@ def rules(history: History) -> str:
     return "; ".join(violation.rule for violation in check_rows(history))
 
 
-def test_a_correct_history_passes():
+def test_a_correct_history_passes() -> None:
     """Writes, reads, a delete and a new write in sequence break nothing."""
     history = make()
     read(history, None)
@@ -53,7 +54,7 @@ def test_a_correct_history_passes():
     require_rows(history)
 
 
-def test_a_lost_acknowledged_write_is_flagged():
+def test_a_lost_acknowledged_write_is_flagged() -> None:
     """A row that was written, and that nobody deleted, cannot be absent."""
     history = make()
     write(history, "a", 1)
@@ -63,7 +64,7 @@ def test_a_lost_acknowledged_write_is_flagged():
         require_rows(history)
 
 
-def test_a_delete_that_ended_before_the_write_does_not_excuse_its_loss():
+def test_a_delete_that_ended_before_the_write_does_not_excuse_its_loss() -> None:
     """Only a delete that can come after the write explains why the row is gone."""
     history = make()
     delete(history)
@@ -72,7 +73,7 @@ def test_a_delete_that_ended_before_the_write_does_not_excuse_its_loss():
     assert "lost" in rules(history)
 
 
-def test_a_stale_read_is_flagged():
+def test_a_stale_read_is_flagged() -> None:
     """A read is never older than a write that ended before it began."""
     history = make()
     write(history, "a", 1)
@@ -81,7 +82,7 @@ def test_a_stale_read_is_flagged():
     assert "older version" in rules(history)
 
 
-def test_reads_never_go_back_even_among_unacknowledged_writes():
+def test_reads_never_go_back_even_among_unacknowledged_writes() -> None:
     """What one finished read saw, later reads see too."""
     history = make()
     write(history, "a", 1)
@@ -92,7 +93,7 @@ def test_reads_never_go_back_even_among_unacknowledged_writes():
     assert "older version" in rules(history)
 
 
-def test_a_write_of_unknown_outcome_may_appear_or_not():
+def test_a_write_of_unknown_outcome_may_appear_or_not() -> None:
     """Unknown writes are allowed to be seen late, and never to be seen."""
     history = make()
     write(history, "a", 1)
@@ -103,7 +104,7 @@ def test_a_write_of_unknown_outcome_may_appear_or_not():
     require_rows(history)
 
 
-def test_a_deleted_row_that_comes_back_is_flagged():
+def test_a_deleted_row_that_comes_back_is_flagged() -> None:
     """Deletes stay deleted, whether their version is told or not."""
     for version in (None, 2):
         history = make()
@@ -113,7 +114,7 @@ def test_a_deleted_row_that_comes_back_is_flagged():
         assert "deleted row came back" in rules(history)
 
 
-def test_an_absence_once_seen_stays_seen():
+def test_an_absence_once_seen_stays_seen() -> None:
     """After a read found the row gone, its old value cannot be read again."""
     history = make()
     write(history, "a", 1)
@@ -123,7 +124,7 @@ def test_an_absence_once_seen_stays_seen():
     assert "deleted row came back" in rules(history)
 
 
-def test_a_write_applied_twice_is_flagged():
+def test_a_write_applied_twice_is_flagged() -> None:
     """One write has one version (exactly once)."""
     history = make()
     write(history, "a", 1)
@@ -132,7 +133,7 @@ def test_a_write_applied_twice_is_flagged():
     assert "two versions" in rules(history)
 
 
-def test_a_version_given_to_two_writes_is_flagged():
+def test_a_version_given_to_two_writes_is_flagged() -> None:
     """One version belongs to one write."""
     history = make()
     first = history.begin("c", "write", "k", "a")
@@ -142,7 +143,7 @@ def test_a_version_given_to_two_writes_is_flagged():
     assert "given twice" in rules(history)
 
 
-def test_a_version_that_does_not_grow_is_flagged():
+def test_a_version_that_does_not_grow_is_flagged() -> None:
     """A write gets a larger version than every write that ended before it began."""
     history = make()
     write(history, "a", 5)
@@ -150,7 +151,7 @@ def test_a_version_that_does_not_grow_is_flagged():
     assert "not above" in rules(history)
 
 
-def test_an_unknown_write_that_took_effect_in_the_past_is_flagged():
+def test_an_unknown_write_that_took_effect_in_the_past_is_flagged() -> None:
     """Also a write whose answer was lost got a version above those before it."""
     history = make()
     write(history, "a", 5)
@@ -160,7 +161,7 @@ def test_an_unknown_write_that_took_effect_in_the_past_is_flagged():
     assert "not above" in rules(history)
 
 
-def test_reads_of_failed_foreign_and_future_writes_are_flagged():
+def test_reads_of_failed_foreign_and_future_writes_are_flagged() -> None:
     """A read returns what somebody wrote, had not failed to write, and had begun to write."""
     history = make()
     history.failed(history.begin("c", "write", "k", "a"))
@@ -175,7 +176,7 @@ def test_reads_of_failed_foreign_and_future_writes_are_flagged():
     assert "before it was written" in rules(history)
 
 
-def test_a_conditional_write_on_an_old_version_is_flagged():
+def test_a_conditional_write_on_an_old_version_is_flagged() -> None:
     """Between the version asked for and the version made there is no other."""
     history = make()
     write(history, "a", 1)
@@ -184,7 +185,7 @@ def test_a_conditional_write_on_an_old_version_is_flagged():
     assert "if version 1 came after version 2" in rules(history)
 
 
-def test_values_must_be_unique_and_answers_complete():
+def test_values_must_be_unique_and_answers_complete() -> None:
     """The checker refuses a history that it cannot judge."""
     history = make()
     write(history, "a", 1)
@@ -197,7 +198,7 @@ def test_values_must_be_unique_and_answers_complete():
         check_rows(history)
 
 
-def test_keys_without_a_final_read_are_named():
+def test_keys_without_a_final_read_are_named() -> None:
     """Loss can only be seen where somebody looks."""
     history = make()
     last = write(history, "a", 1)
@@ -206,11 +207,14 @@ def test_keys_without_a_final_read_are_named():
     assert unread_keys(history, last.invoked) == []
 
 
+KINDS: dict[str, Kind] = {"w": "write", "d": "delete", "r": "read"}
 STEPS = st.lists(st.tuples(st.sampled_from("wdr"), st.integers(0, 3)), max_size=40)
 
 
 @given(steps=STEPS, random=st.randoms(use_true_random=False))
-def test_concurrent_operations_on_a_real_register_are_never_accused(steps, random):
+def test_concurrent_operations_on_a_real_register_are_never_accused(
+    steps: list[tuple[str, int]], random: Random
+) -> None:
     """Operations that take effect at one moment between call and return form no violation."""
     history = make()
     version, value = 0, None
@@ -243,7 +247,7 @@ def test_concurrent_operations_on_a_real_register_are_never_accused(steps, rando
         history.ok(operation, version=answer[0], value=answer[1])
 
     for number, (kind, choice) in enumerate(steps):
-        full = {"w": "write", "d": "delete", "r": "read"}[kind]
+        full = KINDS[kind]
         text = f"v{number}" if full == "write" else None
         waiting.append([history.begin("c", full, "k", text), False, None])
         for _ in range(choice):

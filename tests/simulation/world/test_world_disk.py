@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from stelae.runtime.conformance import DISK_RULES
+from stelae.runtime.conformance import DISK_RULES, DiskRule
 from stelae.simulation import Options, ProcessEnded, SimLoop
 from stelae.simulation.world.disk import InjectedDiskError, SimDisk, SimDiskView
+from tests.simulation.world.loops import make_loop
 
 LOSSY = Options(keep_unsynced_rate=0.0)
 Body = Callable[[SimLoop, SimDisk, SimDiskView], Awaitable[Any]]
@@ -19,7 +20,7 @@ Body = Callable[[SimLoop, SimDisk, SimDiskView], Awaitable[Any]]
 
 def on_disk(body: Body, seed: int | str = 1, options: Options = LOSSY) -> Any:
     """Run ``body`` with a fresh disk."""
-    loop = SimLoop(random.Random(seed))
+    loop = make_loop(random.Random(seed))
     disk = SimDisk(random.Random(f"{seed}/disk"), options, lambda text: None)
 
     async def main() -> Any:
@@ -35,16 +36,16 @@ async def after_crash(loop: SimLoop, disk: SimDisk) -> SimDiskView:
 
 
 @pytest.mark.parametrize("rule", DISK_RULES, ids=lambda rule: rule.__name__)
-def test_the_simulated_disk_keeps_every_rule_of_disks(rule):
+def test_the_simulated_disk_keeps_every_rule_of_disks(rule: DiskRule) -> None:
     """Servers meet the same disk here and on real files."""
     for seed in range(3):
         on_disk(lambda loop, disk, view: rule(view), seed)
 
 
-def test_synced_bytes_always_survive_a_crash():
+def test_synced_bytes_always_survive_a_crash() -> None:
     """Whatever a sync covered is there in every seed; later writes may add to it."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> bytes:
         file = await view.open("folder/log")
         file.write_at(0, b"abc", memoryview(b"def"))
         await file.sync()
@@ -57,11 +58,11 @@ def test_synced_bytes_always_survive_a_crash():
     assert len({on_disk(body, seed) for seed in range(40)}) > 3
 
 
-def test_unsynced_writes_are_kept_dropped_and_torn():
+def test_unsynced_writes_are_kept_dropped_and_torn() -> None:
     """Over many seeds every fate occurs: all, nothing, cut at a byte, some sectors only."""
     new = bytes(range(1, 251)) * 12  # 3000 bytes, none of them zero
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> bytes:
         file = await view.open("f")
         file.write_at(0, bytes(3000))
         await file.sync()
@@ -84,10 +85,10 @@ def test_unsynced_writes_are_kept_dropped_and_torn():
     assert fates == {"kept", "dropped", "prefix", "sectors"}
 
 
-def test_files_lose_their_writes_independently():
+def test_files_lose_their_writes_independently() -> None:
     """The newer write of one file may survive while the older one of another does not."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> list[bytes]:
         files = [await view.open(name) for name in "ab"]
         for file in files:
             file.write_at(0, b"x")
@@ -98,20 +99,20 @@ def test_files_lose_their_writes_independently():
     assert seen == {(b"", b""), (b"x", b""), (b"", b"x"), (b"x", b"x")}
 
 
-def test_a_killed_process_alone_loses_nothing_that_it_wrote():
+def test_a_killed_process_alone_loses_nothing_that_it_wrote() -> None:
     """With the kernel alive, unsynced writes are still there."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> bytes:
         (await view.open("f")).write_at(0, b"written")
         return await (await after_crash(loop, disk)).read("f")
 
     assert {on_disk(body, seed, Options()) for seed in range(10)} == {b"written"}
 
 
-def test_a_write_during_a_sync_is_not_covered_by_it():
+def test_a_write_during_a_sync_is_not_covered_by_it() -> None:
     """Only what was written before the sync began is durable after it."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> bytes:
         file = await view.open("f")
         file.write_at(0, b"one")
         syncing = loop.create_task(file.sync())
@@ -122,10 +123,10 @@ def test_a_write_during_a_sync_is_not_covered_by_it():
     assert on_disk(body) == b"one"
 
 
-def test_overlapping_syncs_agree():
+def test_overlapping_syncs_agree() -> None:
     """Two syncs in flight make each prefix durable once, whichever ends first."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> bytes:
         file = await view.open("f")
         tasks = []
         for number in range(20):
@@ -139,10 +140,10 @@ def test_overlapping_syncs_agree():
     assert {on_disk(body, seed) for seed in range(10)} == {b"x" * 20}
 
 
-def test_replace_is_atomic():
+def test_replace_is_atomic() -> None:
     """A crash in the midst of a replace leaves the old content or the new, whole."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> bytes:
         await view.replace("meta", b"old")
         task = loop.create_task(view.replace("meta", b"new content"))
         while not task.done() and random.Random(loop.time()).random() < 0.8:
@@ -155,10 +156,10 @@ def test_replace_is_atomic():
     assert {on_disk(body, seed, options) for seed in range(40)} == {b"old", b"new content"}
 
 
-def test_a_folder_moves_as_a_whole_or_not_at_all():
+def test_a_folder_moves_as_a_whole_or_not_at_all() -> None:
     """A crash in the midst of a move leaves all files under the old name or all under the new."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> tuple[str, ...]:
         for name in ("a", "b", "deep/c"):
             await view.replace(f"old/{name}", name.encode())
         task = loop.create_task(view.move("old", "new"))
@@ -174,10 +175,10 @@ def test_a_folder_moves_as_a_whole_or_not_at_all():
     }
 
 
-def test_a_move_is_durable_once_it_returns_and_a_removal_of_a_folder_too():
+def test_a_move_is_durable_once_it_returns_and_a_removal_of_a_folder_too() -> None:
     """Neither comes back after a crash."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> tuple[str, ...]:
         for name in ("moved/a", "removed/b", "removed/deep/c"):
             await view.replace(name, b"x")
         assert await view.move("moved", "here")
@@ -188,10 +189,10 @@ def test_a_move_is_durable_once_it_returns_and_a_removal_of_a_folder_too():
     assert {on_disk(body, seed) for seed in range(20)} == {("here/a",)}
 
 
-def test_names_are_durable_once_open_and_remove_return():
+def test_names_are_durable_once_open_and_remove_return() -> None:
     """A file made or removed stays so after a crash."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> list[str]:
         (await view.open("here")).close()
         await view.open("gone")
         await view.remove("gone")
@@ -204,10 +205,10 @@ def test_names_are_durable_once_open_and_remove_return():
     assert {tuple(on_disk(body, seed)) for seed in range(20)} == {("here",)}
 
 
-def test_a_name_being_made_may_vanish():
+def test_a_name_being_made_may_vanish() -> None:
     """Before open returns, a crash may leave the file or not."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> tuple[str, ...]:
         task = loop.create_task(view.open("f"))
         await view.list("")
         disk.crash()
@@ -218,10 +219,10 @@ def test_a_name_being_made_may_vanish():
     assert {on_disk(body, seed, options) for seed in range(30)} == {(), ("f",)}
 
 
-def test_a_failed_sync_may_lose_what_it_covered_and_the_next_does_not_tell():
+def test_a_failed_sync_may_lose_what_it_covered_and_the_next_does_not_tell() -> None:
     """After EIO a later sync succeeds without making the lost writes durable."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> bytes:
         file = await view.open("f")
         file.write_at(0, b"x")
         disk.fail_next_sync = True
@@ -235,20 +236,21 @@ def test_a_failed_sync_may_lose_what_it_covered_and_the_next_does_not_tell():
     assert {on_disk(body, seed) for seed in range(20)} == {b"", b"x"}
 
 
-def test_a_full_disk_refuses_what_needs_space_only():
+def test_a_full_disk_refuses_what_needs_space_only() -> None:
     """ENOSPC comes from growing a file, never from writing where space is reserved."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> None:
         file = await view.open("f")
         file.preallocate(100)
         assert file.size == 100
         disk.full = True
         file.write_at(0, b"fits")
-        for attempt in (
+        attempts: list[Callable[[], None]] = [
             lambda: file.write_at(99, b"xx"),
             lambda: file.preallocate(101),
             lambda: file.truncate(200),
-        ):
+        ]
+        for attempt in attempts:
             with pytest.raises(InjectedDiskError) as caught:
                 attempt()
             assert caught.value.errno == errno.ENOSPC
@@ -260,10 +262,10 @@ def test_a_full_disk_refuses_what_needs_space_only():
     on_disk(body)
 
 
-def test_handles_die_with_their_process():
+def test_handles_die_with_their_process() -> None:
     """A finally block of a dead process can neither write nor read."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> None:
         process = loop.new_process("other", 1)
         file = await SimDiskView(disk, process, LOSSY).open("f")
         loop.kill(process)
@@ -280,10 +282,10 @@ def test_handles_die_with_their_process():
     on_disk(body)
 
 
-def test_a_lost_disk_is_empty():
+def test_a_lost_disk_is_empty() -> None:
     """Nothing is left, synced or not."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> list[str]:
         await view.replace("f", b"x")
         disk.lose()
         return await view.list("")
@@ -291,10 +293,10 @@ def test_a_lost_disk_is_empty():
     assert on_disk(body) == []
 
 
-def test_folders_list_their_own_files_sorted():
+def test_folders_list_their_own_files_sorted() -> None:
     """Names come sorted, without those of folders within; bad paths are refused."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> None:
         for path in ("wal/2", "wal/1", "wal/deep/3", "other"):
             await view.open(path)
         assert await view.list("wal") == ["1", "2"]
@@ -306,10 +308,10 @@ def test_folders_list_their_own_files_sorted():
     on_disk(body)
 
 
-def test_corruption_flips_a_durable_byte():
+def test_corruption_flips_a_durable_byte() -> None:
     """Bit rot is there after a restart too, for checks of checksums."""
 
-    async def body(loop, disk, view):
+    async def body(loop: SimLoop, disk: SimDisk, view: SimDiskView) -> bytes:
         await view.replace("f", b"\x00\x00")
         disk.corrupt("f", 1, 0x80)
         return await (await after_crash(loop, disk)).read("f")

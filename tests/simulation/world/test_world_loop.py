@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from stelae.simulation import PROCESS, SimLoop, SimulationError
+from tests.simulation.world.loops import make_loop
 
 
 def run(main: Coroutine[Any, Any, Any], seed: str = "seed", limit_s: float = 1e6) -> Any:
-    return SimLoop(random.Random(seed)).run(main, limit_s)
+    return make_loop(random.Random(seed)).run(main, limit_s)
 
 
-def test_time_is_virtual_and_jumps_to_the_next_timer():
+def test_time_is_virtual_and_jumps_to_the_next_timer() -> None:
     """A day of sleep costs nothing and is exact."""
 
     async def main() -> float:
@@ -28,7 +29,7 @@ def test_time_is_virtual_and_jumps_to_the_next_timer():
     assert run(main()) == 86_400.0
 
 
-def test_plain_asyncio_code_works():
+def test_plain_asyncio_code_works() -> None:
     """Queues, events, locks, groups, timeouts, gather, shield and wait behave as documented."""
 
     async def producer(queue: asyncio.Queue[int], lock: asyncio.Lock) -> None:
@@ -56,7 +57,7 @@ def test_plain_asyncio_code_works():
         kept = asyncio.create_task(slow())
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(kept), 0.1)
-        assert await asyncio.gather(kept, slow()) == ["slow", "slow"]
+        assert list(await asyncio.gather(kept, slow())) == ["slow", "slow"]
         done, pending = await asyncio.wait(
             {asyncio.create_task(slow()), asyncio.create_task(event.wait())},
             return_when=asyncio.FIRST_COMPLETED,
@@ -79,10 +80,10 @@ def order_of_ten(seed: str, shuffle: float) -> list[int]:
         await asyncio.gather(*(one(number) for number in range(10)))
         return order
 
-    return SimLoop(random.Random(seed), shuffle).run(main(), 1.0)
+    return make_loop(random.Random(seed), shuffle).run(main(), 1.0)
 
 
-def test_the_seed_decides_the_order_of_ready_callbacks():
+def test_the_seed_decides_the_order_of_ready_callbacks() -> None:
     """The same seed repeats an order, other seeds give others, and shuffle 0 is asyncio's."""
     orders = [order_of_ten(str(seed), 1.0) for seed in range(5)]
     assert orders == [order_of_ten(str(seed), 1.0) for seed in range(5)]
@@ -90,7 +91,7 @@ def test_the_seed_decides_the_order_of_ready_callbacks():
     assert order_of_ten("any", 0.0) == list(range(10))
 
 
-def test_the_exception_of_an_unowned_task_fails_the_run():
+def test_the_exception_of_an_unowned_task_fails_the_run() -> None:
     """A task nobody awaits cannot fail silently."""
 
     async def fails() -> None:
@@ -105,7 +106,7 @@ def test_the_exception_of_an_unowned_task_fails_the_run():
         run(main())
 
 
-def test_the_exception_of_a_task_that_is_kept_but_never_looked_at_fails_the_run():
+def test_the_exception_of_a_task_that_is_kept_but_never_looked_at_fails_the_run() -> None:
     """A reference to a failed task does not hide its failure (guards a private attribute)."""
     kept = []
 
@@ -121,7 +122,7 @@ def test_the_exception_of_a_task_that_is_kept_but_never_looked_at_fails_the_run(
             run(main(wait_s))
 
 
-def test_the_exception_of_a_callback_fails_the_run():
+def test_the_exception_of_a_callback_fails_the_run() -> None:
     """Callbacks have no owner, so their errors end the run."""
 
     async def main() -> None:
@@ -132,7 +133,9 @@ def test_the_exception_of_a_callback_fails_the_run():
         run(main())
 
 
-def test_a_deadlock_a_livelock_and_a_run_without_end_are_reported(monkeypatch):
+def test_a_deadlock_a_livelock_and_a_run_without_end_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing left to run, time standing still, and too much time are failures."""
 
     async def deadlock() -> None:
@@ -151,7 +154,7 @@ def test_a_deadlock_a_livelock_and_a_run_without_end_are_reported(monkeypatch):
         run(spin(1.0), limit_s=100.0)
 
 
-def test_threads_are_refused():
+def test_threads_are_refused() -> None:
     """A thread would make runs differ, so the executor is an error."""
 
     async def main() -> None:
@@ -161,7 +164,7 @@ def test_threads_are_refused():
         run(main())
 
 
-def test_killing_a_process_ends_exactly_its_tasks():
+def test_killing_a_process_ends_exactly_its_tasks() -> None:
     """Tasks started by a process's tasks die with it, and nothing of it runs again."""
     ran: list[str] = []
 
@@ -200,7 +203,9 @@ def test_killing_a_process_ends_exactly_its_tasks():
 
 
 @pytest.mark.parametrize("dies", [True, False])
-def test_a_failed_future_fails_the_run_unless_its_process_died_before_it_could_look(dies: bool):
+def test_a_failed_future_fails_the_run_unless_its_process_died_before_it_could_look(
+    dies: bool,
+) -> None:
     """A future that fails at the instant of a crash is collected later, in the midst of others."""
 
     async def main() -> None:
@@ -223,7 +228,7 @@ def test_a_failed_future_fails_the_run_unless_its_process_died_before_it_could_l
             run(main())
 
 
-def test_a_task_that_fails_at_the_instant_of_its_processs_death_does_not_fail_the_run():
+def test_a_task_that_fails_at_the_instant_of_its_processs_death_does_not_fail_the_run() -> None:
     """Whoever in it waited for the task can look at it no more."""
 
     async def fails() -> None:
@@ -240,10 +245,10 @@ def test_a_task_that_fails_at_the_instant_of_its_processs_death_does_not_fail_th
         del task
         await asyncio.sleep(1.0)
 
-    SimLoop(random.Random(1), 0.0).run(main(), 10.0)
+    make_loop(random.Random(1), 0.0).run(main(), 10.0)
 
 
-def test_a_paused_process_runs_nothing_until_it_resumes():
+def test_a_paused_process_runs_nothing_until_it_resumes() -> None:
     """A hung process misses nothing: what became ready runs after it."""
     ran: list[float] = []
 
@@ -270,7 +275,7 @@ def test_a_paused_process_runs_nothing_until_it_resumes():
     run(main())
 
 
-def test_sets_of_tasks_and_futures_have_one_order():
+def test_sets_of_tasks_and_futures_have_one_order() -> None:
     """Asyncio keeps tasks in sets; their order must not come from addresses."""
 
     async def main() -> None:

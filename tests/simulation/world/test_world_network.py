@@ -20,8 +20,8 @@ from stelae.core.errors import (
     Unavailable,
     WrongServer,
 )
-from stelae.core.ids import ServerUuid
-from stelae.core.rpc import Call, Method, Reply
+from stelae.core.ids import Address, ServerUuid
+from stelae.core.rpc import Call, Handlers, Method, Reply
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, SimulationFailure, World
 from stelae.simulation.world.instance import SimRuntime
@@ -47,7 +47,7 @@ class Echo:
         self.deadlines: list[float] = []
 
     async def start(self) -> None:
-        handlers = {ECHO: self.echo, FAIL: self.fail, HANG: self.hang}
+        handlers: Handlers = {ECHO: self.echo, FAIL: self.fail, HANG: self.hang}
         await self.runtime.peers.listen(ServerUuid("uuid-1"), handlers)
 
     async def stop(self) -> None:
@@ -86,7 +86,7 @@ def with_echo(body: Body, options: Options | None = None, seed: int = 1) -> Any:
 
 
 def echo(client: SimRuntime, text: str, timeout_s: float = 1.0, **more: Any) -> Any:
-    return client.peers.call("s:7000", ECHO, Text(text), timeout_s=timeout_s, **more)
+    return client.peers.call(Address("s:7000"), ECHO, Text(text), timeout_s=timeout_s, **more)
 
 
 async def outcomes(client: SimRuntime, count: int, timeout_s: float = 1.0) -> Counter[str]:
@@ -101,10 +101,10 @@ async def outcomes(client: SimRuntime, count: int, timeout_s: float = 1.0) -> Co
     return found
 
 
-def test_a_call_carries_copies_of_body_and_blobs():
+def test_a_call_carries_copies_of_body_and_blobs() -> None:
     """Nothing is shared: later changes of the sender's buffer are not seen."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         buffer = bytearray(b"blob")
         blobs = [buffer, memoryview(b"view"), pa.py_buffer(b"arrow")]
         task = asyncio.ensure_future(echo(client, "hi", blobs=blobs))
@@ -122,10 +122,10 @@ def test_a_call_carries_copies_of_body_and_blobs():
     with_echo(body, Options(shuffle=0.0))
 
 
-def test_errors_of_handlers_reach_the_caller():
+def test_errors_of_handlers_reach_the_caller() -> None:
     """StelaeError classes cross the wire; unknown methods and wrong servers are told."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         address = world.address("s")
         with pytest.raises(TableNotFound, match="'t'"):
             await client.peers.call(address, FAIL, Text("t"), timeout_s=1.0)
@@ -141,10 +141,10 @@ def test_errors_of_handlers_reach_the_caller():
     with_echo(body)
 
 
-def test_any_other_error_of_a_handler_fails_the_run():
+def test_any_other_error_of_a_handler_fails_the_run() -> None:
     """A bug in a handler is never turned into an answer."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         await client.peers.call(world.address("s"), FAIL, Text("bug"), timeout_s=1.0)
 
     with pytest.raises(SimulationFailure, match="KeyError: 'a bug'") as caught:
@@ -153,20 +153,20 @@ def test_any_other_error_of_a_handler_fails_the_run():
     assert "< " in caught.value.story
 
 
-def test_a_lost_request_is_not_executed_and_its_outcome_is_unknown():
+def test_a_lost_request_is_not_executed_and_its_outcome_is_unknown() -> None:
     """The caller cannot tell a lost request from a lost reply."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         found = await outcomes(client, 100)
         assert found["OutcomeUnknown"] == 100 - sum(executed.values()) > 10
 
     with_echo(body, Options(drop_request_rate=0.3))
 
 
-def test_a_lost_reply_comes_after_the_execution():
+def test_a_lost_reply_comes_after_the_execution() -> None:
     """Requests whose reply is lost were executed."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         found = await outcomes(client, 100)
         assert found["OutcomeUnknown"] > 10
         assert sum(executed.values()) == 100
@@ -174,10 +174,10 @@ def test_a_lost_reply_comes_after_the_execution():
     with_echo(body, Options(drop_reply_rate=0.3))
 
 
-def test_requests_are_duplicated_and_reordered():
+def test_requests_are_duplicated_and_reordered() -> None:
     """Some run twice, and those sent later may run first."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         await asyncio.gather(*(echo(client, f"{number:03}") for number in range(100)))
         await asyncio.sleep(1.0)
         assert Counter(executed.values())[2] > 10
@@ -186,10 +186,10 @@ def test_requests_are_duplicated_and_reordered():
     with_echo(body, Options(duplicate_rate=0.3, slow_message_rate=0.2))
 
 
-def test_a_refusal_is_told_only_when_no_other_copy_can_be_done():
+def test_a_refusal_is_told_only_when_no_other_copy_can_be_done() -> None:
     """ "Surely not done" is said of the request, not of one copy of it."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         refused: dict[str, bool] = {}
 
         async def refuse_first(self: Echo, call: Call[Text]) -> Reply[Text]:
@@ -216,10 +216,10 @@ def test_a_refusal_is_told_only_when_no_other_copy_can_be_done():
     with_echo(body, Options(duplicate_rate=0.3, slow_message_rate=0.2))
 
 
-def test_a_late_request_is_executed_after_its_caller_gave_up():
+def test_a_late_request_is_executed_after_its_caller_gave_up() -> None:
     """Execution may come after OutcomeUnknown."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         world.network.clog("c", "s", 5.0)
         with pytest.raises(OutcomeUnknown):
             await echo(client, "late")
@@ -230,10 +230,10 @@ def test_a_late_request_is_executed_after_its_caller_gave_up():
     with_echo(body)
 
 
-def test_a_server_that_is_down_refuses():
+def test_a_server_that_is_down_refuses() -> None:
     """Refused connections are known not to have done anything."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         world.crash("s", restart=False)
         found = await outcomes(client, 50)
         assert found == Counter(Unavailable=50)
@@ -241,10 +241,10 @@ def test_a_server_that_is_down_refuses():
     with_echo(body)
 
 
-def test_a_crash_breaks_the_calls_in_flight():
+def test_a_crash_breaks_the_calls_in_flight() -> None:
     """The caller learns OutcomeUnknown soon after the crash, or at its deadline."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         calls = [
             client.peers.call(world.address("s"), HANG, Text(""), timeout_s=30.0) for _ in range(40)
         ]
@@ -261,10 +261,10 @@ def test_a_crash_breaks_the_calls_in_flight():
     with_echo(body)
 
 
-def test_partitions_cut_one_way_or_both():
+def test_partitions_cut_one_way_or_both() -> None:
     """Cut towards the server nothing runs; cut towards the client all runs, nothing is answered."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         world.partition(["c"], ["s"])
         found = await outcomes(client, 30, 0.1)
         assert set(found) == {"OutcomeUnknown", "Unavailable"}
@@ -279,10 +279,10 @@ def test_partitions_cut_one_way_or_both():
     with_echo(body)
 
 
-def test_unavailable_means_that_nothing_was_executed_even_later():
+def test_unavailable_means_that_nothing_was_executed_even_later() -> None:
     """Messages caught by a partition may come when it heals; those called Unavailable never do."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         certain, unknown = [], []
         world.partition(["c"], ["s"])
         for number in range(60):
@@ -301,15 +301,15 @@ def test_unavailable_means_that_nothing_was_executed_even_later():
     with_echo(body, Options(late_rate=0.5))
 
 
-def test_watch_ends_soon_after_a_crash_and_late_in_a_partition():
+def test_watch_ends_soon_after_a_crash_and_late_in_a_partition() -> None:
     """The end of a connection is a hint: milliseconds for a crash, keepalive for a partition."""
 
-    async def timed(world, client) -> float:
+    async def timed(world: World, client: SimRuntime) -> float:
         began_s = world.loop.time()
         await client.peers.watch(world.address("s"))
         return world.loop.time() - began_s
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         watching = asyncio.ensure_future(timed(world, client))
         await asyncio.sleep(10.0)
         world.crash("s", restart=False)
@@ -325,10 +325,10 @@ def test_watch_ends_soon_after_a_crash_and_late_in_a_partition():
     with_echo(body)
 
 
-def test_a_reset_breaks_connections_of_living_servers():
+def test_a_reset_breaks_connections_of_living_servers() -> None:
     """Watches end and calls become unknown although nobody died."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         address = world.address("s")
         watching = asyncio.ensure_future(client.peers.watch(address))
         call = asyncio.ensure_future(client.peers.call(address, HANG, Text(""), timeout_s=60.0))
@@ -343,10 +343,10 @@ def test_a_reset_breaks_connections_of_living_servers():
     with_echo(body)
 
 
-def test_closing_ends_pending_calls_as_unknown():
+def test_closing_ends_pending_calls_as_unknown() -> None:
     """A client that closes its peers gets an end to everything."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         call = asyncio.ensure_future(
             client.peers.call(world.address("s"), HANG, Text(""), timeout_s=60.0)
         )
@@ -360,10 +360,10 @@ def test_closing_ends_pending_calls_as_unknown():
     with_echo(body)
 
 
-def test_requests_to_a_hung_process_wait_for_it():
+def test_requests_to_a_hung_process_wait_for_it() -> None:
     """A paused server executes what came meanwhile once it goes on."""
 
-    async def body(world, client, executed):
+    async def body(world: World, client: SimRuntime, executed: Counter[str]) -> None:
         world.pause("s")
         with pytest.raises(OutcomeUnknown):
             await echo(client, "x")

@@ -22,7 +22,6 @@ from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import Heartbeat
 from stelae.core.records.records import (
-    ProcessIdentity,
     ServerInfo,
     ServerKind,
     TableRecord,
@@ -30,6 +29,7 @@ from stelae.core.records.records import (
     TabletRecord,
     TabletState,
 )
+from stelae.core.runtime import ProcessIdentity
 from stelae.core.schema.durability import segments
 from stelae.core.schema.partition import Partitioning
 from stelae.core.schema.schema import TableSchema

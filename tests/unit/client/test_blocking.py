@@ -27,7 +27,7 @@ from stelae.core.errors import (
     Unavailable,
 )
 from stelae.core.ids import Address, ClientId, ServerUuid
-from stelae.core.messages.servers import GET, WRITE, Get, GetReply, Write, WriteOp, WriteReply
+from stelae.core.messages.rows import GET, WRITE, Get, GetReply, Write, WriteOp, WriteReply
 from stelae.core.schema.partition import hash_partition
 from stelae.core.schema.schema import TableSchema
 from tests.unit.client.routing.scripted import OWNER, TSERVER, Scripted, cache_of, locations
@@ -88,7 +88,8 @@ class World:
 
 def write(world: World, *ids: int, timeout_s: float = 30.0) -> list[int]:
     rows = [{"id": n, "value": "x"} for n in ids]
-    return world.blocking.write(WriteOp.UPSERT, rows, None, timeout_s).tolist()
+    versions: list[int] = world.blocking.write(WriteOp.UPSERT, rows, None, timeout_s).tolist()
+    return versions
 
 
 def test_a_small_write_goes_straight_and_not_by_the_loop() -> None:
@@ -248,7 +249,9 @@ def test_reads_that_may_be_old_go_straight_to_replicas_in_turn() -> None:
 def test_without_a_known_leader_the_loop_finds_it() -> None:
     """Nothing is sent at random."""
     world = World(grouped=True)
-    world.table.cache.group(0).leader = None
+    route = world.table.cache.group(0)
+    assert route is not None
+    route.leader = None
     assert write(world, 1) == [700]
     assert not world.direct
     assert [request.keys for request in world.by_loop(GET.name)] == [()] * 3

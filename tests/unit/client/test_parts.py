@@ -8,7 +8,7 @@ import pytest
 
 from stelae.client.input.split_tablets import Parts
 from stelae.client.routing.part import CutReply, Part, versions_in
-from stelae.core.messages.servers import WriteOp, WriteReply
+from stelae.core.messages.rows import WriteOp, WriteReply
 from stelae.core.schema.shares import share_of
 
 NUMBERS = [0, 3, 11, 13]

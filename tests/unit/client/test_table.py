@@ -11,9 +11,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from stelae.client.database import check_name
 from stelae.client.input.convert import RowCodec, decode_batch, to_arrow
 from stelae.client.input.filters import normalize_filters
+from stelae.client.input.given import check_name
 from stelae.client.routing.session import Session
 from stelae.client.table.table import AsyncTable
 from stelae.core.config.settings import Settings
@@ -25,7 +25,7 @@ from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.ids import ClientId
-from stelae.core.messages.servers import (
+from stelae.core.messages.rows import (
     GET,
     GET_MANY,
     WRITE,
@@ -257,7 +257,7 @@ def found(keys: pa.RecordBatch, known: set[int]) -> Reply[GetManyReply]:
         writer.write_batch(batch)
     return Reply(
         GetManyReply(len(places)),
-        [memoryview(sink.getvalue()), memoryview(np.array(places, np.int32)).cast("B")],
+        [memoryview(sink.getvalue()), np.array(places, np.int32).data.cast("B")],
     )
 
 

@@ -8,6 +8,7 @@ import random
 import msgspec
 
 from stelae.coordinator.catalog.catalog import Catalog
+from stelae.coordinator.catalog.graveyard import Records
 from stelae.coordinator.ddl.tables import draft_replace
 from stelae.coordinator.decide import (
     GiveUp,
@@ -367,12 +368,14 @@ def test_a_look_at_a_cluster_at_rest_looks_at_no_tablet() -> None:
     assert world.decide() == []
     looked_at: list[TabletId] = []
 
-    class Watched(dict[TabletId, TabletRecord]):
+    class Watched(Records[TabletId, TabletRecord]):
         def __getitem__(self, key: TabletId) -> TabletRecord:
             looked_at.append(key)
             return super().__getitem__(key)
 
-    world.catalog.tablets = Watched(world.catalog.tablets)
+    watched = Watched(lambda _: None)
+    watched.update(world.catalog.tablets)
+    world.catalog.tablets = watched
     for number in range(1, 6):
         world.now += 0.2
         beat = Heartbeat(server("s1"), world.now, number=number, since=number - 1 or NO_REPORT)

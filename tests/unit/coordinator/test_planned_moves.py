@@ -11,7 +11,8 @@ import pytest
 
 from stelae.coordinator.backoff.pacing import Pacing
 from stelae.coordinator.catalog.catalog import CatalogBatch
-from stelae.coordinator.decide import Action, Close, Move, decide
+from stelae.coordinator.decide import Action, Move, decide
+from stelae.coordinator.moves.departures import Close
 from stelae.coordinator.moves.relief import SHORT_FOR_S
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import Heartbeat, TabletProgress, TabletReport
@@ -114,7 +115,7 @@ class Owned(World):
 
     def run(self, seconds: float, most: int = 50) -> list[tuple[str, str, str]]:
         """All (tablet, from, to) until nothing more is to be done for so long."""
-        found = []
+        found: list[tuple[str, str, str]] = []
         for _ in range(most):
             closes = [action for action in self.look(seconds) if isinstance(action, Close)]
             if not closes:

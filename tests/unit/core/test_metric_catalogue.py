@@ -50,7 +50,7 @@ def _calls_of(tree: ast.AST) -> list[tuple[str, MetricKind, set[str]]]:
         name = first.value if isinstance(first, ast.Constant) else ""
         labels = {keyword.arg or "" for keyword in node.keywords} - {""}
         if called == "Figure" and len(node.args) > 2 and isinstance(node.args[2], ast.Dict):
-            labels = {key.value for key in node.args[2].keys if isinstance(key, ast.Constant)}
+            labels = {str(key.value) for key in node.args[2].keys if isinstance(key, ast.Constant)}
         found.append((str(name), kind, labels))
     return found
 

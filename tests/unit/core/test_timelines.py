@@ -24,7 +24,7 @@ def ids(*numbers: int) -> tuple[SafekeeperId, ...]:
     return tuple(map(SafekeeperId, numbers))
 
 
-def test_any_two_majorities_of_one_set_meet():
+def test_any_two_majorities_of_one_set_meet() -> None:
     """That is what makes them quorums."""
     for size in range(1, 6):
         members = IDS[:size]
@@ -38,7 +38,7 @@ def test_any_two_majorities_of_one_set_meet():
         assert all(one & other for one in subsets for other in subsets)
 
 
-def test_a_joint_configuration_needs_both_majorities():
+def test_a_joint_configuration_needs_both_majorities() -> None:
     """AC and BD are majorities of ABC and of ABD; neither is enough for the joint one."""
     joint = TimelineConfiguration(2, ids(1, 2, 3), ids(1, 2, 4))
     assert joint.is_joint
@@ -49,14 +49,16 @@ def test_a_joint_configuration_needs_both_majorities():
     assert joint.agreed(ids(1, 3, 4))
 
 
-def test_an_outsider_counts_for_nothing():
+def test_an_outsider_counts_for_nothing() -> None:
     """Whoever is no member may say what it likes."""
     assert not has_majority(ids(1, 2, 3), ids(1, 7, 6, 5))
     assert majority_lsn(ids(1, 2, 3), {SafekeeperId(1): 5, SafekeeperId(7): 9}) == 0
 
 
 @given(member_sets, lsns)
-def test_the_lsn_of_a_majority_is_the_highest_that_more_than_half_has(members, reached):
+def test_the_lsn_of_a_majority_is_the_highest_that_more_than_half_has(
+    members: list[SafekeeperId], reached: dict[SafekeeperId, int]
+) -> None:
     """Counted anew for each candidate."""
     candidates = [0, *reached.values()]
     expected = max(
@@ -68,7 +70,11 @@ def test_the_lsn_of_a_majority_is_the_highest_that_more_than_half_has(members, r
 
 
 @given(member_sets, st.none() | member_sets, lsns)
-def test_the_agreed_lsn_is_agreed_and_the_next_one_is_not(members, new_members, reached):
+def test_the_agreed_lsn_is_agreed_and_the_next_one_is_not(
+    members: list[SafekeeperId],
+    new_members: list[SafekeeperId] | None,
+    reached: dict[SafekeeperId, int],
+) -> None:
     """For single and joint configurations alike."""
     new_set = None if new_members is None else tuple(new_members)
     configuration = TimelineConfiguration(1, tuple(members), new_set)
@@ -77,6 +83,6 @@ def test_the_agreed_lsn_is_agreed_and_the_next_one_is_not(members, new_members, 
     assert not configuration.agreed([one for one in IDS if reached.get(one, 0) > lsn])
 
 
-def test_a_term_is_read_as_the_tablets_term_and_the_campaign_in_it():
+def test_a_term_is_read_as_the_tablets_term_and_the_campaign_in_it() -> None:
     """A timeline's term is far too long a number for people."""
     assert [term_text(term) for term in (0, (1 << 32) + 5, (7 << 32) + 1)] == ["0", "1.5", "7.1"]

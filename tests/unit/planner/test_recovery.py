@@ -105,7 +105,7 @@ def test_no_faster_part_makes_the_whole_slower(hardware: Hardware, shape: Layout
         if name == "name" or value is None:
             continue
         is_rate = name.endswith(("_per_s", "_per_core_s", "cores", "threads", "fetches"))
-        faster = replace(hardware, **{name: value * 2 if is_rate else value / 2})  # type: ignore[arg-type]
+        faster = replace(hardware, **{name: value * 2 if is_rate else value / 2})
         assert recovery_times(faster, shape).serves_again_s <= before * (1 + 1e-9), name
 
 

@@ -116,4 +116,4 @@ def test_what_would_take_too_long_is_refused() -> None:
         simulate(SERVER, layout(2, data_bytes=1e15, segment_bytes=10**5))
     for wrong in ({"slow_share": 2.0}, {"slowness": 0.5}, {"candidates": 0}):
         with pytest.raises(InvalidArgument):
-            Chances(**wrong)  # type: ignore[arg-type]
+            Chances(**wrong)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId, segment_id
-from stelae.core.messages.servers import LogInventory, ReplicaInfo, ReplicaState
+from stelae.core.messages.backups import LogInventory, ReplicaInfo, ReplicaState
 from stelae.core.records.records import ServerInfo, ServerKind, TabletRecord, TabletState
 from stelae.core.runtime import ProcessIdentity
 

@@ -18,14 +18,11 @@ from stelae.client.database import AsyncDatabase
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, TabletId
-from stelae.core.messages.servers import (
-    GET_TABLE,
-    INVENTORY,
-    GetTable,
-    Inventory,
-    SegmentSource,
-)
+from stelae.core.messages.backups import INVENTORY, Inventory
+from stelae.core.messages.catalog import GET_TABLE, GetTable
+from stelae.core.messages.servers import SegmentSource
 from stelae.core.runtime import Runtime
+from stelae.core.schema.durability import Replicas
 from stelae.core.schema.partition import hash_partition
 from stelae.recovery.engine import RecoveryJob, SparkEngine, SparkState
 from stelae.recovery.near_replicas import NearReplicas
@@ -77,6 +74,8 @@ async def jobs_of(cluster: LocalCluster, name: str) -> list[RecoveryJob]:
         cluster.master_addresses[0], GET_TABLE, GetTable(name), timeout_s=5.0
     )
     jobs = []
+    durability = located.body.table.durability
+    assert not isinstance(durability, Replicas)
     for location in located.body.tablets:
         tablet = location.tablet
         held = {}
@@ -85,7 +84,7 @@ async def jobs_of(cluster: LocalCluster, name: str) -> list[RecoveryJob]:
             reply = await peers.call(backup.info.address, INVENTORY, request, timeout_s=5.0)
             held[backup.info] = reply.body.logs[0]
         owner = next(t.info for t in cluster.tservers if t.info.uuid == tablet.owner)
-        sources = plan_recovery(tablet, len(located.body.table.durability.media), held)
+        sources = plan_recovery(tablet, len(durability.media), held)
         jobs.append(RecoveryJob(located.body.table, tablet, sources, owner))
     return jobs
 
@@ -116,8 +115,8 @@ def assert_same(one: Merged, other: Merged) -> None:
     for mine, theirs in zip(one.index.entries(), other.index.entries(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     assert len(one.live) == len(other.live)
-    for mine, theirs in zip(one.live, other.live, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    for my_live, their_live in zip(one.live, other.live, strict=True):
+        np.testing.assert_array_equal(my_live, their_live)
     assert one.next_version == other.next_version
 
 

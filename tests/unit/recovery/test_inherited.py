@@ -7,7 +7,7 @@ import pytest
 
 from stelae.core.errors import SegmentsMissing
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId, segment_id
-from stelae.core.messages.servers import LogInventory, ReplicaInfo, ReplicaState
+from stelae.core.messages.backups import LogInventory, ReplicaInfo, ReplicaState
 from stelae.core.records.losses import Assessment, KeptLog
 from stelae.core.records.records import (
     Inheritance,

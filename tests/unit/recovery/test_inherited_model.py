@@ -16,7 +16,7 @@ import pytest
 
 from stelae.core.errors import SegmentsMissing
 from stelae.core.ids import TabletId
-from stelae.core.messages.servers import LogInventory
+from stelae.core.messages.backups import LogInventory
 from stelae.core.records.records import Inheritance, TabletRecord
 from stelae.recovery import plan
 from stelae.recovery.inherited import end_of, plan_inherited, plan_of

@@ -14,7 +14,7 @@ import pytest
 
 from stelae.core.errors import SegmentsMissing
 from stelae.core.ids import segment_id
-from stelae.core.messages.servers import LogInventory, ReplicaInfo, ReplicaState
+from stelae.core.messages.backups import LogInventory, ReplicaInfo, ReplicaState
 from stelae.core.records.losses import Assessment, KeptLog, KeptSegment, LostSegment, SegmentFacts
 from stelae.core.records.records import ServerInfo
 from stelae.recovery.losses import assess, assess_sealed

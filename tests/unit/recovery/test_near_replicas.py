@@ -12,7 +12,7 @@ import pytest
 from stelae.actors.backup.holdings import Holdings
 from stelae.core.buffers import BufferPool
 from stelae.core.ids import TabletId
-from stelae.core.messages.servers import READ_SUMMARIES, ReadSummaries
+from stelae.core.messages.backups import READ_SUMMARIES, ReadSummaries
 from stelae.recovery.near_replicas import NearReplicas
 from stelae.recovery.spark_log import fetch_log
 from stelae.runtime.near_files import CachedFile

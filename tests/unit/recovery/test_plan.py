@@ -15,7 +15,8 @@ import pytest
 
 from stelae.core.errors import SegmentsMissing
 from stelae.core.ids import segment_id
-from stelae.core.messages.servers import LogInventory, ReplicaInfo, ReplicaState, SegmentSource
+from stelae.core.messages.backups import LogInventory, ReplicaInfo, ReplicaState
+from stelae.core.messages.servers import SegmentSource
 from stelae.core.records.records import ServerInfo
 from stelae.recovery import plan
 from stelae.recovery.plan import plan_recovery, plan_sealed

@@ -171,7 +171,8 @@ class HangingEngine(TaskEngine):
     async def __call__(self, jobs: Sequence[RecoveryJob]) -> Mapping[TabletId, str]:
         self.calls += 1
         self.given.set_result(jobs)
-        return await asyncio.get_running_loop().create_future()
+        never: asyncio.Future[Mapping[TabletId, str]] = asyncio.get_running_loop().create_future()
+        return await never
 
 
 async def test_a_tserver_that_is_told_to_open_natively_waits_for_spark_no_more(

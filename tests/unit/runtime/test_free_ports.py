@@ -51,7 +51,7 @@ def test_an_address_of_elsewhere_is_said_at_once_and_what_is_taken_holds_nothing
             super().__init__()
             made.append(self)
 
-    monkeypatch.setattr(free_ports.socket, "socket", Counted)
+    monkeypatch.setattr(socket, "socket", Counted)
     with pytest.raises(OSError, match="assign") as raised:
         free_port("192.0.2.1")
     assert raised.value.errno == errno.EADDRNOTAVAIL
@@ -62,7 +62,7 @@ def test_an_address_of_elsewhere_is_said_at_once_and_what_is_taken_holds_nothing
             assert all(each.fileno() == -1 for each in made[:-1]), "they are not needed any more"
             raise OSError(errno.EADDRINUSE, "taken")
 
-    monkeypatch.setattr(free_ports.socket, "socket", Taken)
+    monkeypatch.setattr(socket, "socket", Taken)
     with pytest.raises(AlreadyRunning):
         free_port("127.0.0.1")
     assert made[-1].fileno() == -1

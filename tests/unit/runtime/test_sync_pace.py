@@ -15,7 +15,7 @@ def quick(pace: SyncPace, count: int) -> None:
         pace.measured(QUICK_S, 1)
 
 
-def test_the_first_syncs_are_done_in_a_thread_and_quick_ones_end_that():
+def test_the_first_syncs_are_done_in_a_thread_and_quick_ones_end_that() -> None:
     """Nothing is known of a disk at first."""
     pace = SyncPace()
     assert not pace.is_quick(1)
@@ -23,7 +23,7 @@ def test_the_first_syncs_are_done_in_a_thread_and_quick_ones_end_that():
     assert pace.is_quick(1)
 
 
-def test_one_very_slow_sync_ends_it_and_more_quick_ones_are_asked_for_each_time():
+def test_one_very_slow_sync_ends_it_and_more_quick_ones_are_asked_for_each_time() -> None:
     """A disk that is quick now and then does not hold up the loop again and again."""
     pace = SyncPace()
     asked = []
@@ -39,7 +39,7 @@ def test_one_very_slow_sync_ends_it_and_more_quick_ones_are_asked_for_each_time(
     assert asked[-1] >= 16 * asked[0]
 
 
-def test_much_that_was_written_is_never_synced_on_the_loop():
+def test_much_that_was_written_is_never_synced_on_the_loop() -> None:
     """However quick the disk is with little."""
     pace = SyncPace()
     quick(pace, 10)
@@ -47,7 +47,7 @@ def test_much_that_was_written_is_never_synced_on_the_loop():
     assert not pace.is_quick(SMALL_BYTES + 1)
 
 
-def test_a_new_file_begins_as_the_last_one_of_the_disk_ended():
+def test_a_new_file_begins_as_the_last_one_of_the_disk_ended() -> None:
     """Logs begin new files all the time."""
     pace = SyncPace()
     quick(pace, 10)
@@ -57,7 +57,7 @@ def test_a_new_file_begins_as_the_last_one_of_the_disk_ended():
 
 
 @given(st.lists(st.booleans(), min_size=2000, max_size=2000))
-def test_of_a_disk_that_is_often_slow_few_syncs_are_done_on_the_loop(slow):
+def test_of_a_disk_that_is_often_slow_few_syncs_are_done_on_the_loop(slow: list[bool]) -> None:
     """Fewer than one in a hundred of 2,000, whatever their order."""
     pace, held_up = SyncPace(), 0
     for is_slow in slow:

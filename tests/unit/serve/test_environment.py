@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import stat
 import tempfile
@@ -26,7 +27,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(environment, "_set_here", {})
     monkeypatch.setattr(environment, "_socket_folders", {})
-    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     yield tmp_path
     os.environ.clear()
     os.environ.update(before)

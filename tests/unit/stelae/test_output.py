@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def printed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     columns: list[str],
-    rows: list[list[object]],
+    rows: list[list[Any]],
     width: int = 80,
 ) -> list[str]:
     """The lines of a table on a terminal that is so wide."""

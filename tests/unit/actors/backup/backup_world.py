@@ -12,7 +12,7 @@ from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.backup.server import Backup
 from stelae.core.config.settings import Settings
 from stelae.core.ids import Address, TabletId
-from stelae.core.messages.servers import (
+from stelae.core.messages.backups import (
     FENCE_LOGS,
     FREE_REPLICAS,
     INVENTORY,

@@ -8,11 +8,7 @@ import pytest
 
 from stelae.actors.backup.disk_medium import FrameMedium
 from stelae.core.errors import InvalidArgument, NoSpace, StaleTerm, StelaeError
-from stelae.core.messages.servers import (
-    Certified,
-    ReplicaInfo,
-    ReplicaState,
-)
+from stelae.core.messages.backups import Certified, ReplicaInfo, ReplicaState
 from tests.unit.actors.backup.backup_world import SEGMENT, Owner, Rows, make_image, run
 
 

@@ -16,19 +16,15 @@ from stelae.core.errors import (
     StelaeError,
 )
 from stelae.core.ids import Address, TabletId
-from stelae.core.messages.servers import (
+from stelae.core.messages.backups import (
     DROP_LOGS,
-    FULL,
-    HEARTBEAT,
-    NO_REPORT,
     READ_SUMMARIES,
     DropLogs,
-    Heartbeat,
-    HeartbeatReply,
     LogInventory,
     ReadSummaries,
     ReplicaState,
 )
+from stelae.core.messages.servers import FULL, HEARTBEAT, NO_REPORT, Heartbeat, HeartbeatReply
 from stelae.core.rpc import Call, Reply
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options

@@ -30,7 +30,7 @@ from stelae.actors.backup.frames import (
 )
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.ids import ServerUuid, TabletId
-from stelae.core.messages.servers import ReplicaState
+from stelae.core.messages.backups import ReplicaState
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
@@ -83,7 +85,7 @@ def test_rows_are_checked_before_they_are_served_and_damage_is_told() -> None:
     run(scenario)
 
 
-async def single(owner: Owner, *rows: int, known: tuple[int, ...] = ()) -> list[tuple[int, int]]:
+async def single(owner: Owner, *rows: int, known: tuple[int, ...] = ()) -> list[tuple[Any, int]]:
     """Ids and versions of some rows by themselves, checked as a reader checks them."""
     reply = await owner.call(READ_SINGLE_ROWS, ReadSingleRows(LOG, SEGMENT, rows, known))
     return [(row[0], version) for version, row in reply.body.rows]

@@ -49,7 +49,7 @@ class Group:
             raise InvalidArgument("malformed")
         self.mail.append(message)
 
-    def receive(self, envelope: RaftMessages) -> None:
+    def receive(self, envelope: RaftMessages) -> tuple[Message, ...]:
         raise AssertionError("mail is given one by one")
 
     async def read_barrier(self, timeout_s: float) -> int:

@@ -86,7 +86,10 @@ class Receiver:
         await self.tasks.close()
 
     async def _take(self, call: Call[RaftMessages]) -> Reply[RaftAnswers]:
-        entries = [entry for message in call.body.messages for entry in message.entries]
+        entries: list[Entry] = []
+        for message in call.body.messages:
+            assert isinstance(message, AppendRequest)
+            entries.extend(message.entries)
         size_bytes = sum(len(entry.body) for entry in entries)
         self.indexes.extend(entry.index for entry in entries)
         self.unanswered, self._bytes = self.unanswered + 1, self._bytes + size_bytes

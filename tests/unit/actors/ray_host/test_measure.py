@@ -29,9 +29,10 @@ def gauges_of(runtime: Runtime) -> dict[str, float]:
 
 
 def measured(server: Any) -> dict[str, float]:
+    runtime = server._runtime
     assert isinstance(server, Measured)
     server.measure()
-    return gauges_of(server._runtime)
+    return gauges_of(runtime)
 
 
 async def test_each_server_tells_all_of_its_gauges(tmp_path: Path) -> None:

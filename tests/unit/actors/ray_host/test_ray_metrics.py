@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from ray.util import metrics as ray_metrics
 
 from stelae.actors.ray_host import host as ray_host
-from stelae.actors.ray_host import runtime as ray_runtime
 from stelae.actors.ray_host.runtime import RayMetrics
 from stelae.core.metric_catalogue import METRICS
 
@@ -32,7 +33,7 @@ class Told:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> type[Told]:
     for kind in ("Counter", "Gauge", "Histogram"):
-        monkeypatch.setattr(ray_runtime.ray_metrics, kind, Told)
+        monkeypatch.setattr(ray_metrics, kind, Told)
     Told.all, Told.texts = [], {}
     return Told
 
@@ -94,7 +95,7 @@ async def test_the_last_counts_reach_ray_and_a_bug_in_a_measure_ends_no_server(
         if looks == 3:
             raise Enough
 
-    monkeypatch.setattr(ray_host.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     metrics = RayMetrics(cluster="c", server="s")
     metrics.count("flushes")
     with pytest.raises(Enough):

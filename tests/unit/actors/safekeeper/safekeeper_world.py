@@ -95,7 +95,7 @@ class SafekeepersWorld:
 
     def _maker(self, n: int) -> Callable[[SimRuntime], Safekeeper]:
         return lambda runtime: Safekeeper(
-            SteppedRuntime(runtime, self.steps[f"sk{n}"]),  # type: ignore[arg-type]
+            SteppedRuntime(runtime, self.steps[f"sk{n}"]),
             name=f"sk{n}",
             cluster="c",
             masters=(),

@@ -19,6 +19,7 @@ from stelae.core.errors import (
     TabletNotReady,
     Unavailable,
 )
+from stelae.core.ids import TabletId
 from stelae.core.messages.safekeepers import HeldTimeline, TimelinePresence
 from stelae.core.records.timelines import (
     LogPosition,
@@ -337,7 +338,9 @@ def test_a_timeline_whose_copies_have_become_too_few_is_evicted_anew() -> None:
 
         def is_whole() -> bool:
             here.see()
-            control = here.server(1).timelines.store("").timelines[TIMELINE.tablet_id].control
+            control = (
+                here.server(1).timelines.store(TabletId("")).timelines[TIMELINE.tablet_id].control
+            )
             if control.evicted is None or control.stale_blobs:
                 return False
             names = [each.blob for each in control.evicted.files]

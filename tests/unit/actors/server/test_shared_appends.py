@@ -17,8 +17,8 @@ from stelae.actors.server.shared_appends import (
 )
 from stelae.core.errors import InvalidArgument, OutcomeUnknown, StaleTerm, Unavailable, encode_error
 from stelae.core.ids import TabletId
-from stelae.core.messages.backups import APPENDS_MAX
-from stelae.core.messages.servers import (
+from stelae.core.messages.backups import (
+    APPENDS_MAX,
     WRITE_REPLICA,
     WRITE_REPLICAS,
     WriteReplica,

@@ -6,14 +6,14 @@ import pytest
 
 from stelae.actors.tserver.copies import KEPT, Copies
 from stelae.core.errors import NotLeader, OutcomeUnknown, RowExists, TabletNotReady
-from stelae.core.ids import RequestId
+from stelae.core.ids import ClientId, RequestId, TabletId
 from stelae.storage.entries.outcomes import done, refused
 
-TABLET = "t1"
+TABLET = TabletId("t1")
 
 
 def _request(sequence: int) -> RequestId:
-    return RequestId("c", sequence, 1)
+    return RequestId(ClientId("c"), sequence, 1)
 
 
 def test_a_refusal_is_not_told_while_another_copy_is_here() -> None:

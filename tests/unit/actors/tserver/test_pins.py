@@ -16,7 +16,7 @@ from stelae.actors.tserver.scans import ScanSessions
 from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, Overloaded, SnapshotLost, TabletNotHere
 from stelae.core.ids import TabletId
-from stelae.core.messages.servers import KeepPins, Pin, Scan
+from stelae.core.messages.rows import KeepPins, Pin, Scan
 
 SCHEMA = pa.schema([pa.field("id", pa.int64())])
 KEEP_S = 30.0

@@ -12,14 +12,14 @@ from stelae.actors.tserver.segments.replica import RemoteImage
 from stelae.actors.tserver.segments.segment import ReplicatedSegment
 from stelae.actors.tserver.segments.views import VIEWS_MAX, sliced
 from stelae.core.errors import CorruptData, InvalidArgument, OutcomeUnknown, StelaeError
-from stelae.core.messages.servers import (
+from stelae.core.messages.backups import (
     INVENTORY,
     FreeReplicas,
     Inventory,
-    RecoveryEngine,
     ReplicaState,
     WriteReplica,
 )
+from stelae.core.messages.servers import RecoveryEngine
 from stelae.simulation import Options
 from tests.unit.actors.tserver.owned_tablet.tablet_world import SETTINGS, TABLET, TabletWorld, run
 
@@ -35,7 +35,7 @@ async def held(here: TabletWorld, backup: str) -> dict[int, ReplicaState]:
 
 
 def head(here: TabletWorld) -> ReplicatedSegment:
-    return here.tablet._log.head
+    return here.log.head
 
 
 def test_a_stale_replica_that_comes_back_is_freed() -> None:
@@ -133,7 +133,7 @@ def test_what_a_medium_in_memory_lost_is_made_anew() -> None:
         await here.serve("b1", "b2")
         for n in range(4):
             await here.write((n, BIG))
-        log = here.tablet._log
+        log = here.log
         await here.until(lambda: len(log._unsealed) == 1, "the first head is sealed")
         await here.until(lambda: log.segments[0].is_sealed, "on both backups")
         here.world.crash("b1")
@@ -175,7 +175,7 @@ def test_replicas_lie_on_different_backups_and_other_nodes_first() -> None:
         await here.serve("b1", "b2", "b3")
         for n in range(12):
             await here.write((n, BIG))
-        for segment in here.tablet._log.segments:
+        for segment in here.log.segments:
             assert len(set(segment.holders)) == len(segment.holders) == 2
 
     run(scenario, options=Options(one_machine=False))
@@ -191,7 +191,7 @@ def test_no_replica_lies_on_the_owners_machine_while_there_are_others() -> None:
         await here.serve("b1", "b2", "b3", "b4")
         for n in range(12):
             await here.write((n, BIG))
-        segments = here.tablet._log.segments
+        segments = here.log.segments
         assert len(segments) >= 4
         lost = here.info("b2").uuid
         assert any(lost in segment.holders for segment in segments)
@@ -199,7 +199,7 @@ def test_no_replica_lies_on_the_owners_machine_while_there_are_others() -> None:
         here.see("b1", "b3", "b4")
         await here.write((100, "a"))
         whole = {here.info("b3").uuid, here.info("b4").uuid}
-        log = here.tablet._log
+        log = here.log
         await here.until(lambda: all({*s.holders} == whole for s in log.segments), "made anew")
         here.world.crash("b3", restart=False)
         here.see("b1", "b4")
@@ -216,7 +216,7 @@ def test_writes_go_on_when_a_backup_dies_and_all_segments_are_made_whole_again()
         await here.serve("b1", "b2", "b3")
         for n in range(8):
             await here.write((n, BIG))
-        log = here.tablet._log
+        log = here.log
         await here.until(lambda: len(log._unsealed) == 1, "all but the head are sealed")
         await here.until(lambda: all(s.is_sealed for s in log.segments[:-1]), "everywhere")
         epochs = [segment.epoch for segment in log.segments[:-1]]
@@ -244,7 +244,7 @@ def test_segments_whose_image_nobody_has_hold_up_no_others() -> None:
         await here.serve("b1", "b2", "b3")
         for n in range(8):
             await here.write((n, BIG))
-        log = here.tablet._log
+        log = here.log
         await here.until(lambda: all(s.is_sealed for s in log.segments[:-1]), "everywhere")
         stuck = [ReplicatedSegment(log, log.next_id(), ("disk",)) for _ in range(40)]
         for segment in stuck:
@@ -254,7 +254,10 @@ def test_segments_whose_image_nobody_has_hold_up_no_others() -> None:
         await asyncio.sleep(2.5)
         here.world.crash("b1", restart=False)
         here.see("b2", "b3")
-        whole = lambda: all(len(s.holders) == 2 for s in log.segments)  # noqa: E731
+
+        def whole() -> bool:
+            return all(len(s.holders) == 2 for s in log.segments)
+
         await here.until(lambda: not whole(), "it is missed")
         await here.world.wait_until(whole, 3.0, "full strength")
         seen = tries

@@ -15,17 +15,7 @@ from stelae.core.config.settings import Settings
 from stelae.core.errors import NotLeader
 from stelae.core.ids import Address, ClientId, OpId, RequestId
 from stelae.core.messages.replicas import CREATE_REPLICA, CreateReplica
-from stelae.core.messages.servers import (
-    GET,
-    GET_MANY,
-    SCAN,
-    WRITE,
-    Get,
-    GetMany,
-    Scan,
-    Write,
-    WriteOp,
-)
+from stelae.core.messages.rows import GET, GET_MANY, SCAN, WRITE, Get, GetMany, Scan, Write, WriteOp
 from stelae.core.records.replication import Configuration, Peer
 from stelae.core.schema.values import rows_to_batch
 from stelae.runtime.files import LocalDisk

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from stelae.actors.tserver.shared_gets import SharedGets
 from stelae.core.errors import InvalidArgument, TabletNotReady
 from stelae.core.ids import TabletId
-from stelae.core.messages.rows import GETS_MAX
-from stelae.core.messages.servers import GET_EACH, Get, GetEach, GetEachReply, GetReply
+from stelae.core.messages.rows import GET_EACH, GETS_MAX, Get, GetEach, GetEachReply, GetReply
 from stelae.core.rpc import Call
 
 
@@ -56,9 +54,13 @@ def test_each_is_answered_by_itself() -> None:
     assert [tablet.calls for tablet in tablets.values()] == [2, 0, 0]
 
 
+def not_reached(tablet_id: TabletId) -> NoReturn:
+    raise AssertionError(tablet_id)
+
+
 def test_a_message_has_so_many_reads() -> None:
     """At most."""
-    handler = SharedGets(lambda _: SimpleNamespace()).handlers()[GET_EACH]  # type: ignore[arg-type]
+    handler = SharedGets(not_reached).handlers()[GET_EACH]
     gets = tuple([Get(TabletId("t"), ())] * (GETS_MAX + 1))
     with pytest.raises(InvalidArgument):
         asyncio.run(handler(Call(GetEach(gets), (), 1.0)))

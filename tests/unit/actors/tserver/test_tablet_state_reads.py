@@ -9,7 +9,7 @@ import pyarrow as pa
 from stelae.actors.tserver.tablet.input import read_rows
 from stelae.actors.tserver.tablet.reads import TabletReads
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages.servers import Get, GetMany, Scan, Write, WriteOp
+from stelae.core.messages.rows import Get, GetMany, Scan, Write, WriteOp
 from stelae.core.records.succession import Succession
 from stelae.core.rpc import Call
 from stelae.core.runtime import Runtime

@@ -24,17 +24,13 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import ClientId, RequestId, TabletId
+from stelae.core.messages.rows import SCAN, WRITE, Scan, Write, WriteOp
 from stelae.core.messages.servers import (
     CLOSE_TABLET,
     INSTALL_MERGE,
-    SCAN,
-    WRITE,
     CloseTablet,
     InstallMerge,
     OpenTablet,
-    Scan,
-    Write,
-    WriteOp,
 )
 from stelae.core.records.records import ServerInfo
 from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
@@ -347,7 +343,7 @@ def test_calls_on_a_tablet_that_is_not_here_name_it() -> None:
     """TabletNotHere for clients and for the leader alike; closing what is not here is fine."""
 
     async def scenario(here: Small) -> None:
-        missing = "9" * 32
+        missing = TabletId("9" * 32)
         for method, body in (
             (SCAN, Scan(missing)),
             (WRITE, Write(missing, 1, WriteOp.UPSERT, _request(1), ((1, "a"),))),

@@ -19,14 +19,8 @@ from stelae.core.errors import (
     StelaeError,
     VersionMismatch,
 )
-from stelae.core.messages.servers import (
-    GET,
-    GET_MANY,
-    SCAN,
-    Get,
-    GetMany,
-    Scan,
-)
+from stelae.core.messages.rows import GET, GET_MANY, SCAN, Get, GetMany, Scan
+from stelae.core.rpc import Blob
 from tests.unit.actors.tserver.wire import GOOD, INSERT, KEY, UPDATE, UPSERT, refused, wire
 
 
@@ -224,13 +218,14 @@ async def test_bad_keys_are_refused(tmp_path: Path) -> None:
         keys = batch().select(KEY)
         with pytest.raises(ColumnNotFound):
             await here.call(GET_MANY, GetMany(here.tablet_id, ("_version",)), encode_batch(keys))
-        for make in (
+        makers: list[Callable[[], Blob]] = [
             lambda: b"x",
             lambda: stream(batch().select(["id"])),
             lambda: stream(keys, keys),
             bad_offsets,
             bad_utf8,
-        ):
+        ]
+        for make in makers:
             with pytest.raises((InvalidArgument, ColumnNotFound)):
                 await here.call(GET_MANY, GetMany(here.tablet_id), make())
         await here.unchanged()

@@ -18,17 +18,9 @@ from stelae.core.errors import (
     TabletNotHere,
 )
 from stelae.core.ids import TabletId
-from stelae.core.messages.servers import (
-    GET,
-    GET_MANY,
-    INSTALL_MERGE,
-    SCAN,
-    WRITE,
-    Get,
-    InstallMerge,
-    Scan,
-    WriteOp,
-)
+from stelae.core.messages.rows import GET, GET_MANY, SCAN, WRITE, Get, Scan, WriteOp
+from stelae.core.messages.servers import INSTALL_MERGE, InstallMerge
+from stelae.core.rpc import Method
 from tests.unit.actors.tserver.wire import DELETE, GOOD, INSERT, UPDATE, UPSERT, refused, wire
 
 # ---- rows -------------------------------------------------------------------------------------
@@ -138,8 +130,9 @@ class _Raw(msgspec.Struct, frozen=True, array_like=True):
 async def test_bodies_of_another_shape_are_refused(tmp_path: Path) -> None:
     """Fields of wrong types, too few of them, unknown tablets, merges for nobody."""
     async with wire(tmp_path) as here:
-        for method in (WRITE, GET, GET_MANY, SCAN, INSTALL_MERGE):
-            loose = type(method)(method.name, _Raw, method.reply)
+        methods: list[Method[Any, Any]] = [WRITE, GET, GET_MANY, SCAN, INSTALL_MERGE]
+        for method in methods:
+            loose = Method(method.name, _Raw, method.reply)
             for body in (_Raw(1), _Raw(None), _Raw("x", {"a": 1}), _Raw("x", [[1]], 5)):
                 with pytest.raises((InvalidArgument, TabletNotHere)):
                     await here.call(loose, body)

@@ -19,13 +19,10 @@ from stelae.core.errors import (
     VersionMismatch,
 )
 from stelae.core.ids import ClientId, RequestId, TabletId
-from stelae.core.messages.servers import (
-    WRITE,
-    Write,
-    WriteOp,
-)
+from stelae.core.messages.rows import WRITE, Write, WriteOp
 from stelae.core.schema.durability import segments
 from tests.cluster_fixture import LocalCluster, local_cluster
+from tests.unit.actors.tserver.owned_tablet.tablet_world import segment_log
 
 SCHEMA = pa.schema(
     [
@@ -93,7 +90,7 @@ async def wire(root: Path) -> AsyncIterator[Wire]:
         await here.unchanged()
         for n in range(3):  # and a head full of whatever got in can be sealed
             await here.write(UPSERT, (n, "filler", None, 0, b"x" * (600 << 10), None))
-        log = next(iter(cluster.tservers[0]._tablets.values()))._log
+        log = segment_log(next(iter(cluster.tservers[0]._tablets.values())))
         async with asyncio.timeout(20):
             await log.wait_until(lambda: len(log._unsealed) == 1)
 

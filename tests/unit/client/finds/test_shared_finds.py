@@ -19,7 +19,7 @@ from stelae.client.input.split_tablets import Parts
 from stelae.client.routing.shared_reads import Alike
 from stelae.core.ids import TableId
 from stelae.core.messages.indexes import LookupManyReply, LookupReply
-from stelae.core.messages.servers import GetReply
+from stelae.core.messages.rows import GetReply
 from stelae.core.records.records import TableRecord, TableState
 from stelae.core.rpc import Reply
 from stelae.core.schema.alter import with_index

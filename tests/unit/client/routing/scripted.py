@@ -13,8 +13,7 @@ from stelae.client.routing.locations import TableCache
 from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
-from stelae.core.messages.catalog import ReplicaLocation
-from stelae.core.messages.servers import GET_TABLE, TableLocations, TabletLocation
+from stelae.core.messages.catalog import GET_TABLE, ReplicaLocation, TableLocations, TabletLocation
 from stelae.core.records.records import TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.records.replication import Configuration
 from stelae.core.rpc import Reply

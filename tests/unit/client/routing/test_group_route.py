@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from stelae.client.routing.group_calls import GroupCall
 from stelae.client.routing.group_route import GroupRoute
 from stelae.core.errors import DeadlineExpired
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.messages.servers import TabletLocation
+from stelae.core.messages.catalog import TabletLocation
 from stelae.core.records.records import TabletRecord, TabletState
 
 
@@ -75,7 +76,7 @@ def test_what_is_left_of_a_deadline_after_rounding_is_nothing() -> None:
         async def find_leader(self, *_: Any) -> None:
             raise AssertionError("there is no time to look for a leader")
 
-    runtime: Any = SimpleNamespace(clock=Clock())
+    runtime: Any = SimpleNamespace(clock=Clock(), rng=random.Random(1))
     cache: Any = SimpleNamespace(group=lambda number: Nowhere(), refresh=None)
 
     async def attempt(*_: Any) -> None:

@@ -14,7 +14,7 @@ from stelae.client.input.split_tablets import WasSplit
 from stelae.client.routing.shared_reads import KEYS_MAX, Alike, SharedReads
 from stelae.client.routing.sharing import PAUSE_S, SLOWER_S
 from stelae.core.errors import InvalidArgument, Unavailable
-from stelae.core.messages.servers import GET_EACH, GetEach, GetEachReply, GetReply
+from stelae.core.messages.rows import GET_EACH, GetEach, GetEachReply, GetReply
 from stelae.core.rpc import Reply
 
 ALONE = "alone"

@@ -16,9 +16,10 @@ from stelae.client.routing.shared_writes import TOGETHER_BYTES
 from stelae.client.table.gathering import COMPANY_S, Gathering
 from stelae.core.errors import InvalidArgument, OutcomeUnknown, StelaeError
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages.rows import SMALL_ROW_BYTES_MAX, WRITES_MAX
-from stelae.core.messages.servers import (
+from stelae.core.messages.rows import (
+    SMALL_ROW_BYTES_MAX,
     WRITE_EACH,
+    WRITES_MAX,
     WriteEach,
     WriteEachReply,
     WriteOp,
@@ -68,7 +69,7 @@ class Tablets:
         self, part: Part, request: RequestId, left_s: float, tried: StelaeError | None
     ) -> WriteReply:
         assert request.sequence == part.rows[0][0]
-        self.alone.append((part.rows[0][0], tried))
+        self.alone.append((request.sequence, tried))
         await asyncio.sleep(0.01)
         return ALONE
 

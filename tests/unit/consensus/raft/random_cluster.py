@@ -10,6 +10,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from stelae.consensus.raft.membership import ChangeKind, MemberChange
 from stelae.consensus.raft.messages import (
@@ -148,7 +149,7 @@ class Cluster:
         self.index_reads = 0
         self.nodes = {name: Node(self, name) for name in self.names}
         for name in self.names:
-            self.at(rng.randrange(TICK_US), lambda name=name: self.tick(name))
+            self.at(rng.randrange(TICK_US), partial(self.tick, name))
 
     def first_of(self, name: ServerUuid) -> Configuration:
         """What a node begins with: who is not in the first configuration waits to be added."""
@@ -380,7 +381,8 @@ def chaos(cluster: Cluster, turns: int = 12) -> None:
         if kind == "isolate":
             some = some[:1]
         if kind == "link":
-            cluster.cut.add(tuple(rng.sample(cluster.names, 2)))
+            source, target = rng.sample(cluster.names, 2)
+            cluster.cut.add((source, target))
         for a in cluster.names:
             for b in cluster.names:
                 apart = (a in some) != (b in some)

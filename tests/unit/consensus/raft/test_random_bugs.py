@@ -13,12 +13,10 @@ from stelae.consensus.raft.follower import answer_append, answer_while_busy
 from stelae.consensus.raft.leader import Leader
 from stelae.consensus.raft.log_view import LogView
 from stelae.consensus.raft.membership import MemberChange, changed_peers
-from stelae.consensus.raft.messages import (
-    AppendRequest,
-    AppendResponse,
-)
+from stelae.consensus.raft.messages import AppendRequest, AppendResponse, VoteRequest
 from stelae.consensus.raft.raft import Raft
 from stelae.core.errors import TabletNotReady
+from stelae.core.ids import OpId
 from tests.unit.consensus.raft.copying_cluster import Copying
 from tests.unit.consensus.raft.random_cluster import TICK_US, Cluster, chaos
 
@@ -123,9 +121,7 @@ def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif bug == "commit of an old term":
         monkeypatch.setattr(Leader, "may_commit", lambda self, index: True)
     elif bug == "shorter logs win votes":
-        monkeypatch.setattr(
-            raft_module.VoteRequest, "last", property(lambda self: raft_module.OpId(1 << 40, 0))
-        )
+        monkeypatch.setattr(VoteRequest, "last", property(lambda self: OpId(1 << 40, 0)))
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from stelae.consensus.raft.membership import ChangeKind, MemberChange
 from stelae.consensus.raft.messages import AppendRequest, AppendResponse, VoteRequest, VoteResponse
-from stelae.consensus.raft.progress import ProgressState
+from stelae.consensus.raft.progress import Progress, ProgressState
 from stelae.consensus.raft.raft import Raft
 from stelae.consensus.raft.ready import Ready, Tick, Unreachable
 from stelae.consensus.raft.settings import RaftSettings
@@ -25,7 +26,7 @@ N1, N2, N3, N4 = UUIDS
 class Leading:
     """N1 leads term 2 after five entries of 100 bytes; the others are played."""
 
-    def __init__(self, members: Sequence[ServerUuid] = UUIDS[:3], **settings: int) -> None:
+    def __init__(self, members: Sequence[ServerUuid] = UUIDS[:3], **settings: Any) -> None:
         self.now_us = 0
         self.told: list[int] = []
         self.failed: list[int] = []
@@ -193,6 +194,10 @@ def test_a_large_entry_that_was_lost_is_sent_again_once_it_is_on_its_way_no_more
     assert to(N2, group.turn()) == [(6, [7])]
 
 
+def state_of(progress: Progress) -> ProgressState:
+    return progress.state
+
+
 def test_a_probe_with_a_large_entry_is_trusted_to_arrive() -> None:
     """A heartbeat that is answered meanwhile makes the follower one that streams."""
     group = Leading(large_bytes=50)
@@ -200,10 +205,10 @@ def test_a_probe_with_a_large_entry_is_trusted_to_arrive() -> None:
     progress = group.core.leader.progress[N2] if group.core.leader is not None else None
     assert progress is not None
     group.answer(N2, 5, accepted=False)  # it has nothing: all is sent, in one batch
-    assert progress.state is ProgressState.PROBE
+    assert state_of(progress) is ProgressState.PROBE
     group.beat(sending=(N2,))
     assert to(N2, group.answer(N2, 0)) == []
-    assert progress.state is ProgressState.REPLICATE
+    assert state_of(progress) is ProgressState.REPLICATE
     assert progress.next_index == 7
 
 

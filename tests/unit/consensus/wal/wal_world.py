@@ -13,6 +13,7 @@ import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -167,7 +168,7 @@ class World:
             self.safekeepers[name].disk.state = AcceptorState(first)
             self.safekeepers[name].start()
         for owner in self.owners:
-            self.at(rng.randrange(20 * TICK_US), lambda owner=owner: self.tick(owner))
+            self.at(rng.randrange(20 * TICK_US), partial(self.tick, owner))
         self.at(TICK_US, self.disturb)
 
     def pick_set(self) -> tuple[SafekeeperId, ...]:
@@ -394,7 +395,7 @@ class World:
                 return
             for message in ready.messages:
                 if not (self.bug == "vote before flush" and isinstance(message, WalVoteResponse)):
-                    self.send(lambda message=message: self.deliver_to_proposer(message))
+                    self.send(partial(self.deliver_to_proposer, message))
             for answer in ready.answers:
                 safekeeper.waiting.pop(answer.request)(answer.reply)
             if ready.excluded is not None:
@@ -414,7 +415,7 @@ class World:
         if self.bug == "vote before flush":
             for message in ready.messages:
                 if isinstance(message, WalVoteResponse):
-                    self.send(lambda message=message: self.deliver_to_proposer(message))
+                    self.send(partial(self.deliver_to_proposer, message))
         if rng.random() < self.crash_rate:
             return False
         if ready.excluded is not None:
@@ -543,17 +544,22 @@ class World:
             del safekeeper.waiting[number]
         self.carry_out(safekeeper)
 
+    def core_with_copy(self, safekeeper: Safekeeper) -> WalAcceptor | None:
+        """The core of a safekeeper that runs and has a copy of the timeline."""
+        return None if safekeeper.disk.state is None else safekeeper.core
+
     def pull(self, safekeeper: Safekeeper, call: Pull, answer: Callable[[Any], None]) -> None:
         source = self.safekeepers[call.source]
         if safekeeper.disk.state is not None:
             answer(True)
             return
-        if source.core is None or source.disk.state is None:
+        if self.core_with_copy(source) is None:
             return
         self.carry_out(source)
-        if source.core is None or source.disk.state is None:
+        core = self.core_with_copy(source)
+        if core is None:
             return
-        state = replace(source.core.state)
+        state = replace(core.state)
         base_lsn, entries = source.disk.base_lsn, list(source.disk.entries)
         if state.configuration.generation > call.configuration.generation:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -365,7 +366,7 @@ def test_one_that_is_dead_just_now_is_not_taken_away_from_a_table_that_needs_it(
 ) -> None:
     """It may be back in a minute; what keeps the count is not refused while it is away."""
 
-    def refused(count: int, **last: bool) -> list[str]:
+    def refused(count: int, **last: Any) -> list[str]:
         servers = [ServerIs(kind, f"{kind.value}-{n}") for n in (1, 2)]
         servers.append(ServerIs(kind, f"{kind.value}-3", live=False, **last))
         spec = load_spec({f"{kind.value}s": {"count": count}})

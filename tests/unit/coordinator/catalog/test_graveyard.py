@@ -134,4 +134,4 @@ def test_a_deleted_table_costs_a_restart_no_records() -> None:
     read.restore(catalog.snapshot())
     assert len(read.tables) == len(read.tablets) == 0
     assert len(read._graveyard.graves) == 50
-    assert read._of_table == read._of_owner == read._opening == read._replaced == {}
+    assert [*read._of_table, *read._of_owner, *read._opening, *read._replaced] == []

@@ -208,7 +208,8 @@ def test_every_record_of_a_tablet_names_the_durability_that_it_has() -> None:
     the newest record of the table, and any that a tablet ever had. A recovery may hold an old one.
     """
     world = World()
-    has = dict.fromkeys([t.tablet_id for t in world.catalog.tablets_of(T)], segments("disk"))
+    begun = [t.tablet_id for t in world.catalog.tablets_of(T)]
+    has: dict[TabletId, Durability] = dict.fromkeys(begun, segments("disk"))
     read: list[TabletRecord] = []
     for _ in range(12):
         wanted = segments("disk") if world.table.becoming == replicas(3) else replicas(3)

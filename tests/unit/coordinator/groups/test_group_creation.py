@@ -133,10 +133,9 @@ def test_a_first_member_that_was_away_is_created_later_if_nobody_is_left_to_lead
     (order,) = [a for a in world.decide() if isinstance(a, Create)]
     assert order.server.name == "c"
     assert order.order.configuration.op_id == OpId(0, 0), "the log that comes has what follows"
-    assert (
-        order.order.configuration.peers
-        == world.catalog.tablets[tablet.tablet_id].configuration.peers
-    )  # type: ignore[union-attr]
+    configuration = world.catalog.tablets[tablet.tablet_id].configuration
+    assert configuration is not None
+    assert order.order.configuration.peers == configuration.peers
     world.says("c", tablet, R.FAILED)
     world.beat()
     assert not any(isinstance(a, Create) for a in world.decide())

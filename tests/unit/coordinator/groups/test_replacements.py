@@ -105,7 +105,9 @@ def test_voters_that_lag_and_are_copied_take_their_turn_from_others() -> None:
     """They are no new members, but receive all the same."""
     world = World("a", "b", "c", "d")
     tablets = many(world, 8)
-    there = [t for t in tablets if t.configuration is not None and t.configuration.peer("d")][:2]
+    there = [
+        t for t in tablets if t.configuration is not None and t.configuration.peer(ServerUuid("d"))
+    ][:2]
     for tablet in there:
         world.says("d", tablet, R.COPYING, configuration=None)
     lose(world, "c")
@@ -162,9 +164,13 @@ def test_no_replica_goes_where_the_disk_is_full() -> None:
     world = World("a", "b", "c", "d")
     tablets = many(world, 4)
     (hurt, *_) = [
-        t for t in tablets if t.configuration is not None and not t.configuration.peer("d")
+        t
+        for t in tablets
+        if t.configuration is not None and not t.configuration.peer(ServerUuid("d"))
     ]
-    other = next(t for t in tablets if t.configuration is not None and t.configuration.peer("d"))
+    other = next(
+        t for t in tablets if t.configuration is not None and t.configuration.peer(ServerUuid("d"))
+    )
     world.says("d", other, R.FAILED, no_room=True)
     assert hurt.configuration is not None
     lost = str(hurt.configuration.voters[-1])

@@ -4,6 +4,7 @@ stays."""
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import msgspec
 import pyarrow as pa
@@ -84,9 +85,9 @@ def test_nothing_is_split_where_it_is_off() -> None:
     """However long the log, and whatever the memory."""
     catalog, settings = catalog_of(record()), Settings(split_above_bytes=0)
     there = loads("x", "y")
-    asked = {"size_bytes": 1 << 40, "row_count": 1 << 40, "loads": there}
-    assert parts_wanted(catalog, record(), settings, **asked) == 1
-    assert parts_wanted(catalog, record(), Settings(), **asked) == 2
+    parts = partial(parts_wanted, size_bytes=1 << 40, row_count=1 << 40, loads=there)
+    assert parts(catalog, record(), settings) == 1
+    assert parts(catalog, record(), Settings()) == 2
 
 
 def test_a_tablet_for_which_no_server_has_memory_is_split() -> None:
@@ -95,8 +96,9 @@ def test_a_tablet_for_which_no_server_has_memory_is_split() -> None:
     catalog, there = catalog_of(record()), loads("x", "y", "z", "full")
 
     def parts(size_bytes: int) -> int:
-        asked = {"size_bytes": size_bytes, "row_count": 0, "loads": there}
-        return parts_wanted(catalog, record(), Settings(), **asked)
+        return parts_wanted(
+            catalog, record(), Settings(), size_bytes=size_bytes, row_count=0, loads=there
+        )
 
     assert parts(5 << 20) == 1, "nobody knows the memory"
     for load in there:

@@ -96,7 +96,8 @@ def test_the_document_tells_of_which_tablets_this_leader_has_heard() -> None:
     world = World(tablet())
 
     def reported(**more: Any) -> bool | None:
-        of = (world.catalog, world.liveness, Recoveries(), {})
+        problems: dict[TabletId, str] = {}
+        of = (world.catalog, world.liveness, Recoveries(), problems)
         inputs = StatusInputs("c", 0.0, world.now, 1, (), *of, **more)
         found: bool | None = msgspec.json.decode(status_document(inputs))["tablets"][0]["reported"]
         return found
@@ -133,7 +134,8 @@ def test_the_document_says_why_a_tablet_does_not_get_another_durability() -> Non
     world.put(CatalogBatch((_becoming(table, table.durability, segments("disk", "disk")),)))
 
     def shown(**more: Any) -> tuple[Any, Any]:
-        of = (world.catalog, world.liveness, Recoveries(), {})
+        problems: dict[TabletId, str] = {}
+        of = (world.catalog, world.liveness, Recoveries(), problems)
         inputs = StatusInputs("c", 0.0, world.now, 1, (), *of, **more)
         document = msgspec.json.decode(status_document(inputs))
         return document["tables"][0]["alter_problem"], document["tablets"][0]["succession"]

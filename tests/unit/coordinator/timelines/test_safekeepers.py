@@ -48,7 +48,9 @@ def record(name: str, *members: int) -> TimelineRecord:
     return TimelineRecord(timeline, TimelineConfiguration(1, ids(*members)))
 
 
-def replaced(records: list[TimelineRecord], keepers: Fleet, limit: int = 100) -> dict[str, object]:
+def replaced(
+    records: list[TimelineRecord], keepers: Fleet, limit: int = 100
+) -> dict[str, tuple[int, ...]]:
     moves = decide_replacements(records, keepers, NOW, silence_s=10.0, grace_s=60.0, limit=limit)
     return {move.timeline.tablet_id: move.request.desired for move in moves}
 
@@ -93,8 +95,8 @@ def test_the_dead_are_replaced_after_the_grace_time_and_the_decommissioned_at_on
     """Offline ones are expected back; the rest of the set stays as it is, in its order."""
     records = [record("a", 1, 2, 3), record("b", 2, 3, 4), record("c", 3, 1, 5)]
     others = [*map(keeper, (2, 3, 4, 5, 6))]
-    both = {"a": (6, 2, 3), "c": (3, 6, 5)}
-    cases: list[tuple[Safekeeper, dict[str, object]]] = [
+    both: dict[str, tuple[int, ...]] = {"a": (6, 2, 3), "c": (3, 6, 5)}
+    cases: list[tuple[Safekeeper, dict[str, tuple[int, ...]]]] = [
         (keeper(1, silent_s=59.0), {}),
         (keeper(1, status=OFFLINE, silent_s=1e6), {}),
         (keeper(1, silent_s=61.0), both),
@@ -121,7 +123,7 @@ def test_what_cannot_be_changed_is_left_alone_and_the_most_endangered_comes_firs
     ]
     found = replaced(records, keepers)
     assert list(found) == ["two lost of five", "one lost of five"]
-    assert set(found["two lost of five"]) == {3, 4, 5, 6, 7}  # type: ignore[call-overload]
+    assert set(found["two lost of five"]) == {3, 4, 5, 6, 7}
     assert list(replaced(records, keepers, limit=1)) == ["two lost of five"]
     assert replaced([record("x", 1, 3, 4)], fleet(*map(keeper, (3, 4)))) == {}
 

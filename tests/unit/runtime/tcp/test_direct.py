@@ -67,10 +67,12 @@ class World:
         assert service is not None
         return len(service.connections)
 
-    async def call(self, text: str, method: Method[Text, Text] = ECHO, **options: Any) -> str:
+    async def call(self, text: str, method: Method[Text, Any] = ECHO, **options: Any) -> Any:
         address = options.pop("address", self.server.address)
         options = {"timeout_s": 10.0, "destination": UUID, **options}
-        reply = await asyncio.to_thread(self.calls.call, address, method, Text(text), **options)
+        reply = await asyncio.to_thread(
+            lambda: self.calls.call(address, method, Text(text), **options)
+        )
         return reply.text
 
 

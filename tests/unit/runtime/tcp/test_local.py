@@ -103,7 +103,9 @@ def test_a_connection_that_breaks_while_it_is_made_is_closed_once(
 
     async def call() -> None:
         monkeypatch.setattr("stelae.runtime.tcp.peers.connect_locally", connect)
-        peers = TcpPeers(Credentials("c", SECRET), on_failure=pytest.fail)
+        peers = TcpPeers(
+            Credentials("c", SECRET), on_failure=lambda error: pytest.fail(repr(error))
+        )
         with pytest.raises(Unavailable):
             await peers.call(NOWHERE, ECHO, Text(""), timeout_s=5.0)
         await peers.close()

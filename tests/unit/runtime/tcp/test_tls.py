@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import ssl
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -69,9 +70,14 @@ async def test_calls_go_over_tls_and_only_over_tls(tmp_path: Path) -> None:
     """Large and small messages pass; a client without TLS gets no further than the connection."""
     server_tls, client_tls = contexts(tmp_path)
     errors: list[BaseException] = []
-    tls = {"server_tls": server_tls, "client_tls": client_tls}
-    server = TcpPeers(CREDENTIALS, on_failure=errors.append, **tls)
-    client = TcpPeers(CREDENTIALS, on_failure=errors.append, **tls)
+    make = partial(
+        TcpPeers,
+        CREDENTIALS,
+        on_failure=errors.append,
+        server_tls=server_tls,
+        client_tls=client_tls,
+    )
+    server, client = make(), make()
     plain = TcpPeers(CREDENTIALS, on_failure=errors.append)
     await server.listen(ServerUuid("a" * 32), {ECHO: echo})
     blob = bytes(range(256)) * 8192

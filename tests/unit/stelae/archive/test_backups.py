@@ -21,6 +21,8 @@ from stelae.archive import targets as archive_targets
 from stelae.archive.folder import Archive
 from stelae.cli.table import backup as cli_backup
 from stelae.cli.table.backup import backup_app
+from stelae.client.table import snapshots
+from stelae.connectors import data_tasks
 from stelae.core.errors import (
     ArchiveBusy,
     CorruptData,
@@ -169,7 +171,7 @@ def test_writes_go_on_and_servers_end(
 ) -> None:
     """A tablet whose pin is lost is pinned anew; a server that ends again and again is too much."""
     fill(database, "t")
-    real, lost = archive_backup.read_pinned, list[str]()
+    real, lost = snapshots.read_pinned, list[str]()
     times = 1
 
     async def losing(runtime: Any, snapshot: Any, tablet: Any, *rest: Any, **more: Any) -> Any:
@@ -219,7 +221,7 @@ def test_a_table_that_is_renamed_meanwhile_is_not_missed(
     """Nor one that is dropped in the way; one saved under its former name is there once."""
     for name in "abcd":
         fill(database, name, 10)
-    real = archive_backup.pin
+    real = data_tasks.pin
 
     def renaming(link: Any, name: str, *rest: Any) -> Any:
         if name == "b":
@@ -239,7 +241,7 @@ def test_a_table_that_goes_while_it_is_read_is_no_matter_to_others(
     """One dropped, one renamed as its pins are lost; of one that cannot be read the name told."""
     for name in "abc":
         fill(database, name, 300)
-    real, lost = archive_backup.read_pinned, set[str]()
+    real, lost = snapshots.read_pinned, set[str]()
 
     async def losing(runtime: Any, snapshot: Any, tablet: Any, *rest: Any, **more: Any) -> Any:
         async for batch in real(runtime, snapshot, tablet, *rest, **more):
@@ -258,7 +260,7 @@ def test_a_table_that_goes_while_it_is_read_is_no_matter_to_others(
         here.setattr(archive_backup, "read_pinned", losing)
         made = database.backup(str(tmp_path))
     assert [(table["name"], table["rows"]) for table in made["tables"]] == [("b", 300), ("c", 300)]
-    pin = archive_backup.pin
+    pin = data_tasks.pin
 
     def waiting(link: Any, name: str, *rest: Any) -> Any:
         if name == "e":

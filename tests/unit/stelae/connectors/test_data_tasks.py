@@ -14,7 +14,7 @@ import pytest
 from stelae.connectors import data_tasks
 from stelae.connectors.data_tasks import WriteId
 from stelae.core.errors import InvalidArgument, RowExists, SnapshotLost
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.durability import replicas, segments
 from stelae.core.schema.partition import hash_partition
 from tests.served import Served, served

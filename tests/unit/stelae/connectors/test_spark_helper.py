@@ -119,7 +119,8 @@ def stream_of(first: int, count: int) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows, max_chunksize=10)
-    return sink.getvalue().to_pybytes()
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
 
 
 def begin(here: Served, mode: str, **more: Any) -> bytes:

@@ -62,7 +62,8 @@ def plan_of(here: Served, mode: str, write_id: str = "one") -> WritePlan:
 
 
 def batches(table: pa.Table, size: int = 500) -> Iterable[pa.RecordBatch]:
-    return table.to_batches(max_chunksize=size)
+    found: list[pa.RecordBatch] = table.to_batches(max_chunksize=size)
+    return found
 
 
 def all_of(here: Served, table: Any) -> pa.Table:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pyarrow as pa
 import pytest
 
 from stelae.core.errors import CorruptData, InvalidArgument
 from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
+from stelae.core.messages.replicas import DataState
 from stelae.core.records.records import TableRecord, TableState
 from stelae.core.records.replication import Configuration, Peer, Snapshot, TermAndVote
 from stelae.core.schema.durability import segments
@@ -20,7 +23,6 @@ from stelae.storage.files.consensus_metadata import (
 )
 from stelae.storage.files.superblock import (
     NOTHING,
-    DataState,
     StoredFile,
     Superblock,
     check_stored_file,
@@ -142,7 +144,7 @@ def test_a_tombstone_keeps_its_last_op_id_through_copies_that_fail() -> None:
 
 def test_transitions_from_a_wrong_state_are_broken_invariants() -> None:
     """No order of calls takes a tablet from where it is to where it cannot go."""
-    for wrong in (
+    wrongs: list[Callable[[], object]] = [
         lambda: flushed(DELETED, snapshot(3, 9)),
         lambda: flushed(FLUSHED, snapshot(1, 9)),
         lambda: deleted(DELETED, None, forever=False),
@@ -152,7 +154,8 @@ def test_transitions_from_a_wrong_state_are_broken_invariants() -> None:
         lambda: copying(deleted_for_good(DELETED), TABLET, TABLE),
         lambda: copied(DELETED, TABLE, None),
         lambda: rolled_back(DELETED),
-    ):
+    ]
+    for wrong in wrongs:
         with pytest.raises(AssertionError):
             wrong()
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.alter import with_index
 from stelae.core.schema.indexes import END, IndexId, covers, in_range
 from stelae.core.schema.schema import TableSchema
@@ -139,7 +139,7 @@ def test_both_sets_of_kernels_make_the_same_partitions() -> None:
     world.write(WriteOp.UPSERT, rows, True)
     world.write(WriteOp.DELETE, [{"id": 3}], False)
     schema, compiled = indexed(world, "a")
-    reference = LogEntries(schema, schema.indexes[0], index_kernels_reference)  # type: ignore[arg-type]
+    reference = LogEntries(schema, schema.indexes[0], index_kernels_reference)
     ranges = [(b"", b"\x01x"), (b"\x01x", END)]
     assert by_log(world, compiled, ranges, 2) == by_log(world, reference, ranges, 2)
 

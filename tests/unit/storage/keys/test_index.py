@@ -35,7 +35,7 @@ def test_planned_batches_keep_the_index_equal_to_a_dict(
     for batch in batches:
         hashes = u64([key_hash for key_hash, _what in batch])
         prior = index.plan(hashes).tolist()
-        old, new = [], []
+        old, new = list[int](), list[int]()
         earlier: dict[int, int] = {}
         for row, (key_hash, what) in enumerate(batch):
             if key_hash in earlier:
@@ -171,8 +171,13 @@ def test_growing_is_spread_over_the_rows_that_come(module: Kernels) -> None:
     index, done = HashIndex(module), list[int]()
     hashes = np.random.default_rng(10).integers(0, 1 << 64, 20_000, dtype=np.uint64)
     grow = HashIndex._grow
+
+    def counted(index: HashIndex, slots: int) -> None:
+        done.append(slots)
+        grow(index, slots)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HashIndex, "_grow", lambda *args: (done.append(args[1]), grow(*args))[1])
+        patch.setattr(HashIndex, "_grow", counted)
         for start in range(0, 20_000, 10):
             part = np.arange(start, start + 10)
             index.replace(hashes[part], np.full(10, -1), part)
@@ -203,6 +208,6 @@ def test_inputs_may_be_strided_or_read_only_but_not_of_another_type() -> None:
     index.replace(hashes, np.full(10, -1), np.arange(20)[::2])
     assert index.find(hashes).tolist() == list(range(0, 20, 2))
     with pytest.raises(AssertionError):
-        index.find(np.array([1.0]))  # type: ignore[arg-type]
+        index.find(np.array([1.0]))
     with pytest.raises(AssertionError):
         index.replace(hashes, np.full(9, -1), np.arange(10))

@@ -175,7 +175,7 @@ def test_one_key_needs_no_numba() -> None:
         "import sys, pyarrow as pa\n"
         "from stelae.core.schema.partition import hash_partition\n"
         "from stelae.core.schema.schema import TableSchema\n"
-        "from stelae.storage.segments import merge\n"
+        "from stelae.storage.keys import merge\n"
         "from stelae.storage.keys.hash_index import HashIndex\n"
         "from stelae.storage.keys.codec import KeyCodec\n"
         "from stelae.storage.keys.partitioner import Partitioner\n"

@@ -18,7 +18,7 @@ from stelae.core.errors import (
     VersionMismatch,
 )
 from stelae.core.ids import ClientId, OpId, RequestId, TableId, TabletId
-from stelae.core.messages.servers import Write, WriteOp
+from stelae.core.messages.rows import Write, WriteOp
 from stelae.core.records.records import TableRecord, TableState
 from stelae.core.schema.alter import altered, next_history, schema_change
 from stelae.core.schema.durability import segments
@@ -65,10 +65,11 @@ def stream_of(batch: pa.RecordBatch) -> memoryview:
     return memoryview(encode_batch(batch))
 
 
-def outcome_of(outcome: bytes | int) -> Any:
+def outcome_of(outcome: bytes | int | tuple[bytes, ...]) -> Any:
     """What a command came to, as something that can be compared."""
     if isinstance(outcome, int):
         return outcome
+    assert isinstance(outcome, bytes), "a group has one for each of its calls"
     try:
         reply = answer(outcome)
     except StelaeError as error:

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.schema import TableSchema
 from stelae.storage.replicated.commands import (
     Stamp,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.schema import VERSION_COLUMN, TableSchema
 from stelae.storage.kernels import reference as kernels_reference
 from stelae.storage.kernels.api import default_kernels

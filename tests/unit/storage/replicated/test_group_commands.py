@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages.servers import Write, WriteOp
+from stelae.core.messages.rows import Write, WriteOp
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import batch_to_rows
 from stelae.storage.entries import client_results
@@ -62,7 +62,7 @@ def play(groups: Any, *, founded: bool = True) -> None:
     together, alone = machine(founded=founded), machine(founded=founded)
     index = 1
     for number, (op, version, calls) in enumerate(groups):
-        requests, rows = [], []
+        requests, rows = list[RequestId](), list[tuple[Any, ...]]()
         for client, sequence, open_before, key in calls:
             first = max(1, sequence - open_before)
             requests.append(RequestId(ClientId(f"c{client}"), sequence, first))

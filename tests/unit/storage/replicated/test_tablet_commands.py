@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stelae.core.ids import ClientId, RequestId, TabletId
-from stelae.core.messages.servers import Write, WriteOp
+from stelae.core.messages.rows import Write, WriteOp
 from stelae.storage.entries.entry import decode_batch, encode_batch
 from stelae.storage.replicated.commands import (
     AlterCommand,

@@ -16,7 +16,7 @@ from stelae.core.errors import (
     TabletNotReady,
 )
 from stelae.core.ids import ClientId, OpId, RequestId
-from stelae.core.messages.servers import Write, WriteOp
+from stelae.core.messages.rows import Write, WriteOp
 from stelae.core.schema.values import rows_to_batch
 from stelae.storage.entries import client_results
 from stelae.storage.entries.entry import encode_batch

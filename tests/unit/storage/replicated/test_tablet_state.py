@@ -15,7 +15,7 @@ from stelae.core.errors import (
     CorruptData,
 )
 from stelae.core.ids import ClientId, OpId, RequestId, TabletId
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.schema import TableSchema
 from stelae.storage.replicated.commands import (
     encode_alter,
@@ -115,7 +115,8 @@ def test_replicas_agree_over_long_histories(seed: int) -> None:
             keys = [rng.randrange(KEYS) for _ in range(rng.randint(1, 3))]
             kind = rng.choice(("new", "new", "new", "again", "stale"))
             client = rng.choice((0, 0, 0, 0, 1, 1, 2))
-            move = ("write", op, keys, rng.random() < 0.3, "none", set(), client, kind)
+            has_none = rng.random() < 0.3
+            move: Any = ("write", op, keys, has_none, "none", set(), client, kind)
             group.clock_s += rng.choice((-1.5, 0.0, 1.0, 1.0))
             write(group, move, salt, sequences)
         elif what < 0.85:

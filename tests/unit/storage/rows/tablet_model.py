@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from stelae.core.errors import (
     VersionMismatch,
 )
 from stelae.core.ids import RequestId
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import batch_to_rows, rows_to_batch
 from stelae.storage.entries.entry import (
@@ -252,8 +253,8 @@ class World:
             for part in tablet.scan_snapshot().batches(with_versions=True)
             for row in batch_to_rows(part)
         ]
-        assert sorted(scanned, key=lambda r: r[-1]) == sorted(
-            ((*row, version) for row, version in rows.values()), key=lambda r: r[-1]
+        assert sorted(scanned, key=itemgetter(-1)) == sorted(
+            ((*row, version) for row, version in rows.values()), key=itemgetter(-1)
         )
         assert tablet.row_count == len(rows)
         assert sum(s.live_rows for s in tablet.statistics()) == len(rows)

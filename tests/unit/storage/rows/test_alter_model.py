@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.alter import altered, schema_change
 from stelae.core.schema.schema import COLUMN_ID_KEY, TableSchema
 from stelae.core.schema.values import batch_to_rows, rows_to_batch
@@ -152,8 +152,8 @@ class World:
         for name in names:
             some, at, _ = self.tablet.get_many(keys, [name])
             place = names.index(name)
-            found = [row[0] for row in batch_to_rows(some)]
-            assert found == [wanted[int(key)][place] for key in at]
+            column = [row[0] for row in batch_to_rows(some)]
+            assert column == [wanted[int(key)][place] for key in at]
         for name in names:
             value = next((row[names.index(name)] for row in wanted.values()), None)
             if value is not None:
@@ -308,6 +308,7 @@ def test_a_recovered_segment_without_column_ids_is_refused() -> None:
     world = World()
     world.write(WriteOp.UPSERT, [{"id": 1, "a": "x", "b": 5}], False)
     segment = world.log[1].recovered(START, world.tablet.codec, True)
+    assert segment.batch is not None
     bare = segment.batch.schema.remove_metadata()
     fields = [field.remove_metadata() for field in bare]
     object.__setattr__(segment, "batch", segment.batch.cast(pa.schema(fields)))

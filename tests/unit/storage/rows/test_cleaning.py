@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -79,7 +81,7 @@ def test_the_segment_that_frees_most_for_its_copy_is_compacted(case: str) -> Non
     assert (None if found is None else found.segment_id) == wanted
 
 
-def compacted(number: int, live: int, **other: int) -> Candidate:
+def compacted(number: int, live: int, **other: Any) -> Candidate:
     """What memory has of it is what lives, of 8 MiB in the log."""
     return segment(number, live, rows=live, memory=live * 8 * MIB // 100, **other)
 

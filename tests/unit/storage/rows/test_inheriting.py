@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.shares import Share
 from stelae.core.schema.values import batch_to_rows

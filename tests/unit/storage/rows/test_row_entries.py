@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.alter import with_index
 from stelae.core.schema.indexes import IndexId
 from stelae.core.schema.schema import TableSchema

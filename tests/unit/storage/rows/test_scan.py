@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import ColumnNotFound, InvalidArgument
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import rows_to_batch
 from stelae.storage.rows.filters import OPERATORS, Filter

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import batch_to_rows
 from stelae.storage.entries.entry import Entry, EntryKind, Prologue, encode_prologue
@@ -185,7 +185,7 @@ class Cleaned(World):
         return tablet
 
 
-def versions_of(tablet: TabletMemory) -> list[int]:
+def versions_of(tablet: TabletMemory) -> list[Any]:
     parts = tablet.scan_snapshot().batches(with_versions=True)
     return [row[-1] for part in parts for row in batch_to_rows(part)]
 
@@ -313,7 +313,7 @@ def test_cleaning_at_any_moment_changes_nothing_that_is_seen(
 def long_play(seed: int, schema: TableSchema) -> Cleaned:
     """Many moves that clean often."""
     rng = random.Random(seed)
-    world, moves = Cleaned(schema, 64), []
+    world, moves = Cleaned(schema, 64), list[tuple[Any, ...]]()
     for _ in range(400):
         kind = rng.choices(
             ["write", "roll", "seal", "compact", "clean", "go on", "barrier", "pull", "check"],

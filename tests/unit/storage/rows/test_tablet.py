@@ -17,7 +17,7 @@ from stelae.core.errors import (
     TooLarge,
     VersionMismatch,
 )
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import rows_to_batch
 from stelae.storage.entries.entry import (

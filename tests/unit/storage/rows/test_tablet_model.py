@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.schema import TableSchema
 from stelae.storage.entries.entry import (
     Entry,

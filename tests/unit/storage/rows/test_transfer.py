@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData, TabletNotReady
 from stelae.core.ids import ClientId, OpId, RequestId, TableId, TabletId
-from stelae.core.messages.servers import Write, WriteOp
+from stelae.core.messages.rows import Write, WriteOp
 from stelae.core.records.records import TableRecord, TableState
 from stelae.core.records.succession import SuccessionStage
 from stelae.core.schema.durability import replicas

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import CorruptData
-from stelae.core.messages.servers import WriteOp
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.alter import with_index
 from stelae.core.schema.indexes import END, IndexId
 from stelae.core.schema.schema import TableSchema
@@ -420,8 +420,8 @@ def test_a_scan_that_began_before_the_rows_came_goes_on_with_them() -> None:
     tablet.new_head(9)
     tablet.execute(WriteOp.DELETE, [(1,)], None, 900, ["id"])
     del whole
-    rows = [row for batch in reader for row in batch_to_rows(batch)]
-    assert sorted(row[1] for row in rows) == list(range(200))
+    numbers: list[Any] = [row[1] for batch in reader for row in batch_to_rows(batch)]
+    assert sorted(numbers) == list(range(200))
     assert state_of(tablet)[0][0][1] == 0
     assert len(state_of(tablet)[0]) == 199
     assert world.tablet.row_count == 200

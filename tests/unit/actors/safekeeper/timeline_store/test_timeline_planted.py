@@ -16,6 +16,7 @@ from stelae.actors.safekeeper.timeline_store.pull import TimelinePulls
 from stelae.actors.safekeeper.timeline_store.timeline import Timeline
 from stelae.core.errors import StelaeError
 from stelae.core.records.timelines import AcceptorState
+from stelae.storage.files import timeline_control
 from stelae.storage.files.timeline_control import TimelineControl, log_cut, saved
 from tests.unit.actors.safekeeper.timeline_store import test_timeline_crashes
 from tests.unit.actors.safekeeper.timeline_store.test_timeline_crashes import lives_of
@@ -74,9 +75,9 @@ def believed(before: TimelineControl, found: TimelineControl, flush_lsn: int) ->
 
 
 BELIEVED = "what a failed sync left is believed"
-DELETED = timeline_store.deleted
+DELETED = timeline_control.deleted
 IS_WANTED = TimelinePulls._is_wanted
-OFFLOADING = timeline_eviction.offloading
+OFFLOADING = timeline_control.offloading
 BUGS: dict[str, tuple[Any, str, Any]] = {
     "a sync is only said": (TimelineLog, "_sync", only_said),
     "a cut has no commit point": (Timeline, "_save", cut_first),

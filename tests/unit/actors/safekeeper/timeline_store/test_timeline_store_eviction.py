@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stelae.actors.safekeeper.timeline_store.timeline import Timeline
 from stelae.core.errors import CorruptData
 from stelae.core.ids import OpId
 from tests.unit.actors.safekeeper.timeline_store.stored_timelines import (
@@ -23,6 +24,10 @@ from tests.unit.actors.safekeeper.timeline_store.timeline_world import (
     members,
     run,
 )
+
+
+def is_evicted(timeline: Timeline) -> bool:
+    return timeline.is_evicted
 
 
 def test_an_evicted_timeline_votes_is_pulled_and_comes_back() -> None:
@@ -48,9 +53,9 @@ def test_an_evicted_timeline_votes_is_pulled_and_comes_back() -> None:
         assert not other.blobs.content
         await world.start()
         again = world.timeline(TABLET)
-        assert again.is_evicted
+        assert is_evicted(again)
         assert await again.append([entry(5, 13)]) == 13
-        assert not again.is_evicted
+        assert not is_evicted(again)
         assert not world.blobs.content
         assert len(await other.timeline(TABLET).read(1, 12, 1 << 20)) == 12
 

@@ -103,7 +103,7 @@ def test_a_write_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
                 file.write_at(offset, b"".join(map(bytes, buffers))[:250])
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-        newest._file = Filling()  # type: ignore[assignment]
+        newest._file = Filling()
         with pytest.raises(NoSpace):
             await timeline.append([entry(1, 13, 50), entry(1, 14, 50), entry(1, 15, 50)])
         assert timeline.last == OpId(1, 12)

@@ -41,6 +41,7 @@ from stelae.simulation import Options, SimLoop
 from stelae.simulation.world.disk import InjectedDiskError, SimDisk
 from stelae.simulation.world.process import ProcessEnded
 from stelae.storage.files.timeline_control import FOREVER
+from tests.simulation.world.loops import make_loop
 from tests.unit.actors.tserver.tablet_store.tablet_store_world import Crash, SteppedDisk, When
 
 T = TypeVar("T")
@@ -574,6 +575,7 @@ class World:
             history = self.timeline(tablet).history if found.exists else ()
             if found.exists:
                 extent = self.timeline(tablet).extent
+                assert found.acceptor is not None
                 joined = joined_history(found.acceptor.term_history, base, extent.history)
                 assert (extent.base_lsn, joined) == (base, history)
             matching = [
@@ -651,7 +653,7 @@ def now_commit(now: Expected) -> int:
 
 def run(body: Callable[[World], Awaitable[T]], seed: object = 1) -> T:
     """Run ``body`` in a world whose first life has begun."""
-    loop = SimLoop(random.Random(f"{seed}/loop"))
+    loop = make_loop(random.Random(f"{seed}/loop"))
 
     async def main() -> T:
         world = World(loop, seed)

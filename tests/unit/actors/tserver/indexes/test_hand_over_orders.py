@@ -71,7 +71,7 @@ def test_a_later_hand_over_ends_the_one_before_and_an_earlier_one_is_refused() -
     assert first.stage is HandOverStage.FAILED
     for late in ((3, "a"), (3,), (4, "d"), (4,)):
         with pytest.raises(StaleTerm, match="hand-over of indexlet new"):
-            source.order(*late)  # type: ignore[arg-type]
+            source.order(*late)
         assert source.is_to(5, "b", "c")
 
 
@@ -143,6 +143,6 @@ def test_masters_of_before_name_no_hand_over() -> None:
     assert source.is_to(4, "b")
     for late in ((0,), (0, "a")):
         with pytest.raises(StaleTerm):
-            source.order(*late)  # type: ignore[arg-type]
+            source.order(*late)
     with pytest.raises(StaleTerm):
         source.close(0)

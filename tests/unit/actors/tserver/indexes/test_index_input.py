@@ -89,6 +89,10 @@ def other_stream() -> pa.Buffer:
     return sink.getvalue()
 
 
+def progress_of(filling: Filling) -> IndexletProgress:
+    return filling.indexlet.progress
+
+
 def seen(indexlet: Indexlet) -> Any:
     """All that a message could change."""
     return (
@@ -369,10 +373,10 @@ async def test_copies_that_no_indexlet_would_send_change_nothing(tmp_path: Path)
             assert seen(indexlet.indexlet) == before, text
         with pytest.raises(InvalidArgument, match="filled by another one"):
             await heir.offer(stamp(), 0, 1, stream(at.entry(1, 10)))
-        assert heir.indexlet.progress is IndexletProgress.FILLING
+        assert progress_of(heir) is IndexletProgress.FILLING
         await heir.copy((), stream_of(entry, [0], [EPOCH], [1], [False]))
         await heir.copy(())
-        assert heir.indexlet.progress is IndexletProgress.COMPLETE
+        assert progress_of(heir) is IndexletProgress.COMPLETE
         assert list(heir.indexlet.entries.live_entries()) == entry.to_pylist()
 
 

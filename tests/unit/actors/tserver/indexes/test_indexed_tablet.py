@@ -9,10 +9,11 @@ import pytest
 
 from stelae.actors.tserver.indexes.indexed_tablet import IndexedTablet
 from stelae.core.errors import DeadlineExpired, OutcomeUnknown
-from stelae.core.ids import RequestId
+from stelae.core.ids import ClientId, RequestId
 from stelae.storage.entries.client_results import ClientResults
 
-REQUEST, OTHER = RequestId("client", 1, 1), RequestId("client", 2, 1)
+CLIENT = ClientId("client")
+REQUEST, OTHER = RequestId(CLIENT, 1, 1), RequestId(CLIENT, 2, 1)
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tserver.indexes.indexlet import Indexlet, Known
+from stelae.actors.tserver.indexes.indexlet import Indexlet
+from stelae.actors.tserver.indexes.lineage import Known
 from stelae.core.errors import IndexletNotReady
 from stelae.core.ids import ServerUuid, TableId
 from stelae.core.messages.indexes import (
@@ -38,7 +39,7 @@ TABLE = TableRecord(
 )
 RECORD = IndexletRecord(
     IndexletId("new"),
-    IndexId(1),
+    IndexId("1"),
     TABLE.table_id,
     b"",
     b"",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from stelae.actors.tserver.owned_tablet.tablet import Tablet
-from stelae.core.messages.servers import FreeReplicas
+from stelae.core.messages.backups import FreeReplicas
 from stelae.core.schema.durability import Durability, segments, wal
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
@@ -106,4 +106,4 @@ def run_calm(
     world.run(main())
 
 
-LOGS = [segments("disk", "disk"), wal(3, ("disk", "disk"))]
+LOGS: list[Durability] = [segments("disk", "disk"), wal(3, ("disk", "disk"))]

@@ -15,19 +15,13 @@ from stelae.actors.server.membership import Membership
 from stelae.actors.tserver.owned_tablet.tablet import Tablet
 from stelae.actors.tserver.tablet_log.factory import segment_log_of
 from stelae.actors.tserver.tablet_log.recovery import Intake
+from stelae.actors.tserver.tablet_log.segment_log import SegmentLog
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.messages.servers import (
-    SEAL_REPLICA,
-    WRITE_REPLICA,
-    Get,
-    RecoveryEngine,
-    TabletProgress,
-    Write,
-    WriteOp,
-    WriteReply,
-)
+from stelae.core.messages.backups import SEAL_REPLICA, WRITE_REPLICA
+from stelae.core.messages.rows import Get, Write, WriteOp, WriteReply
+from stelae.core.messages.servers import RecoveryEngine, TabletProgress
 from stelae.core.records.records import (
     ServerInfo,
     TableRecord,
@@ -123,6 +117,13 @@ class OwnerRuntime:
         return getattr(self._runtime, name)
 
 
+def segment_log(tablet: Tablet) -> SegmentLog:
+    """Return the tablet's log, which must be one of segments."""
+    log = tablet.log
+    assert isinstance(log, SegmentLog)
+    return log
+
+
 class TabletWorld:
     """One owner's side: membership by hand, epochs into a list, requests with rising numbers."""
 
@@ -151,6 +152,11 @@ class TabletWorld:
     @property
     def events(self) -> list[Event]:
         return self.runtime.peers.events
+
+    @property
+    def log(self) -> SegmentLog:
+        """The log of `tablet`."""
+        return segment_log(self.tablet)
 
     def make(self, term: int) -> Tablet:
         """A tablet of the owner's in a term; not open yet."""
@@ -293,7 +299,7 @@ def run(
         for n in range(1, backups + 1):
             name = f"b{n}"
             machine = (machines or {}).get(name)
-            world.start(name, factory(name), kind="backup", machine=machine)  # type: ignore[arg-type]
+            world.start(name, factory(name), kind="backup", machine=machine)
         await world.wait_ready()
         here = TabletWorld(world, media, settings=settings, schema=schema)
         await scenario(here)

@@ -21,7 +21,7 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import ClientId, RequestId
 from stelae.core.messages.alter import ALTER_TABLE, AlterTable
-from stelae.core.messages.servers import GET, Get
+from stelae.core.messages.rows import GET, Get
 from stelae.core.records.records import TableState
 from stelae.core.schema.alter import MAX_HISTORY, schema_change
 from stelae.core.schema.durability import segments
@@ -55,7 +55,7 @@ class Here:
         self.old = await self.cluster.database("old").table("t")
 
     def record(self) -> Any:
-        leader = self.world.server(self.cluster.leader())
+        leader = self.world.server(self.cluster.leader() or "")
         return leader.catalog.tables[self.table.record.table_id]
 
     def owners(self) -> list[str]:
@@ -266,7 +266,7 @@ def test_a_refused_alter_leaves_no_trace() -> None:
             {},
         ):
             with pytest.raises(InvalidArgument):
-                await here.table.alter(**change)  # type: ignore[arg-type]
+                await here.table.alter(**change)
         with pytest.raises(InvalidArgument, match="does not fit type int64"):
             await here.table.alter(defaults={"b": "one"})
         assert here.record() is before

@@ -24,13 +24,7 @@ from stelae.core.errors import (
     TooLarge,
 )
 from stelae.core.ids import ClientId, RequestId
-from stelae.core.messages.servers import (
-    Get,
-    GetReply,
-    Write,
-    WriteMany,
-    WriteOp,
-)
+from stelae.core.messages.rows import Get, GetReply, Write, WriteMany, WriteOp
 from stelae.core.rpc import Call
 from stelae.storage.entries import client_results
 from stelae.storage.entries.outcomes import answer

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from stelae.actors.tserver.tablet.input import decode_rows, payload_of
-from stelae.core.messages.servers import Write, WriteOp
+from stelae.core.messages.rows import Write, WriteOp
 from stelae.core.rpc import Call
 from stelae.storage.entries.entry import decode_batch, encode_batch
 from stelae.storage.rows.memory import Executed, TabletMemory
@@ -92,7 +92,7 @@ def test_a_closed_tablet_lets_its_rows_go_at_once() -> None:
         for n in range(8):
             await here.write((n, "x" * 700))
         memory = weakref.ref(here.tablet._memory)
-        segments = here.tablet._log.segments
+        segments = here.log.segments
         assert segments[0].image is not None
         assert segments[-1].length
         gc.disable()

@@ -9,7 +9,8 @@ import pytest
 
 from stelae.core.errors import Overloaded
 from stelae.core.messages.backup_loads import BackupsView
-from stelae.core.messages.servers import ReplicaState, WriteOp
+from stelae.core.messages.backups import ReplicaState
+from stelae.core.messages.rows import WriteOp
 from tests.unit.actors.tserver.owned_tablet.cleaned_logs import (
     BIG,
     all_sealed,
@@ -45,6 +46,10 @@ def test_what_was_cleaned_is_freed_when_a_later_head_is_durable_and_the_one_befo
     run(scenario)
 
 
+def under_replicated(here: TabletWorld) -> int:
+    return here.tablet.log.under_replicated
+
+
 def test_what_was_cleaned_and_lacks_a_replica_is_told_and_worth_a_head() -> None:
     """An older digest names it until a later head is open: one more loss would be too many."""
 
@@ -54,10 +59,10 @@ def test_what_was_cleaned_and_lacks_a_replica_is_told_and_worth_a_head() -> None
         log, cleaning = here.tablet.log, here.tablet.cleaning
         assert await cleaning.clean(memory_is_low=False)
         parent = log.side.retired[0]
-        assert not log.under_replicated
+        assert under_replicated(here) == 0
         parent.let_image_go()  # as memory had less of it already
         parent.lose(parent.holders[0])
-        assert log.under_replicated == 1
+        assert under_replicated(here) == 1
         assert min(len(each) for each in log.holders) == 1
         assert log.side.waits_since_s is not None
         await asyncio.sleep(SETTINGS.clean_roll_after_s)
@@ -175,7 +180,7 @@ def test_replicas_are_brought_into_groups_though_segments_are_cleaned_meanwhile(
         b1, b2, b3, b4 = [here.info(name).uuid for name in ("b1", "b2", "b3", "b4")]
         before = set(here.tablet.log.digest)
         here.members.see_backups(BackupsView(1, copysets=((b1, b3), (b2, b4))))
-        log = here.tablet.log
+        log = here.log
 
         def is_moving() -> bool:
             return any(len(each.replicas) > 2 for each in log.segments)
@@ -205,7 +210,7 @@ def test_what_was_compacted_in_memory_is_brought_into_groups_too(is_served: bool
         await close_heads(here, 8)
         while await here.tablet.cleaning.compact():
             continue
-        log = here.tablet.log
+        log = here.log
         compacted = {each.segment_id for each in log.segments if each.former_bytes}
         assert len(compacted) >= 3
         whole = await _images(here, "b1")

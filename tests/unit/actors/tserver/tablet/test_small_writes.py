@@ -11,8 +11,7 @@ from stelae.actors.raft.requests import ReplicaRequests, command_of
 from stelae.actors.tserver.tablet.small_writes import SmallWrite, check_many, is_small
 from stelae.core.errors import InvalidArgument, NotLeader, OutcomeUnknown
 from stelae.core.ids import ClientId, OpId, RequestId, ServerUuid, TabletId
-from stelae.core.messages.rows import WRITES_MAX
-from stelae.core.messages.servers import Write, WriteMany, WriteOp
+from stelae.core.messages.rows import WRITES_MAX, Write, WriteMany, WriteOp
 from stelae.storage.replicated.commands import GroupCommand, Stamp, WriteCommand, decode_command
 
 TABLET = TabletId("t")

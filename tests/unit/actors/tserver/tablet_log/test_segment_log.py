@@ -6,10 +6,18 @@ import asyncio
 
 import pytest
 
+from stelae.actors.tserver.segments.segment import ReplicatedSegment
 from stelae.core.errors import OutcomeUnknown
 from stelae.core.ids import ServerUuid
-from stelae.core.messages.servers import RecoveryEngine, WriteOp
-from tests.unit.actors.tserver.owned_tablet.tablet_world import SETTINGS, TERM, TabletWorld, run
+from stelae.core.messages.rows import WriteOp
+from stelae.core.messages.servers import RecoveryEngine
+from tests.unit.actors.tserver.owned_tablet.tablet_world import (
+    SETTINGS,
+    TERM,
+    TabletWorld,
+    run,
+    segment_log,
+)
 
 BIG = "x" * 700
 _NATIVE = RecoveryEngine.NATIVE
@@ -23,7 +31,7 @@ async def fill(here: TabletWorld, count: int, start: int = 0) -> None:
 
 
 def head_number(here: TabletWorld) -> int:
-    return here.tablet._log.head.segment_id & 0xFFFFFFFF
+    return here.log.head.segment_id & 0xFFFFFFFF
 
 
 def test_a_new_head_is_on_all_replicas_before_the_old_one_is_closed() -> None:
@@ -32,7 +40,7 @@ def test_a_new_head_is_on_all_replicas_before_the_old_one_is_closed() -> None:
     async def scenario(here: TabletWorld) -> None:
         await here.serve("b1", "b2", "b3")
         await fill(here, 8)
-        log = here.tablet._log
+        log = here.log
         await here.until(lambda: len(log._unsealed) == 1, "all but the head are sealed")
         assert head_number(here) >= 3
         for segment in range(1, head_number(here)):
@@ -66,8 +74,8 @@ def test_no_row_enters_a_new_head_before_the_old_one_is_closed_everywhere() -> N
     run(scenario)
 
 
-def log_segments(here: TabletWorld) -> list[object]:
-    return list(here.tablet._log.segments)  # type: ignore[arg-type]
+def log_segments(here: TabletWorld) -> list[ReplicatedSegment]:
+    return list(here.log.segments)
 
 
 def test_at_most_two_heads_are_open() -> None:
@@ -136,12 +144,12 @@ def test_no_epoch_is_registered_before_the_tablet_is_handed_over() -> None:
         await asyncio.sleep(1.0)
         here.see("b1", "b3")
         await opening
-        assert here.tablet._log.head.epoch > 0
+        assert here.log.head.epoch > 0
         await asyncio.sleep(5.0)
         assert here.epochs == []
         here.tablet.serve()
         await here.write((1, "a"))
-        assert here.epochs == [(1, here.tablet._log.head.epoch)]
+        assert here.epochs == [(1, here.log.head.epoch)]
 
     run(scenario)
 
@@ -152,12 +160,12 @@ def test_a_backup_that_was_dead_before_the_log_began_to_look_is_replaced() -> No
     async def scenario(here: TabletWorld) -> None:
         await here.serve("b1", "b2", "b3")
         await fill(here, 4)
-        log = here.tablet._log
+        log = here.log
         await here.until(lambda: len(log._unsealed) == 1, "the first head is sealed")
         first = log.segments[0]
         assert first.image is not None
         other = here.make(TERM + 1)
-        adopted = other._log.adopt_image(
+        adopted = segment_log(other).adopt_image(
             first.segment_id, first.image, [(here.info("b1").uuid, "disk"), (_GONE, "disk")], 0
         )
         assert adopted.missing_replicas == 1
@@ -205,7 +213,7 @@ def test_a_log_without_media_acknowledges_at_once_and_keeps_no_row_form() -> Non
     async def scenario(here: TabletWorld) -> None:
         await here.serve()
         await fill(here, 10)
-        log = here.tablet._log
+        log = here.log
         await here.until(lambda: len(log._unsealed) == 1, "all but the head are sealed")
         assert here.events == []
         assert all(not s._content for s in log.segments if s is not log.head)
@@ -234,7 +242,7 @@ def test_row_form_counts_as_memory_until_it_is_sealed() -> None:
     async def scenario(here: TabletWorld) -> None:
         await here.serve("b1", "b2")
         await fill(here, 2)
-        log = here.tablet._log
+        log = here.log
         assert log.content_bytes == log.head.length > 1400
         rows_bytes = here.tablet._memory.memory_bytes
         assert here.tablet.memory_bytes == rows_bytes + log.head.length

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -27,18 +28,9 @@ from stelae.actors.tserver.tablet_log.wal_log import WalLog
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid, TableId, TabletId
-from stelae.core.messages.servers import (
-    FENCE_LOGS,
-    FenceLogs,
-    Get,
-    LogInventory,
-    RecoveryEngine,
-    SegmentSource,
-    TabletProgress,
-    Write,
-    WriteOp,
-    WriteReply,
-)
+from stelae.core.messages.backups import FENCE_LOGS, FenceLogs, LogInventory
+from stelae.core.messages.rows import Get, Write, WriteOp, WriteReply
+from stelae.core.messages.servers import RecoveryEngine, SegmentSource, TabletProgress
 from stelae.core.records.configurations import TimelineId
 from stelae.core.records.records import (
     ServerInfo,
@@ -247,7 +239,7 @@ class WalWorld:
         for name in self.world.names("backup"):
             answered = False
             while not answered:
-                await self.until(lambda name=name: self.is_up(name), f"{name} comes back")
+                await self.until(partial(self.is_up, name), f"{name} comes back")
                 info = self.world.server(name).info
                 try:
                     reply = await self.masters.peers.call(

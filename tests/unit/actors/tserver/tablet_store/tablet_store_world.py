@@ -35,7 +35,7 @@ from stelae.core.records.replication import (
     TermAndVote,
 )
 from stelae.core.rpc import Blob
-from stelae.core.runtime import File
+from stelae.core.runtime import File, NearFile
 from stelae.core.schema.durability import segments
 from stelae.core.schema.partition import Partitioning
 from stelae.core.schema.schema import TableSchema
@@ -45,6 +45,7 @@ from stelae.simulation.world.disk import SimDisk, SimDiskView
 from stelae.storage.files.consensus_metadata import ConsensusMetadata
 from stelae.storage.files.raft_log import decode_file, parse_log_file_name
 from stelae.storage.files.superblock import NOTHING, StoredFile
+from tests.simulation.world.loops import make_loop
 
 T = TypeVar("T")
 ME = ServerUuid("me")
@@ -123,14 +124,41 @@ class SteppedFile:
         self._disk = disk
         self._file = file
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+    @property
+    def size(self) -> int:
+        return self._file.size
+
+    @property
+    def room_bytes(self) -> int:
+        return self._file.room_bytes
+
+    @property
+    def place(self) -> str:
+        return self._file.place
+
+    def write_at(self, offset: int, *buffers: Blob) -> None:
+        self._file.write_at(offset, *buffers)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return self._file.read_at(offset, length)
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        return self._file.read_into(offset, buffer)
 
     async def sync(self) -> None:
         await self._disk.step(self._file.sync)
 
     def sync_at_once(self) -> bool:
         return False
+
+    def truncate(self, size: int) -> None:
+        self._file.truncate(size)
+
+    def preallocate(self, size: int) -> None:
+        self._file.preallocate(size)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class SteppedDisk:
@@ -173,6 +201,13 @@ class SteppedDisk:
         if when is When.AFTER:
             self._crash()
         return result
+
+    @property
+    def boot(self) -> str:
+        return self._view.boot
+
+    def open_near(self, place: str) -> NearFile | None:
+        return self._view.open_near(place)
 
     async def open(self, path: str) -> SteppedFile:
         return SteppedFile(self, await self.step(lambda: self._view.open(path)))
@@ -528,7 +563,7 @@ class World:
 
 def run(body: Callable[[World], Awaitable[T]], seed: object = 1) -> T:
     """Run ``body`` in a world whose first life has begun."""
-    loop = SimLoop(random.Random(f"{seed}/loop"))
+    loop = make_loop(random.Random(f"{seed}/loop"))
 
     async def main() -> T:
         world = World(loop, seed)
