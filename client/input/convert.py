@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.core.errors import ColumnNotFound, InvalidArgument
+from stelae.core.schema.exact import exact_column
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import WireValue, batch_to_rows, from_wire, to_wire
 
@@ -63,7 +64,7 @@ def _from_dicts(rows: Sequence[Any], schema: pa.Schema, defaults: Mapping[str, A
     if unknown:
         raise ColumnNotFound(unknown[0], "(this)", ", ".join(schema.names))
     columns = [
-        pa.array([row.get(n, absent) for row in rows], schema.field(n).type)
+        exact_column([row.get(n, absent) for row in rows], schema.field(n))
         for n, absent in ((n, defaults.get(n)) for n in names)
     ]
     return pa.table(columns, names=list(names))

@@ -27,6 +27,7 @@ from stelae.core.schema.schema import (
     TableSchema,
     check_column_name,
     check_column_names,
+    check_column_type,
     constant_array,
     normal_type,
 )
@@ -158,6 +159,7 @@ def _added(change: SchemaChange) -> list[pa.Field]:
         raise InvalidArgument(f"the columns to add are no Arrow schema: {error}") from None
     for field in found:
         check_column_name(field.name)
+        check_column_type(field.type, f"column {field.name!r}")
     return found
 
 

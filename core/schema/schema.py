@@ -66,6 +66,34 @@ def normal_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def check_column_type(kind: pa.DataType, what: str) -> None:
+    """Raise `InvalidArgument` unless a table can hold this type, at every depth.
+
+    Parts of a value may always be null: a deleted row, or one older than the column, has no value,
+    and Arrow then wants null in each part.
+    """
+    refused = ("is_run_end_encoded", "is_union", "is_list_view", "is_large_list_view")
+    if any([getattr(pa.types, name)(kind) for name in refused]):
+        raise InvalidArgument(f"{what}: no table can hold type {kind}; give its values as they are")
+    for part in _parts_of(kind):
+        if not part.nullable:
+            raise InvalidArgument(
+                f"{what}: {kind} says that {part.name!r} is never null; only a whole column can"
+            )
+        check_column_type(part.type, f"{what}.{part.name}")
+
+
+def _parts_of(kind: pa.DataType) -> list[pa.Field]:
+    """The fields within a type; not a map's key, which is never null by definition."""
+    if pa.types.is_map(kind):
+        return [kind.item_field, pa.field(kind.key_field.name, kind.key_type)]
+    if pa.types.is_struct(kind):
+        return [kind.field(place) for place in range(kind.num_fields)]
+    if hasattr(kind, "value_field"):
+        return [kind.value_field]
+    return []
+
+
 def check_column_name(name: object) -> None:
     """Raise `InvalidArgument` unless this can name a column."""
     fine = isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()
@@ -138,6 +166,7 @@ class TableSchema(msgspec.Struct, frozen=True, dict=True):
                 raise ColumnNotFound(name, "(new)", ", ".join(names))
         for field in schema:
             kind = normal_type(field.type)
+            check_column_type(kind, f"column {field.name!r}")
             if field.name in key and not is_key_type(kind):
                 raise InvalidArgument(
                     f"key column {field.name!r} has type {kind}; keys are made of integers, bool, "

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stelae.core.errors import InvalidArgument, TooLarge
+from stelae.core.schema.casts import exact_cast
 from stelae.core.schema.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema
 
 WireValue: TypeAlias = int | float | str | bytes | bool | None
@@ -112,7 +114,7 @@ def _text(value: object, what: str) -> WireValue:
         value.isascii() or value.encode()
     except UnicodeEncodeError:
         raise InvalidArgument(f"{what}: the text has a lone surrogate, and is not UTF-8") from None
-    return str(value)
+    return str.__str__(value)  # of an Enum that is a str, too, its value and not its name
 
 
 def _floating(value: object, kind: pa.DataType, what: str) -> WireValue:
@@ -198,8 +200,9 @@ def _from_datetime64(value: np.datetime64, unit: str, what: str) -> int | None:
     if np.isnat(value):
         return None
     exact = value.astype(f"datetime64[{unit}]")
-    if exact != value:
-        raise InvalidArgument(f"{what}: {value!r} is finer than the column's unit, {unit}")
+    # Back again: NumPy wraps around in silence where the range of a finer unit ends.
+    if exact.astype(value.dtype).astype(np.int64) != value.astype(np.int64):
+        raise InvalidArgument(f"{what}: {value!r} has no exact form in the column's unit, {unit}")
     return int(exact.astype(np.int64))
 
 
@@ -301,61 +304,23 @@ def _column(data: pa.Table | pa.RecordBatch, field: pa.Field, schema: TableSchem
             raise InvalidArgument(f"column {field.name!r} is missing, and cannot be null")
         return schema.default_arrays([field.name], data.num_rows)[0]
     column = data.column(place)
-    if column.type != field.type:
-        column = _cast(column, field)
-    if isinstance(column, pa.ChunkedArray):
-        if column.nbytes > MAX_CALL_BYTES:
-            raise TooLarge(f"column {field.name!r}", column.nbytes, MAX_CALL_BYTES)
-        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    first_rows = accumulate(map(len, chunks), initial=0)
+    cast = [
+        exact_cast(chunk, field.type, f"column {field.name!r}", first_row)
+        for chunk, first_row in zip(chunks, first_rows, strict=False)
+    ]
+    size_bytes = sum([chunk.nbytes for chunk in cast])
+    if size_bytes > MAX_CALL_BYTES:
+        raise TooLarge(f"column {field.name!r}", size_bytes, MAX_CALL_BYTES)
+    if len(cast) == 1:
+        column = cast[0]
+    else:
+        column = pa.concat_arrays(cast) if cast else pa.nulls(0, field.type)
     if pa.types.is_date64(field.type) and _has_part_days(column):
         raise InvalidArgument(f"column {field.name!r}: a date64 is not a whole day")
     _check_nulls(column, field)
     return column
-
-
-def _cast(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa.ChunkedArray:
-    found, wanted = column.type, field.type
-    if pa.types.is_dictionary(found):
-        found = found.value_type
-    trouble = f"column {field.name!r}: {found} does not fit type {wanted}"
-    if _family(found) != _family(wanted) and not pa.types.is_null(found):
-        raise InvalidArgument(trouble)
-    if pa.types.is_timestamp(found) and found.tz and not getattr(wanted, "tz", None):
-        raise InvalidArgument(f"{trouble}: it has a time zone")
-    try:
-        result = column.cast(wanted, safe=True)
-    except pa.ArrowException as error:
-        raise InvalidArgument(f"{trouble}: {error}") from None
-    if pa.types.is_date(wanted) and pa.types.is_timestamp(found):
-        exact = bool(pc.all(pc.equal(result.cast(found), column)).as_py() is not False)
-    elif wanted == pa.float32() and pa.types.is_floating(found):
-        exact = bool(pc.sum(pc.is_inf(result)) == pc.sum(pc.is_inf(column)))
-    else:
-        exact = True
-    if not exact:
-        raise InvalidArgument(f"{trouble} without loss")
-    return result
-
-
-def _family(kind: pa.DataType) -> str:
-    """Types within a family are cast to each other where that loses nothing."""
-    tests = {
-        "number": (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
-        "bool": (pa.types.is_boolean,),
-        "text": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
-        "bytes": (
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_binary_view,
-            pa.types.is_fixed_size_binary,
-        ),
-        "moment": (pa.types.is_date, pa.types.is_timestamp),
-        "list": (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list),
-    }
-    for family, checks in tests.items():
-        if any(check(kind) for check in checks):
-            return family
-    return str(kind).partition("<")[0].partition("[")[0]
 
 
 def _has_part_days(column: pa.Array) -> bool:

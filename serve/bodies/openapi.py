@@ -39,8 +39,8 @@ TIMED_OUT = "408"
 _PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 _TOO_BUSY = "In plain text it is Ray Serve's own: no replica takes it now, and it is not done."
 _OF_SERVE = {
-    "description": f"Ray Serve's own, of `{TIMEOUT_HEADER}`, which it heeds as well and may see "
-    "first. As 504: done or not.",
+    "description": "Ray Serve's own, if the request has `X-Request-Timeout-Seconds`, a header of "
+    "Serve's. As 504: done or not.",
     "content": _PLAIN,
 }
 """It is sent while ours is cancelled: no word of ours can take its place."""

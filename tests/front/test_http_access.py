@@ -66,7 +66,7 @@ async def test_health_says_when_the_masters_do_not_answer(world: World, tmp_path
     problem_of(response, 503, "no-quorum")
     async with world.client(Role.READ, app) as client:
         response = await client.get(
-            "/v1/tables/t/rows/1", headers={"X-Request-Timeout-Seconds": "0.2"}
+            "/v1/tables/t/rows/1", headers={"Stelae-Timeout-Seconds": "0.2"}
         )
     assert response.status_code == 503
     assert int(response.headers["retry-after"]) >= 1
@@ -165,7 +165,7 @@ async def test_a_body_that_does_not_come_ends_at_the_deadline(http: httpx.AsyncC
         await never.wait()
 
     response = await http.post(
-        "/v1/tables", content=nothing(), headers={"X-Request-Timeout-Seconds": "0.05"}
+        "/v1/tables", content=nothing(), headers={"Stelae-Timeout-Seconds": "0.05"}
     )
     problem_of(response, 503, "deadline-expired")
 
@@ -246,7 +246,7 @@ async def test_bounds_that_change_hold_at_once(world: World) -> None:
         assert (await client.post("/v1/tables", content=b"x" * 2000)).status_code == 400
         app.state.gateway.limits = Limits(body_bytes=1000, timeout_max_s=5.0)
         problem_of(await client.post("/v1/tables", content=b"x" * 2000), 413, "too-large")
-        late = await client.get("/v1/tables", headers={"X-Request-Timeout-Seconds": "6"})
+        late = await client.get("/v1/tables", headers={"Stelae-Timeout-Seconds": "6"})
         problem_of(late, 400, "invalid-argument")
         app.state.gateway.limits = Limits()
         assert (await client.post("/v1/tables", content=b"x" * 2000)).status_code == 400

@@ -105,8 +105,8 @@ async def test_a_stream_that_is_not_done_in_time_has_an_unknown_outcome_once_a_w
     monkeypatch.setattr(row_streams, "WINDOW_BYTES", 30_000)
     await make_flights(world, http)
     data, write, given = stream_of(ROWS), rows._write, list[float]()
-    headers = {**HEADERS, "X-Request-Timeout-Seconds": "2.5"}
-    patient = {**HEADERS, "X-Request-Timeout-Seconds": "12"}
+    headers = {**HEADERS, "Stelae-Timeout-Seconds": "2.5"}
+    patient = {**HEADERS, "Stelae-Timeout-Seconds": "12"}
 
     async def slow(*arguments: Any) -> Any:
         given.append(arguments[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,54 @@ def test_every_type_comes_back_as_it_was(make: Make) -> None:
     table.upsert({"id": -1})
     assert table.get(-1) == {"id": -1, **dict.fromkeys(EVERY_TYPE.names[1:])}
     assert table.get_many([7, -1]).schema == EVERY_TYPE
+
+
+PLAIN = pa.schema(
+    [
+        pa.field("id", pa.int64(), False),
+        ("int", pa.int64()),
+        ("float", pa.float32()),
+        ("text", pa.string()),
+        ("raw", pa.binary()),
+        ("moment", pa.timestamp("us")),
+        ("day", pa.date32()),
+    ]
+)
+NESTED = pa.schema(
+    [
+        *PLAIN,
+        ("amount", pa.decimal128(10, 2)),
+        ("list", pa.list_(pa.float32())),
+        ("pair", pa.struct([("a", pa.int64())])),
+    ]
+)
+UNFIT: dict[str, list[Any]] = {
+    "int": [1.5, True, 2**63, b"1"],
+    "float": [1e300, 16777217],
+    "text": [b"x", 5],
+    "raw": ["x"],
+    "moment": [datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)],
+    "day": [datetime.datetime(2020, 1, 1, 12)],
+    "amount": [Decimal("1.005"), 1.5],
+    "list": [[1e300], ["x"]],
+    "pair": [{"A": 1}, {"a": 1, "b": 2}, {"a": 1.5}],
+}
+
+
+@pytest.mark.parametrize("schema", [PLAIN, NESTED], ids=["plain", "nested"])
+def test_a_value_that_does_not_fit_is_refused_whatever_the_number_of_rows(
+    make: Make, schema: pa.Schema
+) -> None:
+    """As one row and among many: by its column, and nothing is written."""
+    table = make(schema)
+    for name in schema.names[1:]:
+        for value in UNFIT[name]:
+            for count in (1, 150):
+                rows = [{"id": n} for n in range(count)]
+                rows[-1][name] = value
+                with pytest.raises(InvalidArgument, match=name):
+                    table.upsert(rows if count > 1 else rows[0])
+    assert table.count() == 0
 
 
 def test_rows_in_any_form_are_the_same_rows(table: Table) -> None:
