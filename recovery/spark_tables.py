@@ -15,6 +15,7 @@ from stelae.client.database import AsyncDatabase
 from stelae.client.routing.locations import TableCache, look_up
 from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import InvalidArgument, StelaeError
+from stelae.core.schema.casts import exact_cast
 from stelae.core.schema.schema import TableSchema
 from stelae.recovery.spark_link import ClusterLink, connected
 from stelae.runtime.real import RealRuntime
@@ -176,13 +177,8 @@ def from_spark(rows: pa.Table, schema: TableSchema) -> pa.Table:
     for name in rows.column_names:
         column, kind = rows.column(name), schema.arrow.field(name).type
         if column.type != kind and _comes_from(column.type, kind):
-            try:
-                column = column.cast(kind)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise InvalidArgument(
-                    f"column {name!r} of type {column.type} does not fit the table's {kind}: "
-                    f"{error}"
-                ) from error
+            chunks = [exact_cast(each, kind, f"column {name!r}") for each in column.chunks]
+            column = pa.chunked_array(chunks, kind)
         columns.append(column)
     return pa.table(columns, names=rows.column_names)
 

@@ -140,13 +140,18 @@ def _list(column: pa.Array, wanted: pa.DataType, what: str) -> pa.Array:
     if pa.types.is_fixed_size_list(wanted):
         return _fixed_list(column, wanted, what)
     child = exact_cast(pc.list_flatten(column), wanted.value_type, f"{what}[]")
+    is_large = pa.types.is_large_list(wanted)
+    made = pa.LargeListArray if is_large else pa.ListArray
+    offsets = _offsets(column, pa.int64() if is_large else pa.int32())
+    return made.from_arrays(offsets, child, type=wanted, mask=_mask(column))
+
+
+def _offsets(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Where each list of the column begins in its flattened elements, and where the last ends."""
     offsets = np.zeros(len(column) + 1, np.int64)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     np.cumsum(lengths, out=offsets[1:])
-    is_large = pa.types.is_large_list(wanted)
-    made = pa.LargeListArray if is_large else pa.ListArray
-    places = pa.array(offsets, pa.int64() if is_large else pa.int32())
-    return made.from_arrays(places, child, type=wanted, mask=_mask(column))
+    return pa.array(offsets, kind)
 
 
 def _fixed_list(column: pa.Array, wanted: pa.DataType, what: str) -> pa.Array:
@@ -165,17 +170,12 @@ def _fixed_list(column: pa.Array, wanted: pa.DataType, what: str) -> pa.Array:
 
 
 def _map(column: pa.Array, wanted: pa.DataType, what: str) -> pa.Array:
-    pairs = pc.list_flatten(column.cast(_as_list(column.type)))
+    lists = column.cast(_as_list(column.type))
+    pairs = pc.list_flatten(lists)
     keys = exact_cast(pc.struct_field(pairs, [0]), wanted.key_type, f"{what} (key)")
     items = exact_cast(pc.struct_field(pairs, [1]), wanted.item_type, f"{what}[]")
-    offsets = np.zeros(len(column) + 1, np.int32)
-    lengths = pc.fill_null(pc.list_value_length(column.cast(_as_list(column.type))), 0).to_numpy(
-        zero_copy_only=False
-    )
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.MapArray.from_arrays(
-        pa.array(offsets, pa.int32()), keys, items, type=wanted, mask=_mask(column)
-    )
+    offsets = _offsets(lists, pa.int32())
+    return pa.MapArray.from_arrays(offsets, keys, items, type=wanted, mask=_mask(column))
 
 
 def _as_list(kind: pa.DataType) -> pa.DataType:
