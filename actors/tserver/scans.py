@@ -96,7 +96,7 @@ class ScanSessions:
             raise InvalidArgument("only what is pinned is scanned in shares")
         if request.pin:
             pinned = self._pins.find(request.pin, request.tablet_id, request.schema_version)
-            schema, batches = pinned.rows.scan(request)
+            schema, batches = await pinned.rows.open(request, self._runtime)
         else:
             schema, batches = await self._scan(tablet, request, timeout_s)
         now = self._runtime.clock.monotonic()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from stelae.core.errors import InvalidArgument
+from stelae.core.schema.exact import exact_array
 from stelae.core.schema.schema import TableSchema, is_plain_type
-from stelae.core.schema.values import to_wire
+from stelae.core.schema.values import WireValue, to_wire, wire_values
 
 Where = Sequence[Any] | None
 """``[("dest", "=", "LAX"), …]``: all hold; or a list of such lists: any of them holds."""
@@ -53,8 +56,17 @@ def _term(term: Any, schema: TableSchema, table: str) -> tuple[str, str, Any]:
     if operator in ("in", "not in"):
         if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
             raise InvalidArgument(f"filter {term!r}: {operator!r} wants a list of values")
-        values = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
-        return column, operator, tuple(to_wire(item, kind, what) for item in values)
+        return column, operator, _wire_list(value, kind, what)
     if value is None:
         raise InvalidArgument(f"filter {term!r}: compare with a value, not with None")
     return column, operator, to_wire(value, kind, what)
+
+
+def _wire_list(values: Iterable[Any], kind: pa.DataType, what: str) -> tuple[WireValue, ...]:
+    """The wire values of a list, of any kind of container."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        found: list[Any] = values.to_pylist()
+    else:
+        found = sorted(values, key=repr) if isinstance(values, set | frozenset) else list(values)
+    column = exact_array(found, kind, lambda place: f"{what}, value {place}")
+    return tuple(wire_values(column))

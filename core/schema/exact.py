@@ -37,12 +37,17 @@ def exact_column(values: Sequence[object], field: pa.Field) -> pa.Array:
     Raises:
         InvalidArgument: a value that does not fit, naming column, row and value.
     """
-    return _array(values, field.type, lambda row: f"column {field.name!r}, row {row}")
+    return exact_array(values, field.type, lambda row: f"column {field.name!r}, row {row}")
 
 
-def _array(values: Sequence[object], kind: pa.DataType, where: Where) -> pa.Array:
+def exact_array(values: Sequence[object], kind: pa.DataType, where: Where) -> pa.Array:
+    """An array of these values in this type; ``where`` names each in messages.
+
+    Raises:
+        InvalidArgument: a value that does not fit.
+    """
     if pa.types.is_dictionary(kind):
-        return _array(values, kind.value_type, where).dictionary_encode().cast(kind)
+        return exact_array(values, kind.value_type, where).dictionary_encode().cast(kind)
     if is_plain_type(kind):
         return _plain(values, kind, where)
     if pa.types.is_struct(kind):
@@ -81,6 +86,8 @@ def _by_arrow(values: Sequence[object], kind: pa.DataType) -> pa.Array | None:
     """The column where all values have Python types that Arrow takes into this one as they are;
     else None. Raises what Arrow raises."""
     found = set(map(type, values)) - {type(None)}
+    if found == {int} and (pa.types.is_timestamp(kind) or pa.types.is_date32(kind)):
+        return pa.array(values, pa.int32() if pa.types.is_date32(kind) else pa.int64()).view(kind)
     if pa.types.is_timestamp(kind):
         if not found <= {datetime.datetime} or (kind.tz is None and _has_zones(values)):
             return None
@@ -133,7 +140,7 @@ def _structs(values: Sequence[object], kind: pa.DataType, where: Where) -> pa.Ar
             raise InvalidArgument(f"{where(place)}: {kind} has no field {unknown!r}")
         given.append(value)
     parts = [
-        _array([value.get(f.name) for value in given], f.type, _field_of(where, f.name))
+        exact_array([value.get(f.name) for value in given], f.type, _field_of(where, f.name))
         for f in fields
     ]
     return pa.StructArray.from_arrays(parts, fields=fields, mask=_mask(missing))
@@ -208,7 +215,7 @@ def _children(
         parent = bisect_right(offsets, place) - 1
         return f"{where(parent)}[{place - offsets[parent]}]"
 
-    return offsets, _array([each for value in given for each in value], kind, where_child)
+    return offsets, exact_array([each for value in given for each in value], kind, where_child)
 
 
 # ---- all else -------------------------------------------------------------------------------

@@ -244,10 +244,11 @@ def batch_to_rows(batch: pa.RecordBatch) -> list[WireRow]:
     """The rows of a batch of plain columns as tuples of wire values."""
     if batch.num_columns == 0:
         return [()] * batch.num_rows
-    return list(zip(*(_wire_values(column) for column in batch.columns), strict=True))
+    return list(zip(*(wire_values(column) for column in batch.columns), strict=True))
 
 
-def _wire_values(column: pa.Array) -> list[Any]:
+def wire_values(column: pa.Array) -> list[Any]:
+    """The wire values of a column of a plain type."""
     kind = column.type
     if pa.types.is_date32(kind):
         column = column.view(pa.int32())

@@ -308,7 +308,7 @@ def decode_batch(payload: Blob, where: str) -> pa.RecordBatch:
     try:
         with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
             return reader.read_next_batch()
-    except (pa.ArrowInvalid, StopIteration, OSError) as error:
+    except (pa.ArrowException, StopIteration, OSError, UnicodeDecodeError) as error:
         raise CorruptData(where, 0, f"unreadable batch: {error}") from error
 
 

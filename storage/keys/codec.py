@@ -201,6 +201,7 @@ def binary_parts(column: pa.Array) -> tuple[I32, U8]:
     _validity, offsets, data = column.buffers()
     if len(column) == 0 or offsets is None:
         return np.zeros(1, np.int32), np.zeros(0, np.uint8)
-    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    # A buffer may be longer than its column needs, by any number of bytes.
+    bounds = np.frombuffer(offsets, np.int32, len(column) + 1, 4 * column.offset)
     content = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     return np.require(bounds, np.int32, ["C", "A"]), content

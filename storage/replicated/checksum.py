@@ -130,7 +130,7 @@ def _fixed_hashes(column: pa.Array, width: int) -> U64:
         return _wide_hashes(_bytes_of(data), column.offset, len(column), width // 8)
     if data is None:
         return np.zeros(len(column), np.uint64)
-    bits = np.frombuffer(data, _FIXED[width])[column.offset : column.offset + len(column)]
+    bits = np.frombuffer(data, _FIXED[width], len(column), column.offset * width // 8)
     return _mix(bits.astype(np.uint64) + np.uint64(_SEED))
 
 

@@ -31,6 +31,13 @@ from stelae.storage.rows.shapes import check_names
 FORMAT_VERSION = 1
 _PREFIX = struct.Struct("<BBHI")  # format, kind, reserved, bytes of the header
 _ALIGNMENT = 16
+_LARGE = {pa.large_string().id, pa.large_binary().id, pa.large_list(pa.null()).id}
+_WITH_OFFSETS = {
+    pa.string().id,
+    pa.binary().id,
+    pa.list_(pa.null()).id,
+    pa.map_(pa.string(), pa.null()).id,
+}
 _STREAM_ROOM_BYTES = 64 << 10
 """For schema, padding and what else a stream has besides the columns' buffers."""
 
@@ -218,12 +225,34 @@ def encode_succession(command: SuccessionCommand) -> bytes:
 
 
 def is_stream_of(stream: Blob, batch: pa.RecordBatch) -> bool:
-    """Whether a batch that was read from ``stream`` can be kept as that stream: not if columns were
-    cast or left out, the stream is compressed, or has much besides its batch."""
+    """Whether a batch that was read from ``stream`` can be kept as that stream.
+
+    It cannot if columns were cast or left out, if the stream is compressed or has much besides its
+    batch, or if a buffer of offsets is longer than its column needs: every replica and every
+    recovery reads the log again, so it holds what this process would write.
+    """
     besides_bytes = memoryview(stream).nbytes - batch.nbytes
     if not 0 <= besides_bytes <= _STREAM_ROOM_BYTES:
         return False
+    if not all([has_exact_offsets(column) for column in batch.columns]):
+        return False
     return bool(pa.ipc.read_schema(pa.py_buffer(stream)).equals(batch.schema))
+
+
+def has_exact_offsets(column: pa.Array) -> bool:
+    """Whether no buffer of offsets, at any depth, has bytes after its last offset."""
+    kind, parts = column.type, []
+    if pa.types.is_struct(kind):
+        parts = [column.field(place) for place in range(kind.num_fields)]
+    elif pa.types.is_map(kind):
+        parts = [column.keys, column.items]
+    elif pa.types.is_nested(kind):
+        parts = [column.values]
+    width = 8 if kind.id in _LARGE else 4 if kind.id in _WITH_OFFSETS else 0
+    offsets = column.buffers()[1] if width and len(column) else None
+    if offsets is not None and offsets.size != width * (column.offset + len(column) + 1):
+        return False
+    return all([has_exact_offsets(part) for part in parts])
 
 
 def decode_command(data: bytes) -> Decoded:

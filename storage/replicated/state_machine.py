@@ -64,7 +64,7 @@ from stelae.storage.rows.cleaning import Needs
 from stelae.storage.rows.memory import TabletMemory
 from stelae.storage.rows.schemas import TabletSchemas
 from stelae.storage.rows.survivors import Move
-from stelae.storage.rows.write import Executed
+from stelae.storage.rows.write import UNFIT, Executed, unfit
 from stelae.storage.segments.image import Image
 from stelae.storage.segments.recovered import RecoveredSegment
 
@@ -194,11 +194,14 @@ class TabletStateMachine:
 
     def _carry_out(self, command: WriteCommand, blob: memoryview | None, index: int) -> bytes:
         self._require_founded()
-        rows: Any = command.rows
         version, columns, conditions = command.schema_version, command.columns, command.if_versions
+        rows: Any = command.rows
         if blob is not None:
             asked = self.schemas.asked(version)
-            rows = batch_of(blob, command.op, asked, self.memory.table)
+            try:
+                rows = batch_of(blob, command.op, asked, self.memory.table)
+            except UNFIT as error:
+                raise unfit(command.op, self.memory.table, error) from error
         executed = self._execute(command.op, version, rows, columns, conditions or None, index)
         return done(executed.first_version, executed.row_count)
 

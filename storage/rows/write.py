@@ -33,6 +33,9 @@ _Change: TypeAlias = tuple[int, int, int]
 # An enum's members are looked up through its class each time, which the row path feels.
 _UPSERT = WriteOp.UPSERT
 _DELETE = WriteOp.DELETE
+UNFIT = (ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError)
+"""Errors, Arrow's included, of code that looks at a call's rows alone: the same rows fail on every
+replica and at every replay. Code that looks at a tablet's memory must not catch them."""
 _KEPT_BYTES_MAX = 1 << 30
 """Of the values that one call's updates leave as they are: half of what a column's offsets reach,
 so that a segment that has nothing else can be made columnar."""
@@ -197,7 +200,10 @@ def write_batch(
     """Write a checked batch; see `TabletMemory.execute`."""
     head = store.head
     assert head is not None, "a tablet writes once it has a head"
-    hashes = store.codec.hash_batch(batch)
+    try:
+        hashes = store.codec.hash_batch(batch)
+    except UNFIT as error:  # a refusal, which all replicas record: never the end of the tablet
+        raise unfit(op, store.table, error) from error
     prior = plan(store, batch, hashes)
     _check_batch(store, op, batch, prior, if_versions, first_version)
     deletes = op is WriteOp.DELETE
@@ -216,6 +222,12 @@ def write_batch(
     store.index.replace(hashes, old, np.arange(base, base + count, dtype=np.int64))
     store.kill_many(old[old >= 0])
     return Executed(EntryKind.BATCH, first_version, count, batch=full)
+
+
+def unfit(op: WriteOp, table: str, error: Exception) -> InvalidArgument:
+    """Return the refusal of rows that cannot be written, whatever the tablet holds."""
+    found = f"{type(error).__name__}: {error}"
+    return InvalidArgument(f"{op.name.lower()} of {table!r}: rows that cannot be stored: {found}")
 
 
 def plan(store: RowStore, batch: pa.RecordBatch, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:

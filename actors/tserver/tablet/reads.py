@@ -220,7 +220,7 @@ class TabletReads(ABC):
         rows are not here, that raises RowsAbsent, and goes on once they were brought."""
         await self._may_read(request.max_staleness_s, timeout_s)
         rows = self._rows_now(request.schema_version)
-        found = rows.scan(request)
+        found = await rows.open(request, self._runtime)
         await self._committed(rows.snapshot.index, timeout_s)
         return found
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from stelae.core.messages.rows import Scan
+from stelae.core.runtime import Runtime
 from stelae.core.schema.schema import VERSION_COLUMN, TableSchema
+from stelae.storage.rows.filters import COMPILED_AT_ONCE, filter_size
 from stelae.storage.rows.gather import Snapshot, read_schema
 from stelae.storage.rows.versions import SchemaView
 
@@ -26,6 +28,14 @@ class RowsThen:
     next_version: int
     row_bytes: int
     """About so much does one take."""
+
+    async def open(
+        self, request: Scan, runtime: Runtime
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """`scan`, off the event loop where the filter takes long to compile."""
+        if filter_size(request.where) <= COMPILED_AT_ONCE:
+            return self.scan(request)
+        return await runtime.offload(self.scan, request)
 
     def scan(self, request: Scan) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Those that match, always in the same order; see `TabletReads.scan`.

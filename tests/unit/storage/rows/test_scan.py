@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
+import threading
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stelae.actors.tserver.tablet.rows_then import RowsThen
 from stelae.core.errors import ColumnNotFound, InvalidArgument
-from stelae.core.messages.rows import WriteOp
+from stelae.core.ids import TabletId
+from stelae.core.messages.rows import Scan, WriteOp
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import rows_to_batch
 from stelae.storage.rows.filters import OPERATORS, Filter
@@ -217,6 +221,70 @@ def test_an_empty_list_holds_nothing() -> None:
     snapshot = tablet.scan_snapshot()
     assert ids_in(snapshot, where=[[("name", "in", [])]]) == []
     assert ids_in(snapshot, where=[[("name", "not in", [])]]) == [1, 2, 3]
+
+
+def test_long_lists_hold_what_short_ones_do() -> None:
+    """Lists far longer than a batch take another way: the same rows, nulls as in pyarrow."""
+    tablet = fresh()
+    tablet.execute(WriteOp.UPSERT, [*rows_of(*range(20)), (99, None, None, None, None)], None, 1)
+    snapshot = tablet.scan_snapshot()
+    ids, days = list(range(5, 5000)), list(range(3, 3000))
+    assert ids_in(snapshot, where=[[("id", "in", ids)]]) == [*range(5, 20), 99]
+    assert ids_in(snapshot, where=[[("id", "not in", ids)]]) == [0, 1, 2, 3, 4]
+    assert ids_in(snapshot, where=[[("day", "in", days)]]) == list(range(3, 20))
+    assert ids_in(snapshot, where=[[("day", "not in", days)]]) == [0, 1, 2, 99]
+    names = [f"no {n}" for n in range(1000)]
+    assert ids_in(snapshot, where=[[("name", "in", [*names, None])]]) == [99]
+    assert ids_in(snapshot, where=[[("name", "not in", names)]]) == [*range(20), 99]
+
+
+def test_alternatives_of_one_column_are_one_list_of_any_length() -> None:
+    """``id = 1 or id = 2 or …`` costs what a list costs; other alternatives are bounded."""
+    tablet = fresh()
+    tablet.execute(WriteOp.UPSERT, rows_of(*range(10)), None, 1)
+    snapshot = tablet.scan_snapshot()
+    many = [[("id", "=", n)] for n in range(7, 5000)]
+    assert ids_in(snapshot, where=[*many, [("day", "==", 2)], [("id", "<", 1)]]) == [0, 2, 7, 8, 9]
+    assert ids_in(snapshot, where=[[("x", "=", n + 0.5)] for n in range(2, 4)]) == [5, 7]
+    with pytest.raises(InvalidArgument, match="one list"):
+        snapshot.batches(where=[[("id", "<", n)] for n in range(1001)])
+
+
+def test_the_values_of_a_filter_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All lists and predicates count; the refusal names the way out."""
+    monkeypatch.setattr("stelae.storage.rows.filters.MAX_VALUES", 10)
+    snapshot = fresh().scan_snapshot()
+    snapshot.batches(where=[[("id", "in", list(range(9)))]])
+    for where in (
+        [[("id", "in", list(range(10)))]],
+        [[("id", "in", [1] * 5)], [("x", "in", [1.0] * 5)]],
+    ):
+        with pytest.raises(InvalidArgument, match="get_many"):
+            snapshot.batches(where=where)
+
+
+def test_a_long_filter_is_compiled_off_the_event_loop() -> None:
+    """A list of a million values once held a server's loop until the server was given up."""
+    tablet = fresh()
+    tablet.execute(WriteOp.UPSERT, rows_of(*range(10)), None, 1)
+    rows = RowsThen(tablet.scan_snapshot(), SCHEMA, None, "table", 11, 100)
+    threads: list[int] = []
+
+    class Threads:
+        async def offload(self, fn: Any, *args: Any) -> Any:
+            def noted() -> Any:
+                threads.append(threading.get_ident())
+                return fn(*args)
+
+            return await asyncio.to_thread(noted)
+
+    runtime: Any = Threads()
+    for count in (3, 100_000):
+        where = ((("id", "in", tuple(range(8, 8 + count))),),)
+        _, batches = asyncio.run(rows.open(Scan(TabletId("t"), where=where), runtime))
+        assert [row for batch in batches for row in batch["id"].to_pylist()] == [8, 9]
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
 
 
 def test_filters_take_wire_values() -> None:
