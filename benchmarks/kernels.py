@@ -14,15 +14,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
+from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.partition import hash_partition, range_partition
 from stelae.core.schema.schema import TableSchema
 from stelae.storage.keys.codec import KeyCodec
+from stelae.storage.keys.decoding import exact_value
 from stelae.storage.keys.hash_index import HashIndex
 from stelae.storage.keys.merge import Merged, Summary, merge
 from stelae.storage.keys.partitioner import Partitioner
+from stelae.storage.rows.memory import TabletMemory
 
 RUNS = 3
 SEGMENT_ROWS = 70_000
@@ -112,6 +116,30 @@ def measure_index(rows: int) -> None:
     print(f"index: {grow().nbytes / rows:.1f} bytes an entry after growing")
 
 
+def measure_chosen_keys(rows: int) -> None:
+    """An upsert of keys chosen to collide with a seed that is known, and of the same keys where the
+    table has another: what a client could do before tables had seeds, and can do now."""
+    schema = TableSchema.of(pa.schema([pa.field("k", pa.int64(), False)]), ["k"])
+    value = exact_value(pa.int64(), schema.key_seed)
+    assert value is not None
+    chosen = [value(0x12345678 << 32 | n) for n in range(rows)]
+    batches = {
+        "ordinary": pa.record_batch({"k": pa.array(range(rows))}),
+        "chosen": pa.record_batch({"k": pa.array(chosen, pa.int64())}),
+    }
+    other = msgspec.structs.replace(schema, key_seed=schema.key_seed ^ 0xA5A5A5A5A5A5A5A5)
+    for seed, each in (("known", schema), ("its own", other)):
+        for keys, batch in batches.items():
+            label = f"upsert, {keys} keys, seed {seed}"
+            measure(label, partial(_upsert, each, batch), rows)
+
+
+def _upsert(schema: TableSchema, batch: pa.RecordBatch) -> None:
+    memory = TabletMemory(schema, "t")
+    memory.new_head(1)
+    memory.execute(WriteOp.UPSERT, batch, None, 1)
+
+
 def measure_merge(rows: int) -> None:
     """Recovery's merge of segments with 1.5 writes to a key on average, and 2 % of deletes."""
     rng = np.random.default_rng(3)
@@ -163,6 +191,7 @@ def main() -> None:
     np.full(rows * 8, 1)  # touch the memory that will be used
     measure_keys(min(rows, 1_000_000))
     measure_index(min(rows, 5_000_000))
+    measure_chosen_keys(min(rows, 50_000))
     measure_merge(rows)
 
 

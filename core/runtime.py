@@ -297,6 +297,11 @@ class Runtime(Protocol):
     def rng(self) -> random.Random: ...
 
     @property
+    def secrets(self) -> random.Random:
+        """Random numbers that must not be guessed from others: `rng` may be predictable."""
+        ...
+
+    @property
     def peers(self) -> Peers: ...
 
     @property

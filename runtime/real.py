@@ -146,6 +146,7 @@ class RealRuntime:
     ) -> None:
         self._clock = RealClock()
         self._rng = random.Random(int.from_bytes(os.urandom(32)))
+        self._secrets = random.SystemRandom()
         self._peers = peers
         self._disk = disk
         self._objects: Objects = LocalObjects() if objects is None else objects
@@ -161,6 +162,10 @@ class RealRuntime:
     @property
     def rng(self) -> random.Random:
         return self._rng
+
+    @property
+    def secrets(self) -> random.Random:
+        return self._secrets
 
     @property
     def peers(self) -> Peers:

@@ -147,7 +147,14 @@ class ClientRequests:
             now=now,
             silence_s=master.settings.dead_after_s,
         )
-        batch = draft_create(master.catalog, order, loads, master.runtime.rng, timelines)
+        batch = draft_create(
+            master.catalog,
+            order,
+            loads,
+            master.runtime.rng,
+            timelines,
+            key_seed=master.runtime.secrets.getrandbits(64),
+        )
         if knows_all:
             check_enough_backups(what, media, offers(master.catalog, liveness, now))
         check_media(what, media, staying_backups(master.catalog, liveness, now))

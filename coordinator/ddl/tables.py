@@ -40,7 +40,7 @@ from stelae.core.records.replication import first_configuration
 from stelae.core.records.timelines import TimelineConfiguration
 from stelae.core.schema.alter import check_new_index
 from stelae.core.schema.durability import Replicas, checked
-from stelae.core.schema.schema import MAX_NAME_LENGTH, TableSchema
+from stelae.core.schema.schema import FIRST_KEY_SEED, MAX_NAME_LENGTH, TableSchema
 
 NOBODY = TabletId("")
 
@@ -61,10 +61,13 @@ def draft_create(
     loads: Sequence[Load],
     rng: random.Random,
     timelines: Sequence[TimelineConfiguration] = (),
+    *,
+    key_seed: int = FIRST_KEY_SEED,
 ) -> CatalogBatch:
     """A table and all its tablets, each with its first owner, in term 1.
 
-    ``timelines``: of a ``wal`` table, one for each tablet.
+    ``timelines``: of a ``wal`` table, one for each tablet. ``key_seed``: 64 bits that cannot be
+    guessed, with which the table's keys are hashed.
 
     Raises:
         TableExists, InvalidArgument: surely not created.
@@ -91,6 +94,7 @@ def draft_create(
         for number, tablet_id in enumerate(tablet_ids)
     )
     schema = first_schema(order.schema, order.indexes, order.name, rng)
+    schema = msgspec.structs.replace(schema, key_seed=key_seed)
     table = TableRecord(
         table_id=table_id,
         name=order.name,

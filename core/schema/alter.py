@@ -134,6 +134,7 @@ def altered(schema: TableSchema, change: SchemaChange, table: str) -> TableSchem
         schema.version + 1,
         b"" if plain else _stream(pairs),
         tuple(index for index in schema.indexes if index.column_id in ids),
+        schema.key_seed,
     )
 
 

@@ -123,6 +123,10 @@ def constant_array(value: pa.Scalar, row_count: int) -> pa.Array:
     return pa.repeat(value, row_count)
 
 
+FIRST_KEY_SEED = 0x9E3779B97F4A7C15
+"""The key seed of every table made before tables had their own."""
+
+
 class TableSchema(msgspec.Struct, frozen=True, dict=True):
     """The columns and primary key of a table, as kept in the catalog.
 
@@ -146,6 +150,9 @@ class TableSchema(msgspec.Struct, frozen=True, dict=True):
     and the write defaults (what rows get that leave the column out)."""
     indexes: tuple[IndexDefinition, ...] = ()
     """Secondary indexes, of at most one for each column; see `stelae.core.schema.alter`."""
+    key_seed: int = FIRST_KEY_SEED
+    """Seed of the hashes of keys, 64 bits, drawn by the master that creates the table. Who does not
+    know it cannot choose keys whose hashes collide. It never changes."""
 
     @staticmethod
     def of(schema: pa.Schema, key: Sequence[str]) -> TableSchema:

@@ -76,6 +76,7 @@ class SimRuntime:
         process: Process,
         clock: SimClock,
         rng: random.Random,
+        secrets: random.Random,
         peers: SimPeers,
         disk: SimDiskView,
         objects: SimObjects,
@@ -89,6 +90,7 @@ class SimRuntime:
         self._process_gone = process_gone
         self.clock = clock
         self.rng = rng
+        self.secrets = secrets
         self.peers = peers
         self.disk = disk
         self.objects = objects

@@ -234,6 +234,7 @@ class World:
             process=process,
             clock=SimClock(self.loop, process, drift, skew_s),
             rng=self.rng(f"server/{node.name}/{node.lives}"),
+            secrets=self.rng(f"secrets/{node.name}/{node.lives}"),
             peers=SimPeers(self.network, process, node.address, self.loop),
             disk=SimDiskView(
                 node.disk, process, options, functools.partial(self._open_near, node, process)

@@ -6,7 +6,9 @@ equal keys and nobody needs to compare. All other keys are hashed (XXH64) over t
 which is injective: column by column in key order, a fixed-width value as its 8 little-endian bytes,
 text or bytes as 4 bytes of length and its bytes; only the last column goes without the length.
 
-Hashes and encodings are kept in segment summaries on disk: they must never change.
+Hashes and encodings are kept in segment summaries on disk: they must never change. Each table has a
+seed of its own (`TableSchema.key_seed`), which no client chooses: with a known seed keys could be
+chosen whose hashes collide, and every probe of the index would pass all of them.
 
 One key is handled in plain Python in about a microsecond; a batch by kernels, which are only
 loaded then.
@@ -26,7 +28,6 @@ from stelae.core.schema.values import WireValue
 from stelae.storage.kernels.api import I32, U8, U64, Kernels, default_kernels
 
 MASK = (1 << 64) - 1
-KEY_SEED = 0x9E3779B97F4A7C15
 MAX_ENCODED_BYTES = (1 << 31) - 1
 
 
@@ -52,7 +53,7 @@ class ColumnCodec:
         """``hash_bits`` below 64 keeps only that many upper bits, so that tests meet collisions;
         ``kernels`` are numba's by default."""
         self._fields = tuple(fields)
-        self._seed = seed
+        self.seed = seed
         self._mask = MASK ^ (MASK >> hash_bits)
         self._kernels_given = kernels
         self._fixed = tuple(not is_variable(field.type) for field in fields)
@@ -74,11 +75,11 @@ class ColumnCodec:
     def hash_one(self, key: Sequence[WireValue]) -> int:
         """The 64-bit hash of a tuple of wire values; the same as `hash_batch` gives."""
         if self._whole:
-            x = (key[0] + self._seed) & MASK  # type: ignore[operator]
+            x = (key[0] + self.seed) & MASK  # type: ignore[operator]
             x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & MASK
             x = (x ^ (x >> 27)) * 0x94D049BB133111EB & MASK
             return (x ^ (x >> 31)) & self._mask
-        return xxhash.xxh64_intdigest(self.encode_one(key), self._seed) & self._mask
+        return xxhash.xxh64_intdigest(self.encode_one(key), self.seed) & self._mask
 
     def encode_one(self, key: Sequence[WireValue]) -> bytes:
         """The encoding of a tuple of wire values."""
@@ -96,7 +97,7 @@ class ColumnCodec:
             InvalidArgument: a column has nulls or another type.
         """
         out = np.empty(batch.num_rows, np.uint64)
-        seed = np.uint64(self._seed)
+        seed = np.uint64(self.seed)
         if self._whole:
             self._kernels.mix_values(fixed_bits(self._column(batch, 0)), seed, out)
         else:
@@ -152,7 +153,7 @@ class KeyCodec(ColumnCodec):
     def __init__(
         self, schema: TableSchema, hash_bits: int = 64, kernels: Kernels | None = None
     ) -> None:
-        super().__init__(list(schema.key_schema), KEY_SEED, hash_bits, kernels)
+        super().__init__(list(schema.key_schema), schema.key_seed, hash_bits, kernels)
 
 
 def is_variable(kind: pa.DataType) -> bool:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.storage.kernels.api import I64, U8, U64
-from stelae.storage.keys.codec import KEY_SEED, MASK, binary_parts, is_variable
+from stelae.storage.keys.codec import MASK, binary_parts, is_variable
 from stelae.storage.keys.merge import Summary
 
 _LENGTH_BYTES = 4
@@ -25,42 +25,43 @@ _BACK_1, _BACK_2 = np.uint64(_BACK[0]), np.uint64(_BACK[1])
 _SIGN = 1 << 63
 
 
-def unmix(hashes: U64) -> U64:
+def unmix(hashes: U64, seed: int) -> U64:
     """The 64 bits of each exact key, from its hash: `stelae.storage.keys.codec.mix` undone."""
     x: U64 = hashes ^ (hashes >> np.uint64(31)) ^ (hashes >> np.uint64(62))
     x = x * _BACK_1
     x = x ^ (x >> np.uint64(27)) ^ (x >> np.uint64(54))
     x = x * _BACK_2
     x = x ^ (x >> np.uint64(30)) ^ (x >> np.uint64(60))
-    x = x - np.uint64(KEY_SEED)
+    x = x - np.uint64(seed)
     return x
 
 
-def exact_value(kind: pa.DataType) -> Callable[[int], Any] | None:
+def exact_value(kind: pa.DataType, seed: int) -> Callable[[int], Any] | None:
     """What makes one exact key's wire value of its hash. None: `decode_keys` does."""
     if pa.types.is_unsigned_integer(kind):
-        return _unmix_one
+        return lambda found: _unmix_one(found, seed)
     if pa.types.is_boolean(kind):
-        return lambda found: bool(_unmix_one(found))
+        return lambda found: bool(_unmix_one(found, seed))
     if pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
-        return lambda found: (_unmix_one(found) ^ _SIGN) - _SIGN
+        return lambda found: (_unmix_one(found, seed) ^ _SIGN) - _SIGN
     return None
 
 
-def _unmix_one(found: int) -> int:
+def _unmix_one(found: int, seed: int) -> int:
     """As `unmix`."""
     x = (found ^ found >> 31 ^ found >> 62) * _BACK[0] & MASK
     x = (x ^ x >> 27 ^ x >> 54) * _BACK[1] & MASK
-    return (x ^ x >> 30 ^ x >> 60) - KEY_SEED & MASK
+    return (x ^ x >> 30 ^ x >> 60) - seed & MASK
 
 
 def decode_keys(
-    fields: Sequence[pa.Field], summary: Summary, rows: NDArray[np.int64]
+    fields: Sequence[pa.Field], summary: Summary, rows: NDArray[np.int64], seed: int
 ) -> pa.RecordBatch:
-    """The key columns (``fields``, in key order) of some rows of a segment."""
+    """The key columns (``fields``, in key order) of some rows of a segment; ``seed``: the table's,
+    with which its keys are hashed."""
     schema = pa.schema(list(fields))
     if summary.keys is None:
-        arrays = [_fixed_array(unmix(summary.hashes[rows]), fields[0].type)]
+        arrays = [_fixed_array(unmix(summary.hashes[rows], seed), fields[0].type)]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     keys = summary.keys.take(pa.array(rows))
     if len(fields) == 1 and is_variable(fields[0].type):

@@ -360,7 +360,7 @@ class TabletMemory(TabletSegments):
             meta = recovered.meta
             layout = _layout(store, recovered)
             if recovered.batch is None:
-                segment: Segment = RemoteSegment(layout, slot, recovered, live)
+                segment: Segment = RemoteSegment(layout, slot, recovered, live, self.codec.seed)
             else:
                 version = meta.schema_version
                 segment = Segment(layout, slot, meta.segment_id, meta.next_version, version)

@@ -27,9 +27,10 @@ from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN
 from stelae.storage.keys.codec import KeyCodec
 from stelae.storage.keys.merge import Summary, compact_versions
 
-FORMAT_VERSION = 3
-_READ_VERSIONS = (2, 3)
-"""Those of before have all columns in their summary."""
+FORMAT_VERSION = 4
+_READ_VERSIONS = (2, 3, 4)
+"""Format 2 has all columns in its summary. Formats 2 and 3 are of tables with the first key seed:
+software that knows no other must not read hashes made with one."""
 _MAGIC = b"STELIMG1"
 _TRAILER = struct.Struct("<QQQIIIIQ8sI")
 """Lengths of rows, summary and meta; their CRCs; format; reserved; magic; CRC of the trailer."""

@@ -101,11 +101,13 @@ def cut_piece(batch: pa.RecordBatch, number: int, piece_rows: int) -> pa.Buffer:
 class RemoteRun:
     """All rows of a remote segment, in the segment's own columns: an `OwnRun`."""
 
-    def __init__(self, layout: Layout, recovered: RecoveredSegment) -> None:
+    def __init__(self, layout: Layout, recovered: RecoveredSegment, key_seed: int) -> None:
+        """``key_seed``: with which the table's keys are hashed."""
         self.segment_id = recovered.meta.segment_id
         self.row_count = recovered.meta.row_count
         self.size_bytes = recovered.size_bytes
         self._layout = layout
+        self._key_seed = key_seed
         self._summary = recovered.summary
         self._trailer = recovered.trailer
         self._meta = recovered.meta
@@ -116,7 +118,8 @@ class RemoteRun:
         self._arrived: SealedRun | None = None
         self.piece_rows = PIECE_ROWS_MAX
         kind = layout.columns.field(layout.key_positions[0]).type
-        self._key_value = exact_value(kind) if recovered.summary.keys is None else None
+        is_exact = recovered.summary.keys is None
+        self._key_value = exact_value(kind, key_seed) if is_exact else None
         """Of an exact key: from its hash."""
         self.known = () if self._key_value is None else layout.key_positions
         """Places of columns that need not be fetched: the summary has them."""
@@ -388,7 +391,7 @@ class RemoteRun:
 
     def _keys(self, rows: NDArray[np.int64]) -> pa.RecordBatch:
         fields = [self._layout.columns.field(name) for name in self._layout.key]
-        return decode_keys(fields, self._summary, rows)
+        return decode_keys(fields, self._summary, rows, self._key_seed)
 
     def version(self, i: int) -> int:
         return self._summary.version_of(i)
@@ -420,11 +423,16 @@ class RemoteSegment(Segment):
     """A sealed segment of which only the summary is here."""
 
     def __init__(
-        self, layout: Layout, slot: int, recovered: RecoveredSegment, live: NDArray[np.bool_]
+        self,
+        layout: Layout,
+        slot: int,
+        recovered: RecoveredSegment,
+        live: NDArray[np.bool_],
+        key_seed: int,
     ) -> None:
         meta, summary = recovered.meta, recovered.summary
         super().__init__(layout, slot, meta.segment_id, meta.next_version, meta.schema_version)
-        self.remote = RemoteRun(layout, recovered)
+        self.remote = RemoteRun(layout, recovered, key_seed)
         self.runs = [self.remote]
         self._starts = [0]
         self.row_count = meta.row_count

@@ -30,7 +30,9 @@ class Rows:
         self.snapshot = SimpleNamespace(row_count=PIECES)
         self.row_bytes, self.next_version = 8, 1
 
-    def scan(self, request: Scan) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    async def open(
+        self, request: Scan, _runtime: Any
+    ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         return SCHEMA, iter(
             [pa.RecordBatch.from_pydict({"id": [n]}, schema=SCHEMA) for n in range(PIECES)]
         )
@@ -49,7 +51,7 @@ class Tablet:
 
     async def scan(self, request: Scan, timeout_s: float) -> Any:
         await self.commits.wait()
-        return Rows().scan(request)
+        return await Rows().open(request, None)
 
 
 class World:

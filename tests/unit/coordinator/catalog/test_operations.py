@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.catalog.operations import Operations
 from stelae.coordinator.ddl.tables import (
+    check_order,
     check_table_name,
     draft_create,
     draft_delete,
@@ -44,6 +45,7 @@ from stelae.core.messages.catalog import CreateTable
 from stelae.core.messages.servers import RaiseEpoch
 from stelae.core.records.records import ServerInfo, ServerKind, TabletState
 from stelae.core.runtime import ProcessIdentity
+from stelae.core.schema.alter import altered, schema_change
 from stelae.core.schema.durability import segments
 from stelae.core.schema.partition import Partitioning, hash_partition
 from stelae.core.schema.schema import TableSchema
@@ -242,6 +244,18 @@ async def test_create_and_delete_refuse_what_cannot_be() -> None:
     assert all(t.state is TabletState.DELETED for t in log.catalog.tablets_of(table_id))
     with pytest.raises(TableNotFound):
         draft_delete(log.catalog, request, table_id, "t")
+
+
+def test_a_tables_keys_are_hashed_with_a_seed_that_no_client_chooses() -> None:
+    """The master's seed is in the record and stays through alters; an order with one is refused."""
+    made = draft_create(Catalog(), order(), [Load(info("s1"))], RNG, key_seed=77)
+    assert made.tables[0].schema.key_seed == 77
+    assert made.tables[0].schema.column_ids == SCHEMA.column_ids
+    chosen = msgspec.structs.replace(order(), schema=made.tables[0].schema)
+    with pytest.raises(InvalidArgument, match="not normalised"):
+        check_order(chosen)
+    change = schema_change(add=[pa.field("more", pa.int64())])
+    assert altered(made.tables[0].schema, change, "t").key_seed == 77
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", " a", "a ", "a/b", "a:b"])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stelae.core.errors import InvalidArgument
-from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.schema import FIRST_KEY_SEED, TableSchema
 from stelae.core.schema.values import rows_to_batch
 from stelae.storage.kernels import compiled as kernels
 from stelae.storage.kernels import reference as kernels_reference
 from stelae.storage.kernels.api import Kernels
-from stelae.storage.keys.codec import KeyCodec, mix
+from stelae.storage.keys.codec import MASK, KeyCodec, mix
+from stelae.storage.keys.decoding import exact_value
 
 BOTH = pytest.mark.parametrize("module", [kernels, kernels_reference], ids=["numba", "reference"])
 
@@ -194,3 +196,63 @@ def test_dates_and_times_hash_as_their_wire_values() -> None:
     batch = pa.record_batch({"k0": pa.array([datetime.date(1970, 1, 11)])})
     codec = KeyCodec(schema)
     assert codec.hash_batch(batch).tolist() == [codec.hash_one((10,))]
+
+
+def unmixed(hashed: int, seed: int) -> int:
+    """The int64 whose hash this is, for whoever knows the seed."""
+    schema = TableSchema.of(pa.schema([pa.field("k", pa.int64(), False)]), ["k"])
+    value = exact_value(schema.arrow.field("k").type, seed)
+    assert value is not None
+    return int(value(hashed))
+
+
+def test_keys_chosen_for_one_seed_are_ordinary_with_another() -> None:
+    """Keys whose hashes share their upper half lie in one chain of the index, which each probe
+    passes. They can be chosen only by who knows the seed, and each table has its own."""
+    chosen = [unmixed(0x12345678 << 32 | n, FIRST_KEY_SEED) for n in range(2000)]
+    batch = pa.record_batch({"k": pa.array(chosen, pa.int64())})
+    schema = TableSchema.of(pa.schema([pa.field("k", pa.int64(), False)]), ["k"])
+    other = msgspec.structs.replace(schema, key_seed=0x0123456789ABCDEF)
+    homes = [
+        len(np.unique(KeyCodec(each).hash_batch(batch) >> np.uint64(32)))
+        for each in (schema, other)
+    ]
+    assert homes[0] == 1
+    assert homes[1] > 1990
+
+
+def test_texts_that_collide_with_one_seed_do_not_with_another() -> None:
+    """Two halves of 8 bytes can be chosen to any hash, where the seed is known."""
+    schema = TableSchema.of(pa.schema([("a", pa.uint64()), ("b", pa.uint64())]), ["a", "b"])
+    other = msgspec.structs.replace(schema, key_seed=0x0123456789ABCDEF)
+    target = KeyCodec(schema).hash_one((1, 2))
+    keys = [(first, second_half(first, target, FIRST_KEY_SEED)) for first in range(1, 40)]
+    assert {KeyCodec(schema).hash_one(key) for key in keys} == {target}
+    assert len({KeyCodec(other).hash_one(key) for key in keys}) == len(keys)
+
+
+def second_half(first: int, target: int, seed: int) -> int:
+    """The second word of 16 bytes whose XXH64 is ``target``: each step of the hash, undone."""
+    p1, p2, p3 = 11400714785074694791, 14029467366897019727, 1609587929392839161
+    p4, p5 = 9650029242287828579, 2870177450012600261
+
+    def rotated(x: int, bits: int) -> int:
+        return (x << bits | x >> 64 - bits) & MASK
+
+    def round_of(word: int) -> int:
+        return rotated(word * p2 & MASK, 31) * p1 & MASK
+
+    def back(x: int, shift: int) -> int:
+        found = x
+        for _ in range(64 // shift):
+            found = x ^ found >> shift
+        return found
+
+    h = back(target, 32) * pow(p3, -1, 1 << 64) & MASK
+    h = back(h, 29) * pow(p2, -1, 1 << 64) & MASK
+    after = back(h, 33)
+    before = (seed + p5 + 16) & MASK
+    before = (rotated(before ^ round_of(first), 27) * p1 + p4) & MASK
+    mixed = rotated((after - p4) * pow(p1, -1, 1 << 64) & MASK, 64 - 27)
+    word = (mixed ^ before) * pow(p1, -1, 1 << 64) & MASK
+    return rotated(word, 64 - 31) * pow(p2, -1, 1 << 64) & MASK

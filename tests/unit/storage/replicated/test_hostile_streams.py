@@ -57,7 +57,7 @@ def write(sequence: int = 1) -> Write:
 
 def with_longer_offsets(more_bytes: int) -> bytes:
     """The good stream; its description says that the keys' offsets are longer than they are."""
-    stream = encode_batch(GOOD.select(["id"])).to_pybytes()
+    stream: bytes = encode_batch(GOOD.select(["id"])).to_pybytes()
     right = struct.pack("<q", 4 * (ROWS + 1))
     assert stream.count(right) == 1
     return stream.replace(right, struct.pack("<q", 4 * (ROWS + 1) + more_bytes))

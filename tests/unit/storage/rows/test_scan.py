@@ -255,10 +255,9 @@ def test_the_values_of_a_filter_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("stelae.storage.rows.filters.MAX_VALUES", 10)
     snapshot = fresh().scan_snapshot()
     snapshot.batches(where=[[("id", "in", list(range(9)))]])
-    for where in (
-        [[("id", "in", list(range(10)))]],
-        [[("id", "in", [1] * 5)], [("x", "in", [1.0] * 5)]],
-    ):
+    one_list: Any = [[("id", "in", list(range(10)))]]
+    two_lists: Any = [[("id", "in", [1] * 5)], [("x", "in", [1.0] * 5)]]
+    for where in (one_list, two_lists):
         with pytest.raises(InvalidArgument, match="get_many"):
             snapshot.batches(where=where)
 

@@ -100,8 +100,8 @@ def test_images_of_format_2_are_read(schema: TableSchema, monkeypatch: pytest.Mo
     assert np.array_equal(old.hashes, new.hashes)
     assert old.versions_of(slice(None)).tolist() == new.versions_of(slice(None)).tolist()
     assert np.array_equal(old.kinds_of(slice(None)), new.kinds_of(slice(None)))
-    monkeypatch.setattr(image, "FORMAT_VERSION", 4)
-    with pytest.raises(CorruptData, match="format 4"):
+    monkeypatch.setattr(image, "FORMAT_VERSION", 5)
+    with pytest.raises(CorruptData, match="format 5"):
         Image.open(image_of(schema, 100), "later")
 
 

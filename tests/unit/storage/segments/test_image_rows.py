@@ -109,7 +109,7 @@ def test_bytes_of_another_block_are_found() -> None:
 def test_exact_keys_come_back_from_their_hashes(kind: pa.DataType) -> None:
     """The wire value that went in."""
     codec = KeyCodec(TableSchema.of(pa.schema([pa.field("k", kind, False)]), ["k"]))
-    value = exact_value(kind)
+    value = exact_value(kind, codec.seed)
     assert codec.exact
     assert value is not None
     low, high = (0, 1) if pa.types.is_boolean(kind) else (0, 127)

@@ -458,7 +458,7 @@ def test_keys_are_got_back_from_summaries(kinds: list[pa.DataType], seed: int) -
     keys = None if codec.exact else codec.encode_batch(batch)
     summary = Summary(codec.hash_batch(batch), zeros, zeros.astype(np.uint8), keys)
     rows = np.array([rng.randrange(count) for _ in range(count)], np.int64)
-    found = decode_keys(fields, summary, rows)
+    found = decode_keys(fields, summary, rows, codec.seed)
     assert found.equals(batch.take(pa.array(rows)))
 
 

@@ -76,7 +76,8 @@ class World:
         self.counts: dict[str, int] = {}
         self.near = NearRows(self)  # type: ignore[arg-type]
         segment = remote_segment(pa.py_buffer(self.image))
-        self.run = RemoteRun(Layout.of(TableSchema.of(FIELDS, ["id"])), segment)
+        schema = TableSchema.of(FIELDS, ["id"])
+        self.run = RemoteRun(Layout.of(schema), segment, schema.key_seed)
         self.run.cut(4096)
         self.near.found(self.run, self.file.place, ServerUuid("b"))
 
@@ -219,7 +220,6 @@ def test_a_turn_comes_further_and_says_what_is_not_here() -> None:
     taken = world.near.take(world.run, [5, 6, last], BLOCK_BYTES)
     assert not taken.later
     assert taken.far[-1] == last
-    unknown = RemoteRun(
-        Layout.of(TableSchema.of(FIELDS, ["id"])), remote_segment(pa.py_buffer(world.image))
-    )
+    schema, segment = TableSchema.of(FIELDS, ["id"]), remote_segment(pa.py_buffer(world.image))
+    unknown = RemoteRun(Layout.of(schema), segment, schema.key_seed)
     assert world.near.take(unknown, [1, 2]).far == [1, 2]

@@ -30,7 +30,8 @@ class World:
     """One segment of which rows are wanted, and a backup that answers when it is told to."""
 
     def __init__(self) -> None:
-        self.run = RemoteRun(Layout.of(TableSchema.of(FIELDS, ["id"])), remote_segment(IMAGE))
+        schema = TableSchema.of(FIELDS, ["id"])
+        self.run = RemoteRun(Layout.of(schema), remote_segment(IMAGE), schema.key_seed)
         self.run.cut(4096)
         found = SimpleNamespace(log="", replicas=((BACKUP, Address("b:1"), "disk"),))
         segment: Any = SimpleNamespace(remote=self.run)
