@@ -354,6 +354,10 @@ class StaleTerm(RetryElsewhere):
         super().__init__(what, found, current)
 
 
+class LogFenced(StaleTerm):
+    """A server of a later term owns the tablet: this log must not grow any more."""
+
+
 class TooStale(RetryElsewhere):
     """The state held there may be older than the caller allows; another's may not be."""
 
@@ -395,6 +399,15 @@ class NoSpace(RetryLater):
         self, server: str, medium: str, what_helps: str = "free some or add backups"
     ) -> None:
         super().__init__(server, medium, what_helps)
+
+
+class DiskFailed(RetryLater):
+    """A disk failed a write; nothing that was acknowledged is affected."""
+
+    template = "{0}: the disk of medium {1!r} failed a write: {2}; see the machine's kernel log"
+
+    def __init__(self, server: str, medium: str, reason: str) -> None:
+        super().__init__(server, medium, reason)
 
 
 class TabletNotReady(RetryLater):

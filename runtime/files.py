@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from stelae.core.errors import AlreadyRunning
+from stelae.core.errors import AlreadyRunning, InvalidArgument
 from stelae.core.rpc import Blob
 from stelae.runtime.near_files import CachedFile, open_near, place_of
 from stelae.runtime.processes import boot_id
@@ -252,7 +252,9 @@ class LocalDisk:
 
     def _full(self, path: str) -> Path:
         parts = path.split("/")
-        assert all(part not in ("", ".", "..") for part in parts), f"bad path {path!r}"
+        # Parts of paths are ids that came over the network: an assert could be compiled away.
+        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise InvalidArgument(f"bad path {path!r} of a file on disk")
         assert not path.endswith(TEMPORARY_SUFFIX), (
             f"{path!r}: names in {TEMPORARY_SUFFIX} are ours"
         )

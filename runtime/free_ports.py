@@ -39,7 +39,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> Iterator[int]:
 
 def _bound(host: str, port: int) -> socket.socket | None:
     """A socket that holds the port; None: it is not to be had. Raises OSError: no port is."""
-    made = socket.socket()
+    made = socket.socket(family_of(host))
     try:
         made.bind((host, port))
     except OSError as error:
@@ -54,3 +54,21 @@ def free_port(host: str) -> int:
     """One such port."""
     (port,) = free_ports(1, host)
     return port
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """The family of a numeric address or a name; names are looked up in IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def port_problem(host: str, port: int) -> str:
+    """Why nobody can listen there on this node; empty: one can. Port 0 is any free one."""
+    if port == 0:
+        return ""
+    with socket.socket(family_of(host)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""

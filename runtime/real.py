@@ -51,7 +51,9 @@ class RealClock:
         return time.time()
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        # Unlike CLOCK_MONOTONIC it goes on while the machine is suspended: whoever wakes up must
+        # not believe in a lease that the others have seen run out.
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     async def sleep(self, duration_s: float) -> None:
         await asyncio.sleep(duration_s)

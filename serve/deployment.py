@@ -61,7 +61,7 @@ class GatewayPlan:
 
     cluster: str
     masters: tuple[Address, ...]
-    secret: bytes
+    secret: bytes = field(repr=False)
     settings: Settings
     limits: Limits = field(default_factory=Limits)
     specs: Callable[[], ClusterSpecs] | None = None
@@ -199,7 +199,7 @@ def deploy(
     except (RuntimeError, TimeoutError, RayServeException) as error:
         raise RetryLater(f"the HTTP API did not start: {error}") from error
     scheme = "http" if tls is None else "https"
-    address = serve_address() or f"{scheme}://{host}:{port}"
+    address = serve_address() or f"{scheme}://{shown_host(host)}:{port}"
     return Deployed(f"{address}{prefix.rstrip('/')}", name, ours)
 
 
@@ -220,9 +220,14 @@ def serve_address() -> str | None:
     if options is None:
         return None
     host, port = _place(options)
-    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     scheme = "https" if options.get("ssl_certfile") else "http"
-    return f"{scheme}://{shown}:{port}"
+    return f"{scheme}://{shown_host(host)}:{port}"
+
+
+def shown_host(host: str) -> str:
+    """The host of a URL by which a server that listens on ``host`` is reached from its machine."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{reached}]" if ":" in reached else reached
 
 
 @dataclass(frozen=True, slots=True)

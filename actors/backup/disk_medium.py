@@ -35,7 +35,7 @@ from stelae.actors.backup.frames import (
 from stelae.actors.backup.media import PIECE_BYTES, MeasuredRate
 from stelae.actors.backup.replicas import NEVER, Batch, Facts, Replica, blob_size, skip_bytes
 from stelae.core.buffers import BufferPool
-from stelae.core.errors import CorruptData, NoSpace, Overloaded
+from stelae.core.errors import CorruptData, DiskFailed, NoSpace, Overloaded
 from stelae.core.messages.backups import ImagePlace, ReplicaState
 from stelae.core.rpc import Blob
 from stelae.core.runtime import File, Runtime
@@ -202,6 +202,10 @@ class FrameMedium:
             if offset + size > len(replica.frames) * self.layout.frame_bytes:
                 await self._make_room(replica, offset + size)
             await self._write_pieces(replica, offset, skip_bytes(blobs, 0), size)
+        except OSError as error:  # preallocated frames can fail too, where the disk is thin
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise NoSpace(self._server, self.name) from error
+            raise DiskFailed(self._server, self.name, error.strerror or str(error)) from error
         finally:
             self._accepted_bytes -= size
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from crc32c import crc32c
 
-from stelae.core.errors import CorruptData, StaleTerm
+from stelae.core.errors import CorruptData, LogFenced, StaleTerm
 from stelae.core.ids import TabletId, segment_name
 from stelae.core.messages.backups import WriteReplica
 from stelae.core.runtime import Disk
@@ -81,10 +81,10 @@ class Fences:
         return self._promised.heads_from.get(log, 0)
 
     def check(self, log: TabletId, term: int) -> None:
-        """Raises `StaleTerm` if ``term`` is fenced off; its text begins with "term"."""
+        """Raises `LogFenced` if ``term`` is fenced off."""
         fence = self._terms.get(log, 0)
         if term < fence:
-            raise StaleTerm(f"term of tablet {log}", term, fence)
+            raise LogFenced(f"term of tablet {log}", term, fence)
 
     def check_may_open(self, request: WriteReplica) -> None:
         """Of a replica that is not here. Raises `StaleTerm`: it would open a head again that was

@@ -53,6 +53,7 @@ class Medium(Protocol):
         Raises:
             NoSpace: there is no room; nothing was written.
             Overloaded: too much is waiting to be synced; nothing was written.
+            DiskFailed: the disk failed the write; part of it may be there.
         """
         ...
 

@@ -29,7 +29,7 @@ from stelae.actors.backup.replicas import (
     skip_bytes,
 )
 from stelae.actors.backup.shared_writes import SharedWrites
-from stelae.core.errors import CorruptData, InvalidArgument, StaleTerm, StelaeError
+from stelae.core.errors import CorruptData, InvalidArgument, StaleTerm
 from stelae.core.ids import TabletId
 from stelae.core.messages.backups import (
     SEAL_REPLICA,
@@ -125,13 +125,13 @@ class ReplicaWrites:
         if base is not None and certificate is not None and _brings(request, blobs, base):
             await check_certificate(self._runtime, base, certificate, views, replica.where)
             base = None  # what came in pieces is checked below, once all of it is there
-        if views:
-            await medium.write(replica, request.offset + plan.skip, views)
         try:
+            if views:
+                await medium.write(replica, request.offset + plan.skip, views)
             if base is not None and certificate is not None:
                 await self._certify_written(replica, base, certificate)
             self._fences.check(log, request.term)  # it may have risen during the write
-        except StelaeError:
+        except BaseException:  # a disk's error and a cancelled call too: no frame stays taken
             if held is None:
                 medium.free(replica)
             raise
@@ -227,7 +227,7 @@ class ReplicaWrites:
             await medium.write(replica, 0, [image])
             self._fences.check(log, request.term)
             batch = await medium.stage(replica, facts)
-        except StelaeError:
+        except BaseException:
             medium.free(replica)
             raise
         self._fences.observe(log, request.term)

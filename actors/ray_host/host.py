@@ -68,7 +68,7 @@ class ServerPlan:
     kind: ServerKind
     name: str
     cluster: str
-    secret: bytes
+    secret: bytes = field(repr=False)
     folder: str
     """Its data directory, absolute."""
     host: str

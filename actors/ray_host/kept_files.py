@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stelae.core.errors import InvalidArgument, RetryLater
+from stelae.runtime.tcp.handshake import SECRET_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,10 @@ TOKENS_FILE = "tokens.json"
 ADMIN_TOKEN_FILE = "admin-token"
 NAMES = (SECRET_FILE, TOKENS_FILE, ADMIN_TOKEN_FILE, SPEC_FILE, STATE_FILE)
 """In the order in which they are written."""
+_LOST_SECRET = (
+    "copy it from the data_dir of another machine of the cluster or, if the cluster runs, have it "
+    "written again by `stelae attach`"
+)
 LOCK_FILE = "files.lock"
 LOCK_TIMEOUT_S = 10.0
 LOCK_POLL_S = 0.01
@@ -63,7 +68,11 @@ class KeptFiles:
 
 
 def read_files(folder: Path) -> KeptFiles | None:
-    """Those of a folder; None: it has none, or not enough of them to find a cluster by."""
+    """Those of a folder; None: it has none, or not enough of them to find a cluster by.
+
+    Raises:
+        InvalidArgument: ``cluster.json`` or the secret is damaged.
+    """
     found: dict[str, bytes] = {}
     for name in NAMES:
         try:
@@ -72,6 +81,7 @@ def read_files(folder: Path) -> KeptFiles | None:
             continue
     if STATE_FILE not in found or SECRET_FILE not in found:
         return None
+    check_secret(found[SECRET_FILE], folder)
     return KeptFiles(version_of(found[STATE_FILE], folder), found)
 
 
@@ -83,17 +93,36 @@ def version_of(state: bytes, folder: Path) -> int:
         raise InvalidArgument(f"{folder / STATE_FILE} cannot be read: {error}") from error
 
 
+def read_secret(folder: Path) -> bytes:
+    """The cluster's secret.
+
+    Raises:
+        InvalidArgument: the file is not there, or is no secret.
+    """
+    path = folder / SECRET_FILE
+    try:
+        secret = path.read_bytes()
+    except FileNotFoundError:
+        raise InvalidArgument(f"{path} is missing; {_LOST_SECRET}") from None
+    check_secret(secret, folder)
+    return secret
+
+
+def check_secret(secret: bytes, folder: Path) -> None:
+    """Raise `InvalidArgument` if these bytes are no secret."""
+    if len(secret) != SECRET_BYTES:
+        raise InvalidArgument(
+            f"{folder / SECRET_FILE} has {len(secret)} bytes; a cluster's secret has "
+            f"{SECRET_BYTES}; {_LOST_SECRET}"
+        )
+
+
 def write_files(folder: Path, kept: KeptFiles) -> None:
     """Make a folder's files these. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
         if name in kept.files:
             write_file(folder / name, kept.files[name])
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
@@ -157,6 +186,11 @@ def write_file(path: Path, data: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def newest(found: list[KeptFiles]) -> KeptFiles | None:

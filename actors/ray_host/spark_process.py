@@ -65,6 +65,9 @@ class Setup(msgspec.Struct, frozen=True):
     size: SessionSize
     start_timeout_s: float
 
+    def __repr__(self) -> str:
+        return f"Setup(cluster={self.cluster!r}, ray_address={self.ray_address!r})"
+
 
 class Started(msgspec.Struct, frozen=True):
     """The first answer. ``problem`` empty: the session is there, and warm."""

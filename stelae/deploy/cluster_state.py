@@ -14,7 +14,7 @@ from pathlib import Path
 from stelae.actors.ray_host.kept_files import ADMIN_TOKEN_FILE as ADMIN_TOKEN_FILE
 from stelae.actors.ray_host.kept_files import SECRET_FILE as SECRET_FILE
 from stelae.actors.ray_host.kept_files import STATE_FILE as STATE_FILE
-from stelae.actors.ray_host.kept_files import locked, write_file
+from stelae.actors.ray_host.kept_files import locked, read_secret, version_of, write_file
 from stelae.core.errors import InvalidArgument
 
 
@@ -49,7 +49,7 @@ class ClusterState:
 
     @property
     def secret(self) -> bytes:
-        return (self.folder / SECRET_FILE).read_bytes()
+        return read_secret(self.folder)
 
     def save(self) -> None:
         """Raises RetryLater: somebody else has been changing the folder's files for long."""
@@ -65,15 +65,32 @@ class ClusterState:
 
 
 def load_state(data_dir: str | Path) -> ClusterState:
-    """Read ``cluster.json``. Raises InvalidArgument where there is none."""
+    """Read ``cluster.json``. Raises InvalidArgument: it is not there, or damaged."""
     path = Path(data_dir) / STATE_FILE
     try:
-        return ClusterState(**json.loads(path.read_text()), home=str(data_dir))
+        return _decoded(path.read_bytes(), str(data_dir))
     except FileNotFoundError:
         raise InvalidArgument(
             f"{data_dir} is not a cluster's data_dir: it has no {STATE_FILE}; if that is lost and "
             "the cluster runs, `stelae attach` writes it anew"
         ) from None
+
+
+def _decoded(data: bytes, home: str) -> ClusterState:
+    path = Path(home) / STATE_FILE
+    try:
+        state = ClusterState(**json.loads(data), home=home)
+        addresses = [address.rpartition(":") for address in state.masters.values()]
+        if not addresses or not all(host and port.isdigit() for host, _, port in addresses):
+            raise ValueError(f"masters: {state.masters!r}")
+        version_of(data, Path(home))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidArgument(
+            f"{path} cannot be read ({len(data)} bytes): {error}; copy it from the data_dir of "
+            "another machine of the cluster or, if the cluster runs, have it written again by "
+            "`stelae attach`"
+        ) from None
+    return state
 
 
 def is_folder(cluster: str) -> bool:

@@ -9,7 +9,6 @@ cluster in a Ray of its own has ``launch.lock`` for as long.
 from __future__ import annotations
 
 import importlib.util
-import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ import ray
 
 from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors, create_actor
+from stelae.actors.ray_host.kept_files import read_secret, write_file
 from stelae.actors.ray_host.spark_host import SPARK_NAME, SparkPlan, spark_actor
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.store_url import POSTGRESQL
@@ -43,7 +43,7 @@ from stelae.deploy.cluster_state import (
     newest,
 )
 from stelae.deploy.locks import END_TIMEOUT_S, LaunchLock, is_locked, wait_ended
-from stelae.deploy.ports import check_http_place
+from stelae.deploy.ports import check_http_place, check_master_ports
 from stelae.recovery.spark_session import SessionSize
 from stelae.runtime.free_ports import free_ports
 from stelae.runtime.tcp.handshake import SECRET_BYTES
@@ -121,8 +121,9 @@ def prepare(spec: ClusterSpec) -> tuple[ClusterState, LaunchLock]:
 
     Raises:
         AlreadyRunning: a server of a running cluster uses it, or another process launches it; or
-            the port of the HTTP front is taken.
-        InvalidArgument: it belongs to another cluster, or is not ours to write to.
+            the port of the HTTP front or of a master is taken.
+        InvalidArgument: it belongs to another cluster, has a file that cannot be read, or is not
+            ours to write to.
     """
     folder = Path(spec.data_dir)
     try:
@@ -138,6 +139,8 @@ def prepare(spec: ClusterSpec) -> tuple[ClusterState, LaunchLock]:
                     "change it with `stelae apply`, or take it down with `stelae down`"
                 )
             _check_http_port(spec)
+            if spec.placement is None:  # else they may be on other machines
+                check_master_ports(state)
         except BaseException:
             lock.release()
             raise
@@ -161,13 +164,9 @@ def _check_http_port(spec: ClusterSpec) -> None:
 
 def _read_or_make(spec: ClusterSpec, folder: Path) -> ClusterState:
     origin = "" if spec.cas_store is None else spec.cas_store.origin
-    secret = folder / SECRET_FILE
-    if not secret.exists():
-        descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(SECRET_BYTES))
     if (folder / STATE_FILE).exists():
         state = load_state(folder)
+        read_secret(folder)
         if state.cluster != spec.cluster:
             raise InvalidArgument(
                 f"data_dir {folder} holds cluster {state.cluster!r}, not {spec.cluster!r}"
@@ -183,6 +182,11 @@ def _read_or_make(spec: ClusterSpec, folder: Path) -> ClusterState:
     ports = list(free_ports(len(names)))
     hosts = [f"{machines.LOOPBACK}:{port}" for port in ports]  # until they are placed
     masters = dict(zip(names, hosts, strict=True))
+    secret = folder / SECRET_FILE
+    # A whole one may be that of a running cluster whose state is lost; one that a crash cut is
+    # nobody's, as the state is written after it.
+    if not secret.exists() or secret.stat().st_size < SECRET_BYTES:
+        write_file(secret, secrets.token_bytes(SECRET_BYTES))
     state = ClusterState(spec.cluster, str(folder), masters, cas_store=origin)
     state.save()
     return state

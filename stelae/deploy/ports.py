@@ -1,11 +1,11 @@
-"""Whether the HTTP front can listen where a spec wants it."""
+"""Whether the HTTP front, and masters, can listen where they are to."""
 
 from __future__ import annotations
 
-import socket
-
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.errors import AlreadyRunning
+from stelae.deploy.cluster_state import STATE_FILE, ClusterState
+from stelae.runtime.free_ports import port_problem
 
 
 def check_http_place(spec: ClusterSpec) -> None:
@@ -15,16 +15,25 @@ def check_http_place(spec: ClusterSpec) -> None:
 
 
 def place_problem(host: str, port: int) -> str:
-    """Why nobody can listen there on this node; empty: one can. Port 0 is any free one."""
-    if port == 0:
-        return ""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return (
-                f"serve.port {port} on {host} cannot be used: {error.strerror}; choose another in "
-                "cluster.yaml, or 0 for any free one"
+    """Why the HTTP front cannot listen there on this node; empty: it can."""
+    problem = port_problem(host, port)
+    return problem and (
+        f"serve.port {port} on {host} cannot be used: {problem}; choose another in "
+        "cluster.yaml, or 0 for any free one"
+    )
+
+
+def check_master_ports(state: ClusterState) -> None:
+    """Masters keep their addresses: say at once that another program listens on one.
+
+    Raises:
+        AlreadyRunning: naming the master, its port and the file that says so.
+    """
+    for name, address in state.masters.items():
+        host, _, port = address.rpartition(":")
+        if problem := port_problem(host, int(port)):
+            raise AlreadyRunning(
+                f"{name} cannot listen on {address}, which is its address in "
+                f"{state.folder / STATE_FILE}: {problem}; end the program that listens there "
+                f"(`ss -ltnp 'sport = :{port}'` names it)"
             )
-    return ""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stelae.actors.server.membership import Membership
 from stelae.core.config.settings import Settings
-from stelae.core.errors import StaleTerm, StelaeError
+from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
@@ -72,8 +72,3 @@ class LogContext(Protocol):
 
     def fail(self, error: StelaeError) -> None:
         """The log was fenced: its tablet belongs to another server now."""
-
-
-def is_fenced(error: StelaeError) -> bool:
-    """Whether another server owns the tablet by now."""
-    return isinstance(error, StaleTerm) and error.args[0].startswith("term")

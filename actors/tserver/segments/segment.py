@@ -27,10 +27,9 @@ from stelae.actors.tserver.segments.replica import (
     LogContext,
     RemoteImage,
     SegmentReplica,
-    is_fenced,
 )
 from stelae.actors.tserver.segments.views import JOIN_BYTES, ReplicaViews, size_of, sliced
-from stelae.core.errors import InvalidArgument, Rejected, RetryLater, StelaeError
+from stelae.core.errors import InvalidArgument, LogFenced, Rejected, RetryLater, StelaeError
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.backups import (
     SEAL_REPLICA,
@@ -297,7 +296,7 @@ class ReplicatedSegment(ReplicaViews):
         return True
 
     async def _failed(self, replica: SegmentReplica, error: StelaeError) -> bool:
-        if is_fenced(error):
+        if isinstance(error, LogFenced):
             self._context.fail(error)
             return False
         if isinstance(error, InvalidArgument) and replica.created:
@@ -390,7 +389,7 @@ class ReplicatedSegment(ReplicaViews):
                 context.progressed()
             elif isinstance(told, NotSent):
                 replica.goes_alone = True
-            elif replica.backup == target.uuid or is_fenced(told):
+            elif replica.backup == target.uuid or isinstance(told, LogFenced):
                 replica.failure = told
             if replica.failure is not None or self._next_step(replica) is not None:
                 replica.wake.set()

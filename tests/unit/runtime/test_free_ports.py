@@ -47,8 +47,8 @@ def test_an_address_of_elsewhere_is_said_at_once_and_what_is_taken_holds_nothing
     made: list[socket.socket] = []
 
     class Counted(socket.socket):
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, family: int) -> None:
+            super().__init__(family)
             made.append(self)
 
     monkeypatch.setattr(socket, "socket", Counted)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from stelae.actors.backup import disk_medium as frame_medium
 from stelae.actors.backup.disk_medium import FrameMedium
 from stelae.actors.backup.replicas import Replica
-from stelae.core.errors import CorruptData, NoSpace, StaleTerm
+from stelae.core.errors import CorruptData, NoSpace, StaleTerm, StelaeError
 from tests.unit.actors.backup.backup_world import (
     MEDIA,
     SEGMENT,
@@ -41,6 +43,33 @@ def test_freed_frames_are_used_again_and_nothing_comes_back() -> None:
         await owner.restart()
         held = [info.segment_id for info in await owner.inventory()]
         assert held == [*range(first + count, first + 2 * count)]
+
+    run(scenario)
+
+
+def test_a_write_that_the_disk_fails_takes_no_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thin disk's EIO in the first write of a replica: nobody would ever free its frames."""
+    real, failures = FrameMedium._put, 5
+
+    def failing(medium: FrameMedium, replica: Replica, offset: int, views: Any) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise OSError(errno.EIO, "injected")
+        real(medium, replica, offset, views)
+
+    monkeypatch.setattr(FrameMedium, "_put", failing)
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        for number in range(5):
+            with pytest.raises(StelaeError):
+                if number % 2:
+                    await owner.seal(make_image(), medium="tiny")
+                else:
+                    await owner.write(rows, medium="tiny")
+        for number in range(3):  # all that there is room for
+            await owner.write(rows, medium="tiny", segment_id=SEGMENT + number)
 
     run(scenario)
 

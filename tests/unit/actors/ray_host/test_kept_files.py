@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -191,3 +192,44 @@ def test_a_launch_refuses_files_of_two_clusters_and_those_that_may_be_old(
     with pytest.raises(NotEnoughServers, match="b, c do not answer"):
         launched(tmp_path, monkeypatch, {"a": files(3)})
     check_most_answered(files(3), ["a", "c"])
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"cluster": "c"}', b"\xff\xfe"])
+def test_a_damaged_state_is_named_with_the_way_out(tmp_path: Path, content: bytes) -> None:
+    """An empty or cut cluster.json is no raw error and no cluster."""
+    write_files(tmp_path, files(1))
+    assert load_state(tmp_path).masters.keys() == MACHINES.keys()
+    (tmp_path / STATE_FILE).write_bytes(content)
+    with pytest.raises(InvalidArgument, match="stelae attach") as caught:
+        load_state(tmp_path)
+    assert str(tmp_path / STATE_FILE) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"s" * 31])
+def test_a_damaged_secret_is_named_with_the_way_out(tmp_path: Path, content: bytes | None) -> None:
+    """Servers with a cut secret would refuse each other one by one, each after its own time."""
+    write_files(tmp_path, files(1))
+    path = tmp_path / "secret"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidArgument, match="stelae attach") as caught:
+        _ = load_state(tmp_path).secret
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_is_replaced_as_a_whole_and_its_name_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The content is synced before the name is given, and the folder after it."""
+    steps: list[str] = []
+    real = os.fsync
+
+    def noted(descriptor: int) -> None:
+        steps.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        steps.append("there" if (tmp_path / "f").exists() else "not there")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    kept_files.write_file(tmp_path / "f", b"x")
+    assert steps == ["file", "not there", "folder", "there"]

@@ -151,7 +151,7 @@ async def _one_refused_and_a_crash(owner: Owner) -> None:
     blobs = [bytes(one.data) for one in some]
     reply = await owner.call(WRITE_REPLICAS, WriteReplicas(writes), *blobs)
     assert [bool(error) for error in reply.body.errors] == [False, True, False]
-    assert b"StaleTerm" in reply.body.errors[1]
+    assert b"LogFenced" in reply.body.errors[1]
     await owner.restart()
     found = [await owner.inventory(log) for log in logs]
     assert [[info.length for info in infos] for infos in found] == [

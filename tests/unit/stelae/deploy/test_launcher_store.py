@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,18 @@ from stelae.actors.cas_store.server import CasStore, RemoteConfigurations
 from stelae.actors.ray_host.host import WATCHED, ServerHost, ServerPlan
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
-from stelae.core.errors import InvalidArgument
+from stelae.core.errors import AlreadyRunning, InvalidArgument
 from stelae.core.ids import Address, TableId, TabletId
 from stelae.core.records.configurations import TimelineId, TimelineRecord
 from stelae.core.records.records import ServerKind
 from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
 from stelae.deploy.cluster_state import STATE_FILE, load_state, newest
 from stelae.deploy.launcher import plans, prepare, take_down
+from stelae.deploy.ports import place_problem
 from stelae.runtime.files import LocalDisk
+from stelae.runtime.free_ports import family_of, free_port
 from stelae.runtime.real import RealRuntime
-from stelae.runtime.tcp.handshake import Credentials
+from stelae.runtime.tcp.handshake import SECRET_BYTES, Credentials
 from stelae.runtime.tcp.peers import TcpPeers
 
 SQLITE = {"url": "sqlite:///cas.db"}
@@ -163,3 +166,43 @@ def test_a_folder_that_was_moved_keeps_its_state_where_it_is_now(tmp_path: Path)
     moved = replace(state, data_dir=str(tmp_path / "moved"))
     (tmp_path / "data").rename(tmp_path / "moved")
     assert newest(moved) == moved
+
+
+def test_a_masters_port_that_is_taken_is_named_at_once(tmp_path: Path) -> None:
+    """Masters keep their ports; without this look a launch ended after a hundred seconds."""
+    spec = spec_of(tmp_path, None)
+    state, lock = prepare(spec)
+    lock.release()
+    host, _, port = next(iter(state.masters.values())).rpartition(":")
+    with socket.socket() as other:
+        other.bind((host, int(port)))
+        other.listen()
+        with pytest.raises(AlreadyRunning, match=f"master-1 cannot listen on {host}:{port}"):
+            prepare(spec)
+    prepare(spec)[1].release()
+
+
+def test_a_secret_that_a_crash_cut_is_made_again_and_a_whole_one_stays(tmp_path: Path) -> None:
+    """Nobody has it as long as there is no state; a whole one may be a running cluster's."""
+    spec, secret = spec_of(tmp_path, None), tmp_path / "data" / "secret"
+    secret.parent.mkdir(parents=True)
+    secret.write_bytes(b"cut")
+    state, lock = prepare(spec)
+    lock.release()
+    assert len(state.secret) == SECRET_BYTES
+    (tmp_path / "data" / STATE_FILE).unlink()
+    again, lock = prepare(spec)
+    lock.release()
+    assert again.secret == state.secret
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_an_address_of_either_family_is_looked_at(host: str) -> None:
+    """``serve.host: "::1"`` is an address like others."""
+    port = free_port(host)
+    assert place_problem(host, port) == ""
+    with socket.socket(family_of(host)) as other:
+        other.bind((host, port))
+        other.listen()
+        assert "in use" in place_problem(host, port)
+    assert "assign" in place_problem("::ffff:203.0.113.7" if ":" in host else "203.0.113.7", port)
