@@ -175,6 +175,14 @@ class Disk(Protocol):
         was written is lost, synced or not, whatever processes have ended meanwhile."""
         ...
 
+    async def settle(self) -> None:
+        """Make durable what a former process wrote and did not sync.
+
+        It can be read, so a server would believe and repeat it, and a loss of power would take it
+        back. Servers call this before they read anything. Raises OSError.
+        """
+        ...
+
     async def open(self, path: str) -> File:
         """Open for reading and writing; made (durably named) if absent."""
         ...

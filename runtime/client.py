@@ -19,6 +19,9 @@ class NoDisk:
     def boot(self) -> str:
         raise AssertionError("a client has no disk")
 
+    async def settle(self) -> None:
+        raise AssertionError("a client has no disk")
+
     async def open(self, path: str) -> File:
         raise AssertionError(f"a client has no disk for {path}")
 

@@ -226,6 +226,16 @@ async def a_removed_folder_is_gone_with_all_that_is_in_it(disk: Disk) -> None:
     assert await disk.list("older") == ["c"]
 
 
+async def settling_changes_nothing_that_is_read(disk: Disk) -> None:
+    await disk.settle()
+    file = await disk.open("folder/a")
+    file.write_at(0, b"unsynced")
+    await disk.settle()
+    await disk.settle()
+    assert file.read_at(0, 100) == await disk.read("folder/a") == b"unsynced"
+    file.close()
+
+
 async def a_replacement_that_was_begun_is_carried_through(disk: Disk) -> None:
     """Who is cancelled waits for it, so that the next replacement is the last."""
     begun = asyncio.Event()
@@ -247,6 +257,7 @@ async def a_replacement_that_was_begun_is_carried_through(disk: Disk) -> None:
 
 DISK_RULES: tuple[DiskRule, ...] = (
     writes_are_seen_by_reads_at_once,
+    settling_changes_nothing_that_is_read,
     buffers_of_any_kind_are_written_one_after_the_other,
     thousands_of_buffers_are_written_in_order,
     a_read_ends_at_the_end_of_the_file,

@@ -8,6 +8,7 @@ as the kernel may have dropped the pages it could not write. One process uses a 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import fcntl
 import os
@@ -30,6 +31,7 @@ T = TypeVar("T")
 LOCK_FILE = "instance.lock"
 TEMPORARY_SUFFIX = ".tmp"
 _BUFFERS_PER_WRITE = 512  # below the kernel's IOV_MAX of 1024
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class LocalFile:
@@ -110,6 +112,9 @@ class LocalFile:
             os.fdatasync(self._descriptor)
         except OSError as error:
             self._sync_failed = error
+            # The pages are clean now, and not on the disk: the next process would read them from
+            # the cache, and no later sync would write them.
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             # Even for lack of space: what was written may be gone from the cache and from the disk,
             # so this is no failure after which it could be tried again.
             text = f"the sync failed: {error.strerror}"
@@ -176,6 +181,9 @@ class LocalDisk:
     @property
     def boot(self) -> str:
         return boot_id()
+
+    async def settle(self) -> None:
+        await _in_thread(lambda: _sync_file_system(self._root))
 
     async def open(self, path: str) -> LocalFile:
         full = self._full(path)
@@ -379,6 +387,14 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 def _sync_folder(folder: Path) -> None:
     with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         os.fsync(descriptor)
+
+
+def _sync_file_system(folder: Path) -> None:
+    """syncfs(2), which Python lacks: one call for any number of files, and for all their names."""
+    with _opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
+        if _libc.syncfs(descriptor) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), str(folder))
 
 
 def _make_folders(folder: Path) -> None:

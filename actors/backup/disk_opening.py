@@ -64,8 +64,9 @@ async def open_frame_medium(
         CorruptData: the file is another server's, or damaged beyond what a crash does.
     """
     assert spec.path is not None, "a medium with a folder"
+    await disk.settle()  # what is read from here on is durable, even if only the process had died
     file = await disk.open(f"{spec.path.rstrip('/')}/{FRAME_FILE}")
-    await file.sync()  # what is read from here on is durable, even if only the process had died
+    await file.sync()
     superblock = newest_superblock(file.read_at(0, SUPERBLOCKS_BYTES))
     where = f"frame file of medium {spec.name!r} of {server_name}"
     if superblock is None:

@@ -16,7 +16,7 @@ class Pending:
 class Content:
     """What a file holds: as read (``live``), as a crash would leave at least (``durable``)."""
 
-    __slots__ = ("allocated", "durable", "live", "pending", "synced", "unreadable")
+    __slots__ = ("allocated", "durable", "live", "pending", "sync_failed", "synced", "unreadable")
 
     def __init__(self, data: bytes = b"") -> None:
         self.live = bytearray(data)
@@ -25,11 +25,19 @@ class Content:
         self.synced = 0  # operations ever made durable, so that overlapping syncs agree
         self.allocated = len(data)
         self.unreadable = False
+        self.sync_failed = False  # what it covered is in the cache, clean, and maybe not on disk
 
     def apply(self, operation: Pending) -> None:
         apply(self.live, operation)
         self.pending.append(operation)
         self.allocated = max(self.allocated, len(self.live))
+
+    def forget_cache(self) -> None:
+        """Read again from the disk, and what was written since on top of it."""
+        self.sync_failed = False
+        self.live = bytearray(self.durable)
+        for operation in self.pending:
+            apply(self.live, operation)
 
     def sync_to(self, mark: int) -> None:
         """Make the operations up to the ``mark``-th ever durable."""

@@ -1,10 +1,12 @@
 """A simulated disk: durable bytes, and an ordered list of what is not durable yet.
 
-A crash decides for every pending operation on its own, independently for every file, whether it is
-kept, dropped, or torn: cut at a byte, or kept in some of its 512-byte sectors only. Names that
-were being made or removed appear or not. A failed ``sync`` may have lost any of what it covered,
-and a later one says nothing of it ("Can Applications Recover from fsync Failures?", ATC 2020), so
-a server must stop. Handles die with the process that opened them.
+There are two kinds of crash. If a process ends, the system's cache stays: the next process reads
+everything that was written, synced or not. A loss of power decides for every pending operation on
+its own, independently for every file, whether it is kept, dropped, or torn: cut at a byte, or kept
+in some of its 512-byte sectors only; also for what processes before the last one left pending.
+Names that were being made or removed appear or not. A failed ``sync`` may have lost any of what it
+covered, and a later one says nothing of it ("Can Applications Recover from fsync Failures?", ATC
+2020), so a server must stop. Handles die with the process that opened them.
 
 The model is at least as harsh as ext4 on a disk that honours flushes; it never corrupts bytes that
 a successful ``sync`` covered, except through `SimDisk.corrupt`.
@@ -66,33 +68,46 @@ class SimDisk:
     # ---- for the world and tests --------------------------------------------------------------
 
     def crash(self) -> None:
-        """Lose power, or only the process: decide the fate of everything not yet durable."""
+        """Lose power, or only the process: decide the fate of everything not yet durable.
+
+        If only the process ends, the next one reads all that was written; what was not synced is
+        not durable for that, and a later loss of power may yet take it.
+        """
         keep_all = self._rng.random() < self._options.keep_unsynced_rate
         drop_all = self._rng.random() < 0.3
-        self.boots += not keep_all
+        self.on_sync, self.fail_next_sync = None, False
+        self.syncs_in_flight = 0
+        if not keep_all:
+            self.lose_power(drop_all=drop_all)
+            return
+        for content in self._files.values():
+            if content.sync_failed:  # `LocalFile` has dropped it from the cache
+                content.forget_cache()
+
+    def lose_power(self, *, drop_all: bool = False) -> None:
+        """Take back what is not durable: all of it, or as chance will have it."""
+        self.boots += 1
         for names in self._unnamed:
-            if keep_all or (not drop_all and self._rng.random() < 0.5):
+            if not drop_all and self._rng.random() < 0.5:
                 _name(self._named, names)
         self._unnamed.clear()
         for path, content in self._named.items():
             for operation in content.pending:
-                if keep_all:
-                    apply(content.durable, operation)
-                elif not drop_all:
+                if not drop_all:
                     self._settle(path, content, operation)
             content.live = bytearray(content.durable)
             content.pending.clear()
             content.synced = 0
             content.allocated = len(content.live)
+            content.sync_failed = False
         self._files = dict(self._named)
-        self.on_sync, self.fail_next_sync = None, False
-        self.syncs_in_flight = 0
 
     def lose(self) -> None:
         """Lose everything: the next process finds an empty disk."""
         self.crash()
         self._files.clear()
         self._named.clear()
+        self._unnamed.clear()
 
     def heal(self) -> None:
         """End all faults of this disk."""
@@ -207,6 +222,7 @@ class SimDisk:
                 apply(content.durable, operation)
         del content.pending[: len(covered)]
         content.synced += len(covered)
+        content.sync_failed = True
         self._note(f"disk fails the sync of {path}")
         raise InjectedDiskError(errno.EIO, f"Input/output error: {path}")
 
@@ -228,6 +244,19 @@ class SimDisk:
         self.finish_names()
         if cancelled is not None:
             raise cancelled
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a loss of power now would take nothing back."""
+        return not self._unnamed and not any([c.pending for c in self._named.values()])
+
+    async def settle_all(self, latency_s: float, process: Process) -> None:
+        """What a sync of the whole file system does."""
+        await asyncio.sleep(latency_s)
+        process.check()
+        self.finish_names()
+        for content in self._named.values():
+            content.sync_to(content.synced + len(content.pending))
 
     @staticmethod
     async def _pause_through(duration_s: float) -> asyncio.CancelledError | None:
@@ -348,6 +377,13 @@ class SimDiskView:
         """Wait until the names changed so far are durable, as after a sync of the folder."""
         latency_s = self._disk.latency(self._options.sync_min_s, self._options.sync_mean_s)
         await self._disk.settle_names(latency_s, self._process)
+
+    async def settle(self) -> None:
+        self._process.check()
+        if self._disk.is_settled:
+            return
+        latency_s = self._disk.latency(self._options.sync_min_s, self._options.sync_mean_s)
+        await self._disk.settle_all(latency_s, self._process)
 
     async def open(self, path: str) -> SimFile:
         _check_path(path)

@@ -143,6 +143,7 @@ class World:
         self.stepped.crash_at = crash_at
         self.blobs.check = self.stepped._check
         self.tasks = Tasks()
+        await self.stepped.settle()  # as every server does before it reads anything
         self.store = TimelineStore(
             self.stepped, self.tasks, ME, blobs=self.blobs, file_bytes=FILE_BYTES
         )

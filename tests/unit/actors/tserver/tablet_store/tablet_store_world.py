@@ -226,6 +226,10 @@ class SteppedDisk:
     async def write(self, path: str, data: Blob, *, named: bool = True) -> None:
         await self.step(lambda: self._view.write(path, data, named=named))
 
+    async def settle(self) -> None:
+        self._check()
+        await self._view.settle()
+
     async def sync_folder(self, folder: str) -> None:
         await self.step(lambda: self._view.sync_folder(folder))
 
