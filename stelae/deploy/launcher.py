@@ -42,6 +42,7 @@ from stelae.deploy.cluster_state import (
     load_state,
     newest,
 )
+from stelae.deploy.left_out import check_left_out
 from stelae.deploy.locks import END_TIMEOUT_S, LaunchLock, is_locked, wait_ended
 from stelae.deploy.ports import check_http_place, check_master_ports
 from stelae.recovery.spark_session import SessionSize
@@ -122,8 +123,8 @@ def prepare(spec: ClusterSpec) -> tuple[ClusterState, LaunchLock]:
     Raises:
         AlreadyRunning: a server of a running cluster uses it, or another process launches it; or
             the port of the HTTP front or of a master is taken.
-        InvalidArgument: it belongs to another cluster, has a file that cannot be read, or is not
-            ours to write to.
+        InvalidArgument: it belongs to another cluster, has a file that cannot be read, is not ours
+            to write to, or has a server with copies of tablets that the spec leaves out.
     """
     folder = Path(spec.data_dir)
     try:
@@ -138,6 +139,7 @@ def prepare(spec: ClusterSpec) -> tuple[ClusterState, LaunchLock]:
                     f"data_dir {folder} is in use: {busy} of cluster {spec.cluster!r} runs on it; "
                     "change it with `stelae apply`, or take it down with `stelae down`"
                 )
+            check_left_out(spec, names)
             _check_http_port(spec)
             if spec.placement is None:  # else they may be on other machines
                 check_master_ports(state)

@@ -63,11 +63,12 @@ def test_a_write_that_the_disk_fails_takes_no_frames(monkeypatch: pytest.MonkeyP
     async def scenario(owner: Owner) -> None:
         rows = Rows()
         for number in range(5):
+            call = owner.seal(make_image(), medium="tiny")
+            if number % 2:
+                call.close()
+                call = owner.write(rows, medium="tiny")
             with pytest.raises(StelaeError):
-                if number % 2:
-                    await owner.seal(make_image(), medium="tiny")
-                else:
-                    await owner.write(rows, medium="tiny")
+                await call
         for number in range(3):  # all that there is room for
             await owner.write(rows, medium="tiny", segment_id=SEGMENT + number)
 

@@ -20,7 +20,7 @@ SECRET = b"do not show these 32 bytes here."
 
 def holders() -> list[Any]:
     return [
-        ServerPlan(ServerKind.MASTER, "m", "c", SECRET, "/f", "127.0.0.1", 1, (), Settings()),
+        ServerPlan(ServerKind.MASTER, "m", "c", SECRET, "/f", "127.0.0.1", 1, {}, Settings()),
         GatewayPlan("c", (), SECRET, Settings()),
         ClusterLink("c", (), SECRET, Settings()),
         Setup("auto", "ns", "c", (), SECRET, Settings(), SessionSize(1, 1, 1 << 30), 1.0),
