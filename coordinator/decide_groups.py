@@ -180,7 +180,7 @@ class GroupRound:
                 self._look_at(group)
         for wanted, load in self._replacements.begin():
             self._add(wanted.group, wanted.leader, load.server)
-        self._additions.end_of_look()
+        self._additions.end_of_look(self._now)
         self._unwell.end_of_look(self._now, self._dead_after_s)
         self._spread(is_calm=not unsettled)
         updates = self._updates[:UPDATES_MAX]
@@ -292,7 +292,7 @@ class GroupRound:
             members = self._with_burdens(members)
         uuid = leader.seen.server.uuid
         is_broken = any(member.health is Health.BROKEN for member in members)
-        has_spare = not is_broken or places.spare(group) is not None
+        has_spare = not is_broken or places.has_spare(group)
         step = next_step(members, uuid, wanted, has_spare=has_spare)
         match step:
             case Add():

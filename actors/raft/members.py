@@ -15,7 +15,7 @@ from stelae.consensus.raft.leader import Leader
 from stelae.consensus.raft.membership import ChangeKind, MemberChange
 from stelae.consensus.raft.raft import Raft
 from stelae.core.errors import TabletNotReady
-from stelae.core.ids import ServerUuid
+from stelae.core.ids import OpId, ServerUuid
 
 
 @dataclass(slots=True)
@@ -34,7 +34,8 @@ class MemberCare:
         self._abandon_us = abandon_member_us
         self._seen: dict[ServerUuid, _Seen] = {}
         self._copied: dict[ServerUuid, int] = {}
-        self._term = 0
+        self._as_of: tuple[int, OpId] = 0, OpId(0, 0)
+        """The term and the configuration that these are of."""
 
     def copy_advanced(self, uuid: ServerUuid, size_bytes: int) -> None:
         """The host has brought so much of its copy to that member."""
@@ -61,12 +62,15 @@ class MemberCare:
             return None
         if not leader.settled or leader.transfer_target is not None:
             return None
-        if self._term != core.term:  # what another term's leader saw is not known here
-            self._term = core.term
-            self._seen.clear()
         committed = core.log.committed_configuration
         if committed.op_id != core.configuration.op_id:
             return None
+        if self._as_of != (core.term, committed.op_id):
+            # What another term's leader saw is not known here. And a member that was removed and
+            # added again begins from nothing: with the clock of its former life it would be removed
+            # at once, be added again by the masters, and so on without end.
+            self._as_of = core.term, committed.op_id
+            self._seen.clear()
         waiting = [peer.uuid for peer in committed.non_voters if peer.uuid != core.uuid]
         self._seen = {uuid: seen for uuid, seen in self._seen.items() if uuid in waiting}
         self._copied = {uuid: size for uuid, size in self._copied.items() if uuid in waiting}

@@ -18,9 +18,17 @@ from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.groups.group import Group, Replica
 from stelae.coordinator.liveness.liveness import Liveness
 from stelae.coordinator.placement.assignment import Load, choose_another
+from stelae.core.backoff import doubled_s
 from stelae.core.ids import OpId, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import ReplicaRole
 from stelae.core.records.records import ReplicaMove, TabletState
+
+
+FIRST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 600.0
+"""Pauses before a server is added again that was added in vain."""
+FORGOTTEN_AFTER_S = 1800.0
+"""Time after such a pause until the failures are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +49,63 @@ class Wanted:
     """Of its voters."""
 
 
-class Additions:
-    """What leaders were told to add, until members are others than they were then.
+@dataclass(slots=True)
+class _Failure:
+    """What became of the additions of one server to one tablet: they ended without a voter."""
 
-    Only in memory, to be exact: without it a copy could begin too many, and no harm be done.
+    count: int
+    until: float
+    """The server is not chosen again before."""
+
+
+class Additions:
+    """What leaders were told to add, until members are others than they were then; and what became
+    of it.
+
+    A choice is deterministic: a server that is chosen, and never becomes a voter (its disk is full,
+    or the masters hear it and the leader does not), would be chosen again and again while others
+    are never tried. So it is left alone for a pause that doubles, and put last after that.
+
+    Only in memory: without it a copy could begin too many, or a failed target be tried once more,
+    and no harm be done.
     """
 
     def __init__(self) -> None:
         self._given: dict[TabletId, tuple[OpId, ServerUuid]] = {}
         self._kept: dict[TabletId, tuple[OpId, ServerUuid]] = {}
+        self._coming: dict[TabletId, tuple[ServerUuid, ...]] = {}
+        """Non-voters at the last look."""
+        self._come: dict[TabletId, tuple[ServerUuid, ...]] = {}
+        self._failures: dict[tuple[TabletId, ServerUuid], _Failure] = {}
+
+    def look(self, group: Group, now: float) -> None:
+        """Note what became of the servers that were to be added."""
+        tablet_id, members = group.tablet.tablet_id, group.newest
+        expected = dict.fromkeys(self._coming.get(tablet_id, ()))
+        given = self._given.get(tablet_id)
+        if given is not None and given[0] != members.op_id:
+            expected[given[1]] = None
+        for uuid in expected:
+            peer = members.peer(uuid)
+            if peer is None:
+                self._failed(tablet_id, uuid, now)
+            elif peer.voter:
+                self._failures.pop((tablet_id, uuid), None)
+        coming = tuple([peer.uuid for peer in members.non_voters])
+        if coming:
+            self._come[tablet_id] = coming
+
+    def _failed(self, tablet_id: TabletId, uuid: ServerUuid, now: float) -> None:
+        before = self._failures.get((tablet_id, uuid))
+        count = 0 if before is None else before.count
+        pause_s = doubled_s(FIRST_PAUSE_S, count, LONGEST_PAUSE_S)
+        self._failures[tablet_id, uuid] = _Failure(count + 1, now + pause_s)
+
+    def failed(self, tablet_id: TabletId) -> dict[ServerUuid, float]:
+        """The servers that were added in vain, and until when each is left alone."""
+        return {
+            uuid: f.until for (tablet, uuid), f in self._failures.items() if tablet == tablet_id
+        }
 
     def target(self, group: Group) -> ServerUuid | None:
         """The server that is to be added to a tablet's members, by the last order."""
@@ -60,9 +116,12 @@ class Additions:
         """It was told (again), or is being done."""
         self._kept[group.tablet.tablet_id] = group.newest.op_id, target
 
-    def end_of_look(self) -> None:
+    def end_of_look(self, now: float) -> None:
         """What was not kept since the last end was not done, and is wanted no more."""
         self._given, self._kept = self._kept, {}
+        self._coming, self._come = self._come, {}
+        old = now - FORGOTTEN_AFTER_S
+        self._failures = {key: each for key, each in self._failures.items() if each.until > old}
 
 
 class Replacements:
@@ -95,6 +154,7 @@ class Replacements:
 
     def _count(self, group: Group) -> None:
         """Who copies, or will: non-voters, and voters that were too far behind."""
+        self._additions.look(group, self._now)
         receivers = {
             uuid: None for uuid, r in group.replicas.items() if r.group.role is ReplicaRole.COPYING
         }
@@ -129,14 +189,25 @@ class Replacements:
     def spare(self, group: Group) -> Load | None:
         """The server that one is to be moved to, or the best for one more replica.
 
-        Not one whose replica of it is broken, nor one whose disk is full.
+        Not one whose replica of it is broken, nor one whose disk is full. Servers that were added
+        in vain come last, and after a pause.
         """
-        configuration, move = group.configuration, group.tablet.move
+        move = group.tablet.move
         if move is not None and self.may_go_to(group, move.target):
             return self._load_of(move.target)
+        failed = self._additions.failed(group.tablet.tablet_id)
+        paused = [uuid for uuid, until in failed.items() if self._now < until]
+        return self._best(group, failed) or (self._best(group, paused) if failed else None)
+
+    def has_spare(self, group: Group) -> bool:
+        """Whether there is a server for one more replica, now or after a pause."""
+        return self._best(group, ()) is not None
+
+    def _best(self, group: Group, but_not: Iterable[ServerUuid]) -> Load | None:
+        configuration = group.configuration
         taken: dict[ServerUuid, None] = {peer.uuid: None for peer in configuration.peers}
         taken |= {uuid: None for uuid in group.replicas if self._is_broken(group, uuid)}
-        taken |= self._full
+        taken |= self._full | dict.fromkeys(but_not)
         live = [self._liveness.live_server(peer.uuid, self._now) for peer in configuration.peers]
         servers = [seen.server for seen in live if seen is not None]
         return choose_another(servers, taken, self._loads(), self._of_table(group.tablet.table_id))

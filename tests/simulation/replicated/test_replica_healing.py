@@ -339,3 +339,48 @@ def test_a_replica_that_fails_for_a_moment_is_waited_for_and_one_in_vain_is_repl
 
     play(story(5.0), tservers=4, dead_after_s=60.0)
     play(story(1000.0), tservers=4, dead_after_s=60.0)
+
+
+@pytest.mark.parametrize("fault", ["cut off from tservers", "full disk"])
+def test_a_spare_that_never_gets_the_copy_is_given_up_for_another(fault: str) -> None:
+    """The masters hear it, and it comes first whenever they choose; but the leader does not reach
+    it, or its disk takes nothing. Another spare is tried, and the log is not full of changes."""
+
+    async def story(healed: Healed) -> None:
+        world = healed.world
+        tservers = healed.cluster.tservers
+        spares = [name for name in tservers if healed.role(name) is None]
+        others = [name for name in tservers if name not in spares]
+
+        def spoil(name: str, *, whole: bool) -> None:
+            if fault == "full disk":
+                world.nodes[name].disk.full = not whole
+                return
+            for other in others:
+                for pair in ((name, other), (other, name)):
+                    (world.network.unblock if whole else world.network.block)(*pair)
+
+        for name in spares:
+            spoil(name, whole=False)
+        victim = healed.followers()[0]
+        lost = healed.uuid(victim)
+        world.crash(victim, restart=False)
+        uuids = {healed.uuid(name): name for name in spares}
+        await healed.until(lambda: any(u in uuids for u in healed.members()), "one is chosen")
+        (chosen,) = [uuid for uuid in healed.members() if uuid in uuids]
+        for uuid, name in uuids.items():
+            spoil(name, whole=uuid != chosen)
+        configurations: dict[Any, None] = {}
+
+        def is_healed() -> bool:
+            record = healed.record()
+            if record is not None and record.configuration is not None:
+                configurations[record.configuration.op_id] = None
+            return healed.is_whole(without=[lost, chosen])
+
+        await healed.until(is_healed, "the other spare has it")
+        assert len(configurations) < 12
+        await healed.write(5)
+        await healed.check()
+
+    play(story, tservers=5)

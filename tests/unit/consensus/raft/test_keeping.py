@@ -174,3 +174,26 @@ def test_a_non_voter_is_not_let_go_while_its_copy_grows() -> None:
         assert care.due(group.core, 900 * size_bytes) is None
     change = care.due(group.core, 900 * 4 + 1000)
     assert change == MemberChange(ChangeKind.REMOVE, N4)
+
+
+def test_a_member_that_is_added_again_has_its_whole_time_again() -> None:
+    """With the clock of its former life each one would be removed the moment it is added: the
+    masters would add it again, a dozen entries a second, without end."""
+    group = Group()
+    group.accept(N2, 21)
+    care = MemberCare(abandon_member_us=1000)
+    now_us, accepted = 0, 21
+    for _ in range(3):
+        group.core.change_members(MemberChange(ChangeKind.ADD, N4, Address("n4:1")))
+        group.turn(ticks=0)
+        accepted += 1
+        group.accept(N2, accepted)
+        assert care.due(group.core, now_us) is None
+        assert care.due(group.core, now_us + 999) is None
+        now_us += 1000
+        removal = care.due(group.core, now_us)
+        assert removal == MemberChange(ChangeKind.REMOVE, N4)
+        group.core.change_members(removal)
+        group.turn(ticks=0)
+        accepted += 1
+        group.accept(N2, accepted)  # committed, and N4 added again before the next look

@@ -8,6 +8,7 @@ import pytest
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.ddl.operator_orders import draft_move
 from stelae.coordinator.decide_groups import Change
+from stelae.coordinator.groups.replacements import FIRST_PAUSE_S
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages.operators import MoveReplica
@@ -275,3 +276,60 @@ def test_nothing_is_moved_to_a_server_that_is_to_be_left_or_looked_after() -> No
         draft()
     mark(world, "d", maintenance=False)
     assert draft() is not None
+
+
+def test_a_server_that_was_added_in_vain_comes_last_and_after_a_pause() -> None:
+    """A choice is deterministic: without a memory the same server would be tried for ever."""
+    world = World("a", "b", "c")
+    (tablet,) = many(world, 1)
+    world.held |= {"d": {}, "e": {}}
+    world.beat()
+    lose(world, "c")
+    tried = []
+    for index in (5, 7):
+        ((_, _, target),) = begun(world)
+        tried.append(target)
+        world.reconfigure(tablet, f"ABC{target}", index, unheard="c")
+        world.decide()
+        world.reconfigure(tablet, "ABC", index + 1, unheard="c")
+        world.decide()
+    assert sorted(tried) == ["d", "e"]
+    assert begun(world) == [], "both have failed a moment ago"
+    world.wait(FIRST_PAUSE_S + 1)
+    ((_, _, again),) = begun(world)
+    assert again in tried
+    world.reconfigure(tablet, f"ABC{again}", 9, unheard="c")
+    world.decide()
+    world.reconfigure(tablet, "ABC", 10, unheard="c")
+    world.decide()
+    ((_, _, other),) = begun(world)
+    assert other != again, "its second pause is longer"
+
+
+def test_an_addition_that_was_over_between_two_looks_counts_as_failed() -> None:
+    """It was ordered; by the next look the members have changed, and it is none of them."""
+    world = World("a", "b", "c")
+    (tablet,) = many(world, 1)
+    world.held |= {"d": {}, "e": {}}
+    world.beat()
+    lose(world, "c")
+    ((_, _, target),) = begun(world)
+    world.reconfigure(tablet, "ABC", 7, unheard="c")
+    world.decide()
+    ((_, _, other),) = begun(world)
+    assert other != target
+
+
+def test_a_server_that_became_a_voter_has_not_failed() -> None:
+    """What was held against it is forgotten."""
+    world = World("a", "b", "c")
+    (tablet,) = many(world, 1)
+    world.held["d"] = {}
+    world.beat()
+    lose(world, "c")
+    ((_, _, target),) = begun(world)
+    world.reconfigure(tablet, f"ABC{target}", 5, unheard="c")
+    world.decide()
+    world.reconfigure(tablet, f"ABC{target.upper()}", 6, unheard="c")
+    world.decide()
+    assert world.pacing.additions.failed(tablet.tablet_id) == {}
