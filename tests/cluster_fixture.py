@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.backup.server import Backup
-from stelae.actors.cas_store.backends import open_backend
+from stelae.actors.cas_store.opening import open_backend
 from stelae.actors.cas_store.server import CasStore
 from stelae.actors.master.server import Master
 from stelae.actors.safekeeper.server import Safekeeper

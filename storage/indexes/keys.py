@@ -29,7 +29,8 @@ from stelae.core.schema.indexes import IndexDefinition
 from stelae.core.schema.schema import TableSchema, is_plain_type
 from stelae.core.schema.values import WireValue, to_wire
 from stelae.storage.kernels.api import I32, U8
-from stelae.storage.kernels.index_api import IndexKernels, default_index_kernels
+from stelae.storage.kernels.default import default_index_kernels
+from stelae.storage.kernels.index_api import IndexKernels
 from stelae.storage.keys.codec import binary_parts, is_variable
 
 Matrix: TypeAlias = NDArray[np.uint8]

@@ -23,7 +23,8 @@ import xxhash
 from stelae.core.errors import InvalidArgument
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import WireValue
-from stelae.storage.kernels.api import I32, U8, U64, Kernels, default_kernels
+from stelae.storage.kernels.api import I32, U8, U64, Kernels
+from stelae.storage.kernels.default import default_kernels
 
 MASK = (1 << 64) - 1
 KEY_SEED = 0x9E3779B97F4A7C15
