@@ -32,6 +32,7 @@ from stelae.recovery.spark_tables import locate
 from tests.cluster_fixture import SETTINGS
 from tests.java_compiler import found_jar, needed_jar
 from tests.served import served
+from tests.until import until
 
 pytestmark = [pytest.mark.spark]
 
@@ -149,12 +150,13 @@ def test_a_snapshot_goes_with_the_last_dataframe_that_was_made_of_it(
     assert len(watch._held) == 1
     assert derived.count() == 10
     del derived
-    deadline = time.monotonic() + 120.0
-    while watch._held and time.monotonic() < deadline:
+
+    def is_let_go() -> bool:
         gc.collect()
         spark.sparkContext._jvm.System.gc()
-        time.sleep(0.3)
-    assert not watch._held
+        return not watch._held
+
+    until(is_let_go, 120.0, "nothing holds the snapshot", poll_s=0.3)
 
 
 def test_it_works_in_a_notebook(db: Database, spark: Any, made: Any) -> None:
