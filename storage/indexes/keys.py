@@ -222,6 +222,7 @@ class EntryCodec:
         cursor, ends = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
         columns = []
         for i, part in enumerate((self._value, *self._keys)):
+            column: pa.Array | None
             cursor += part.nullable
             if part.is_text:
                 column = self._texts(part, data, cursor, ends)

@@ -1,7 +1,7 @@
 """Runs: stretches of a segment's rows in log order, each held in one form.
 
-A run numbers its rows from 0 on. Rows of small calls are tuples, those of a bulk call one batch, and
-those of a sealed segment one batch of stored columns.
+A run numbers its rows from 0 on. Rows of small calls are tuples, those of a bulk call one batch,
+and those of a sealed segment one batch of stored columns.
 """
 
 from __future__ import annotations

@@ -122,7 +122,8 @@ def kill_a_tserver(db: Any) -> None:
 
 
 def rows_of(db: Any) -> pa.Table:
-    return db["flights"].scan(with_versions=True).sort_by("id")
+    found: pa.Table = db["flights"].scan(with_versions=True)
+    return found.sort_by("id")
 
 
 def finished(db: Any) -> dict[str, Any]:

@@ -111,7 +111,8 @@ def made(db: Database) -> Iterator[Any]:
 
 
 def rows_of(table: Any) -> pa.Table:
-    return table.scan().sort_by("id")
+    found: pa.Table = table.scan()
+    return found.sort_by("id")
 
 
 def test_a_table_is_read_as_it_was_in_as_many_parts_as_are_wanted(db: Database, spark: Any) -> None:
@@ -210,7 +211,9 @@ def test_tasks_whose_worker_is_killed_write_no_row_twice(
     def die_once(batches: Any) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
-        died = Path(once) / f"{TaskContext.get().partitionId()}"
+        context = TaskContext.get()
+        assert context is not None
+        died = Path(once) / f"{context.partitionId()}"
         found = pa.Table.from_batches(batches)
         if died.exists():
             found = found.sort_by("id")
@@ -362,7 +365,9 @@ def test_only_what_is_committed_of_the_sink_is_in_the_table(
     def die_once(batches: Any) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
-        died = Path(once) / f"{TaskContext.get().partitionId()}"
+        context = TaskContext.get()
+        assert context is not None
+        died = Path(once) / f"{context.partitionId()}"
         again = died.exists()
         for place, batch in enumerate(batches):
             if place == 8 and not again:
