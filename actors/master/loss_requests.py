@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from stelae.actors.master.operator_requests import carry_out
 from stelae.actors.master.serving import ServingMaster
 from stelae.coordinator.catalog.catalog import CatalogBatch
-from stelae.coordinator.placement.known_backups import silent_backups
-from stelae.coordinator.status.losses import (
+from stelae.coordinator.ddl.losses import (
     Incomplete,
     accepted_by,
     draft_accept,
     fingerprint,
-    lacks_of,
     losses_of,
+)
+from stelae.coordinator.placement.known_backups import silent_backups
+from stelae.coordinator.status.losses import (
+    lacks_of,
     media_count,
     waiting_tablets,
     would_lose_more,
