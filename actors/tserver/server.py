@@ -135,8 +135,7 @@ class TabletServer:
         self._pins = Pins(runtime.clock, name, lambda: self.cleaner.refusal() is not None)
         self._scans = ScanSessions(runtime, settings, self._pins)
         self._report_now: dict[Address, asyncio.Event] = {}
-        self._traffic = SegmentTraffic()
-        self._mailbox = AcceptorMailbox(name)
+        self._traffic, self._mailbox = SegmentTraffic(), AcceptorMailbox(name)
         self.replicas = TabletReplicas(
             runtime,
             settings,

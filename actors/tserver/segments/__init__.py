@@ -18,5 +18,5 @@ freed. `repair` compares each backup's inventory (`inventories`) with the log. `
 regroups replicas; `inherited_replicas` keeps those of a split tablet's log; both read images by
 `replica_images`.
 
-Read first: `segment`. Also searched for as: write-ahead log, chunk replica, copyset, scrub, throttle.
+Read first: `segment`. Also searched for as: write-ahead log, chunk replica, copyset, scrub.
 """
