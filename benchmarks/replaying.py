@@ -55,7 +55,7 @@ def measure(quick: bool) -> list[Figure]:
 # ---- the merge ----------------------------------------------------------------------------------
 
 
-@numba.njit(nogil=True, cache=False)  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, cache=False)
 def bare_merge(hashes: np.ndarray, versions: np.ndarray, table: np.ndarray, out: np.ndarray) -> int:
     """Newest version of each hash by linear probing; the places of the winners. ``table`` has
     three words a slot, zeros, and a power of two of slots. Returns how many winners there are."""

@@ -87,7 +87,8 @@ def _plain_s(folder: Path, size_bytes: int) -> float:
     ray.wait([made])
     path = folder / "plain"
     start = time.perf_counter()
-    data = memoryview(ray.get(made))
+    stored: Any = ray.get(made)
+    data = memoryview(stored)
     file = os.open(path, os.O_WRONLY | os.O_CREAT)
     while data:
         data = data[os.write(file, data) :]

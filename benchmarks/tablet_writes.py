@@ -20,6 +20,7 @@ import uvloop
 
 from stelae.actors.server.membership import Membership
 from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.actors.tserver.tablet_log.factory import segment_log_of
 from stelae.actors.tserver.tablet_log.recovery import Intake
 from stelae.core.config.settings import Settings
@@ -71,6 +72,7 @@ async def measure(folder: Path, calls: int, rounds: int) -> None:
         runtime,
         Settings(),
         Membership(),
+        SegmentTraffic(),
         table=TABLE,
         record=RECORD,
         raise_epoch=_no_epoch,

@@ -15,6 +15,7 @@ import asyncio
 import gc
 import select
 import socket
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -74,7 +75,7 @@ def serve_task(connection: socket.socket, authenticated: bool) -> int:
     return int(_serve_task(connection, authenticated))
 
 
-_serve_task = daemon.worker
+_serve_task: Callable[[socket.socket, bool], int] = daemon.worker
 
 
 if __name__ == "__main__":

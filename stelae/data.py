@@ -72,21 +72,22 @@ def read(
         Overloaded: a tserver has as many pins as it keeps.
     """
     source = TableSource(link_of(cluster), table, columns, where)
-    return ray.data.read_datasource(
+    found: ray.data.Dataset = ray.data.read_datasource(
         source,
         concurrency=concurrency,
         ray_remote_args=ray_remote_args,
         override_num_blocks=max(1, len(source.snapshot.tablets)),
     )
+    return found
 
 
-class TableSource(Datasource):  # type: ignore[misc]  # Ray's classes have no types
+class TableSource(Datasource):
     """A pinned table. Copies share the pins."""
 
     def __init__(
         self, link: ClusterLink, table: str, columns: Sequence[str] | None, where: Where
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._projection_map: dict[str, str] | None = None
         self._link = link
         self.snapshot = pin(link, table, KEEP_S)
@@ -118,6 +119,7 @@ class TableSource(Datasource):  # type: ignore[misc]  # Ray's classes have no ty
         if where is None:
             return self
         clone = super().apply_predicate(predicate_expr)
+        assert isinstance(clone, TableSource), "Ray Data copies the source"
         clone._where = where
         return clone
 
@@ -173,7 +175,7 @@ class TableSource(Datasource):  # type: ignore[misc]  # Ray's classes have no ty
 # ---- writing --------------------------------------------------------------------------------
 
 
-class Sink(Datasink[int]):  # type: ignore[misc]  # Ray's classes have no types
+class Sink(Datasink[int]):
     """Rows of a dataset into a table, each block straight to the tservers.
 
     ``mode``: ``upsert`` adds or replaces, ``insert`` fails where a row is there already. A task

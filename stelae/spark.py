@@ -74,7 +74,7 @@ from stelae.recovery.spark_tables import locate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def session(
     with contextlib.suppress(StelaeError):  # there are several: it is said with each table then
         source["spark.stelae.cluster"] = link_of(cluster).cluster
     configuration = _with_jar({**source, **(configuration or {})})
-    spark = start_session("stelae-user", size, configuration)
+    spark: SparkSession = start_session("stelae-user", size, configuration)
     try:
         wait_executors(spark, size.executors, timeout)
     except TimeoutError as error:
@@ -189,7 +189,8 @@ def stop() -> None:
 def state(cluster: Cluster = None) -> dict[str, Any]:
     """The cluster's own session, which recoveries use: ``state`` is warm, starting or cold."""
     try:
-        actor = ray.get_actor(f"{link_of(cluster).cluster}/{SPARK_NAME}", namespace=NAMESPACE)
+        name = f"{link_of(cluster).cluster}/{SPARK_NAME}"
+        actor: Any = ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return {"state": "cold", "problem": ""}
     found: dict[str, Any] = _asked(actor.state.remote())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.backup.server import Backup
-from stelae.actors.cas_store.backends import open_backend
+from stelae.actors.cas_store.opening import open_backend
 from stelae.actors.cas_store.server import CasStore
 from stelae.actors.master.server import Master
 from stelae.actors.safekeeper.server import Safekeeper
@@ -23,6 +22,7 @@ from stelae.runtime.files import LocalDisk
 from stelae.runtime.real import RealRuntime
 from stelae.runtime.tcp.handshake import Credentials
 from stelae.runtime.tcp.peers import TcpPeers
+from tests.until import until_async
 
 CLUSTER = "test"
 SECRET = bytes(range(32))
@@ -164,12 +164,12 @@ class LocalCluster:
 
     async def _wait_live(self, count: int) -> None:
         """Wait until the leader has heard every server, so that tablets spread over all."""
-        async with asyncio.timeout(20):
-            while True:
-                servers = (await self.database.status())["servers"]
-                if sum(server["state"] == "live" for server in servers) >= count:
-                    return
-                await asyncio.sleep(0.01)
+
+        async def enough() -> bool:
+            servers = (await self.database.status())["servers"]
+            return bool(sum(server["state"] == "live" for server in servers) >= count)
+
+        await until_async(enough, 20.0, f"{count} live servers", poll_s=0.01)
 
     async def _start_server(self, server: Master | Backup | Safekeeper | TabletServer) -> None:
         await server.start()

@@ -7,13 +7,13 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from tests.services import need
+from tests.until import until
 
 START_TIMEOUT_S = 30.0
 
@@ -57,16 +57,12 @@ class Prometheus:
             raise
 
     def _wait_ready(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
+        def is_ready() -> bool:
             assert self._process.poll() is None, "Prometheus has ended; see above"
-            try:
-                if httpx.get(f"{self.url}/-/ready", timeout=2.0).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            time.sleep(0.1)
-        raise AssertionError(f"Prometheus is not ready within {START_TIMEOUT_S:g} s")
+            return httpx.get(f"{self.url}/-/ready", timeout=2.0).status_code == 200
+
+        retried = (httpx.TransportError,)
+        until(is_ready, START_TIMEOUT_S, "Prometheus is ready", poll_s=0.1, retried=retried)
 
     def query(self, text: str) -> list[tuple[dict[str, str], float]]:
         """The series of an instant query; a number is one without labels."""

@@ -5,7 +5,7 @@ is ever changed or removed. A repeated swap is recognized by its writer, nonce a
 
 - `server`: the server in front of a backend, and the client side that masters use to reach it.
 - `catalog`: the default store, without a server: the masters' own catalog.
-- `backends`: the interface of a backend, opened by its URL.
+- `backends`: the interface of a backend; `opening` opens one by its URL.
 - `sqlite`, `postgres`: the backends in production; several servers may share one PostgreSQL.
 - `files`: a backend on the runtime's disk, which the simulator uses.
 

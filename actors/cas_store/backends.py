@@ -1,4 +1,4 @@
-"""Where a configuration store keeps its rows: one small interface, opened by the URL of the spec.
+"""Where a configuration store keeps its rows: one small interface.
 
 A backend knows nothing of configurations: it swaps one row of bytes for the next, and keeps every
 row that ever was. Invariants, which one suite of tests proves for all of them:
@@ -7,7 +7,7 @@ row that ever was. Invariants, which one suite of tests proves for all of them:
 - of one key and revision there is one row, for ever;
 - a swap that was carried out before is recognised by its writer, nonce and value.
 
-``sqlite:///path`` is the embedded default; ``postgresql://…`` needs the extra ``postgres``;
+`stelae.actors.cas_store.opening` opens a backend by the URL of the spec;
 `stelae.actors.cas_store.files` stands on the runtime's own disk, real or simulated.
 
 Implements seed 004 ("configuration storage"); design §10.
@@ -16,14 +16,9 @@ Implements seed 004 ("configuration storage"); design §10.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-
-from stelae.core.config.store_url import POSTGRESQL, SQLITE
-from stelae.core.errors import InvalidArgument
-from stelae.core.runtime import Runtime
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
@@ -80,31 +75,3 @@ class Backend(Protocol):
 
 Offload = Callable[..., Awaitable[Any]]
 """`Runtime.offload`, for backends whose calls block."""
-
-
-def open_backend(url: str, runtime: Runtime, folder: Path, cluster: str) -> Backend:
-    """The backend that ``url`` names, not opened yet.
-
-    Args:
-        folder: the server's data directory, which a relative path begins in.
-        cluster: whose rows they are, where several clusters share one database.
-
-    Raises:
-        InvalidArgument: the URL names no backend, or what it needs is not installed.
-    """
-    if url.startswith(SQLITE):
-        from stelae.actors.cas_store.sqlite import SqliteBackend
-
-        path = url.removeprefix(SQLITE)
-        if not path:
-            raise InvalidArgument(f"cas_store.url {url!r} names no file: sqlite:///cas.db")
-        return SqliteBackend(folder / path, runtime.offload)
-    if url.startswith(POSTGRESQL):
-        try:
-            from stelae.actors.cas_store.postgres import PostgresBackend
-        except ImportError as error:
-            raise InvalidArgument(
-                f"cas_store.url {url!r} needs psycopg: pip install 'stelae[postgres]' ({error})"
-            ) from error
-        return PostgresBackend(url, cluster, runtime.offload)
-    raise InvalidArgument(f"cas_store.url {url!r} is neither sqlite:///… nor postgresql://…")

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from stelae.actors.master.leader.coordinator import Coordinator
+from stelae.actors.master.serving import ServingMaster
 from stelae.coordinator.catalog.catalog import CatalogBatch
 from stelae.coordinator.ddl.alter import by_id, draft_alter, problem_of, waiting_for
 from stelae.coordinator.ddl.tables import (
@@ -81,9 +81,6 @@ from stelae.core.records.records import (
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.schema.durability import Replicas, media_of
 
-if TYPE_CHECKING:
-    from stelae.actors.master.server import Master
-
 KNOWS_ALL_AFTER_S = 30.0
 """A leader that has led for so long has heard every server there is, or that will soon be again.
 Until then it lets those wait who need more of them."""
@@ -94,7 +91,7 @@ MAX_LOCATED = 1000
 class ClientRequests:
     """The handlers of one master's clients."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: ServingMaster) -> None:
         self._master = master
 
     def handlers(self) -> Handlers:
@@ -354,7 +351,7 @@ class ClientRequests:
 
 
 def status_inputs(
-    master: Master, coordinator: Coordinator | None, problems: Mapping[TabletId, str]
+    master: ServingMaster, coordinator: Coordinator | None, problems: Mapping[TabletId, str]
 ) -> StatusInputs:
     """What a master knows of its cluster now; ``coordinator``: if it leads."""
     leader = master.leader_uuid

@@ -6,8 +6,7 @@ barrier that began when the call was here. Source: seed Kudu multi-master; desig
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stelae.actors.master.serving import ServingMaster
 from stelae.coordinator.catalog.catalog import CatalogBatch
 from stelae.coordinator.ddl.tables import draft_raise_epoch
 from stelae.coordinator.liveness.backup_loads import who_retires
@@ -34,14 +33,11 @@ from stelae.core.records.records import ServerInfo, ServerKind
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.schema.indexes import IndexletId
 
-if TYPE_CHECKING:
-    from stelae.actors.master.server import Master
-
 
 class ServerRequests:
     """The handlers of one master's tservers and backups."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: ServingMaster) -> None:
         self._master = master
         self._told = ToldServers(master.catalog, master.liveness)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from stelae.actors.master.serving import ServingMaster
 from stelae.coordinator.catalog.catalog import CatalogBatch
 from stelae.coordinator.ddl.alter import by_id
 from stelae.coordinator.ddl.indexes import draft_create_index, draft_drop_index
@@ -24,14 +24,11 @@ from stelae.core.messages.indexes import LOCATE_INDEXLETS, IndexletLocations, Lo
 from stelae.core.records.records import ServerKind
 from stelae.core.rpc import Call, Handlers, Reply
 
-if TYPE_CHECKING:
-    from stelae.actors.master.server import Master
-
 
 class IndexRequests:
     """The handlers of one master."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: ServingMaster) -> None:
         self._master = master
 
     def handlers(self) -> Handlers:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from stelae.actors.master.operator_requests import carry_out
+from stelae.actors.master.serving import ServingMaster
 from stelae.coordinator.catalog.catalog import CatalogBatch
-from stelae.coordinator.placement.known_backups import silent_backups
-from stelae.coordinator.status.losses import (
+from stelae.coordinator.ddl.losses import (
     Incomplete,
     accepted_by,
     draft_accept,
     fingerprint,
-    lacks_of,
     losses_of,
+)
+from stelae.coordinator.placement.known_backups import silent_backups
+from stelae.coordinator.status.losses import (
+    lacks_of,
     media_count,
     waiting_tablets,
     would_lose_more,
@@ -42,9 +44,6 @@ from stelae.core.rpc import Call, Handlers, Reply
 from stelae.recovery.inherited import logs_of
 from stelae.recovery.losses import assess, assess_part, assess_sealed
 
-if TYPE_CHECKING:
-    from stelae.actors.master.server import Master
-
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -65,7 +64,7 @@ NOTHING_SEEN = Look({})
 class LossRequests:
     """The handlers of one master."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: ServingMaster) -> None:
         self._master = master
 
     def handlers(self) -> Handlers:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from stelae.actors.master.operator_requests import carry_out
 from stelae.actors.master.peers import MasterGroup
+from stelae.actors.master.serving import ServingMaster
 from stelae.actors.raft.replica import Replica
 from stelae.consensus.raft.membership import ChangeKind, MemberChange
 from stelae.coordinator.catalog.catalog import CATALOG_ID, CatalogBatch
@@ -41,9 +41,6 @@ from stelae.core.messages.masters import (
 from stelae.core.records.records import MasterMember, ServerKind
 from stelae.core.rpc import Call, Empty, Handlers, Reply
 from stelae.core.runtime import Runtime
-
-if TYPE_CHECKING:
-    from stelae.actors.master.server import Master
 
 NAME_MAX = 255
 LOOK_TIMEOUT_S = 0.5
@@ -150,8 +147,9 @@ class MasterMembers:
 class MemberRequests:
     """The handlers of those who list the masters and change their set."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: ServingMaster, members: MasterMembers) -> None:
         self._master = master
+        self._members = members
 
     def handlers(self) -> Handlers:
         return {
@@ -162,19 +160,19 @@ class MemberRequests:
 
     async def _on_list_masters(self, call: Call[Empty]) -> Reply[MasterSet]:
         await self._master.barrier(call.timeout_s)
-        return Reply(self._master.members.current())
+        return Reply(self._members.current())
 
     async def _on_add_master(self, call: Call[AddMaster]) -> Reply[MasterSet]:
         return await self._carry_out(
             call.body.request,
-            lambda: self._master.members.add(call.body, call.timeout_s),
+            lambda: self._members.add(call.body, call.timeout_s),
             call.timeout_s,
         )
 
     async def _on_remove_master(self, call: Call[RemoveMaster]) -> Reply[MasterSet]:
         return await self._carry_out(
             call.body.request,
-            lambda: self._master.members.remove(call.body, call.timeout_s),
+            lambda: self._members.remove(call.body, call.timeout_s),
             call.timeout_s,
         )
 
@@ -193,7 +191,7 @@ class MemberRequests:
             else:
                 draft = partial(CatalogBatch, request=request)
                 await carry_out(master, request, draft, timeout_s)
-        return Reply(master.members.current())
+        return Reply(self._members.current())
 
 
 def find_master(members: tuple[MasterMember, ...], master: str) -> MasterMember | None:

@@ -7,8 +7,8 @@ level-triggered.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from stelae.actors.master.serving import ServingMaster
 from stelae.coordinator.catalog.operations import Draft
 from stelae.coordinator.ddl.operator_orders import (
     draft_mark,
@@ -35,12 +35,9 @@ from stelae.core.messages.operators import (
 )
 from stelae.core.rpc import Call, Empty, Handlers, Reply
 
-if TYPE_CHECKING:
-    from stelae.actors.master.server import Master
-
 
 async def carry_out(
-    master: Master,
+    master: ServingMaster,
     request: RequestId,
     draft: Draft,
     timeout_s: float,
@@ -61,7 +58,7 @@ async def carry_out(
 class OperatorRequests:
     """The handlers of one master's operators."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: ServingMaster) -> None:
         self._master = master
 
     def handlers(self) -> Handlers:

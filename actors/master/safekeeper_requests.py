@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from stelae.actors.master.leader.timeline_checks import scrub
 from stelae.actors.master.leader.timelines import TimelineKeeper
 from stelae.actors.master.operator_requests import carry_out
+from stelae.actors.master.serving import ServingMaster
 from stelae.coordinator.catalog.catalog import CatalogBatch
 from stelae.coordinator.timelines.duties import Duty, named, timeline_tablet
 from stelae.coordinator.timelines.migration_steps import (
@@ -83,9 +83,6 @@ from stelae.core.records.timelines import SafekeeperId
 from stelae.core.rpc import Call, Handlers, Reply
 from stelae.core.schema.durability import Wal
 
-if TYPE_CHECKING:
-    from stelae.actors.master.server import Master
-
 ANSWER_SHARE = 0.8
 """Of a call's time: by then what is known is answered."""
 HISTORY_SHOWN = 200
@@ -97,7 +94,7 @@ ASKED_FOR = "asked for"
 class SafekeeperRequests:
     """The handlers of one master's operators, as far as safekeepers are concerned."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: ServingMaster) -> None:
         self._master = master
 
     def handlers(self) -> Handlers:

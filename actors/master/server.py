@@ -328,7 +328,7 @@ class Master:
             **ClientRequests(self).handlers(),
             **IndexRequests(self).handlers(),
             **LossRequests(self).handlers(),
-            **MemberRequests(self).handlers(),
+            **MemberRequests(self, self.members).handlers(),
             **OperatorRequests(self).handlers(),
             **TokenRequests(self).handlers(),
             **TurnRequests(self).handlers(),

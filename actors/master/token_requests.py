@@ -6,9 +6,8 @@ made sure that it leads: a token that was revoked is in no list that was asked f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stelae.actors.master.operator_requests import carry_out
+from stelae.actors.master.serving import ServingMaster
 from stelae.coordinator.ddl.tokens import draft_drop, draft_put, tokens_for
 from stelae.core.records.tokens import (
     DROP_TOKEN,
@@ -21,14 +20,11 @@ from stelae.core.records.tokens import (
 )
 from stelae.core.rpc import Call, Handlers, Reply
 
-if TYPE_CHECKING:
-    from stelae.actors.master.server import Master
-
 
 class TokenRequests:
     """The handlers of one master."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: ServingMaster) -> None:
         self._master = master
 
     def handlers(self) -> Handlers:

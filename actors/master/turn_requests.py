@@ -6,22 +6,18 @@ lead: what a former leader has answered it does not know, but that was before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stelae.actors.master.operator_requests import carry_out
+from stelae.actors.master.serving import ServingMaster
 from stelae.coordinator.catalog.catalog import CatalogBatch
 from stelae.coordinator.ddl.turns import draft_end, draft_take
 from stelae.core.records.turns import END_TURN, TAKE_TURN, EndTurn, TakeTurn, TurnReply
 from stelae.core.rpc import Call, Handlers, Reply
 
-if TYPE_CHECKING:
-    from stelae.actors.master.server import Master
-
 
 class TurnRequests:
     """The handlers of one master."""
 
-    def __init__(self, master: Master) -> None:
+    def __init__(self, master: ServingMaster) -> None:
         self._master = master
         self._heard_at = float("-inf")
         """When the last one was given, or kept, by this master."""

@@ -27,7 +27,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from stelae.actors.backup.frames import MediumSpec
-from stelae.actors.cas_store.backends import open_backend
+from stelae.actors.cas_store.opening import open_backend
 from stelae.actors.ray_host.exit_hook import at_exit
 from stelae.actors.ray_host.kept_files import FileKeeper, KeptFiles
 from stelae.actors.ray_host.recovery_spans import RecoverySpans

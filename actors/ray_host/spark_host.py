@@ -431,7 +431,7 @@ class RaySparkEngine:
     async def _ask(self) -> SparkState:
         cores, name = self._plan.size.total_cores, f"{self._plan.cluster}/{SPARK_NAME}"
         try:
-            actor = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
+            actor: Any = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
             async with asyncio.timeout(STATE_POLL_S):
                 state = await actor.state.remote()
             self._actor = actor

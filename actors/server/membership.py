@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from stelae.actors.server.rereplication import ReplicaUpkeep
-from stelae.actors.server.shared_appends import SharedAppends
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.backup_loads import BackupsView, MediumLoad
 from stelae.core.messages.servers import HeartbeatReply
@@ -24,9 +22,6 @@ class Membership:
         self.version = 0
         """Of the list, as the masters number them; 0: there is none yet."""
         self.backups_view = BackupsView(0)
-        self.upkeep = ReplicaUpkeep()
-        self.appends = SharedAppends()
-        """Both are shared by all logs of this server."""
         self._loads: dict[tuple[ServerUuid, str], MediumLoad] = {}
         self._short: dict[tuple[str, ...], str] = {}
         """What `short_medium` has found, until anything differs: each write asks."""

@@ -37,6 +37,7 @@ from stelae.actors.tserver.replicated_tablet.requests import ReplicaDigests, Rep
 from stelae.actors.tserver.replicated_tablet.tablet import ReplicatedTablet
 from stelae.actors.tserver.row_loading.spark_merge import MergesMadeElsewhere
 from stelae.actors.tserver.scans import ScanSessions
+from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.actors.tserver.shared_gets import SharedGets
 from stelae.actors.tserver.succession_orders import Successions
 from stelae.actors.tserver.tablet.load_rate import size_of, weight_of
@@ -134,7 +135,7 @@ class TabletServer:
         self._pins = Pins(runtime.clock, name, lambda: self.cleaner.refusal() is not None)
         self._scans = ScanSessions(runtime, settings, self._pins)
         self._report_now: dict[Address, asyncio.Event] = {}
-        self._mailbox = AcceptorMailbox(name)
+        self._traffic, self._mailbox = SegmentTraffic(), AcceptorMailbox(name)
         self.replicas = TabletReplicas(
             runtime,
             settings,
@@ -367,7 +368,7 @@ class TabletServer:
         tablet = order.tablet
         epochs = (self._runtime, self._settings, self._masters, self.info.uuid)
         raise_epoch = raising_epochs(*epochs, tablet.tablet_id, tablet.term)
-        servers = (self.members, self._mailbox)
+        servers = (self.members, self._traffic, self._mailbox)
         return log_of(
             self._runtime,
             self._settings,

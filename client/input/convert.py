@@ -40,7 +40,8 @@ def to_arrow(data: Any, schema: pa.Schema, defaults: Mapping[str, Any] | None = 
         if isinstance(data, Sequence) and not isinstance(data, str | bytes):
             return _from_dicts(data, schema, defaults or {})
         if hasattr(data, "to_arrow"):
-            return data.to_arrow()
+            table: pa.Table = data.to_arrow()
+            return table
         if type(data).__module__.partition(".")[0] == "pandas":
             return pa.Table.from_pandas(data, preserve_index=False)
         if hasattr(data, "__arrow_c_stream__"):

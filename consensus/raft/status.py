@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from stelae.consensus.raft.leader import Leader
+from stelae.consensus.raft.log_view import LogView
 from stelae.consensus.raft.ready import Role, Status
-from stelae.core.records.replication import TermAndVote
-
-if TYPE_CHECKING:
-    from stelae.consensus.raft.raft import Raft
+from stelae.core.ids import ServerUuid
+from stelae.core.records.replication import Configuration, TermAndVote
 
 
-def status_of(core: Raft) -> Status:
+class ObservedCore(Protocol):
+    """The state of a replica's core that a status shows."""
+
+    uuid: ServerUuid
+    role: Role
+    term: int
+    voted_for: ServerUuid | None
+    leader_uuid: ServerUuid | None
+    leader: Leader | None
+    """The state that only a leader has; None on every other replica."""
+    log: LogView
+
+    @property
+    def configuration(self) -> Configuration: ...
+
+
+def status_of(core: ObservedCore) -> Status:
     """A copy of it."""
     peers = core.leader.peers() if core.leader is not None else {}
     return Status(
@@ -31,7 +47,7 @@ def status_of(core: Raft) -> Status:
     )
 
 
-def check_invariants(core: Raft, durable: TermAndVote) -> None:
+def check_invariants(core: ObservedCore, durable: TermAndVote) -> None:
     """Assert the invariants of one replica; ``durable`` is what its disk has."""
     core.log.check_invariants()
     assert core.term >= durable.term

@@ -31,7 +31,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -42,9 +42,7 @@ from stelae.core.messages.indexes import IndexletReport
 from stelae.core.messages.reports import Picture
 from stelae.core.messages.servers import Heartbeat, TabletReport
 from stelae.core.records.records import ServerInfo, ServerKind
-
-if TYPE_CHECKING:
-    from stelae.coordinator.liveness.standing import Standing
+from stelae.core.schema.indexes import IndexletId
 
 CLOCK_DRIFT = 0.01
 """Clocks of two servers may run at rates that differ by so much."""
@@ -56,6 +54,32 @@ class Run(NamedTuple):
 
     uuid: ServerUuid
     incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Of one run of one server, as of one state of the catalog and of what it holds."""
+
+    made_from: tuple[int, int]
+    unsettled: tuple[TabletId, ...]
+    """Tablets that it owns and that are not simply served: the coordinator looks at them."""
+    closes: tuple[tuple[TabletId, int], ...]
+    """(tablet, term) pairs that it holds and should not: given away, deleted or replaced."""
+    serve: tuple[tuple[TabletId, int], ...]
+    """(tablet, term) pairs that it has PREPARED, owns, and may serve."""
+    drop: tuple[TabletId, ...]
+    """What it holds of deleted and replaced tablets."""
+    may_have_lease: bool
+    """False while it holds a tablet, complete enough to be served, that was given away; or an
+    indexlet that is not its own, which it could take entries for in place of the owner.
+
+    A former leader may have told it to serve that one, and the order may still be under way. Once
+    the tablet is closed nothing can bring it back, because an owner's term passes once.
+    """
+    closed_indexlets: tuple[tuple[IndexletId, int], ...] = ()
+    """(indexlet, term) pairs that it holds and should not."""
+    serve_indexlets: tuple[tuple[IndexletId, int], ...] = ()
+    """(indexlet, term) pairs that it has complete, and that are SERVING by the catalog."""
 
 
 @dataclass(slots=True)

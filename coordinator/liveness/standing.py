@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from stelae.coordinator.catalog.catalog import Catalog
-from stelae.coordinator.liveness.liveness import Seen
+from stelae.coordinator.liveness.liveness import Seen, Standing
 from stelae.core.ids import TabletId
 from stelae.core.messages.indexes import IndexletProgress, IndexletReport
 from stelae.core.messages.servers import TabletProgress, TabletReport
@@ -26,32 +25,6 @@ from stelae.core.schema.indexes import IndexletId, IndexletState
 MAX_FREED = 256
 """Deleted tablets named in one heartbeat reply; the next names the rest."""
 HAD = (TabletProgress.PREPARED, TabletProgress.SERVING)
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Of one run of one server, as of one state of the catalog and of what it holds."""
-
-    made_from: tuple[int, int]
-    unsettled: tuple[TabletId, ...]
-    """Tablets that it owns and that are not simply served: the coordinator looks at them."""
-    closes: tuple[tuple[TabletId, int], ...]
-    """(tablet, term) pairs that it holds and should not: given away, deleted or replaced."""
-    serve: tuple[tuple[TabletId, int], ...]
-    """(tablet, term) pairs that it has PREPARED, owns, and may serve."""
-    drop: tuple[TabletId, ...]
-    """What it holds of deleted and replaced tablets."""
-    may_have_lease: bool
-    """False while it holds a tablet, complete enough to be served, that was given away; or an
-    indexlet that is not its own, which it could take entries for in place of the owner.
-
-    A former leader may have told it to serve that one, and the order may still be under way. Once
-    the tablet is closed nothing can bring it back, because an owner's term passes once.
-    """
-    closed_indexlets: tuple[tuple[IndexletId, int], ...] = ()
-    """(indexlet, term) pairs that it holds and should not."""
-    serve_indexlets: tuple[tuple[IndexletId, int], ...] = ()
-    """(indexlet, term) pairs that it has complete, and that are SERVING by the catalog."""
 
 
 def standing_of(catalog: Catalog, seen: Seen) -> Standing:

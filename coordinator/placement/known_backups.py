@@ -10,7 +10,7 @@ stays, however long it is silent, until nothing can be on it that is needed:
 - an operator says by name that it never returns, when a loss is accepted.
 
 One that comes back after all is registered anew. What was accepted as lost does not change then
-(`stelae.coordinator.status.losses`).
+(`stelae.coordinator.ddl.losses`).
 
 Source: design §13 (what is missing is said, never guessed); seed 004 (registration).
 """

@@ -261,5 +261,5 @@ class TabletRecord(msgspec.Struct, frozen=True):
     def may_be_served(self) -> bool:
         """Whether its owner may be serving it. One that was not handed over yet has never been
         served in this term; but in the former one, and by the same owner, if a loss was accepted of
-        one that ran (`stelae.coordinator.status.losses`)."""
+        one that ran (`stelae.coordinator.ddl.losses`)."""
         return self.state is TabletState.RUNNING or self.kept is not None

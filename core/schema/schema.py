@@ -235,7 +235,8 @@ class TableSchema(msgspec.Struct, frozen=True, dict=True):
     def _default(self, name: str, row: int) -> pa.Scalar:
         if self.defaults is None:
             return pa.scalar(None, self.arrow.field(name).type)
-        return self.defaults.column(name)[row]
+        default: pa.Scalar = self.defaults.column(name)[row]
+        return default
 
     def default_arrays(self, names: Sequence[str], row_count: int) -> list[pa.Array]:
         """What ``row_count`` rows get in columns ``names`` if they leave them out."""

@@ -20,7 +20,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Iterator
-from typing import cast
+from typing import Protocol, cast
 
 from stelae.core.errors import StelaeError, Unavailable
 from stelae.core.rpc import SINGLE_BYTES_MAX, Blob
@@ -35,7 +35,7 @@ from stelae.runtime.tcp.frames import (
     split_parts,
 )
 from stelae.runtime.tcp.handshake import HANDSHAKE_TIMEOUT_S, MESSAGE_BYTES, Handshake
-from stelae.runtime.tcp.limits import Limits, Owner
+from stelae.runtime.tcp.limits import Limits, Sink
 from stelae.runtime.tcp.reader import FrameReader
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,16 @@ class _Outgoing:
         self.size = size
         self.sent = 0
         self.parts: Iterator[list[memoryview]] = split_parts(buffers)
+
+
+class Owner(Sink, Protocol):
+    """Who owns a `Connection`."""
+
+    def connection_ready(self, connection: Connection) -> None:
+        """The handshake is done."""
+
+    def connection_ended(self, connection: Connection, reason: StelaeError | None) -> None:
+        """Called once, also if the handshake failed (then with its error)."""
 
 
 class Connection(asyncio.BufferedProtocol):

@@ -1,15 +1,11 @@
-"""The bounds of connections, and what a connection's owner is told. No code that runs."""
+"""The bounds of connections, and the receiver of their messages. No code that runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from stelae.core.errors import StelaeError
 from stelae.runtime.tcp.frames import MESSAGE_BYTES_MAX, Kind
-
-if TYPE_CHECKING:
-    from stelae.runtime.tcp.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +50,3 @@ class Sink(Protocol):
 
         The view is valid during the call only, unless it is read-only.
         """
-
-
-class Owner(Sink, Protocol):
-    """Who owns a `Connection`."""
-
-    def connection_ready(self, connection: Connection) -> None:
-        """The handshake is done."""
-
-    def connection_ended(self, connection: Connection, reason: StelaeError | None) -> None:
-        """Called once, also if the handshake failed (then with its error)."""

@@ -317,6 +317,7 @@ async def write_rows(request: Request, table: str) -> Response:
     if media == ARROW_TYPE and request.query_params.get("stream") == "true":
         return await _write_stream(request, table)
     body = await gateway.body(request, timeout_s)
+    data: Any
     if media == ARROW_TYPE:
         op = request.query_params.get("op", "upsert")
         if op not in OPS:

@@ -241,7 +241,7 @@ class Steps:
         is_mine = False
         while True:
             try:
-                actor = cluster_actors(plan.cluster).get(plan.name)
+                actor: Any = cluster_actors(plan.cluster).get(plan.name)
                 if actor is None:
                     actor, is_mine = create_actor(plan), True
                 ray.get(actor.ready.remote(START_TIMEOUT_S), timeout=START_TIMEOUT_S)

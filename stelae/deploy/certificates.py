@@ -135,14 +135,14 @@ def _in_proxies(
     work: Callable[[Any], T], proxies: Sequence[Proxy], timeout_s: float
 ) -> dict[str, T]:
     """Call ``work`` in the processes of these proxies, each with its actor; by their nodes."""
-    asked = {}
+    asked: dict[str, Any] = {}
     for proxy in proxies:
         try:
             actor = ray.get_actor(proxy.actor, namespace=SERVE_NAMESPACE)
         except ValueError as error:
             raise _gone(proxy, "it is not there") from error
         asked[proxy.address] = actor.__ray_call__.remote(work)
-    found = {}
+    found: dict[str, T] = {}
     for proxy in proxies:
         try:
             found[proxy.address] = ray.get(asked[proxy.address], timeout=timeout_s)

@@ -33,7 +33,8 @@ from stelae.storage.indexes.runs import (
     sorted_run,
 )
 from stelae.storage.kernels.api import U8, U64
-from stelae.storage.kernels.index_api import IndexKernels, default_index_kernels
+from stelae.storage.kernels.default import default_index_kernels
+from stelae.storage.kernels.index_api import IndexKernels
 
 TAIL_MAX = 4096
 """Entries of the tail, before it becomes a run."""

@@ -29,7 +29,8 @@ from stelae.core.schema.indexes import IndexDefinition
 from stelae.core.schema.schema import TableSchema, is_plain_type
 from stelae.core.schema.values import WireValue, to_wire
 from stelae.storage.kernels.api import I32, U8
-from stelae.storage.kernels.index_api import IndexKernels, default_index_kernels
+from stelae.storage.kernels.default import default_index_kernels
+from stelae.storage.kernels.index_api import IndexKernels
 from stelae.storage.keys.codec import binary_parts, is_variable
 
 Matrix: TypeAlias = NDArray[np.uint8]
@@ -221,6 +222,7 @@ class EntryCodec:
         cursor, ends = offsets[:-1].astype(np.int64), offsets[1:].astype(np.int64)
         columns = []
         for i, part in enumerate((self._value, *self._keys)):
+            column: pa.Array | None
             cursor += part.nullable
             if part.is_text:
                 column = self._texts(part, data, cursor, ends)

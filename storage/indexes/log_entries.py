@@ -18,7 +18,8 @@ from stelae.core.schema.schema import COLUMN_ID_KEY, TableSchema, constant_array
 from stelae.storage.indexes.keys import EntryCodec
 from stelae.storage.indexes.runs import Run, sorted_alike
 from stelae.storage.kernels.api import Bools
-from stelae.storage.kernels.index_api import IndexKernels, default_index_kernels
+from stelae.storage.kernels.default import default_index_kernels
+from stelae.storage.kernels.index_api import IndexKernels
 
 Range: TypeAlias = tuple[bytes, bytes]
 """From the first on, below the second (`END`: no bound)."""

@@ -8,6 +8,7 @@ so a process that never sees a batch never imports numba.
 - `compiled`, `reference`: those kernels in numba, and in plain Python.
 - `index_api`, `index_compiled`, `index_reference`: the same for entries of secondary indexes.
 - `winners_compiled`: the kernels of `stelae.storage.keys.winners`.
+- `default`: the kernels in numba, imported on the first use.
 
 Read first: `api`. Also searched for as: JIT, vectorized, hot loop, linear probing, XXH64.
 """

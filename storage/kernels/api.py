@@ -2,7 +2,7 @@
 
 Everything that loops over rows goes through a `Kernels`: the index, the merge and key hashing take
 one as a parameter, so that property tests hold the two against each other, and a process that never
-sees a batch never imports numba (`default_kernels` does it on the first use).
+sees a batch never imports numba (`stelae.storage.kernels.default` does it on the first use).
 
 Shared layout of the **table** of the hash index (design §6): a flat uint64 array, two words a
 slot, ``hash`` and ``position``; a free slot has `EMPTY` as its position. The home of a hash among
@@ -14,7 +14,7 @@ a table: while it does, positions of tombstones are in it, with `TOMBSTONE_BIT`.
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,13 +111,6 @@ class Kernels(Protocol):
 
     def merge_entries(self, table: U64, hashes: U64, positions: I64) -> None:
         """List the entries in table order."""
-
-
-def default_kernels() -> Kernels:
-    """The numba kernels; imports numba (0.3 s, plus compiling when its disk cache is empty)."""
-    from stelae.storage.kernels import compiled as kernels
-
-    return cast(Kernels, kernels)
 
 
 def check_capacity(capacity: int) -> None:

@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 
 from stelae.storage.kernels.api import EMPTY, FOREIGN, I32, I64, TOMBSTONE_BIT, U8, U64, Bools
 
-ir = cgutils.ir  # numba's own way to LLVM
+ir = cgutils.ir  # type: ignore[attr-defined]  # numba's own way to LLVM
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

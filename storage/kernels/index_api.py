@@ -8,7 +8,7 @@ an entry is escaped, so that it says where it ends and sorts as it did: a zero b
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,10 +72,3 @@ class IndexKernels(Protocol):
         Of equal ones, also within one run, stays that of the greatest stamp: the epoch of its
         writer, then its sequence. Writes the places of those that stay, and returns their number.
         """
-
-
-def default_index_kernels() -> IndexKernels:
-    """The numba kernels; imports numba."""
-    from stelae.storage.kernels import index_compiled as index_kernels
-
-    return cast(IndexKernels, index_kernels)

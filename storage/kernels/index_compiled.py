@@ -99,7 +99,7 @@ def take_text(data: U8, cursor: I64, offsets: I32, out: U8) -> None:
 # ---- order ------------------------------------------------------------------------------------
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def _head(offsets: I32, data: U8, i: int, skip: int) -> np.uint64:
     """The eight bytes from ``skip`` on as a number, zeros if there are fewer."""
     begin = offsets[i] + skip
@@ -115,7 +115,7 @@ def _head(offsets: I32, data: U8, i: int, skip: int) -> np.uint64:
     return value
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def _compare(offsets: I32, data: U8, i: int, k: int, same: int) -> int:
     """Below 0, 0 or above 0, as entry i is below, equal to or above entry k, of which the first
     ``same`` bytes are known to be equal."""
@@ -129,7 +129,7 @@ def _compare(offsets: I32, data: U8, i: int, k: int, same: int) -> int:
     return int(first - second)
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def _shared(offsets: I32, data: U8, i: int, k: int, most: int) -> int:
     """With how many equal bytes two entries begin, up to ``most``."""
     a, b = offsets[i], offsets[k]
@@ -158,7 +158,7 @@ def take_heads(offsets: I32, data: U8, out: U64, skip: I64) -> bool:
     return is_sorted
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@numba.njit()
 def _sort_by_insertion(offsets: I32, data: U8, skip: int, out: I64) -> None:
     for i in range(1, len(out)):
         moved, at = out[i], i
@@ -171,7 +171,7 @@ def _sort_by_insertion(offsets: I32, data: U8, skip: int, out: I64) -> None:
         out[at] = moved
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def _is_above(offsets: I32, data: U8, heads: U64, same: int, members: I64, a: int, b: int) -> bool:
     if heads[a] != heads[b]:
         return bool(heads[a] > heads[b])
@@ -179,7 +179,7 @@ def _is_above(offsets: I32, data: U8, heads: U64, same: int, members: I64, a: in
     return bool(order > 0 or (order == 0 and members[a] > members[b]))
 
 
-@numba.njit  # type: ignore[untyped-decorator]
+@numba.njit()
 def _sort_by_merging(offsets: I32, data: U8, skip: int, out: I64) -> None:
     """Members of one group, by the eight bytes after those that they share."""
     count, members, same = len(out), out.copy(), offsets[out[0] + 1] - offsets[out[0]]
@@ -224,7 +224,7 @@ def sort_ties(offsets: I32, data: U8, heads: U64, skip: int, out: I64) -> None:
         begin = end
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def _find(offsets: I32, data: U8, entry: U8, low: int, high: int) -> int:
     """The first place from ``low`` on of an entry that is not below; ``high``: there is none."""
     while low < high:
@@ -257,7 +257,7 @@ def find_range(offsets: I32, data: U8, low: U8, high: U8) -> tuple[int, int]:
     return begin, _find(offsets, data, high, begin, count) if len(high) else count
 
 
-@numba.njit(inline="always")  # type: ignore[untyped-decorator]
+@numba.njit(inline="always")
 def _comes_first(
     offsets: I32, data: U8, heads: U64, cursors: I64, bounds: I64, skip: int, a: int, b: int
 ) -> bool:

@@ -25,7 +25,8 @@ import xxhash
 from stelae.core.errors import InvalidArgument
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import WireValue
-from stelae.storage.kernels.api import I32, U8, U64, Kernels, default_kernels
+from stelae.storage.kernels.api import I32, U8, U64, Kernels
+from stelae.storage.kernels.default import default_kernels
 
 MASK = (1 << 64) - 1
 MAX_ENCODED_BYTES = (1 << 31) - 1

@@ -32,9 +32,9 @@ from stelae.storage.kernels.api import (
     U64,
     Kernels,
     check_capacity,
-    default_kernels,
     make_ready,
 )
+from stelae.storage.kernels.default import default_kernels
 
 ROW_MASK = (1 << 32) - 1
 SLOT_SHIFT = 32

@@ -23,7 +23,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.core.rpc import Blob
-from stelae.storage.kernels.api import I64, U8, U64, Bools, Kernels, default_kernels
+from stelae.storage.kernels.api import I64, U8, U64, Bools, Kernels
+from stelae.storage.kernels.default import default_kernels
 from stelae.storage.keys.codec import binary_parts
 from stelae.storage.keys.hash_index import MAX_LOAD, HashIndex, normal, slots_for
 

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stelae.core.schema.schema import VERSION_COLUMN, TableSchema
-from stelae.storage.kernels.api import U8, U64, Kernels, default_kernels
+from stelae.storage.kernels.api import U8, U64, Kernels
+from stelae.storage.kernels.default import default_kernels
 from stelae.storage.keys.codec import MASK, binary_parts, mix
 from stelae.storage.rows.gather import Snapshot
 

@@ -20,8 +20,9 @@ from stelae.core.errors import InvalidArgument
 from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN, TableSchema
 from stelae.storage.keys.hash_index import ROW_MASK, SLOT_SHIFT
 from stelae.storage.rows.filters import Filter, Where
+from stelae.storage.segments.projection import Run
 from stelae.storage.segments.remote import RemoteRun, RowsAbsent, Wanted, own_run, remote_of
-from stelae.storage.segments.segment import Run, Segment
+from stelae.storage.segments.segment import Segment
 
 
 def read_schema(schema: TableSchema, names: Sequence[str]) -> pa.Schema:

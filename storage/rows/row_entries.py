@@ -14,7 +14,7 @@ from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import rows_to_batch
 from stelae.storage.indexes.keys import EntryCodec
 from stelae.storage.indexes.runs import Run, sorted_alike
-from stelae.storage.kernels.index_api import default_index_kernels
+from stelae.storage.kernels.default import default_index_kernels
 from stelae.storage.rows.gather import Located, Snapshot
 from stelae.storage.rows.memory import TabletMemory
 from stelae.storage.segments.layout import Row

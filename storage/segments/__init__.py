@@ -4,7 +4,7 @@ A segment has one schema from its first row to its last. A row keeps its number 
 tombstone is never live. Bytes of an image are shown only after they were checked against the
 image's own checksums.
 
-1. `segment` takes rows and batches in log order, and keeps which of them are live.
+1. `segment` takes rows and batches in log order as `runs`, and keeps which of them are live.
 2. `image` seals a segment: rows, summary, meta and checksums; `layout` says its stored schema.
 3. `projection` shows the rows of an older schema in the table's present columns.
 4. `recovered` brings what a recovery finds, sealed or in row form, into one shape for the merge.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from stelae.storage.kernels.api import I64, U8, Bools
 from stelae.storage.segments.layout import Layout, Row
-from stelae.storage.segments.segment import SealedRun
+from stelae.storage.segments.runs import SealedRun
 
 
 class Picks:

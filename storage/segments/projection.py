@@ -10,7 +10,7 @@ Implements design §5 (schema change); Kudu's ``RowProjector`` is the model.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from stelae.core.schema.schema import OP_COLUMN, VERSION_COLUMN, TableSchema, constant_array
 from stelae.core.schema.values import batch_to_rows
 from stelae.storage.segments.layout import Layout, Row
-
-if TYPE_CHECKING:
-    from stelae.storage.segments.segment import OwnRun
+from stelae.storage.segments.runs import OwnRun
 
 PIECE_ROWS = 1 << 16
 """Of a segment shown at a time: constants take memory while they are looked at."""
@@ -111,3 +109,7 @@ class ProjectedRun:
                 piece = batch.slice(offset, PIECE_ROWS)
                 shown = projection.batch(piece, projection.names, piece.num_rows)
                 yield start + offset, shown
+
+
+Run: TypeAlias = OwnRun | ProjectedRun
+"""A run in its segment's own columns, or in those of a later schema."""

@@ -76,8 +76,10 @@ class RecoveredSegment:
     @property
     def stored(self) -> pa.Schema:
         """Its columns, as it says itself."""
-        assert self.columns is not None or self.batch is not None, "a segment has columns"
-        return self.columns if self.batch is None else self.batch.schema
+        if self.batch is not None:
+            return self.batch.schema
+        assert self.columns is not None, "a segment has columns"
+        return self.columns
 
     @staticmethod
     def from_tail(tail: Tail, size_bytes: int, columns: pa.Schema) -> RecoveredSegment:

@@ -34,8 +34,9 @@ from stelae.storage.segments.image_rows import ImageRows, comes_in_rows
 from stelae.storage.segments.layout import Layout, Row
 from stelae.storage.segments.partial_image import PartialImage
 from stelae.storage.segments.picked import PickedRun, Picks
-from stelae.storage.segments.projection import ProjectedRun
-from stelae.storage.segments.segment import OwnRun, RowRun, Run, SealedRun, Segment
+from stelae.storage.segments.projection import ProjectedRun, Run
+from stelae.storage.segments.runs import OwnRun, RowRun, SealedRun
+from stelae.storage.segments.segment import Segment
 
 if TYPE_CHECKING:
     from stelae.storage.segments.image import Image

@@ -25,6 +25,7 @@ import stelae
 from stelae import Database, Table, hash_partition, segments
 from stelae.client.check.status import problems_of
 from stelae.demo.writers import Ledger, Writers, check_table, load_table
+from tests.until import until
 
 ROWS, TEXT_BYTES = 600_000, 960
 """About 600 MB."""
@@ -72,14 +73,12 @@ def kill_in_turn(db: Database, rng: random.Random) -> int:
 
 
 def wait_whole(db: Database, victim: dict[str, Any]) -> None:
-    end = time.monotonic() + HEALED_S
-    while True:
+    def is_whole() -> bool:
         status = db.status()
         back = [s for s in status["servers"] if s["id"] == victim["id"] and s["state"] == "live"]
-        if any(s["pid"] != victim["pid"] for s in back) and not problems_of(status):
-            return
-        assert time.monotonic() < end, problems_of(status)
-        time.sleep(0.1)
+        return any(s["pid"] != victim["pid"] for s in back) and not problems_of(status)
+
+    until(is_whole, HEALED_S, lambda: f"all whole: {problems_of(db.status())}", poll_s=0.1)
 
 
 def write_for_ever(table: Table, writer: int, folder: Path) -> None:

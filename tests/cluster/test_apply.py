@@ -19,6 +19,7 @@ from stelae import Table
 from stelae.core.errors import AlreadyRunning, InvalidArgument
 from stelae.deploy import cluster_state
 from stelae.deploy.asked import kept_spec
+from tests.until import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
@@ -173,11 +174,12 @@ def grow_by_http(base: str, token: str) -> dict[str, Any]:
         assert [step["name"] for step in shown["steps"]] == ["backup-2"]
         begun = client.put("/v1/cluster/spec", json=more, headers=match)
         assert begun.status_code == 202, begun.text
-        for _ in range(200):
-            told = client.get(begun.headers["location"]).json()
-            if told["state"] != "running":
-                break
-            time.sleep(0.2)
+
+        def ended() -> dict[str, Any]:
+            found: dict[str, Any] = client.get(begun.headers["location"]).json()
+            return found if found["state"] != "running" else {}
+
+        told = until(ended, 60.0, "the order is carried out", poll_s=0.2)
         assert (told["state"], told["error"]) == ("done", "")
         assert client.put("/v1/cluster/spec", json=more, headers=match).status_code == 412
     return more

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 
 import stelae
 from stelae.core.errors import CorruptData
+from tests.cluster.running import ClusterFixture
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
@@ -83,16 +82,14 @@ def test_under_load_and_a_kill_each_backup_is_right(
         def kill(done: int, total: int) -> None:
             """When the first rows are there; of the last tablet none is read by then."""
             if not killed and done:
-                last = database.locate_table("t")[-1].address
-                servers = database.status()["servers"]
-                killed.append(next(s["pid"] for s in servers if s["address"] == last))
-                os.kill(killed[0], signal.SIGKILL)
+                servers = ClusterFixture(database).servers
+                killed.append(servers.kill_at(database.locate_table("t")[-1].address))
 
         database["t"].upsert(rows_of(range(2000, 2400), -2))
         before = writer.acknowledged
         third = database.backup(url, full=True, progress=kill)
         after = writer.begun
-    assert killed
+    assert any(killed)
     assert "is pinned anew" in caplog.text
     assert third["rows"] == ROWS
     made = database.restore(url, {"t": "copy"})

@@ -10,7 +10,6 @@ import math
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from stelae.core.schema.durability import Durability
 from stelae.dashboards.alerts import ALERTS
 from stelae.dashboards.boards import BOARDS
 from tests.prometheus import Prometheus, needed_program
+from tests.until import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
@@ -125,12 +125,15 @@ def test_every_panel_of_every_dashboard_has_data(
         for panel in board.panels
         for query, _ in panel.queries
     }
-    left, deadline = dict(queries), time.monotonic() + DATA_LIMIT_S
-    while left and time.monotonic() < deadline:
-        time.sleep(1.0)
-        left = {name: query for name, query in left.items() if not has_data(prometheus, query)}
     assert len(queries) > 60
-    assert not left, "no data:\n" + "\n".join(left)
+    left = dict(queries)
+
+    def all_have_data() -> bool:
+        for name in [name for name, query in left.items() if has_data(prometheus, query)]:
+            del left[name]
+        return not left
+
+    until(all_have_data, DATA_LIMIT_S, lambda: "data of\n" + "\n".join(left), poll_s=1.0)
     until_value(prometheus, f"max({PREFIX}cluster_tables)", lambda n: n == len(DURABILITIES))
     until_value(prometheus, f"sum({PREFIX}master_leads)", lambda n: n == 1)
     until_value(prometheus, f"sum({PREFIX}tserver_calls_per_s)", lambda n: n > 0)
@@ -138,10 +141,12 @@ def test_every_panel_of_every_dashboard_has_data(
 
 def until_value(prometheus: Prometheus, query: str, holds: Callable[[float], bool]) -> None:
     """Rates are not known at first, and Ray tells figures now and then."""
-    deadline = time.monotonic() + DATA_LIMIT_S
-    while not any(holds(value) for _, value in prometheus.query(query)):
-        assert time.monotonic() < deadline, f"{query}: {prometheus.query(query)}"
-        time.sleep(1.0)
+    until(
+        lambda: any(holds(value) for _, value in prometheus.query(query)),
+        DATA_LIMIT_S,
+        lambda: f"{query}: {prometheus.query(query)}",
+        poll_s=1.0,
+    )
 
 
 def is_of_ray(label: str) -> bool:
@@ -175,9 +180,8 @@ def test_every_alert_is_evaluated_and_none_fires_while_all_is_well(
     """Rules compare figures that are there also while nothing is wrong."""
     for alert in ALERTS:
         until_value(prometheus, alert.query, lambda _: True)
-    calm = time.monotonic() + DATA_LIMIT_S
-    firing = [alert.title for alert in ALERTS]
-    while firing and time.monotonic() < calm:
-        firing = [alert.title for alert in ALERTS if prometheus.query(alert.promql)]
-        time.sleep(1.0)
-    assert not firing
+
+    def firing() -> list[str]:
+        return [alert.title for alert in ALERTS if prometheus.query(alert.promql)]
+
+    until(lambda: not firing(), DATA_LIMIT_S, lambda: f"no alert; {firing()}", poll_s=1.0)

@@ -17,8 +17,8 @@ import pytest
 import stelae
 from stelae import Database, hash_partition, replicas, segments, wal
 from stelae.core.schema.durability import Durability
-from tests.cluster.row_clients import VALUES, Client, check_failures, check_rows
-from tests.cluster.wal_faults import Servers, until
+from tests.cluster.row_clients import VALUES
+from tests.cluster.running import ClusterFixture
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
@@ -35,13 +35,13 @@ Spec = dict[str, Any]
 
 
 class Drill:
-    """A cluster, its file, and the clients of its tables."""
+    """A cluster under load, and its file."""
 
     def __init__(self, database: Database, spec: Spec) -> None:
-        self.database = database
+        self.cluster = ClusterFixture(database)
+        self.database, self.servers = database, self.cluster.servers
+        self.load = self.cluster.load
         self.spec = spec
-        self.servers = Servers(database)
-        self.clients: list[Client] = []
         for table, durability in DURABILITIES.items():
             made = database.create_table(
                 table,
@@ -53,19 +53,12 @@ class Drill:
             )
             for number, batch in enumerate((1, 20)):
                 keys = [{"id": number * KEYS + n} for n in range(KEYS)]
-                self.clients.append(Client(made, f"{table}-{number}", keys, batch=batch))
-        for client in self.clients:
-            client.start()
+                self.load.add(made, f"{table}-{number}", keys, batch=batch)
+        self.load.start()
 
     def wait_writes(self, what: str) -> None:
         """All go on."""
-        wanted = {client.name: len(client.acknowledged) + WRITES for client in self.clients}
-
-        def written() -> bool:
-            check_failures(self.clients)
-            return all(len(c.acknowledged) >= wanted[c.name] for c in self.clients)
-
-        until(f"writes {what}", written)
+        self.load.wait_each(what, WRITES)
 
     def apply(self, **changes: Any) -> list[str]:
         """Change parts of the file, and have the cluster made so; what was done for it."""
@@ -82,10 +75,6 @@ class Drill:
         found = self.database.check(wait=90.0)
         assert found.is_well, f"{what}: {found}"
         self.wait_writes(what)
-
-    def end(self) -> None:
-        for client in self.clients:
-            client.end()
 
 
 def grow(drill: Drill) -> None:
@@ -121,7 +110,7 @@ def replace_a_backup(drill: Drill) -> None:
         found = drill.servers.live("backup").get("backup-2", victim)
         return bool(found["uuid"] != victim["uuid"])
 
-    until("a backup of that name with another disk", is_another)
+    drill.cluster.until(is_another, "a backup of that name with another disk")
     drill.wait_whole("after a backup was replaced")
 
 
@@ -181,11 +170,10 @@ def test_the_operators_drill_loses_nothing(tmp_path: Path) -> None:
             for step in STEPS:
                 step(drill)
         finally:
-            drill.end()
-        check_failures(drill.clients)
+            drill.load.stop()
+        drill.load.end()
         for name in DURABILITIES:
-            of_table = [client for client in drill.clients if client.table.name == name]
-            assert check_rows(of_table) > KEYS / 4
+            assert drill.load.check_rows(name) > KEYS / 4
         indexed = database.table("logged")
         row = next(row for row in indexed.scan().to_pylist())
         assert row in indexed.find("number", row["number"]).to_pylist()

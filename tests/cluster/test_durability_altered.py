@@ -20,10 +20,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae import Database, errors, replicas, segments
+from stelae import Database, Table, errors, replicas, segments
 from stelae.core.schema.durability import Durability
 from tests.cluster.row_clients import WELL_WITHIN_S, check_by_command
-from tests.cluster.wal_faults import BATCHES, KEYS_PER_CLIENT, MEMBERS, WAL, Load, Servers, until
+from tests.cluster.running import ClusterFixture, ServerProcesses
+from tests.cluster.wal_faults import BATCHES, KEYS_PER_CLIENT, MEMBERS, WAL, LoadedTable
+from tests.until import NO_LEADER, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
@@ -46,8 +48,10 @@ FIRST_STILL = len(BATCHES) * KEYS_PER_CLIENT
 class Alters:
     """Alters of the table of a load, each waited for; and what clients saw meanwhile."""
 
-    def __init__(self, load: Load) -> None:
-        self.load = load
+    def __init__(self, cluster: ClusterFixture, table: Table) -> None:
+        self.cluster = cluster
+        self.load = cluster.load
+        self.table = table
         self.durability: Durability = SEGMENTS
         self.done: list[str] = []
         """In words."""
@@ -76,29 +80,29 @@ class Alters:
         began = time.monotonic()
         self._order(wanted, wait=False)
         time.sleep(after_s)
-        if not until("the masters answer", self._look)[0]:
+        if not self.cluster.until(self._look, "the masters answer")[0]:
             self.taken_back += 1
         self._order(self.durability, wait=True)
         self.spans.append((began, time.monotonic()))
         self._is_done()
 
     def _look(self) -> tuple[bool]:
-        return (self.load.table.is_alter_done(),)
+        return (self.table.is_alter_done(),)
 
     def _order(self, wanted: Durability, *, wait: bool) -> None:
         def order() -> bool:
             try:
-                self.load.table.alter(durability=wanted, wait=wait, timeout=ALTERED_WITHIN_S)
+                self.table.alter(durability=wanted, wait=wait, timeout=ALTERED_WITHIN_S)
             except errors.OutcomeUnknown:
                 return False
             return True
 
-        until(f"the table has {wanted}", order, ALTERED_WITHIN_S)
+        until(order, ALTERED_WITHIN_S, f"the table has {wanted}", retried=NO_LEADER)
 
     def _is_done(self) -> None:
         """The table has what it should, wherever one looks, and serves."""
         assert self._look() == (True,)
-        (table,) = self.load.db.status()["tables"]
+        (table,) = self.cluster.database.status()["tables"]
         assert (table["durability"], table["becoming"]) == (str(self.durability), None)
         self.load.wait_writes(f"with {self.durability}")
 
@@ -107,12 +111,12 @@ class Killer(threading.Thread):
     """Kills one server after the other until it is told to end: each kind in turn, and whoever
     leads the masters."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, servers: ServerProcesses) -> None:
         super().__init__(name="killer")
         self.killed: list[float] = []
         """When."""
         self.failure: BaseException | None = None
-        self._servers, self._rng, self._end = Servers(db), random.Random(13), threading.Event()
+        self._servers, self._rng, self._end = servers, random.Random(13), threading.Event()
 
     def run(self) -> None:
         kinds = itertools.cycle(
@@ -127,7 +131,7 @@ class Killer(threading.Thread):
     def _kill(self, kind: str) -> None:
         if kind == "master":
             os.kill(self._servers.leader(), signal.SIGKILL)
-        elif not self._servers.kill(kind, self._rng):
+        elif not self._servers.kill_any(kind, self._rng):
             return
         self.killed.append(time.monotonic())
 
@@ -151,14 +155,14 @@ def still_rows() -> pa.Table:
 class StillRows:
     """Rows of the table that nobody changes: after each alter they are the same."""
 
-    def __init__(self, load: Load) -> None:
-        self._load = load
-        load.table.upsert(still_rows())
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        table.upsert(still_rows())
         self._before = self._scan()
 
     def _scan(self) -> pa.Table:
         where = [("id", ">=", FIRST_STILL)]
-        found = self._load.table.scan(where=where, with_versions=True, timeout=60.0)
+        found = self._table.scan(where=where, with_versions=True, timeout=60.0)
         return found.sort_by("id").combine_chunks()
 
     def check(self) -> None:
@@ -166,29 +170,22 @@ class StillRows:
 
     def remove(self) -> None:
         self.check()
-        self._load.table.delete(pa.table({"id": self._before["id"]}))
-
-
-def check_all(db: Database) -> None:
-    """What the masters, and each server, have to say of it."""
-    report = db.check(wait=WELL_WITHIN_S, timeout=WELL_WITHIN_S)
-    assert report.is_well, [str(problem) for problem in report.problems]
+        self._table.delete(pa.table({"id": self._before["id"]}))
 
 
 @contextlib.contextmanager
-def altered_under_load(db: Database) -> Iterator[tuple[Alters, StillRows]]:
+def altered_under_load(cluster: ClusterFixture) -> Iterator[tuple[Alters, StillRows]]:
     """A table that is written, and altered inside; in the end each row is as it must be."""
-    load = Load(db, BUCKETS, SEGMENTS)
+    loaded = LoadedTable(cluster, BUCKETS, SEGMENTS)
     try:
-        still, alters = StillRows(load), Alters(load)
-        load.wait_writes("before")
+        still, alters = StillRows(loaded.table), Alters(cluster, loaded.table)
+        cluster.load.wait_writes("before")
         yield alters, still
         still.remove()
-        alters.done.append(load.end())
+        alters.done.append(loaded.end())
     finally:
-        for client in load.clients:
-            client.end()
-    check_all(db)
+        cluster.load.stop()
+    cluster.check_whole(WELL_WITHIN_S)
 
 
 def test_a_table_gets_each_durability_in_turn_under_load(
@@ -198,7 +195,7 @@ def test_a_table_gets_each_durability_in_turn_under_load(
     taken back midway leaves the table as it was."""
     with (
         contextlib.closing(launch_small("altered", **SPEC)) as db,
-        altered_under_load(db) as (alters, still),
+        altered_under_load(ClusterFixture(db)) as (alters, still),
     ):
         for wanted in ROUND:
             alters.to(wanted)
@@ -217,8 +214,9 @@ def test_servers_killed_while_a_table_is_altered_lose_and_double_nothing(
     alter ends, also those taken back, and every acknowledged row is there once."""
     rng = random.Random(17)
     with contextlib.closing(launch_small("killed", **SPEC)) as db:
-        with altered_under_load(db) as (alters, still):
-            killer = Killer(db)
+        cluster = ClusterFixture(db)
+        with altered_under_load(cluster) as (alters, still):
+            killer = Killer(cluster.servers)
             killer.start()
             try:
                 began = time.monotonic()

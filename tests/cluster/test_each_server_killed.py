@@ -7,12 +7,10 @@ row is as it was acknowledged, also after a cold start. ``make soak-cluster`` ha
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import psutil
@@ -22,9 +20,15 @@ import pytest
 import stelae
 from stelae import Database, Table, errors, hash_partition, replicas, segments, wal
 from stelae.core.ids import TabletId
+from stelae.core.messages.timelines import TimelineView
 from stelae.core.schema.durability import Durability
-from tests.cluster.row_clients import VALUES, Client, check_by_command, check_failures, check_rows
-from tests.cluster.wal_faults import is_at_rest, until
+from tests.cluster.row_clients import VALUES, check_by_command
+from tests.cluster.running import ClusterFixture
+from tests.cluster.wal_faults import is_at_rest
+from tests.until import NO_LEADER, until
+
+if TYPE_CHECKING:
+    from stelae.cluster import LaunchedDatabase
 
 pytestmark = pytest.mark.ray
 
@@ -50,13 +54,13 @@ WRITES = 20
 """Acknowledged calls of each client that prove that writes go on."""
 
 
-class LoadedCluster:
-    """A running cluster, its tables, and the clients that write to them."""
+class LoadedTables:
+    """A running cluster with a table of each durability, and the clients that write to them."""
 
-    def __init__(self, database: Any) -> None:
+    def __init__(self, database: LaunchedDatabase) -> None:
         self.database = database
+        self.cluster = ClusterFixture(database, limit_s=LIMIT_S)
         self.http = stelae.connect(database.http_url, token=database.admin_token)
-        self.clients: list[Client] = []
         for name, durability in DURABILITIES.items():
             table = database.create_table(
                 name,
@@ -68,61 +72,17 @@ class LoadedCluster:
             )
             for number, (door, batch) in enumerate([(table, 1), (self.http.table(name), 20)]):
                 keys = [{"id": number * KEYS + n} for n in range(KEYS)]
-                self.clients.append(Client(door, f"{name}-{number}", keys, batch=batch))
-        for client in self.clients:
-            client.start()
-
-    def servers(self) -> list[dict[str, Any]]:
-        """Servers that live, as the masters know them."""
-        return [s for s in self.database.status()["servers"] if s["state"] == "live"]
-
-    def victims(self, kind: str) -> list[dict[str, Any]]:
-        """Servers to kill for ``kind``; of tablet servers the one with most tablets."""
-        *role, kind = kind.split()
-        found = [s for s in self.servers() if s["kind"] == kind and s.get("role", "") in role]
-        found = found if role else [s for s in self.servers() if s["kind"] == kind]
-        return sorted(found, key=lambda s: -s.get("tablets", 0))[:1]
-
-    def kill(self, victims: Sequence[dict[str, Any]]) -> None:
-        """SIGKILL all of them at once; wait until each lives in another process."""
-        for victim in victims:
-            os.kill(victim["pid"], signal.SIGKILL)
-        killed = {victim["id"]: victim["pid"] for victim in victims}
-
-        def are_back() -> bool:
-            pids = {server["id"]: server["pid"] for server in self.servers()}
-            return all(pids.get(name, pid) != pid for name, pid in killed.items())
-
-        until(f"{', '.join(killed)} live in other processes", are_back, LIMIT_S)
+                self.cluster.load.add(door, f"{name}-{number}", keys, batch=batch)
+        self.cluster.load.start()
 
     def wait_writes(self, what: str) -> None:
         """Wait until each client has had more of its calls acknowledged."""
-        wanted = {client.name: len(client.acknowledged) + WRITES for client in self.clients}
+        self.cluster.load.wait_each(what, WRITES)
 
-        def written() -> bool:
-            check_failures(self.clients)
-            return all(len(c.acknowledged) >= wanted[c.name] for c in self.clients)
-
-        until(f"writes {what}", written, LIMIT_S)
-
-    def wait_whole(self) -> None:
-        """Wait until the masters and every server find nothing missing."""
-        report = self.database.check(wait=LIMIT_S, timeout=LIMIT_S)
-        assert report.is_well, [str(problem) for problem in report.problems]
-
-    def end_load(self) -> None:
-        """End all clients; none of them met an error or a wrong row."""
-        for client in self.clients:
-            client.end()
-        check_failures(self.clients)
-
-    def check(self, database: Any) -> None:
+    def check(self, database: Database) -> None:
         """Compare all rows of all tables, and the index, with what the clients know."""
         for name in DURABILITIES:
-            of_table = [client for client in self.clients if client.table.name == name]
-            for client in of_table:
-                client.table = database.table(name)
-            assert check_rows(of_table) > 0
+            assert self.cluster.load.check_rows(name, database.table(name)) > 0
         table: Table = database.table(INDEXED)
         columns = ["id", "number"]
         found = table.find("number", between=(None, None), columns=columns, timeout=LIMIT_S)
@@ -136,15 +96,14 @@ def by_id(row: dict[str, Any]) -> int:
 
 
 @pytest.fixture(scope="module")
-def loaded(launch_small: Callable[..., Any]) -> Iterator[LoadedCluster]:
+def loaded(launch_small: Callable[..., LaunchedDatabase]) -> Iterator[LoadedTables]:
     """The cluster under load. The last test closes it."""
-    found = LoadedCluster(launch_small("killed", **SPEC))
+    found = LoadedTables(launch_small("killed", **SPEC))
     try:
         found.wait_writes("before the first kill")
         yield found
     finally:
-        for client in found.clients:
-            client.end()
+        found.cluster.load.stop()
         found.http.close()
 
 
@@ -156,42 +115,44 @@ def loaded(launch_small: Callable[..., Any]) -> Iterator[LoadedCluster]:
     ["tserver", "backup", "safekeeper", "leader master", "follower master", "cas_store"],
 )
 def test_a_server_killed_under_load_loses_nothing_and_is_replaced(
-    loaded: LoadedCluster, kind: str
+    loaded: LoadedTables, kind: str
 ) -> None:
     """After SIGKILL each client goes on, the server lives again, and nothing is missing."""
-    victims = loaded.victims(kind)
+    victims = loaded.cluster.servers.victims(kind)
     assert victims
-    loaded.kill(victims)
+    loaded.cluster.servers.replace(victims)
     loaded.wait_writes(f"after the {kind} was killed")
-    loaded.wait_whole()
+    loaded.cluster.check_whole(LIMIT_S)
 
 
-def test_logs_move_after_the_configuration_store_was_killed(loaded: LoadedCluster) -> None:
+def test_logs_move_after_the_configuration_store_was_killed(loaded: LoadedTables) -> None:
     """The store that came back knows the configuration, and takes the next one."""
     database = loaded.database
     tablet = next(each.tablet.tablet_id for each in database.locate_table("walled"))
     view = at_rest(database, tablet)
     (spare,) = set(range(1, SAFEKEEPERS + 1)) - {*view.configuration.sk_set}
     desired = (*view.configuration.sk_set[1:], spare)
-    (move,) = until("the move is accepted", lambda: database.migrate_timeline(tablet, desired))
+    (move,) = loaded.cluster.until(
+        lambda: database.migrate_timeline(tablet, desired), "the move is accepted"
+    )
     database.wait_migrated(move, timeout=LIMIT_S)
     assert sorted(at_rest(database, tablet).configuration.sk_set) == sorted(desired)
     loaded.wait_writes("after the log moved")
 
 
-def at_rest(database: Database, tablet: TabletId) -> Any:
+def at_rest(database: Database, tablet: TabletId) -> TimelineView:
     """The view of this log, once no migration of it runs."""
 
-    def look() -> Any:
+    def look() -> TimelineView | None:
         view = database.locate_timeline(tablet)
-        return is_at_rest(view) and view
+        return view if is_at_rest(view) else None
 
-    return until("the log is at rest", look, LIMIT_S)
+    return until(look, LIMIT_S, "the log is at rest", retried=NO_LEADER)
 
 
 @pytest.mark.parametrize("words", [("ServeReplica",), ("haproxy", "ProxyActor")], ids=" ".join)
 def test_a_process_of_the_http_front_killed_under_load_costs_no_write(
-    loaded: LoadedCluster, words: tuple[str, ...]
+    loaded: LoadedTables, words: tuple[str, ...]
 ) -> None:
     """Clients over HTTP repeat their calls under the same request ids, and Serve replaces it."""
     before = processes(*words)
@@ -203,7 +164,7 @@ def test_a_process_of_the_http_front_killed_under_load_costs_no_write(
         found = processes(*words)
         return before[0] not in found and len(found) >= len(before)
 
-    until(f"{words} is replaced", is_replaced, LIMIT_S)
+    loaded.cluster.until(is_replaced, f"{words} is replaced")
     answer = httpx.get(f"{loaded.database.http_url}/healthz", timeout=LIMIT_S)
     assert answer.status_code == 200, answer.text
 
@@ -225,27 +186,27 @@ def processes(*words: str) -> list[psutil.Process]:
 
 
 def test_all_servers_killed_at_once_under_load_come_back_with_every_row(
-    loaded: LoadedCluster, ray_folder: Path
+    loaded: LoadedTables, ray_folder: Path
 ) -> None:
     """All three durabilities are on disk: nothing in memory is needed. Then the load ends, and
     every acknowledged write of the module stands, once."""
-    loaded.kill(loaded.servers())
+    loaded.cluster.servers.replace(loaded.cluster.servers.live().values())
     loaded.wait_writes("after all servers were killed")
-    loaded.wait_whole()
-    loaded.end_load()
+    loaded.cluster.check_whole(LIMIT_S)
+    loaded.cluster.load.end()
     loaded.check(loaded.database)
     code, document = check_by_command(ray_folder / "killed")
     assert code == 0, document["findings"]
 
 
 def test_a_cold_start_finds_every_row_on_disk(
-    loaded: LoadedCluster, launch_small: Callable[..., Any]
+    loaded: LoadedTables, launch_small: Callable[..., Any]
 ) -> None:
     """Closed and launched again, the cluster serves the same rows in the same versions.
 
     Without HTTP: ``test_relaunch.py`` has the front of a second launch.
     """
-    loaded.end_load()
+    loaded.cluster.load.end()
     loaded.database.close()
     with closing(launch_small("killed", **{**SPEC, "serve": None})) as database:
         loaded.check(database)

@@ -12,7 +12,8 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from tests.cluster.row_clients import VALUES, Client, check_failures, check_rows
 from tests.front.generated_requests import ask_every_route, check_control_routes, make_timeline
 from tests.front.pages import DOCS, blocks_of
 from tests.pem import DAY, write_pair
+from tests.until import until
 
 if TYPE_CHECKING:
     from stelae.cluster import LaunchedDatabase
@@ -242,13 +244,7 @@ def test_replicas_and_the_proxy_are_killed_under_load_and_no_write_is_lost_or_do
         assert victims, words
         victims[0].kill()
         before = [len(client.acknowledged) for client in clients]
-        deadline = time.monotonic() + 45.0
-        while any(
-            len(client.acknowledged) < count + 20 and client.is_alive()
-            for client, count in zip(clients, before, strict=True)
-        ):
-            assert time.monotonic() < deadline, f"no writes after {words} were killed"
-            time.sleep(0.1)
+        until(partial(have_written, clients, before), 45.0, f"writes after {words} were killed")
     for client in clients:
         client.end()
     check_failures(clients)
@@ -256,6 +252,14 @@ def test_replicas_and_the_proxy_are_killed_under_load_and_no_write_is_lost_or_do
     check_rows(clients)
     for each in opened:
         each.close()
+
+
+def have_written(clients: Sequence[Client], before: Sequence[int]) -> bool:
+    """Whether each client that has not failed has written some more."""
+    return all(
+        len(client.acknowledged) >= count + 20 or not client.is_alive()
+        for client, count in zip(clients, before, strict=True)
+    )
 
 
 def _command(*arguments: str, cluster: str) -> str:

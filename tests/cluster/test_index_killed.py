@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from stelae import Database, Table, errors, hash_partition, replicas, segments
+from tests.cluster.running import ClusterFixture
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
@@ -73,13 +72,6 @@ class Worker(threading.Thread):
                     raise
 
 
-def kill(db: Database, name: str) -> None:
-    """SIGKILL of a tablet server that lives."""
-    for server in db.status()["servers"]:
-        if server["id"] == name and server["state"] == "live":
-            os.kill(server["pid"], signal.SIGKILL)
-
-
 def servers_of(db: Database, table: str) -> tuple[str, str]:
     """Who has the indexlet of a table's index, and who one of its tablets."""
     status = db.status()
@@ -110,15 +102,16 @@ def test_every_look_up_is_right_when_servers_of_index_and_tablet_are_killed(
     db.create_index(name, "dest")
     for worker in workers:
         worker.start()
+    servers = ClusterFixture(db).servers
     for both in (False, False, True):
         time.sleep(3.0)
         holder, leader = servers_of(db, name)
-        kill(db, holder if not both else leader)
+        servers.kill(holder if not both else leader)
         if both:
-            kill(db, holder)
+            servers.kill(holder)
         time.sleep(3.0)
         _, leader = servers_of(db, name)
-        kill(db, leader)
+        servers.kill(leader)
         assert db.check(wait=WELL_WITHIN_S, timeout=WELL_WITHIN_S).is_well
     for worker in workers:
         worker.ends.set()

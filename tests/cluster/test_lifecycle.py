@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,11 @@ import ray
 
 import stelae
 from stelae import errors, hash_partition, segments
+from stelae.core.records.losses import LossReport
 from stelae.demo.writers import check_table, load_table
 from stelae.deploy import cluster_state
 from tests.traces_collector import collecting
+from tests.until import until
 
 pytestmark = pytest.mark.ray
 
@@ -93,10 +94,13 @@ def _start_without_backups(folder: Path, small_spec: Callable[..., dict[str, Any
     """Cold, with the disks of two of three backups away: these are named, though no master has
     heard them, and nothing is given up. With them all is there."""
     with stelae.launch(small_spec(folder, backups={"count": 1})) as db:
-        deadline = time.monotonic() + LOOK_S
-        while not (report := db.losses()).waiting:
-            assert time.monotonic() < deadline, "some segments are on the other two"
-            time.sleep(0.2)
+
+        def incomplete() -> LossReport | None:
+            found = db.losses()
+            return found if found.waiting else None
+
+        what = "segments that the other two have are missed"
+        report = until(incomplete, LOOK_S, what, poll_s=0.2)
         assert report.silent_backups == BACKUPS
         assert all(each.silent_s < 0 for each in report.silent)
         assert [each["id"] for each in db.status()["backups_not_heard"]] == list(BACKUPS)
@@ -138,13 +142,15 @@ def test_a_request_is_one_trace_from_the_front_to_the_tablet_server(
             timeout=LOOK_S,
         )
         assert answer.status_code == 200, answer.text
-        deadline = time.monotonic() + LOOK_S
-        while True:
+
+        def is_whole() -> bool:
             found = collector.spans(bytes.fromhex(trace))
             ids = {span.span_id for _, span in found} | {bytes.fromhex("cd" * 8)}
-            is_whole = all(span.parent_span_id in ids for _, span in found)
-            if is_whole and {"http", "tserver"} <= {kind for kind, _ in found}:
-                break
-            assert time.monotonic() < deadline, [(kind, span.name) for kind, span in found]
-            time.sleep(0.1)
+            has_parents = all(span.parent_span_id in ids for _, span in found)
+            return has_parents and {"http", "tserver"} <= {kind for kind, _ in found}
+
+        def seen() -> str:
+            return str([(kind, span.name) for kind, span in collector.spans(bytes.fromhex(trace))])
+
+        until(is_whole, LOOK_S, seen, poll_s=0.1)
         db.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ from stelae import Database, Table, errors, hash_partition, replicas, segments, 
 from stelae.client.check.status import problems_of
 from stelae.core.schema.durability import Durability
 from stelae.demo.writers import Writers, check_table, load_table
+from tests.until import until
 
 pytestmark = pytest.mark.ray
 
 LIMIT_S = 180.0
-POLL_S = 0.05
 SAFEKEEPERS = 3
 SERVERS = 9 + SAFEKEEPERS
 EMPTY_BYTES_MAX = 300 << 20
@@ -41,16 +40,6 @@ def rows_of(count: int) -> pa.Table:
         {"id": range(count), "name": [f"row {i}" for i in range(count)], "reading": [0] * count},
         schema=SCHEMA,
     )
-
-
-def until(what: str, holds: Callable[[], Any]) -> Any:
-    """Wait until ``holds()`` is true, and return it."""
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        if found := holds():
-            return found
-        time.sleep(POLL_S)
-    raise AssertionError(f"not within {LIMIT_S:g} s: {what}")
 
 
 def servers_of(db: Database) -> list[dict[str, Any]]:
@@ -133,15 +122,15 @@ def test_a_kill_under_load_loses_nothing_and_the_cluster_heals(
     writers = Writers(table._table, ledger, "reading", count=4)
     table._loop.run(writers.start())
     try:
-        until("writes before the kill", lambda: len(writers.acknowledged) >= 100)
+        until(lambda: len(writers.acknowledged) >= 100, LIMIT_S, "writes before the kill")
         killed = victims(db, kind, name)
         for server in killed:
             os.kill(server["pid"], signal.SIGKILL)
         at_kill = len(writers.acknowledged)
-        until("writes after the kill", lambda: len(writers.acknowledged) >= at_kill + 200)
-        until("full strength", lambda: is_whole(db, {s["id"]: s["pid"] for s in killed}))
+        until(lambda: len(writers.acknowledged) >= at_kill + 200, LIMIT_S, "writes after the kill")
+        until(lambda: is_whole(db, {s["id"]: s["pid"] for s in killed}), LIMIT_S, "full strength")
         healed = len(writers.acknowledged)
-        until("writes at full strength", lambda: len(writers.acknowledged) >= healed + 50)
+        until(lambda: len(writers.acknowledged) >= healed + 50, LIMIT_S, "writes at full strength")
     finally:
         table._loop.run(writers.stop())
     checked = table._loop.run(check_table(table._table, ledger))

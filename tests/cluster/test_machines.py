@@ -25,6 +25,7 @@ from stelae.actors.ray_host import host as ray_host
 from stelae.actors.ray_host import kept_files
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.deploy.cluster_state import load_state
+from tests.until import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
@@ -76,16 +77,9 @@ def _servers(database: Any) -> dict[str, dict[str, Any]]:
     return {server["id"]: server for server in database.status()["servers"]}
 
 
-def _wait(until: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + BACK_TIMEOUT_S
-    while True:
-        try:
-            if until():
-                return
-        except StelaeError:
-            pass  # no leader just now
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
+def _wait(condition: Callable[[], bool], what: str) -> None:
+    """Wait through moments in which no master leads, or a server is away."""
+    until(condition, BACK_TIMEOUT_S, what, poll_s=0.2, retried=(StelaeError,))
 
 
 def test_a_machine_is_killed_whole_and_comes_back(

@@ -8,12 +8,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from stelae import Database, errors, hash_partition
+from tests.until import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
@@ -75,15 +75,6 @@ class DdlLoad(threading.Thread):
         self.join()
 
 
-def until(what: str, holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + WHOLE_AFTER_S
-    while time.monotonic() < deadline:
-        if holds():
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"not within {WHOLE_AFTER_S:g} s: {what}")
-
-
 def is_whole(db: Database) -> bool:
     status = db.status()
     running = all(tablet["state"] == "running" for tablet in status["tablets"])
@@ -109,7 +100,8 @@ def test_masters_killed_every_two_seconds_lose_and_double_nothing(
     for client in clients:
         client.end()
         assert client.failure is None, f"{client.name}: {client.failure!r}"
-    until("all servers live and all tablets served", lambda: is_whole(db))
+    what = "all servers live and all tablets served"
+    until(lambda: is_whole(db), WHOLE_AFTER_S, what, poll_s=0.1)
     listed = db.tables()
     assert len(listed) == len(set(listed)), f"a name twice: {sorted(listed)}"
     known = {name: is_sure for client in clients for name, is_sure in client.tables.items()}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import os
 import random
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +27,7 @@ from tests.cluster.row_clients import (
     check_failures,
     check_rows,
 )
+from tests.cluster.running import ClusterFixture
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
@@ -74,15 +73,6 @@ def key_of(shape: str, place: int) -> dict[str, Any]:
     return {"day": DAY + datetime.timedelta(days=place), "id": place * 7919}
 
 
-def kill_one(db: Database, rng: random.Random) -> int:
-    """Kill a random tablet server, and count it; 0 if none is back from its last death yet."""
-    servers = [s for s in db.status()["servers"] if s["kind"] == "tserver"]
-    live = [s for s in servers if s["state"] == "live"]
-    if live:
-        os.kill(rng.choice(live)["pid"], signal.SIGKILL)
-    return min(len(live), 1)
-
-
 def test_tablet_servers_killed_every_five_seconds_lose_and_double_nothing(
     launch_small: Callable[..., Database],
     ray_folder: Path,
@@ -102,15 +92,15 @@ def test_tablet_servers_killed_every_five_seconds_lose_and_double_nothing(
     ]
     for client in clients:
         client.start()
+    cluster = ClusterFixture(db)
     began, killed, rng = time.monotonic(), 0, random.Random(5)
     while time.monotonic() - began < KILLED_FOR_S:
         time.sleep(KILL_EVERY_S)
-        killed += kill_one(db, rng)
+        killed += bool(cluster.servers.kill_any("tserver", rng))
     for client in clients:
         client.end()
     check_failures(clients)
-    report = db.check(wait=WELL_WITHIN_S, timeout=WELL_WITHIN_S)
-    assert report.is_well, [str(problem) for problem in report.problems]
+    report = cluster.check_whole(WELL_WITHIN_S)
     for each in report.tablets:
         assert [r.server_live and r.member == "voter" for r in each.tablet.replicas or ()] == (
             [True] * 3

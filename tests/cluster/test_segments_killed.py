@@ -25,6 +25,7 @@ from tests.cluster.segments_load import (
     LAST_WRITERS,
     last_row,
 )
+from tests.until import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
@@ -108,10 +109,13 @@ def test_rolling_kills_and_a_loss_of_power_lose_nothing(
     )
     try:
         said = lines_of(process, "last")
-        while len(acknowledged(ray_folder)) < LAST_WRITES:
+
+        def are_acknowledged() -> bool:
             assert process.poll() is None, "it ended"
-            assert time.monotonic() < began + LIMIT_S, "it takes too long"
-            time.sleep(0.05)
+            return len(acknowledged(ray_folder)) >= LAST_WRITES
+
+        left_s = began + LIMIT_S - time.monotonic()
+        until(are_acknowledged, left_s, f"{LAST_WRITES} writes before the loss of power")
     finally:
         ended = lose_power(process)
     acked = acknowledged(ray_folder)

@@ -22,6 +22,7 @@ import stelae
 import stelae.spark
 from stelae.core.errors import InvalidArgument, TableNotFound
 from tests.java_compiler import needed_jar
+from tests.until import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.spark]
 
@@ -121,16 +122,21 @@ def kill_a_tserver(db: Any) -> None:
 
 
 def rows_of(db: Any) -> pa.Table:
-    return db["flights"].scan(with_versions=True).sort_by("id")
+    found: pa.Table = db["flights"].scan(with_versions=True)
+    return found.sort_by("id")
 
 
 def finished(db: Any) -> dict[str, Any]:
     """Return the last recovery, once it is done."""
-    deadline = time.monotonic() + LIMIT_S
-    while (found := db.status()["recoveries"][0])["state"] != "done":
-        assert time.monotonic() < deadline, found
-        time.sleep(0.1)
-    return dict(found)
+
+    def last() -> dict[str, Any]:
+        return dict(db.status()["recoveries"][0])
+
+    def done() -> dict[str, Any]:
+        found = last()
+        return found if found["state"] == "done" else {}
+
+    return until(done, LIMIT_S, lambda: f"a recovery is done: {last()}", poll_s=0.1)
 
 
 def test_a_recovery_by_spark_brings_every_row_and_version_back(db: Any) -> None:
@@ -271,9 +277,8 @@ def test_an_executor_killed_during_a_write_costs_no_row_and_doubles_none(
     assert users, "no Python worker of the user's session"
 
     def kill_one() -> None:
-        deadline = time.monotonic() + 30.0
-        while door == "write" and not copy.count() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        if door == "write":
+            until(copy.count, LIMIT_S, "rows of the copy")
         time.sleep(0.5 if door == "source" else 0.0)
         users[0].kill()
 
@@ -318,13 +323,14 @@ def executors(daemon: str = "stelae.recovery.spark_daemon") -> list[psutil.Proce
 
 def merging(db: Any, number: int) -> dict[str, Any]:
     """The recovery of this number, once Spark is at work on it."""
-    deadline = time.monotonic() + 60.0
-    while time.monotonic() < deadline:
+
+    def begun() -> dict[str, Any]:
         newest = (db.status()["recoveries"] or [{"id": 0, "engines": []}])[0]
-        if newest["id"] >= number and newest["engines"]:
-            assert newest["engines"][0]["engine"] == "spark"
-            return dict(newest)
-    raise AssertionError("no recovery by Spark has begun")
+        return dict(newest) if newest["id"] >= number and newest["engines"] else {}
+
+    found = until(begun, 60.0, "a recovery by Spark has begun", poll_s=0.0)
+    assert found["engines"][0]["engine"] == "spark"
+    return found
 
 
 def recover_while(db: Any, frozen: list[psutil.Process], lost: psutil.Process) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from stelae.recovery.spark_tables import locate
 from tests.cluster_fixture import SETTINGS
 from tests.java_compiler import found_jar, needed_jar
 from tests.served import served
+from tests.until import until
 
 pytestmark = [pytest.mark.spark]
 
@@ -110,7 +111,8 @@ def made(db: Database) -> Iterator[Any]:
 
 
 def rows_of(table: Any) -> pa.Table:
-    return table.scan().sort_by("id")
+    found: pa.Table = table.scan()
+    return found.sort_by("id")
 
 
 def test_a_table_is_read_as_it_was_in_as_many_parts_as_are_wanted(db: Database, spark: Any) -> None:
@@ -149,12 +151,13 @@ def test_a_snapshot_goes_with_the_last_dataframe_that_was_made_of_it(
     assert len(watch._held) == 1
     assert derived.count() == 10
     del derived
-    deadline = time.monotonic() + 120.0
-    while watch._held and time.monotonic() < deadline:
+
+    def is_let_go() -> bool:
         gc.collect()
         spark.sparkContext._jvm.System.gc()
-        time.sleep(0.3)
-    assert not watch._held
+        return not watch._held
+
+    until(is_let_go, 120.0, "nothing holds the snapshot", poll_s=0.3)
 
 
 def test_it_works_in_a_notebook(db: Database, spark: Any, made: Any) -> None:
@@ -208,7 +211,9 @@ def test_tasks_whose_worker_is_killed_write_no_row_twice(
     def die_once(batches: Any) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
-        died = Path(once) / f"{TaskContext.get().partitionId()}"
+        context = TaskContext.get()
+        assert context is not None
+        died = Path(once) / f"{context.partitionId()}"
         found = pa.Table.from_batches(batches)
         if died.exists():
             found = found.sort_by("id")
@@ -360,7 +365,9 @@ def test_only_what_is_committed_of_the_sink_is_in_the_table(
     def die_once(batches: Any) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
-        died = Path(once) / f"{TaskContext.get().partitionId()}"
+        context = TaskContext.get()
+        assert context is not None
+        died = Path(once) / f"{context.partitionId()}"
         again = died.exists()
         for place, batch in enumerate(batches):
             if place == 8 and not again:

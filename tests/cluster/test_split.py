@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +11,11 @@ import pytest
 from stelae import Database, segments
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages.backups import INVENTORY, Inventory
+from tests.cluster.running import LIMIT_S, ClusterFixture
+from tests.until import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
-LIMIT_S = 60.0
-POLL_S = 0.1
 ROWS = 40_000
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), False), ("text", pa.string()), ("number", pa.int64())]
@@ -30,15 +27,6 @@ def db(launch_small: Callable[..., Database]) -> Database:
     return launch_small("split", recovery={"split_above": "1MiB"})
 
 
-def until(what: str, holds: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        if found := holds():
-            return found
-        time.sleep(POLL_S)
-    raise AssertionError(f"not within {LIMIT_S:g} s: {what}")
-
-
 def tablets_of(db: Database) -> list[dict[str, Any]]:
     return [each for each in db.status()["tablets"] if each["table"] == "rows"]
 
@@ -48,10 +36,11 @@ def are_served(db: Database) -> bool:
     return len(found) == 2 and all(each["progress"] == "serving" for each in found)
 
 
-def logs_on_backups(db: Database) -> set[str]:
+def logs_on_backups(cluster: ClusterFixture) -> set[str]:
     """Of which tablets they hold something."""
+    db = cluster.database
     runtime = db._database.runtime
-    backups = [server for server in live_servers(db) if server["kind"] == "backup"]
+    backups = cluster.servers.live("backup").values()
 
     async def ask() -> set[str]:
         held: set[str] = set()
@@ -78,28 +67,26 @@ def test_two_servers_take_over_a_tablet_of_one_that_was_killed(db: Database) -> 
     table.load(pa.table({**values, "number": [0] * ROWS}, schema=SCHEMA))
     table.delete(list(range(100)))
     (before,) = tablets_of(db)
-    kill(db, before["leader"])
-    until("two parts are served", lambda: are_served(db))
+    cluster = ClusterFixture(db)
+    kill(cluster, before["leader"])
+    until(lambda: are_served(db), LIMIT_S, "two parts are served")
     assert len({each["leader"] for each in tablets_of(db)}) == 2
     check_all(table, {})
     changed = {n: n for n in range(500, 900)}
     table.upsert([{"id": n, "text": f"row {n} " + "x" * 80, "number": n} for n in changed])
-    until("they are whole", lambda: not any(each["inherits"] for each in tablets_of(db)))
-    until("its log is freed", lambda: before["id"] not in logs_on_backups(db))
+    until(lambda: not any(each["inherits"] for each in tablets_of(db)), LIMIT_S, "they are whole")
+    until(lambda: before["id"] not in logs_on_backups(cluster), LIMIT_S, "its log is freed")
     check_all(table, changed)
-    kill(db, tablets_of(db)[0]["leader"])
-    until("all is served again", lambda: all_serve(db))
+    kill(cluster, tablets_of(db)[0]["leader"])
+    until(lambda: all_serve(db), LIMIT_S, "all is served again")
     check_all(table, changed)
 
 
-def kill(db: Database, name: str) -> None:
-    (pid,) = [s["pid"] for s in db.status()["servers"] if s["id"] == name and s["state"] == "live"]
-    os.kill(pid, signal.SIGKILL)
-    until(f"{name} is gone", lambda: pid not in [s["pid"] for s in live_servers(db)])
-
-
-def live_servers(db: Database) -> list[dict[str, Any]]:
-    return [s for s in db.status()["servers"] if s["state"] == "live"]
+def kill(cluster: ClusterFixture, name: str) -> None:
+    pid = cluster.servers.kill(name)
+    assert pid, f"{name} does not live"
+    live = cluster.servers.live
+    until(lambda: pid not in [s["pid"] for s in live().values()], LIMIT_S, f"{name} is gone")
 
 
 def all_serve(db: Database) -> bool:

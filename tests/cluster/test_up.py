@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import yaml
 
 from stelae.deploy.cluster_state import load_state
 from stelae.deploy.locks import lock_holder
+from tests.until import until
 
 pytestmark = pytest.mark.ray
 
@@ -80,10 +80,7 @@ class Terminal:
 
     def wait_for(self, name: str) -> None:
         """Wait until such a process is below it."""
-        deadline = time.monotonic() + UP_TIMEOUT_S
-        while not any(name in each for each in self.look()):
-            assert time.monotonic() < deadline, f"no process {name}"
-            time.sleep(0.05)
+        until(lambda: any(name in each for each in self.look()), UP_TIMEOUT_S, f"process {name}")
 
     def ctrl_c(self) -> int:
         """Interrupt the group as a terminal does; the exit code."""
@@ -207,7 +204,8 @@ def head(ray_folder: Path) -> Iterator[dict[str, str]]:
         )
     below: list[psutil.Process] = []
     try:
-        _wait_until(lambda: "Ray runtime started" in log.read_text(), log)
+        started = "Ray runtime started"
+        until(lambda: started in log.read_text(), UP_TIMEOUT_S, log.read_text, poll_s=0.1)
         yield {"RAY_ADDRESS": address}
         assert process.poll() is None, "Ray was ended by whom it does not belong to"
     finally:
@@ -220,13 +218,6 @@ def head(ray_folder: Path) -> Iterator[dict[str, str]]:
         if process.poll() is None:
             process.kill()
         process.wait()
-
-
-def _wait_until(holds: Callable[[], bool], log: Path) -> None:
-    deadline = time.monotonic() + UP_TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
 
 
 def test_a_cluster_in_a_ray_that_runs_already_stays_until_it_is_taken_down(
@@ -257,7 +248,12 @@ def test_a_cluster_in_a_ray_that_runs_already_stays_until_it_is_taken_down(
     # Down finds its Ray by itself, and leaves that.
     down = _stelae("down", spec, "--json")
     assert json.loads(down.stdout)["was_up"], down.stderr
-    _wait_until(lambda: not any(map(psutil.pid_exists, pids)), data / "cluster.json")
+    until(
+        lambda: not any(map(psutil.pid_exists, pids)),
+        UP_TIMEOUT_S,
+        (data / "cluster.json").read_text,
+        poll_s=0.1,
+    )
     assert _is_at_rest(data)
     # In the foreground: Ctrl-C ends the cluster alone.
     up = terminal("up", spec, "--foreground", "--json", **head)

@@ -6,7 +6,6 @@ import itertools
 import random
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,16 @@ import ray
 from stelae import Database
 from stelae.actors.ray_host.host import cluster_actors
 from tests.cluster.row_clients import WELL_WITHIN_S, check_by_command
+from tests.cluster.running import ClusterFixture
 from tests.cluster.wal_faults import (
     SPEC,
-    Load,
+    LoadedTable,
     Mover,
-    Servers,
     check_history,
     seen_of_migrations,
-    until,
     wait_whole,
 )
+from tests.until import NO_LEADER, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
@@ -39,8 +38,9 @@ def test_restarts_under_load_lose_and_double_nothing(
     logs move: every acknowledged row is there once, and every log has its whole set again. One
     that stays away is replaced by itself."""
     db = launch_small("killed", **SPEC)
-    servers, load, rng = Servers(db), Load(db, 3), random.Random(3)
-    mover = Mover(db, load.tablets)
+    cluster, rng = ClusterFixture(db), random.Random(3)
+    loaded = LoadedTable(cluster, 3)
+    mover = Mover(db, loaded.tablets)
     mover.start()
     turns = itertools.chain(
         ["safekeeper", "tserver", "backup"], itertools.cycle(["safekeeper", "tserver"])
@@ -48,21 +48,20 @@ def test_restarts_under_load_lose_and_double_nothing(
     began, killed = time.monotonic(), []
     while time.monotonic() - began < KILLED_FOR_S:
         time.sleep(KILL_EVERY_S)
-        killed.append(servers.kill(next(turns), rng))
+        killed.append(cluster.servers.kill_any(next(turns), rng))
     mover.end()
-    load.wait_writes("after the kills")
+    cluster.load.wait_writes("after the kills")
 
-    lost = stay_away(db, load)
-    load.wait_writes("after the replacement")
-    text = load.end()
+    lost = stay_away(cluster, loaded)
+    cluster.load.wait_writes("after the replacement")
+    text = loaded.end()
     db.set_safekeeper_status(lost, "decommissioned")  # what it holds is not waited for any more
-    views = wait_whole(db, load.tablets)
+    views = wait_whole(db, loaded.tablets)
     for view in views:
         check_history(view.history)
         assert lost not in view.configuration.members
     assert not db.migrations().running
-    report = db.check(wait=WELL_WITHIN_S, timeout=WELL_WITHIN_S)
-    assert report.is_well, [str(problem) for problem in report.problems]
+    cluster.check_whole(WELL_WITHIN_S)
     code, document = check_by_command(ray_folder / "killed")
     assert code == 0, document["findings"]
     with capsys.disabled():
@@ -72,18 +71,21 @@ def test_restarts_under_load_lose_and_double_nothing(
     assert mover.moved >= 5, mover.problems
 
 
-def stay_away(db: Database, load: Load) -> int:
+def stay_away(cluster: ClusterFixture, loaded: LoadedTable) -> int:
     """A member of a log is killed for good, and its place taken by another; its id."""
-    Servers(db).wait_live("safekeeper", 4)
-    lost = db.locate_timeline(load.tablets[0]).configuration.sk_set[0]
+    db = cluster.database
+    cluster.servers.wait_live("safekeeper", 4)
+    lost = db.locate_timeline(loaded.tablets[0]).configuration.sk_set[0]
     (name,) = (one.record.name for one in db.safekeepers() if one.record.safekeeper_id == lost)
     ray.kill(cluster_actors(db.cluster)[name], no_restart=True)
-    load.wait_writes("while it is away")
+    cluster.load.wait_writes("while it is away")
 
     def is_replaced() -> bool:
-        views = [db.locate_timeline(tablet) for tablet in load.tablets]
+        views = [db.locate_timeline(tablet) for tablet in loaded.tablets]
         return not any(lost in view.configuration.members for view in views)
 
-    seen = partial(seen_of_migrations, db, load.tablets)
-    until(f"{name} is replaced", is_replaced, REPLACED_WITHIN_S, seen)
+    def what() -> str:
+        return f"{name} is replaced{seen_of_migrations(db, loaded.tablets)}"
+
+    until(is_replaced, REPLACED_WITHIN_S, what, retried=NO_LEADER)
     return int(lost)

@@ -24,20 +24,19 @@ from stelae import Database
 from stelae.core.ids import TabletId
 from stelae.core.messages.timelines import TimelineView
 from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration, has_majority
+from tests.cluster.running import LIMIT_S, ClusterFixture, ServerProcesses
 from tests.cluster.wal_faults import (
-    LIMIT_S,
     SAFEKEEPERS,
     SPEC,
-    Load,
+    LoadedTable,
     Mover,
-    Servers,
     check_history,
     frozen,
-    until,
     wait_at_rest,
     wait_whole,
 )
 from tests.postgres import Postgres, needed_binaries
+from tests.until import NO_LEADER, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.soak]
 
@@ -59,9 +58,11 @@ class Splits:
     and later if it found none begun.
     """
 
-    def __init__(self, db: Database, load: Load) -> None:
-        self.db, self.load, self.servers = db, load, Servers(db)
-        self.tablet = load.tablets[0]
+    def __init__(self, cluster: ClusterFixture, loaded: LoadedTable) -> None:
+        self.cluster = cluster
+        self.db, self.servers, self.load = cluster.database, cluster.servers, cluster.load
+        self.tablets = loaded.tablets
+        self.tablet = loaded.tablets[0]
         self.joint = self.served = self.resumed = 0
         """Splits that found the change joint; halves that served; moves that a later leader of the
         masters went on with."""
@@ -83,7 +84,7 @@ class Splits:
         def order() -> bool:
             return bool(self.db.migrate_timeline(self.tablet, desired))
 
-        until("the move is taken", order)
+        self.cluster.until(order, "the move is taken")
 
     def _wait_middle(self) -> None:
         time.sleep(self._delay_s * self._rng.uniform(0.5, 1.5))
@@ -111,7 +112,9 @@ class Splits:
             if when == "middle":
                 self._wait_middle()
             if when == "after":
-                until("the move", lambda: look(self.db, self.tablet).configuration.sk_set[2] == d)
+                self.cluster.until(
+                    lambda: look(self.db, self.tablet).configuration.sk_set[2] == d, "the move"
+                )
                 wait_at_rest(self.db, [self.tablet])
             if when != "before":
                 first.enter_context(frozen(pid[b], pid[d]))
@@ -142,7 +145,7 @@ class Splits:
             assert all(has_majority(members, here) for members in sets), (here, sets)
             began = time.monotonic()
             what = f"{here} have a majority of {sets}: a row is written"
-            until(what, lambda: self.load.writes > first, SERVES_WITHIN_S)
+            until(lambda: self.load.writes > first, SERVES_WITHIN_S, what)
             if not writes:
                 self.slowest_s = max(self.slowest_s, SPLIT_S + time.monotonic() - began)
             self.served += 1
@@ -150,7 +153,7 @@ class Splits:
 
     def _configurations(self) -> list[TimelineConfiguration]:
         """Of all logs of the table, as the store has them: whoever waits for one writes to none."""
-        views = [look(self.db, tablet) for tablet in self.load.tablets]
+        views = [look(self.db, tablet) for tablet in self.tablets]
         return [view.history[-1].record.configuration for view in views]
 
     def kill_driver(self) -> None:
@@ -170,8 +173,9 @@ class Splits:
 
 def look(db: Database, tablet: TabletId) -> TimelineView:
     """What the masters, and the store if it is there, know of a log."""
-    found: TimelineView = until("the masters answer", lambda: db.locate_timeline(tablet))
-    return found
+    return until(
+        lambda: db.locate_timeline(tablet), LIMIT_S, "the masters answer", retried=NO_LEADER
+    )
 
 
 def test_a_log_moves_through_splits_and_the_death_of_its_driver(
@@ -180,8 +184,9 @@ def test_a_log_moves_through_splits_and_the_death_of_its_driver(
     """Writes go on where a majority is, the change ends after healing, or when the next leader of
     the masters takes over; nothing is lost, and each step follows the one before."""
     with contextlib.closing(launch_small("split", **SPEC)) as db:
-        load = Load(db, 1)
-        splits = Splits(db, load)
+        cluster = ClusterFixture(db)
+        loaded = LoadedTable(cluster, 1)
+        splits = Splits(cluster, loaded)
         splits.split("before")
         splits.split("after")
         for number in range(ROUNDS_MAX):
@@ -192,8 +197,8 @@ def test_a_log_moves_through_splits_and_the_death_of_its_driver(
             splits.kill_driver()
             if splits.resumed >= 2:
                 break
-        text = load.end()
-        (view,) = wait_whole(db, load.tablets)
+        text = loaded.end()
+        (view,) = wait_whole(db, loaded.tablets)
         check_history(view.history)
         assert db.check(wait=LIMIT_S).is_well
     with capsys.disabled():
@@ -217,7 +222,7 @@ class SqliteStore:
         self._path = folder / "cas_store-1" / "cas.db"
 
     @contextlib.contextmanager
-    def away(self, servers: Servers) -> Iterator[None]:
+    def away(self, servers: ServerProcesses) -> Iterator[None]:
         (store,) = servers.wait_live("cas_store", 1).values()
         os.kill(store["pid"], signal.SIGSTOP)
         try:
@@ -243,7 +248,7 @@ class PostgresStore:
         self.url = self._server.url
 
     @contextlib.contextmanager
-    def away(self, servers: Servers) -> Iterator[None]:
+    def away(self, servers: ServerProcesses) -> Iterator[None]:
         self._server.kill()
         try:
             yield
@@ -274,19 +279,20 @@ def test_with_a_configuration_store_that_goes_away_too(
     and a move waits; then it ends. Every configuration that ever was is in the store's history."""
     launched = launch_small(type(store).__name__, **SPEC, cas_store={"url": store.url})
     with contextlib.closing(launched) as db:
-        servers, load, rng = Servers(db), Load(db, 2), random.Random(5)
-        mover = Mover(db, load.tablets)
+        cluster, rng = ClusterFixture(db), random.Random(5)
+        loaded = LoadedTable(cluster, 2)
+        mover = Mover(db, loaded.tablets)
         mover.start()
         began, kinds = time.monotonic(), ("safekeeper", "cas_store", "tserver")
         number = 0
         while time.monotonic() - began < KILLED_FOR_S:
             time.sleep(KILL_EVERY_S)
-            servers.kill(kinds[number % len(kinds)], rng)
+            cluster.servers.kill_any(kinds[number % len(kinds)], rng)
             number += 1
         mover.end()
-        wait_at_rest(db, load.tablets)
-        away_for_a_while(db, servers, load, store)
-        splits = Splits(db, load)
+        wait_at_rest(db, loaded.tablets)
+        away_for_a_while(cluster, loaded.tablets[0], store)
+        splits = Splits(cluster, loaded)
         for number in range(ROUNDS_MAX):
             splits.split("middle", dies=number % 2 == 0)
             if splits.joint:
@@ -295,8 +301,8 @@ def test_with_a_configuration_store_that_goes_away_too(
             splits.kill_driver()
             if splits.resumed:
                 break
-        text = load.end()
-        views = wait_whole(db, load.tablets)
+        text = loaded.end()
+        views = wait_whole(db, loaded.tablets)
         for view in views:
             assert view.history[0].revision == 1
             check_history(view.history)
@@ -314,17 +320,17 @@ def test_with_a_configuration_store_that_goes_away_too(
         assert splits.resumed
 
 
-def away_for_a_while(db: Database, servers: Servers, load: Load, store: Any) -> None:
+def away_for_a_while(cluster: ClusterFixture, tablet: TabletId, store: Any) -> None:
     """The store is away, while a move is asked for; what was written before stands after."""
-    tablet, before = load.tablets[0], store.rows()
+    db, before = cluster.database, store.rows()
     view = look(db, tablet)
     (spare,) = set(range(1, SAFEKEEPERS + 1)) - {*view.configuration.sk_set}
     desired = (*view.configuration.sk_set[1:], spare)
-    with store.away(servers):
+    with store.away(cluster.servers):
         ordered = time.monotonic()
         (move,) = db.migrate_timeline(tablet, desired)
         while time.monotonic() - ordered < STORE_AWAY_S:
-            load.wait_writes("without the store")
+            cluster.load.wait_writes("without the store")
         there = db.locate_timeline(tablet)
         assert there.store_problem
         assert there.configuration == view.configuration

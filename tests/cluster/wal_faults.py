@@ -10,8 +10,7 @@ import os
 import random
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,10 +22,10 @@ from stelae.core.ids import TabletId
 from stelae.core.messages.timelines import TimelineView
 from stelae.core.records.configurations import StoredRecord, check_succession
 from stelae.core.schema.durability import Durability
-from tests.cluster.row_clients import VALUES, Client, check_failures, check_rows
+from tests.cluster.row_clients import VALUES
+from tests.cluster.running import LIMIT_S, ClusterFixture
+from tests.until import NO_LEADER, until
 
-LIMIT_S = 60.0
-POLL_S = 0.05
 MEMBERS = 3
 SAFEKEEPERS = MEMBERS + 1
 SPEC: dict[str, Any] = {
@@ -40,74 +39,7 @@ BATCHES = (1, 1, 20, 150)
 KEYS_PER_CLIENT = 400
 
 
-def nothing_more() -> str:
-    return ""
-
-
-def until(
-    what: str,
-    holds: Callable[[], Any],
-    limit_s: float = LIMIT_S,
-    seen: Callable[[], str] = nothing_more,
-) -> Any:
-    """Wait until ``holds()`` is true, and return it. While masters change it may find nobody.
-
-    ``seen``: what a failure tells besides.
-    """
-    deadline, problem = time.monotonic() + limit_s, ""
-    while time.monotonic() < deadline:
-        try:
-            if found := holds():
-                return found
-            problem = ""
-        except (errors.RetryLater, errors.RetryElsewhere) as error:
-            problem = f": {error}"
-        time.sleep(POLL_S)
-    raise AssertionError(f"not within {limit_s:g} s: {what}{problem}{seen()}")
-
-
 # ---- processes ------------------------------------------------------------------------------
-
-
-class Servers:
-    """The processes of a cluster's servers, by name."""
-
-    def __init__(self, db: Database) -> None:
-        self._db = db
-
-    def live(self, kind: str) -> dict[str, dict[str, Any]]:
-        servers = self._db.status()["servers"]
-        return {s["id"]: s for s in servers if s["kind"] == kind and s["state"] == "live"}
-
-    def wait_live(self, kind: str, count: int) -> dict[str, dict[str, Any]]:
-        """Wait until so many live; they by name."""
-        what = f"{count} live servers of kind {kind}"
-        return dict(until(what, lambda: len(found := self.live(kind)) >= count and found))
-
-    def kill(self, kind: str, rng: random.Random) -> str:
-        """Kill one of them that lives; its name, or nothing if none is back from its last death."""
-        live = self.live(kind)
-        if not live:
-            return ""
-        name = rng.choice(sorted(live))
-        os.kill(live[name]["pid"], signal.SIGKILL)
-        return name
-
-    def leader(self) -> int:
-        """The process of the leader of the masters, once all of them are there."""
-        masters = self.wait_live("master", MEMBERS)
-        (leader,) = (one for one in masters.values() if one["role"] == "leader")
-        return int(leader["pid"])
-
-    def kill_at(self, address: str) -> None:
-        """Kill the tablet server that listens there, if it is still there."""
-        for server in self.live("tserver").values():
-            if server["address"] == address:
-                os.kill(server["pid"], signal.SIGKILL)
-
-    def processes(self, kind: str, count: int) -> dict[str, int]:
-        """Ids of the processes of all of a kind, by name, once all of them live."""
-        return {name: one["pid"] for name, one in self.wait_live(kind, count).items()}
 
 
 @contextmanager
@@ -123,53 +55,34 @@ def frozen(*pids: int) -> Iterator[None]:
 # ---- load -----------------------------------------------------------------------------------
 
 
-class Load:
+class LoadedTable:
     """A table, with ``wal(3)`` if nothing else is said, and clients that write to it, one row or
     many a call."""
 
-    def __init__(self, db: Database, buckets: int, durability: Durability = WAL) -> None:
-        self.db = db
-        self.table: Table = db.create_table(
+    def __init__(self, cluster: ClusterFixture, buckets: int, durability: Durability = WAL) -> None:
+        self.table: Table = cluster.database.create_table(
             "w",
             SCHEMA,
             key="id",
             partition=hash_partition("id", buckets),
             durability=durability,
         )
-        self.tablets = [each.tablet.tablet_id for each in db.locate_table("w")]
-        self.clients = []
+        self.tablets = [each.tablet.tablet_id for each in cluster.database.locate_table("w")]
+        self.load = cluster.load
         for number, batch in enumerate(BATCHES):
             first = number * KEYS_PER_CLIENT
             keys = [{"id": first + n} for n in range(KEYS_PER_CLIENT)]
-            self.clients.append(Client(self.table, f"client-{number}", keys, batch=batch))
-        for client in self.clients:
-            client.start()
-
-    @property
-    def writes(self) -> int:
-        """Acknowledged so far."""
-        return sum(len(client.acknowledged) for client in self.clients)
-
-    def wait_writes(self, what: str, count: int = 50) -> None:
-        """Wait for so many more."""
-        wanted = self.writes + count
-
-        def are_written() -> bool:
-            check_failures(self.clients)
-            return self.writes >= wanted
-
-        until(f"writes {what}", are_written)
+            self.load.add(self.table, f"client-{number}", keys, batch=batch)
+        self.load.start()
 
     def end(self) -> str:
         """End the load, and check each row; in words what was done."""
-        for client in self.clients:
-            client.end()
-        check_failures(self.clients)
-        rows = check_rows(self.clients)
-        pause_s = max(client.longest_pause_s() for client in self.clients)
-        unknown = sum(client.unknown for client in self.clients)
+        self.load.end()
+        rows = self.load.check_rows("w")
+        pause_s = max(client.longest_pause_s() for client in self.load.clients)
+        unknown = sum(client.unknown for client in self.load.clients)
         return (
-            f"{self.writes} calls acknowledged, {unknown} of unknown outcome; {rows} rows; "
+            f"{self.load.writes} calls acknowledged, {unknown} of unknown outcome; {rows} rows; "
             f"longest pause of a client {pause_s:.2f} s"
         )
 
@@ -265,7 +178,8 @@ def wait_at_rest(db: Database, tablets: Sequence[TabletId]) -> list[TimelineView
         views = [db.locate_timeline(tablet) for tablet in tablets]
         return views if all(is_at_rest(view) for view in views) else []
 
-    return list(until("nothing left to be done for any timeline", look))
+    what = "nothing left to be done for any timeline"
+    return until(look, LIMIT_S, what, retried=NO_LEADER)
 
 
 def is_at_rest(view: TimelineView) -> bool:
@@ -304,5 +218,6 @@ def wait_whole(db: Database, tablets: Sequence[TabletId]) -> list[TimelineView]:
                 found.append(f"{view.configuration} holds {logs}")
         return found
 
-    until("every member holds the whole log", lambda: not missing())
+    what = "every member holds the whole log"
+    until(lambda: not missing(), LIMIT_S, what, retried=NO_LEADER)
     return views

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.front.cli_process import stelae
+from tests.until import until
 
 LIMIT_S = 300.0
 """Upper bound of each command and each wait; the longest usually takes a tenth of it."""
@@ -146,10 +146,12 @@ def _scrape(run: Callable[..., subprocess.CompletedProcess[str]], folder: Path) 
 
     assert run("grafana", "targets", "--output", "stelae.json").returncode == 0
     ((target,),) = [each["targets"] for each in json.loads((folder / "stelae.json").read_text())]
-    deadline = time.monotonic() + LIMIT_S
-    while "stelae_" not in httpx.get(f"http://{target}/metrics", timeout=LIMIT_S).text:
-        assert time.monotonic() < deadline, "Ray exports no metric of Stelae"
-        time.sleep(0.5)
+    until(
+        lambda: "stelae_" in httpx.get(f"http://{target}/metrics", timeout=LIMIT_S).text,
+        LIMIT_S,
+        "Ray exports metrics of Stelae",
+        poll_s=0.5,
+    )
     assert json.loads(run("grafana", "targets").stdout)[0]["targets"] == [target]
 
 

@@ -24,6 +24,7 @@ from stelae.database.api import Database
 from stelae.recovery.spark_link import ClusterLink
 from stelae.runtime.client import client_runtime
 from tests.cluster_fixture import CLUSTER, SECRET, LocalCluster, local_cluster
+from tests.until import until_async
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 
@@ -117,10 +118,13 @@ async def test_replicas_are_compared_and_what_deleted_ones_leave_is_removed(
         assert code == 0, out
         assert "checksums: 1 of 1 tablets with replicas are equal" in out
         await cluster.database.delete_table("r")
-        listed: dict[str, Any] = {"entries": []}
-        while not listed["entries"]:
+
+        async def quarantined() -> dict[str, Any]:
             _, out = await asyncio.to_thread(run, capsys, "tablet", "quarantine", "list", "--json")
-            listed = json.loads(out)
+            found: dict[str, Any] = json.loads(out)
+            return found if found["entries"] else {}
+
+        listed = await until_async(quarantined, 60.0, "the replica is in quarantine")
         (entry,) = listed["entries"]
         assert (entry["table"], listed["silent"]) == ("r", {})
         assert entry["bytes"] == listed["bytes"] > 0
@@ -210,11 +214,12 @@ async def test_a_dead_server_is_exit_code_1(
     async with local_cluster(tmp_path) as cluster:
         monkeypatch.setattr(cli_check, "open_cluster", lambda _: database_of(cluster))
         await cluster.backups[0].stop()
-        for _ in range(400):
-            status = await cluster.database.status()
-            if any(server["state"] == "dead" for server in status["servers"]):
-                break
-            await asyncio.sleep(0.02)
+
+        async def has_dead() -> bool:
+            servers = (await cluster.database.status())["servers"]
+            return any(server["state"] == "dead" for server in servers)
+
+        await until_async(has_dead, 60.0, "a dead server", poll_s=0.02)
         code, out = await asyncio.to_thread(run, capsys, "check", "--json")
         assert code == 1
         problems = [f for f in json.loads(out)["findings"] if f["severity"] == "warning"]

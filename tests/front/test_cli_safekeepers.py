@@ -31,6 +31,7 @@ from tests.cluster_fixture import LocalCluster, local_cluster
 from tests.front.http_world import copies_held
 from tests.front.safekeeper_operator import Operator, story
 from tests.front.test_cli_operators import database_of, run
+from tests.until import until_async
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
 WAL3 = wal(3, segments=("disk",))
@@ -230,10 +231,10 @@ async def test_a_move_that_ends_otherwise_and_a_dead_safekeeper_are_exit_code_1(
         assert f"safekeeper {spare} does not answer" in " ".join(out.split())
         assert await members_of(cluster, tablet) == members
 
-        for _ in range(500):
-            if not (await cluster.database.safekeepers())[spare - 1].is_live:
-                break
-            await asyncio.sleep(0.02)
+        async def is_silent() -> bool:
+            return not (await cluster.database.safekeepers())[spare - 1].is_live
+
+        await until_async(is_silent, 60.0, "the masters miss the safekeeper", poll_s=0.02)
         code, out = await asyncio.to_thread(run, capsys, "safekeeper", "status", "--json")
         named = f"{(await names_of(cluster))[spare]} (safekeeper {spare})"
         remedy = f"stelae safekeeper set-status {spare} decommissioned"
@@ -262,11 +263,12 @@ async def test_one_that_is_decommissioned_gives_its_logs_to_others(
         code, out = await asyncio.to_thread(run, capsys, *status)
         assert (code, "is decommissioned; 1 logs are to move" in out) == (0, True), out
         desired = sorted([*others, spare])
-        async with asyncio.timeout(20):
+
+        async def has_moved() -> bool:
             view = await cluster.database.locate_timeline(tablet)
-            while sorted(view.configuration.sk_set) != desired:
-                await asyncio.sleep(0.02)
-                view = await cluster.database.locate_timeline(tablet)
+            return sorted(view.configuration.sk_set) == desired
+
+        await until_async(has_moved, 20.0, f"the log is on {desired}", poll_s=0.02)
         order = ("safekeeper", "migrate", "--from", str(spare), "--to", str(first))
         assert (await asyncio.to_thread(run, capsys, *order))[0] == 2
 

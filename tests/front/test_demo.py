@@ -38,6 +38,7 @@ from stelae.demo.report import (
 from stelae.demo.strikes import TURNS, lose_power
 from stelae.demo.writers import Acknowledged, Ledger, Writers, check_table, load_table
 from tests.cluster_fixture import local_cluster
+from tests.until import until_async
 
 # ---- data -----------------------------------------------------------------------------------
 
@@ -101,8 +102,7 @@ async def test_the_check_finds_what_is_not_right(tmp_path: Path, what: str) -> N
         ledger = await load_table(table, _rows(200), lambda _: None)
         writers = Writers(table, ledger, "v", count=2)
         await writers.start()
-        while len(writers.acknowledged) < 20:
-            await cluster.database.runtime.clock.sleep(0.01)
+        await until_async(lambda: len(writers.acknowledged) >= 20, 60.0, "writes", poll_s=0.01)
         await writers.stop()
         assert len(ledger.written) > 2
         ledger.written.pop(5, None)

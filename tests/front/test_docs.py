@@ -21,6 +21,7 @@ from tests.cluster_fixture import local_cluster
 from tests.front.http_world import World
 from tests.front.pages import blocks_of
 from tests.front.test_cli_operators import database_of, run
+from tests.until import until_async
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -82,9 +83,8 @@ async def test_the_examples_of_http_run_one_after_the_other(tmp_path: Path) -> N
             uvicorn.Config(world.app, host="127.0.0.1", port=0, log_level="warning")
         )
         serving = asyncio.create_task(server.serve())
-        async with asyncio.timeout(10):
-            while not server.started:  # noqa: ASYNC110  # uvicorn has no event for it
-                await asyncio.sleep(0.01)
+        # uvicorn has no event for it.
+        await until_async(lambda: server.started, 10.0, "uvicorn listens", poll_s=0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
         script = "set -euo pipefail\n" + "\necho; echo '--'\n".join(blocks)
         done = await asyncio.to_thread(

@@ -13,6 +13,7 @@ from stelae.core.messages.catalog import LINEARIZABLE
 from stelae.core.messages.rows import GET, GET_MANY, SCAN
 from stelae.core.schema.partition import hash_partition
 from tests.front.http_world import World, problem_of
+from tests.until import until_async
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -32,8 +33,7 @@ async def test_a_table_shows_its_state_and_those_of_its_tablets(
         wait=False,
     )
     assert made.name == "t"
-    while not await database.is_create_done("t"):
-        pass
+    await until_async(lambda: database.is_create_done("t"), 60.0, "t is made", poll_s=0.0)
     info = (await http.get("/v1/tables/t", params={"max_staleness": "30"})).json()
     assert (info["state"], info["tablet_states"]) == ("running", {"running": 3})
     assert "tablet_states" not in (await http.get("/v1/tables")).json()["tables"][0]

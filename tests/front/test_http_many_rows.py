@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -160,7 +161,7 @@ async def test_bad_arrow_bodies_are_refused(world: World, http: httpx.AsyncClien
     bad_text = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
     )
-    bodies = {
+    bodies: dict[str, Any] = {
         "nothing": b"",
         "noise": b"x" * 100,
         "half": stream[: len(stream) // 2],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from stelae.core.records.tokens import Role
 from stelae.core.schema.durability import wal
 from tests.cluster_fixture import local_cluster
 from tests.front.http_world import World, copies_held, problem_of
+from tests.until import until_async
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -59,14 +59,17 @@ async def tablets_of(http: httpx.AsyncClient, table: str) -> list[str]:
 
 async def moved(http: httpx.AsyncClient, path: str, desired: list[int]) -> dict[str, Any]:
     """The timeline, once it is where it was to go and nothing is under way."""
-    for _ in range(1000):
-        found: dict[str, Any] = (await http.get(path)).json()
+    found: dict[str, Any] = {}
+
+    async def is_there() -> bool:
+        nonlocal found
+        found = (await http.get(path)).json()
         at = found["configuration"]
-        is_there = at["new_sk_set"] is None and sorted(at["sk_set"]) == desired
-        if is_there and found["migration"] is None and not found["unfinished"]:
-            return found
-        await asyncio.sleep(0.02)
-    raise AssertionError(found)
+        is_whole = at["new_sk_set"] is None and sorted(at["sk_set"]) == desired
+        return is_whole and found["migration"] is None and not found["unfinished"]
+
+    await until_async(is_there, 60.0, lambda: f"the log on {desired}: {found}", poll_s=0.02)
+    return found
 
 
 async def everything(http: httpx.AsyncClient) -> list[Any]:
@@ -171,12 +174,12 @@ async def test_an_abort_goes_back_to_the_members_of_before(
     before = (await moved(http, path, [1, 2, 3]))["configuration"]["generation"]
     async with copies_held(keepers.cluster, TabletId(first), 4, 5):
         await http.put(f"{path}/safekeeper_migrate", json={"desired_set": [3, 4, 5]})
-        seen: dict[str, Any] = {}
-        for _ in range(1000):
-            seen = (await http.get(path)).json()
-            if seen["migration"] is not None and seen["migration"]["problems"]:
-                break
-            await asyncio.sleep(0.02)
+
+        async def is_stuck() -> dict[str, Any]:
+            found: dict[str, Any] = (await http.get(path)).json()
+            return found if (found["migration"] or {}).get("problems") else {}
+
+        seen = await until_async(is_stuck, 60.0, "the move says what is wrong", poll_s=0.02)
         assert seen["configuration"] == {
             "generation": before + 1,
             "sk_set": [1, 2, 3],

@@ -27,6 +27,7 @@ from stelae.runtime.real import CountingMetrics
 from tests.cluster_fixture import LocalCluster, local_cluster
 from tests.front.http_world import World, problem_of
 from tests.front.test_cli_operators import database_of, run
+from tests.until import until_async
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("text", pa.string())])
 WAIT_S = 30.0
@@ -48,11 +49,12 @@ async def lose(cluster: LocalCluster) -> str:
             backup._holdings.forget(replica)
     for server in cluster.tservers:
         await server._close(tablet_id)
-    for _ in range(int(WAIT_S / 0.05)):
-        if (await cluster.database.losses()).waiting:
-            return tablet_id
-        await asyncio.sleep(0.05)
-    raise AssertionError("it does not wait for what is missing")
+
+    async def waits() -> bool:
+        return bool((await cluster.database.losses()).waiting)
+
+    await until_async(waits, WAIT_S, "it waits for what is missing")
+    return tablet_id
 
 
 @pytest.fixture
@@ -148,20 +150,22 @@ async def test_of_a_tablet_that_is_served_the_command_shows_the_rows_that_are_mi
     (tablet,) = [t for server in cluster.tservers for t in server._tablets.values()]
     tablet._missing.lacks = (SegmentFacts(1 << 32 | 900, 5, 300, 7),)
     tablet._missing.in_memory_only = 1
-    for _ in range(int(WAIT_S / 0.05)):
-        code, out = await call("recover")
-        if code:
-            break
-        await asyncio.sleep(0.05)
+
+    async def incomplete() -> tuple[int, str] | None:
+        found = await call("recover")
+        return found if found[0] else None
+
+    code, out = await until_async(incomplete, WAIT_S, "it is told what is lacking")
     assert (code, "is served, and lacks" in out, "1.900: 5 rows" in out) == (1, True, True), out
     code, out = await call("recover", "--accept-loss", "--yes")
     assert code == 1
     tablet._missing.in_memory_only = 0
-    for _ in range(int(WAIT_S / 0.05)):
+
+    async def accepted_by_ada() -> str:
         code, out = await call("recover", "--accept-loss", "--yes", "--json", "--by", "Ada")
-        if code == 0:
-            break
-        await asyncio.sleep(0.05)
+        return out if code == 0 else ""
+
+    out = await until_async(accepted_by_ada, WAIT_S, "the loss is accepted")
     (accepted,) = json.loads(out)["accepted"]
     assert (accepted["served"], accepted["end_lost"]) == (True, False)
     assert (await table.scan(timeout=WAIT_S)).num_rows == 10
@@ -240,10 +244,10 @@ async def test_a_tablet_that_waits_for_segments_is_told_until_they_are_given_up(
 async def until_gauge(master: Master, name: str, value: float) -> None:
     metrics = master.runtime.metrics
     assert isinstance(metrics, CountingMetrics)
-    for _ in range(int(WAIT_S / 0.05)):
+
+    def is_so() -> bool:
         master._gauges._next_s = 0.0  # do not wait for the next look
         master.measure()
-        if metrics.gauges[name, ()] == value:
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"{name} is {metrics.gauges[name, ()]}")
+        return metrics.gauges[name, ()] == value
+
+    await until_async(is_so, WAIT_S, lambda: f"{name} {value}: {metrics.gauges[name, ()]}")

@@ -37,6 +37,7 @@ from stelae.serve.pages.tables import View
 from tests.front.status_documents import busy, evil, healthy, one_dead
 from tests.served import served
 from tests.services import need
+from tests.until import until
 
 NARROW, WIDE = 380, 1280
 AA_TEXT, AA_LARGE = 4.5, 3.0
@@ -81,11 +82,12 @@ def listening(app: Any) -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        deadline = time.monotonic() + 120
-        while not server.started:
+
+        def has_started() -> bool:
             assert thread.is_alive()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+            return server.started
+
+        until(has_started, 120.0, "uvicorn listens", poll_s=0.02)
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"
     finally:

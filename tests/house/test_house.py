@@ -173,6 +173,17 @@ def test_what_is_cited_is_here() -> None:
     assert not problems, "\n".join(problems)
 
 
+def test_the_files_that_the_architecture_names_are_here() -> None:
+    """Each mechanism is found by its path, and each of its tests by its name."""
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "docs/architecture.md").read_text())
+    files = {
+        path.name for folder in [*ROOMS, FACADE, "tests"] for path in (ROOT / folder).rglob("*.py")
+    }
+    missing = [name for name in named if not (ROOT / name).exists() and name not in files]
+    assert len(named) > 100
+    assert not missing
+
+
 def test_every_test_says_the_rule_it_proves() -> None:
     """Each test has a docstring."""
     missing = []

@@ -10,9 +10,11 @@ catalog. Catalog entries come first, calls to servers second.
 4. `recovery_attempts` notes which engine merges, and how long it took.
 5. An owner reports that it is ready; one catalog entry hands the tablet over, and it is served.
 
+A cold start of the whole cluster is nothing else: no owner is alive, so every tablet is recovered.
+
 `timelines` and `migration_runner` create, migrate and remove timelines (through `migration_ports`);
 `timeline_checks` finds members that failed, and what a safekeeper should not hold. `backups` keeps
 groups and retirements up to date. `index_orders` carries out what is decided for indexlets.
 
-Read first: `coordinator`. Also searched for as: control loop, reconciler, failover, scheduler.
+Read first: `coordinator`. Also searched for as: control loop, reconciler, failover, cold start.
 """

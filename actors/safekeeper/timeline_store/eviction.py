@@ -13,10 +13,11 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from crc32c import crc32c
 
+from stelae.actors.safekeeper.timeline_store.host import TimelineHost
 from stelae.actors.safekeeper.timeline_store.log import TimelineLog
 from stelae.actors.safekeeper.timeline_store.timeline import Timeline
 from stelae.actors.server.uncancellable import carry_through
@@ -24,6 +25,7 @@ from stelae.core.errors import InvalidArgument, StelaeError, TabletNotReady
 from stelae.core.ids import TabletId
 from stelae.core.records.timelines import WalFile
 from stelae.core.rpc import Blob
+from stelae.core.tasks import Tasks
 from stelae.storage.files.timeline_control import (
     EvictedLog,
     OffloadedFile,
@@ -33,9 +35,6 @@ from stelae.storage.files.timeline_control import (
     offloading,
 )
 from stelae.storage.files.wal_log import WalName
-
-if TYPE_CHECKING:
-    from stelae.actors.safekeeper.timeline_store.store import TimelineStore
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +55,12 @@ class Offload(Protocol):
         ...
 
 
+class EvictionHost(TimelineHost, Protocol):
+    """The store whose timelines are evicted."""
+
+    tasks: Tasks
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """An eviction that has begun, and how the timeline was then."""
@@ -70,7 +75,7 @@ class _Plan:
 class TimelineEviction:
     """Evicts the timelines of a store, and brings them back."""
 
-    def __init__(self, store: TimelineStore, blobs: Offload | None) -> None:
+    def __init__(self, store: EvictionHost, blobs: Offload | None) -> None:
         self._store = store
         self._files = store.files
         self._blobs = blobs

@@ -9,12 +9,13 @@ acknowledged is forgotten; terms, votes and tombstones stay. Neon RFC 035, step 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from crc32c import crc32c
 
+from stelae.actors.safekeeper.timeline_store.host import TimelineHost
 from stelae.actors.safekeeper.timeline_store.log import TimelineLog
 from stelae.actors.safekeeper.timeline_store.timeline import Timeline
 from stelae.core.errors import (
@@ -47,13 +48,35 @@ from stelae.storage.files.timeline_control import (
 )
 from stelae.storage.files.wal_log import parse_wal_name
 
-if TYPE_CHECKING:
-    from stelae.actors.safekeeper.timeline_store.store import TimelineStore
-
 T = TypeVar("T")
 FILES_MAX = 4096
 """Of one timeline that is pulled."""
 FILE_BYTES_MAX = 1 << 30
+
+
+class PullHost(TimelineHost, Protocol):
+    """The store that receives pulled timelines."""
+
+    @property
+    def timelines(self) -> Mapping[TabletId, Timeline]:
+        """The timelines that exist, also those that failed since the start."""
+        ...
+
+    def timeline(self, tablet_id: TabletId) -> Timeline:
+        """Raises TabletNotFound, TabletTombstoned if it was deleted, CorruptData."""
+        ...
+
+    def check_not_deleted(self, control: TimelineControl, generation: int) -> None:
+        """Raises TabletDeleted."""
+        ...
+
+    async def install(self, control: TimelineControl, log: TimelineLog) -> Timeline:
+        """Replace what is here by a pulled copy; the timeline's lock is held."""
+        ...
+
+    async def forget_absent(self, tablet_id: TabletId) -> None:
+        """Forget a timeline whose first pull was given up."""
+        ...
 
 
 @dataclass(slots=True)
@@ -102,7 +125,7 @@ class TimelinePulls:
     is seen to here.
     """
 
-    def __init__(self, store: TimelineStore) -> None:
+    def __init__(self, store: PullHost) -> None:
         self._store = store
         self._files = store.files
         self._attempts: dict[TabletId, PullAttempt] = {}

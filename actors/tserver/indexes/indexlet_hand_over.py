@@ -46,7 +46,7 @@ from stelae.core.rpc import Blob, Call
 from stelae.core.runtime import Runtime
 from stelae.core.schema.indexes import END, IndexletId, in_range
 from stelae.storage.indexes.runs import REMOVED, Run
-from stelae.storage.kernels.index_api import default_index_kernels
+from stelae.storage.kernels.default import default_index_kernels
 
 ATTEMPT_S = 1.0
 """Of one forwarding."""

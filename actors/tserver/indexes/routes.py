@@ -44,7 +44,7 @@ from stelae.core.runtime import Runtime
 from stelae.core.schema.indexes import END, IndexId
 from stelae.core.tasks import Tasks
 from stelae.storage.indexes.runs import Run
-from stelae.storage.kernels.index_api import default_index_kernels
+from stelae.storage.kernels.default import default_index_kernels
 
 Range: TypeAlias = tuple[int, int]
 """Places in a run, the end not included."""

@@ -37,7 +37,7 @@ from stelae.core.tasks import Tasks, all_or_first_error
 from stelae.storage.indexes.keys import EntryCodec
 from stelae.storage.indexes.log_entries import LogEntries
 from stelae.storage.indexes.runs import Run
-from stelae.storage.kernels.index_api import default_index_kernels
+from stelae.storage.kernels.default import default_index_kernels
 from stelae.storage.rows.gather import Located, Snapshot
 from stelae.storage.rows.memory import TabletMemory
 from stelae.storage.rows.row_entries import (

@@ -32,7 +32,7 @@ from stelae.storage.segments.image_rows import ImageRows
 from stelae.storage.segments.layout import Row
 from stelae.storage.segments.partial_image import PartialImage, Range
 from stelae.storage.segments.remote import Piece, RemoteRun
-from stelae.storage.segments.segment import SealedRun
+from stelae.storage.segments.runs import SealedRun
 
 KEPT_BYTES = 32 << 20
 """Of one tablet's images, in blocks that were read."""

@@ -10,10 +10,13 @@ replica is freed only when what took its place holds all that was acknowledged.
 4. The acknowledged length goes into `replica`; `views` says up to where all replicas have it.
 5. When a backup dies, `segment` makes the replica again elsewhere, an open one in a higher epoch.
 
+`traffic` is shared by all logs of a server: appends that share calls (`shared_appends`), and lost
+replicas that are made again in turns (`rereplication`).
+
 `side_segments` holds survivors before they join the log, and their parents until these may be
 freed. `repair` compares each backup's inventory (`inventories`) with the log. `copyset_moves`
 regroups replicas; `inherited_replicas` keeps those of a split tablet's log; both read images by
 `replica_images`.
 
-Read first: `segment`. Also searched for as: write-ahead log, chunk replica, copyset, scrub, epoch.
+Read first: `segment`. Also searched for as: write-ahead log, chunk replica, copyset, scrub.
 """

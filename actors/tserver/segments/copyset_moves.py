@@ -4,9 +4,9 @@ one copyset each.
 Level-triggered: whenever the groups change (one was dissolved as a member died, or a new one came
 up), and now and then, it looks for segments whose replicas lie in several groups, or in none. One
 replica moves at a time, in its turn behind all that is missing
-(`stelae.actors.server.rereplication`); it is let go of only once its successor is there, so a
-segment never has fewer than before. What was compacted in memory is read from one of its backups:
-memory has less of it than its replicas.
+(`stelae.actors.tserver.segments.rereplication`); it is let go of only once its successor is there,
+so a segment never has fewer than before. What was compacted in memory is read from one of its
+backups: memory has less of it than its replicas.
 
 Source: RAMCloud, ``MinCopysetsBackupSelector`` and ``createReplicationGroups``.
 """
@@ -25,6 +25,7 @@ from stelae.actors.tserver.segments.placement import next_move, next_to_leave
 from stelae.actors.tserver.segments.replica import RemoteImage
 from stelae.actors.tserver.segments.replica_images import fetch_image
 from stelae.actors.tserver.segments.segment import ReplicatedSegment
+from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid, TabletId
@@ -45,6 +46,7 @@ class RegroupedLog(Protocol):
     runtime: Runtime
     settings: Settings
     members: Membership
+    traffic: SegmentTraffic
     tablet_id: TabletId
     term: int
 

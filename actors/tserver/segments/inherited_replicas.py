@@ -34,6 +34,7 @@ from stelae.actors.tserver.segments.inventories import inventory_of
 from stelae.actors.tserver.segments.replica import RemoteImage
 from stelae.actors.tserver.segments.replica_images import fetch_image
 from stelae.actors.tserver.segments.segment import ReplicatedSegment
+from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.messages.backups import LogInventory
@@ -62,6 +63,7 @@ class Heir(Protocol):
     runtime: Runtime
     settings: Settings
     members: Membership
+    traffic: SegmentTraffic
     tasks: Tasks
 
     @property
@@ -78,6 +80,7 @@ class InheritedReplicas:
         self.runtime = heir.runtime
         self.settings = heir.settings
         self.members = heir.members
+        self.traffic = heir.traffic
         self.tasks = heir.tasks
         self.tablet_id = inherits.log
         self.term = inherits.term

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stelae.actors.server.membership import Membership
+from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.core.config.settings import Settings
 from stelae.core.ids import ServerUuid
 from stelae.core.runtime import Runtime
@@ -168,6 +169,7 @@ class PlacingLog(Protocol):
     runtime: Runtime
     settings: Settings
     members: Membership
+    traffic: SegmentTraffic
 
 
 def candidates_for(
@@ -184,7 +186,7 @@ def candidates_for(
             Candidate(
                 server.uuid,
                 server.process.node,
-                members.upkeep.placed.get(server.uuid, 0),
+                log.traffic.upkeep.placed.get(server.uuid, 0),
                 0.0 if load is None else float(load.bytes_per_s),
                 load is None or load.free_segments > 0,
                 load is not None and load.is_low,

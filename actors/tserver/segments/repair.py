@@ -30,6 +30,7 @@ from stelae.actors.server.membership import Membership
 from stelae.actors.tserver.segments.inventories import inventory_of
 from stelae.actors.tserver.segments.segment import ReplicatedSegment
 from stelae.actors.tserver.segments.side_segments import SideSegments
+from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid, TabletId
@@ -49,6 +50,7 @@ class CensusedLog(Protocol):
     runtime: Runtime
     settings: Settings
     members: Membership
+    traffic: SegmentTraffic
     tablet_id: TabletId
     term: int
     side: SideSegments
@@ -169,6 +171,7 @@ class Log(Protocol):
     runtime: Runtime
     settings: Settings
     members: Membership
+    traffic: SegmentTraffic
     tasks: Tasks
     tablet_id: TabletId
     term: int

@@ -10,6 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from stelae.actors.server.membership import Membership
+from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
 from stelae.core.ids import ServerUuid, TabletId
@@ -63,6 +64,7 @@ class LogContext(Protocol):
     runtime: Runtime
     settings: Settings
     members: Membership
+    traffic: SegmentTraffic
     tasks: Tasks
     tablet_id: TabletId
     term: int

@@ -8,6 +8,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from stelae.actors.server.membership import Membership
+from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.core.config.settings import Settings
 from stelae.core.errors import CorruptData, StelaeError
 from stelae.core.ids import ServerUuid, TabletId, segment_name
@@ -22,6 +23,7 @@ class ImagedLog(Protocol):
     runtime: Runtime
     settings: Settings
     members: Membership
+    traffic: SegmentTraffic
     tablet_id: TabletId
 
 

@@ -21,13 +21,13 @@ from collections.abc import Awaitable, Callable
 
 import pyarrow as pa
 
-from stelae.actors.server.shared_appends import Append, NotSent, Told
 from stelae.actors.tserver.segments.placement import place
 from stelae.actors.tserver.segments.replica import (
     LogContext,
     RemoteImage,
     SegmentReplica,
 )
+from stelae.actors.tserver.segments.shared_appends import Append, NotSent, Told
 from stelae.actors.tserver.segments.views import JOIN_BYTES, ReplicaViews, size_of, sliced
 from stelae.core.errors import InvalidArgument, LogFenced, Rejected, RetryLater, StelaeError
 from stelae.core.ids import ServerUuid
@@ -108,7 +108,7 @@ class ReplicatedSegment(ReplicaViews):
         """Keep replicas no more."""
         for replica in self.replicas if not self.is_retired else ():
             if replica.backup is not None:
-                self._context.members.upkeep.take(replica.backup)
+                self._context.traffic.upkeep.take(replica.backup)
         self.is_retired = True
         self.wake()
 
@@ -218,7 +218,7 @@ class ReplicatedSegment(ReplicaViews):
 
     def _put(self, replica: SegmentReplica, backup: ServerUuid | None) -> None:
         """Its place is there from now on, or nowhere."""
-        upkeep = self._context.members.upkeep
+        upkeep = self._context.traffic.upkeep
         if self.is_retired:  # not counted any more
             replica.backup = backup
             return
@@ -266,7 +266,7 @@ class ReplicatedSegment(ReplicaViews):
         if replica.backup is None and self._place(replica) is None:
             await self._wait_membership()  # in the queue it would only hold up others
             return True
-        async with context.members.upkeep.turn(self.left_beside(replica)):
+        async with context.traffic.upkeep.turn(self.left_beside(replica)):
             goes_on = await self._take_step(replica)
         if goes_on and replica in self.replicas and replica.was_in_vain and not replica.sealed:
             await context.runtime.clock.sleep(REMOTE_PAUSE_S)
@@ -397,7 +397,7 @@ class ReplicatedSegment(ReplicaViews):
         blobs = sliced(self._content, self._ends, request.offset, end) or [b""]
         append = Append(request, blobs, size_bytes, done)
         timeout_s = context.settings.append_timeout_s
-        context.members.appends.add(context.runtime, target, append, timeout_s)
+        context.traffic.appends.add(context.runtime, target, append, timeout_s)
         return True
 
     async def _seal(self, replica: SegmentReplica, target: ServerInfo) -> None:
@@ -407,7 +407,7 @@ class ReplicatedSegment(ReplicaViews):
         replica.was_in_vain = image is None
         if image is not None and replica.is_remade:
             rate = context.settings.rereplication_bytes_per_s
-            await context.members.upkeep.pace(context.runtime.clock, image.size, rate)
+            await context.traffic.upkeep.pace(context.runtime.clock, image.size, rate)
         if image is None or self.is_retired or replica.backup != target.uuid:
             return
         request = SealReplica(

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from stelae.actors.server.rereplication import AFTER_ALL
 from stelae.actors.tserver.segments.replica import LogContext, RemoteImage, SegmentReplica
+from stelae.actors.tserver.segments.rereplication import AFTER_ALL
 from stelae.core.ids import ServerUuid
 from stelae.core.rpc import Blob
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stelae.actors.server.membership import Membership
+from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.actors.tserver.tablet_log.interface import BuildImage, MakeLog, TabletLog
 from stelae.actors.tserver.tablet_log.proposer import AcceptorMailbox
 from stelae.actors.tserver.tablet_log.recovery import Intake
@@ -25,6 +26,7 @@ def segment_log_of(
     runtime: Runtime,
     settings: Settings,
     members: Membership,
+    traffic: SegmentTraffic,
     *,
     table: TableRecord,
     record: TabletRecord,
@@ -40,6 +42,7 @@ def segment_log_of(
             runtime,
             settings,
             members,
+            traffic,
             tasks,
             tablet_id=record.tablet_id,
             term=record.term,
@@ -59,6 +62,7 @@ def wal_log_of(
     runtime: Runtime,
     settings: Settings,
     members: Membership,
+    traffic: SegmentTraffic,
     mailbox: AcceptorMailbox,
     *,
     table: TableRecord,
@@ -75,6 +79,7 @@ def wal_log_of(
             runtime,
             settings,
             members,
+            traffic,
             tasks,
             tablet_id=record.tablet_id,
             term=record.term,
@@ -94,6 +99,7 @@ def log_of(
     runtime: Runtime,
     settings: Settings,
     members: Membership,
+    traffic: SegmentTraffic,
     mailbox: AcceptorMailbox,
     order: OpenTablet,
     *,
@@ -103,7 +109,7 @@ def log_of(
     """The log of a tablet to be opened. Raises InvalidArgument: a timeline is needed, and not
     named; or this durability is not the tablet's."""
     table, record = order.table, order.tablet
-    world = (runtime, settings, members)
+    world = (runtime, settings, members, traffic)
     has_timeline = isinstance(table.durability, Wal)
     if record.is_group or isinstance(table.durability, Replicas):
         raise InvalidArgument(f"tablet {record.tablet_id}, {table.durability}, has no owner")

@@ -29,13 +29,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from stelae.actors.server.membership import Membership
-from stelae.actors.server.rereplication import ShortageWatch
 from stelae.actors.tserver.segments.copyset_moves import Regrouping
 from stelae.actors.tserver.segments.inherited_replicas import InheritedReplicas
 from stelae.actors.tserver.segments.repair import ReplicaCensus, replace_damaged
 from stelae.actors.tserver.segments.replica import RemoteImage
+from stelae.actors.tserver.segments.rereplication import ShortageWatch
 from stelae.actors.tserver.segments.segment import ReplicatedSegment
 from stelae.actors.tserver.segments.side_segments import SideSegments
+from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.actors.tserver.tablet_log.interface import BuildImage, FoundSegment
 from stelae.actors.tserver.tablet_log.recovery import Intake, fetch_segments, recovered_segments
 from stelae.actors.tserver.tablet_log.waiters import LogWaits
@@ -75,6 +76,7 @@ class SegmentLog(LogWaits):
         runtime: Runtime,
         settings: Settings,
         members: Membership,
+        traffic: SegmentTraffic,
         tasks: Tasks,
         *,
         tablet_id: TabletId,
@@ -92,6 +94,7 @@ class SegmentLog(LogWaits):
         self.runtime = runtime
         self.settings = settings
         self.members = members
+        self.traffic = traffic
         self.tasks = tasks
         self.tablet_id = tablet_id
         self.term = term

@@ -3,7 +3,7 @@
 Which they are only the timeline says, which nobody but the tablet's owner reads: so it is the owner
 that finds one missing. It waits then, names what it lacks in its reports, and asks the backups
 again: the tablet comes back by itself with whoever holds that, in the same term. Only what an
-operator has given up (`stelae.coordinator.status.losses`) is done without, and is not read even if
+operator has given up (`stelae.coordinator.ddl.losses`) is done without, and is not read even if
 it is there.
 
 Source: design §9, §10, §13 (never silently short; what is missing is said).

@@ -26,12 +26,13 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from stelae.actors.server.membership import Membership
-from stelae.actors.server.rereplication import ShortageWatch
 from stelae.actors.tserver.segments.copyset_moves import Regrouping
 from stelae.actors.tserver.segments.repair import ReplicaCensus, replace_damaged
 from stelae.actors.tserver.segments.replica import RemoteImage
+from stelae.actors.tserver.segments.rereplication import ShortageWatch
 from stelae.actors.tserver.segments.segment import ReplicatedSegment
 from stelae.actors.tserver.segments.side_segments import SideSegments
+from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.actors.tserver.tablet_log.interface import BuildImage, FoundSegment
 from stelae.actors.tserver.tablet_log.proposer import AcceptorMailbox, TimelineProposer
 from stelae.actors.tserver.tablet_log.recovery import Intake, recovered_segments
@@ -88,6 +89,7 @@ class WalLog(LogWaits):
         runtime: Runtime,
         settings: Settings,
         members: Membership,
+        traffic: SegmentTraffic,
         tasks: Tasks,
         *,
         tablet_id: TabletId,
@@ -105,6 +107,7 @@ class WalLog(LogWaits):
         self.runtime = runtime
         self.settings = settings
         self.members = members
+        self.traffic = traffic
         self.tasks = tasks
         self.tablet_id = tablet_id
         self.term = term

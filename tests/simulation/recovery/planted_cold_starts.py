@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stelae.coordinator.catalog.backups import BackupCatalog, BackupState
-from stelae.coordinator.status import losses
+from stelae.coordinator.ddl import losses
 from tests.simulation.world.planting import Place, replacing
 
 

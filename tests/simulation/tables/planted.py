@@ -310,7 +310,7 @@ SHARED_AT_BACKUPS: dict[str, Callable[[], Any]] = {
     "shared_appends_are_not_waited_for": _shared_appends_are_not_waited_for,
 }
 """Found by a crash and a fence that are aimed
-(`tests/unit/actors/server/test_shared_appends.py`)."""
+(`tests/unit/actors/tserver/segments/test_shared_appends.py`)."""
 
 
 planted = planting(BUGS, CLEANING_BUGS, SHARED, SHARED_AIMED, SHARED_AT_BACKUPS)

@@ -15,8 +15,9 @@ import msgspec
 import psycopg
 import pytest
 
-from stelae.actors.cas_store.backends import Backend, Row, open_backend
+from stelae.actors.cas_store.backends import Backend, Row
 from stelae.actors.cas_store.files import FilesBackend
+from stelae.actors.cas_store.opening import open_backend
 from stelae.actors.cas_store.server import CasStore, RemoteConfigurations
 from stelae.core.errors import CorruptData, InvalidArgument, Unavailable
 from stelae.core.ids import TableId, TabletId

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from stelae.core.schema.durability import wal
 from stelae.core.schema.partition import hash_partition
 from tests.cluster_fixture import LocalCluster, local_cluster
 from tests.postgres import Postgres, needed_binaries
+from tests.until import until_async
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
 LIMIT_S = 60.0
@@ -46,24 +46,24 @@ async def look(
     database: AsyncDatabase, tablet_id: TabletId, until: Callable[[TimelineView], object]
 ) -> TimelineView:
     """What is known of a timeline, once it is as wished."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            view = await database.locate_timeline(tablet_id)
-            if until(view):
-                return view
-            await asyncio.sleep(0.02)
+
+    async def wished() -> TimelineView | None:
+        view = await database.locate_timeline(tablet_id)
+        return view if until(view) else None
+
+    return await until_async(wished, LIMIT_S, "the timeline is as wished", poll_s=0.02)
 
 
 async def store_state(cluster: LocalCluster, wanted: str) -> None:
     """Wait until the status has one configuration store, in this state."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            servers = (await cluster.database.status())["servers"]
-            found = [each["state"] for each in servers if each["kind"] == "cas_store"]
-            assert len(found) == 1, "its folder makes it the same server at each start"
-            if found == [wanted]:
-                return
-            await asyncio.sleep(0.02)
+
+    async def is_so() -> bool:
+        servers = (await cluster.database.status())["servers"]
+        found = [each["state"] for each in servers if each["kind"] == "cas_store"]
+        assert len(found) == 1, "its folder makes it the same server at each start"
+        return found == [wanted]
+
+    await until_async(is_so, LIMIT_S, f"the store is {wanted}", poll_s=0.02)
 
 
 async def test_without_its_store_a_cluster_writes_and_moves_nothing(

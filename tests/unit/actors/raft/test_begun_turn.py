@@ -37,6 +37,7 @@ from stelae.runtime.real import RealRuntime
 from stelae.runtime.tcp.handshake import Credentials
 from stelae.runtime.tcp.peers import TcpPeers
 from tests.own_files import of_files_in
+from tests.until import until_async
 
 GROUP = TabletId("a" * 32)
 LEADER, FOLLOWER, THIRD = ServerUuid("1" * 32), ServerUuid("2" * 32), ServerUuid("3" * 32)
@@ -127,9 +128,12 @@ class Pair:
         """So many entries, one after the other, each acknowledged."""
         for _ in range(count):
             await self.tell(self.next_append())
-            async with asyncio.timeout(10.0):
-                while self.acknowledged < self._last:  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
+            await until_async(
+                lambda: self.acknowledged >= self._last,
+                10.0,
+                lambda: f"entry {self._last} is acknowledged",
+                poll_s=0.001,
+            )
 
     @property
     def acknowledged(self) -> int:

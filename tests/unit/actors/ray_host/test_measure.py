@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from stelae.core.runtime import Runtime
 from stelae.core.schema.durability import Wal
 from stelae.runtime.real import CountingMetrics
 from tests.cluster_fixture import local_cluster
+from tests.until import until_async
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), ("note", pa.string())])
 LIMIT_S, PAUSE_S = 20.0, 0.1
@@ -63,11 +63,11 @@ async def test_each_server_tells_all_of_its_gauges(tmp_path: Path) -> None:
         assert all(METRICS[name].kind is MetricKind.GAUGE for name in names)
 
         await cluster.safekeepers[0].stop()
-        for _ in range(int(LIMIT_S / PAUSE_S)):
-            if sum(measured(each)["wal_members_silent"] for each in cluster.tservers) == 1:
-                break
-            await asyncio.sleep(PAUSE_S)
-        else:
-            raise AssertionError("nobody misses the safekeeper")
+        await until_async(
+            lambda: sum(measured(t)["wal_members_silent"] for t in cluster.tservers) == 1,
+            LIMIT_S,
+            "one owner misses the safekeeper",
+            poll_s=PAUSE_S,
+        )
         await table.upsert([{"id": 1, "note": "y"}])
         assert max(measured(each)["wal_lag_entries"] for each in cluster.tservers) <= 1

@@ -65,6 +65,7 @@ from stelae.core.rpc import Method
 from stelae.core.tasks import Tasks
 from stelae.runtime.files import LocalDisk
 from tests.cluster_fixture import CLUSTER, SETTINGS, LocalCluster, local_cluster
+from tests.until import until_async
 
 TIMELINE = TimelineId(TableId("t"), TabletId("a" * 32))
 FIRST = TimelineConfiguration(1, (SafekeeperId(1), SafekeeperId(2), SafekeeperId(3)))
@@ -75,9 +76,13 @@ NASTY = TimelineId(TableId("t"), TabletId("../../etc"))
 async def keepers(root: Path) -> AsyncIterator[tuple[LocalCluster, SafekeeperPorts]]:
     """Three safekeepers with their ids, and one timeline on all of them."""
     async with local_cluster(root, tservers=0, backups=1, safekeepers=3) as cluster:
-        async with asyncio.timeout(30.0):
-            while any(k.safekeeper_id is None for k in cluster.safekeepers):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)  # the masters say it in their answers to heartbeats
+        # The masters say the ids in their answers to heartbeats.
+        await until_async(
+            lambda: all(k.safekeeper_id is not None for k in cluster.safekeepers),
+            30.0,
+            "each safekeeper has its id",
+            poll_s=0.02,
+        )
         cluster.safekeepers.sort(key=lambda keeper: keeper.safekeeper_id or 0)
         runtime = cluster.client_runtime("driver")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from stelae.runtime.tcp.handshake import Credentials
 from stelae.runtime.tcp.peers import TcpPeers
 from stelae.storage.entries.entry import encode_batch
 from tests.simulation.replicated.tablet_group import SCHEMA, TABLE, TABLET
+from tests.until import until_async
 
 SETTINGS = Settings(raft_tick_s=0.02, segment_bytes=20_000)
 
@@ -86,14 +86,8 @@ class Three:
                     found.append(server)
             return any(s.replicas.serving(TABLET).machine.is_founded for s in found)
 
-        await until(leads)
+        await until_async(leads, 20.0, "a leader whose tablet is founded", poll_s=0.01)
         return found[-1]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20.0):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def write(sequence: int, rows: tuple[Any, ...] = ()) -> Write:

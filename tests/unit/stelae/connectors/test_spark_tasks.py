@@ -67,7 +67,8 @@ def batches(table: pa.Table, size: int = 500) -> Iterable[pa.RecordBatch]:
 
 
 def all_of(here: Served, table: Any) -> pa.Table:
-    return here.run(table.scan()).sort_by("id")
+    found: pa.Table = here.run(table.scan())
+    return found.sort_by("id")
 
 
 @pytest.mark.parametrize("durability", [segments("disk", "disk"), replicas(3)], ids=str)

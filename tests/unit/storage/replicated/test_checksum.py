@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.schema import VERSION_COLUMN, TableSchema
 from stelae.storage.kernels import reference as kernels_reference
-from stelae.storage.kernels.api import default_kernels
+from stelae.storage.kernels.default import default_kernels
 from stelae.storage.replicated.checksum import ChecksumSource, row_hashes
 from stelae.storage.rows.memory import TabletMemory
 from stelae.storage.segments.image import Image

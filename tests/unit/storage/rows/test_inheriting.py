@@ -70,6 +70,7 @@ class Part:
     def _segment(self, segment_id: int) -> RecoveredSegment:
         logged, schema, codec = self.world.log[segment_id], self.world.schema, self.world.codec
         whole = logged.recovered(schema, codec, rows=True)
+        assert whole.batch is not None
         image = self.images[segment_id] = build_image(whole.batch, whole.meta, codec)
         if self.rng.random() < 0.3:
             return RecoveredSegment.from_image(Image.open(image, "image"))
@@ -189,6 +190,7 @@ def test_only_the_rows_that_were_picked_are_believed() -> None:
     whole = RecoveredSegment.from_image(
         Image.open(_sealed(world, next(iter(world.slots.values()))), "image")
     )
+    assert whole.batch is not None
     image = build_image(whole.batch, whole.meta, world.codec)
     tablet = TabletMemory(INT_KEY, "part", world.codec)
     tablet.adopt([remote_segment(image)], None, 0.0)

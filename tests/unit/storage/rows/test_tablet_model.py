@@ -167,6 +167,7 @@ def test_the_safe_version_counts_where_no_rows_are_left() -> None:
     segment = RecoveredSegment.from_entries([entry], tablet.codec, "head")
     tablet.adopt([segment], None, 0.0)
     assert tablet.next_version == 500
+    assert segment.batch is not None
     image = build_image(segment.batch, segment.meta, tablet.codec)
     tablet.adopt([RecoveredSegment.from_image(Image.open(image, "head"))], None, 0.0)
     assert tablet.next_version == 500

@@ -178,6 +178,7 @@ def elsewhere(world: World, rng: random.Random) -> Elsewhere:
         if rng.random() < 0.2:
             segments.append(whole)
             continue
+        assert whole.batch is not None
         images[segment_id] = build_image(whole.batch, whole.meta, world.codec)
         segments.append(remote_segment(images[segment_id]))
     tablet = Elsewhere(world.schema, "table", world.codec)
@@ -258,6 +259,7 @@ def loaded(schema: TableSchema = INT_KEY, count: int = 200) -> tuple[World, Else
     images, segments = {}, []
     for segment_id, logged in world.log.items():
         whole = logged.recovered(schema, world.codec, rows=True)
+        assert whole.batch is not None
         images[segment_id] = build_image(whole.batch, whole.meta, world.codec)
         segments.append(remote_segment(images[segment_id]))
     tablet = Elsewhere(schema, "table", world.codec)
@@ -488,6 +490,7 @@ def test_keys_decide_between_hashes_that_collide_without_rows() -> None:
         row = ("a", town, float(n), None, number)
         world.append(world.tablet.execute(WriteOp.UPSERT, [row], None, world.index, names), ())
     whole = world.log[1].recovered(WIDE_KEY, world.codec, rows=True)
+    assert whole.batch is not None
     tablet = TabletMemory(WIDE_KEY, "table", world.codec)
     tablet.adopt([remote_segment(build_image(whole.batch, whole.meta, world.codec))], None, 0.0)
     tablet.new_head(2)

@@ -6,7 +6,6 @@ indexlet that is being filled, for what recovery jobs and other indexlets bring.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -55,6 +54,7 @@ from stelae.core.schema.shares import NUMBERS_MAX
 from stelae.core.tasks import Tasks
 from stelae.storage.indexes.keys import EntryCodec
 from tests.cluster_fixture import LocalCluster, local_cluster
+from tests.until import until_async
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), pa.field("n", pa.int32())])
 TABLETS = 2
@@ -155,9 +155,7 @@ async def here(cluster: LocalCluster) -> Here:
     await table.upsert([{"id": i, "n": i % 3} for i in range(9)])
     assert (await table.find("n", 1))["id"].to_pylist() == [1, 4, 7]
     at = Here(cluster)
-    async with asyncio.timeout(20.0):
-        while not at.is_quiet():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until_async(at.is_quiet, 20.0, "no entries are on their way", poll_s=0.02)
     return at
 
 

@@ -13,6 +13,7 @@ from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.backup.server import Backup
 from stelae.actors.server.membership import Membership
 from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.actors.tserver.tablet_log.factory import segment_log_of
 from stelae.actors.tserver.tablet_log.recovery import Intake
 from stelae.actors.tserver.tablet_log.segment_log import SegmentLog
@@ -174,6 +175,7 @@ class TabletWorld:
             self.runtime,  # type: ignore[arg-type]
             self.settings,
             self.members,
+            SegmentTraffic(),
             table=table,
             record=record,
             raise_epoch=self._raise_epoch,

@@ -66,6 +66,7 @@ def test_a_stream_that_is_not_what_the_table_holds_does_not_stand_in_the_log(wha
     payload, shared_bytes = payload_of(executed, rows, [blob])
     assert payload is not blob
     assert shared_bytes == 0
+    assert executed.batch is not None
     assert decode_batch(payload, what).equals(executed.batch)
 
 

@@ -21,6 +21,7 @@ from stelae.actors.safekeeper.timeline_store.timeline import Timeline
 from stelae.actors.server.identity import listen_as, take_identity
 from stelae.actors.server.membership import Membership
 from stelae.actors.tserver.owned_tablet.tablet import Tablet
+from stelae.actors.tserver.segments.traffic import SegmentTraffic
 from stelae.actors.tserver.tablet_log.factory import wal_log_of
 from stelae.actors.tserver.tablet_log.proposer import AcceptorMailbox
 from stelae.actors.tserver.tablet_log.recovery import Intake
@@ -109,6 +110,7 @@ class Owner:
             self._runtime,
             SETTINGS,
             self.members,
+            SegmentTraffic(),
             self._mailbox,
             table=TABLE,
             record=record,

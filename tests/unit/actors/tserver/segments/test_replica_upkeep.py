@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from stelae.actors.server.rereplication import TURNS, ReplicaUpkeep, ShortageWatch
+from stelae.actors.tserver.segments.rereplication import TURNS, ReplicaUpkeep, ShortageWatch
 from stelae.core.ids import ServerUuid
 from stelae.core.records.losses import Shortage
 from stelae.simulation import Options, World

@@ -1,4 +1,4 @@
-"""`stelae.coordinator.status.losses` of tablets that are served without some of their rows."""
+"""`stelae.coordinator.ddl.losses` of tablets that are served without some of their rows."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import msgspec
 import pytest
 
 from stelae.coordinator.catalog.catalog import CatalogBatch
-from stelae.coordinator.liveness.liveness import Run
-from stelae.coordinator.status.losses import (
+from stelae.coordinator.ddl.losses import (
     Incomplete,
     accepted_by,
     draft_accept,
     fingerprint,
-    lacks_of,
     losses_of,
-    waiting_tablets,
-    would_lose_more,
 )
+from stelae.coordinator.liveness.liveness import Run
+from stelae.coordinator.status.losses import lacks_of, waiting_tablets, would_lose_more
 from stelae.core.errors import InvalidArgument
 from stelae.core.messages.servers import TabletProgress, TabletReport
 from stelae.core.records.losses import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stelae.actors.server.shared_appends import (
+from stelae.actors.tserver.segments.shared_appends import (
     PAUSE_S,
     TOGETHER_BYTES,
     Append,

@@ -1,0 +1,3 @@
+from typing import Any
+
+def validate(instance: Any, schema: Any, *arguments: Any, **options: Any) -> None: ...
