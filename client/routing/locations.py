@@ -45,6 +45,11 @@ class TableCache:
         for route in known.values():
             route.is_gone = True
 
+    @property
+    def locations(self) -> TableLocations:
+        """What is known of the table now, as masters say it."""
+        return TableLocations(self.table, tuple(self._tablets.values()))
+
     def _route(
         self, location: TabletLocation, known: dict[TabletId, GroupRoute]
     ) -> GroupRoute | None:

@@ -19,6 +19,7 @@ from stelae.client.finds.index_calls import Progress
 from stelae.client.input.convert import Key, Rows
 from stelae.client.input.filters import Where
 from stelae.client.input.given import check_name
+from stelae.client.one_process import OneProcess
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.part import Versions
 from stelae.client.table.alter import AskedAlter, NewColumns
@@ -53,7 +54,7 @@ class AskedScan:
     timeout_s: float
 
 
-class TableApi(AsyncFinds):
+class TableApi(OneProcess, AsyncFinds):
     """See the module."""
 
     # ---- what it is -------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import ray
 from stelae.actors.ray_host.host import NAMESPACE
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.errors import InvalidArgument, Unavailable
+from stelae.deploy.forked_ray import parents_ray
 from stelae.recovery.java import find_java, java_environment
 from stelae.serve.environment import remove_sockets, set_environment
 
@@ -34,6 +35,7 @@ def start_ray(spec: ClusterSpec) -> bool:
     a store wait for every other program of the machine), Serve's HAProxy, and Java for RayDP where
     there is one.
     """
+    parents_ray.refuse("a launch")
     if ray.is_initialized():
         return False
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -89,7 +91,13 @@ def end_ray() -> None:
 
 
 def join_ray(address: str) -> None:
-    """Join a Ray that runs: ``auto`` or its address. Raises Unavailable if there is none."""
+    """Join a Ray that runs: ``auto`` or its address.
+
+    Raises:
+        InvalidArgument: this process was forked from one that uses Ray.
+        Unavailable: there is none.
+    """
+    parents_ray.refuse(f"joining the Ray at {address!r}")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     try:
         _init_ray(address)
