@@ -243,8 +243,8 @@ async def test_a_forked_child_closes_its_copies_and_calls_nobody(world: World) -
     assert await world.call("a") == "a"
     address = world.server.address
     idle = world.calls._idle[address][0]
-    in_use = world.calls._take(address, 1.0)
-    another = world.calls._take(address, 1.0)
+    in_use = await asyncio.to_thread(world.calls._take, address, 10.0)
+    another = await asyncio.to_thread(world.calls._take, address, 10.0)
     assert in_use is idle
     world.calls._lock.acquire()
     world.calls.forget()
