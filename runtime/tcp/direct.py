@@ -189,6 +189,8 @@ class _Line:
             self._shake_hands(ClientHandshake(credentials, address), deadline)
         except BaseException as error:
             self._socket.close()
+            if isinstance(error, BlockingIOError):  # the limit that the kernel keeps
+                raise Unavailable(address, f"no handshake within {timeout_s:.3g} s") from error
             if isinstance(error, OSError):
                 raise Unavailable(address, f"no handshake: {error}") from error
             raise
