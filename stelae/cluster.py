@@ -50,6 +50,7 @@ class LaunchedDatabase(Database):
     state: cluster_state.ClusterState
     actors: dict[str, Any]
     owns_ray: bool
+    """Whether this process started the Ray that it lives in, for this cluster or for another."""
     lock: locks.LaunchLock
 
     @property
@@ -83,7 +84,7 @@ class LaunchedDatabase(Database):
             return
         try:
             if ray.is_initialized():
-                if self.owns_ray and "raydp" in sys.modules:
+                if self.owns_ray and ray_session.is_last() and "raydp" in sys.modules:
                     stop_session()  # of Spark: it cannot outlive the Ray that it runs in
                 tell = _tell_nobody if self.owns_ray else tell_at_rest
                 launcher.take_down(self.state, self.actors, owns_ray=self.owns_ray, tell=tell)

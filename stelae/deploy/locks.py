@@ -15,6 +15,8 @@ from stelae.runtime.files import LOCK_FILE as SERVER_LOCK_FILE
 LOCK_FILE = "launch.lock"
 END_TIMEOUT_S = 15.0
 POLL_S = 0.02
+ORPHANS_END_S = 30.0
+"""Within this time servers usually end by themselves whose Ray ended with a killed driver."""
 
 
 class LaunchLock:
@@ -55,8 +57,17 @@ class LaunchLock:
 
 def lock_holder(folder: str | Path) -> int:
     """Pid of the process that holds a cluster's launch lock; 0 if nobody does."""
+    return _holder(Path(folder) / LOCK_FILE)
+
+
+def server_holder(folder: Path) -> int:
+    """Pid of the server that runs on this folder; 0 if none does."""
+    return _holder(folder / SERVER_LOCK_FILE)
+
+
+def _holder(file: Path) -> int:
     try:
-        descriptor = os.open(Path(folder) / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return 0
     try:

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from stelae.cluster import LaunchedDatabase
-from stelae.core.errors import InvalidArgument
+from stelae.core.config.spec import ClusterSpec
+from stelae.core.errors import AlreadyRunning, InvalidArgument
 from stelae.deploy import ray_session
 from stelae.deploy.forked_ray import parents_ray
+from stelae.deploy.launcher import prepare
 from stelae.deploy.locks import LaunchLock, lock_holder
+from stelae.runtime.files import LocalDisk
 
 ROOT = Path(__file__).parents[4]
 EXITS = """
@@ -101,3 +104,19 @@ def test_close_in_a_child_takes_no_cluster_down() -> None:
     launched.lock = lock
     launched.close()
     assert closed == [True]
+
+
+def test_a_data_dir_with_orphaned_servers_says_which_process_to_wait_for(tmp_path: Path) -> None:
+    """As after the driver was killed: nobody holds the launch, and a server holds its folder."""
+    spec = ClusterSpec.model_validate(
+        {"cluster": "c", "data_dir": str(tmp_path), "serve": None, "spark": None}
+    )
+    _, lock = prepare(spec)
+    lock.release()
+    disk = LocalDisk(tmp_path / "tserver-1")
+    words = rf"tserver-1.*\(process {os.getpid()} .*end by themselves, usually within 30 s.*end that"
+    with pytest.raises(AlreadyRunning, match=words):
+        prepare(spec)
+    disk.close()
+    _, lock = prepare(spec)
+    lock.release()
