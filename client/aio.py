@@ -14,7 +14,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 import uvloop
@@ -29,21 +29,19 @@ CLOSED = "this database is closed: connect again"
 T = TypeVar("T")
 
 
-class _Uvloop(uvloop.Loop):
+class _Uvloop(uvloop.Loop):  # type: ignore[misc]  # uvloop comes without types
     """An event loop that knows its connections, so that a forked child can close its copies."""
 
     def __init__(self) -> None:
         super().__init__()
         self._connections: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
 
-    async def create_connection(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+    async def create_connection(self, *args: Any, **options: Any) -> Any:
         made = await super().create_connection(*args, **options)
         self._connections.add(made[0])
         return made
 
-    async def create_unix_connection(  # type: ignore[override]
-        self, *args: Any, **options: Any
-    ) -> Any:
+    async def create_unix_connection(self, *args: Any, **options: Any) -> Any:
         made = await super().create_unix_connection(*args, **options)
         self._connections.add(made[0])
         return made
@@ -52,7 +50,7 @@ class _Uvloop(uvloop.Loop):
         """The file descriptors that must not be shared with a forked child."""
         open_ones = [each for each in list(self._connections) if not each.is_closing()]
         sockets = [each.get_extra_info("socket") for each in open_ones]
-        backend: int = self._get_backend_id()  # type: ignore[attr-defined]  # the epoll instance
+        backend: int = self._get_backend_id()  # the epoll instance
         return [backend, *[each.fileno() for each in sockets if each is not None]]
 
 
@@ -115,7 +113,7 @@ class Loop:
         return found[0]
 
     def bridge(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
-        """Run ``work`` here, awaited from the caller's loop. Raises InvalidArgument: it is closed."""
+        """Run ``work`` here, awaited from the caller's loop. Raises InvalidArgument if closed."""
         with self._lock:
             self._check_open(work)
             return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

@@ -2,8 +2,8 @@
 
 A connection has an origin: what it takes to connect again. Everything that belongs to one process
 is in an `Opened`: the loop's thread, the client id with its sequence numbers, the sockets. A handle
-whose process has no `Opened` yet gets one at the first call, by its origin. So a forked child, and a
-process that unpickles a handle, are the same case.
+whose process has no `Opened` yet gets one at the first call, by its origin. So a forked child and a
+process that unpickles a handle are the same case.
 
 Rules:
 
@@ -189,7 +189,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class TableHere:
-    """A table in one process. ``direct``: for small blocking calls; None: there is only the loop."""
+    """A table in one process. ``direct``: for small blocking calls; None: only the loop."""
 
     opened: Opened
     table: AsyncTable

@@ -270,7 +270,8 @@ def connect(
 def _connect_http(url: str, token: str | None, ca_file: str | os.PathLike[str] | None) -> Database:
     if token is None:
         raise InvalidArgument("connecting over HTTP needs token=; launch wrote one to its data_dir")
-    return Database.open(HttpOrigin(url, token, ca_file and os.path.abspath(ca_file)), url)
+    path = None if ca_file is None else os.path.abspath(ca_file)
+    return Database.open(HttpOrigin(url, token, path), url)
 
 
 def _attach(kind: type[D], link: ClusterLink, home: str = "") -> D:

@@ -7,7 +7,7 @@ methods whose names begin with an underscore. (What differs as a whole stands in
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -290,7 +290,7 @@ class TableApi(OneProcess, AsyncFinds):
         with_versions: bool = False,
         max_staleness: float | None = None,
         timeout: float = SCAN_TIMEOUT_S,
-    ) -> AsyncIterator[pa.RecordBatch]:
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Read rows as batches, tablet by tablet; each tablet at one point of its log.
 
         ``where`` takes the filter lists of ``pyarrow.parquet.read_table(filters=)``. A tablet

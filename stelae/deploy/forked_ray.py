@@ -2,8 +2,8 @@
 
 Ray registers exit handlers that disconnect the driver and end the processes of a Ray that it
 started. A child inherits them, together with the connections to Ray's processes. So a child that
-ends by ``sys.exit`` would take its parent's cluster down. Nothing of Ray works in a forked child, as
-its threads are in the parent; Stelae's own connections do (`stelae.client.connection`).
+ends by ``sys.exit`` would take its parent's cluster down. Nothing of Ray works in a forked child:
+its threads are in the parent. Stelae's own connections do (`stelae.client.connection`).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class ParentsRay:
 def _skip_parents_c_handlers() -> None:
     """Have this process end before exit handlers of C libraries that its parent registered.
 
-    Ray's core worker has one; it waits for threads that are in the parent only. glibc calls handlers
-    in the reverse order, so what the child registers itself from now on is called.
+    Ray's core worker has one; it waits for threads that are in the parent only. glibc calls
+    handlers in reverse order, so those that the child registers from now on are called.
     """
     c_library = ctypes.CDLL(None)
     c_library.on_exit(c_library._exit, None)

@@ -143,9 +143,7 @@ def test_a_copy_in_the_same_process_shares_the_connection(db: Database, table: T
     assert copied.name == "t"
 
 
-def test_secrets_are_in_pickles_and_never_shown(
-    db: Database, table: Table, opened: Doors
-) -> None:
+def test_secrets_are_in_pickles_and_never_shown(db: Database, table: Table, opened: Doors) -> None:
     """`repr` of whatever holds them."""
     token = opened.http.token
     secret = SECRET if db.link is not None else token.encode()

@@ -1,4 +1,4 @@
-"""Which connection a handle uses: that of its process, shared by origin, until the last is closed."""
+"""Which connection a handle uses: that of its process, shared by origin until the last closes."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_child_that_exits_does_not_end_its_parents_ray() -> None:
 def test_a_child_of_a_process_with_ray_is_told_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of a call of Ray's that never returns."""
     monkeypatch.setattr(parents_ray, "is_inherited", True)
-    with pytest.raises(InvalidArgument, match="forked from one that uses it.*data_dir or URL"):
+    with pytest.raises(InvalidArgument, match=r"forked from one that uses it.*data_dir or URL"):
         ray_session.join_ray("auto")
 
 
@@ -114,7 +114,9 @@ def test_a_data_dir_with_orphaned_servers_says_which_process_to_wait_for(tmp_pat
     _, lock = prepare(spec)
     lock.release()
     disk = LocalDisk(tmp_path / "tserver-1")
-    words = rf"tserver-1.*\(process {os.getpid()} .*end by themselves, usually within 30 s.*end that"
+    words = (
+        rf"tserver-1.*\(process {os.getpid()} .*end by themselves, usually within 30 s.*end that"
+    )
     with pytest.raises(AlreadyRunning, match=words):
         prepare(spec)
     disk.close()
