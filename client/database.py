@@ -48,6 +48,7 @@ from stelae.core.messages.catalog import (
     GetTabletLocations,
     IsCreateDone,
     ListTables,
+    TableLocations,
     TabletLocation,
 )
 from stelae.core.messages.masters import (
@@ -199,6 +200,18 @@ class AsyncDatabase(
             return known
         return self._open(TableCache(self._masters, locations))
 
+    @property
+    def master_addresses(self) -> tuple[Address, ...]:
+        """The masters, as far as is known by now."""
+        return self._masters.addresses
+
+    def locations_of(self, table: AsyncTable) -> TableLocations:
+        return table.cache.locations
+
+    def handle(self, locations: TableLocations) -> AsyncTable:
+        known = self._tables.get(locations.table.table_id)
+        return known if known is not None else self._open(TableCache(self._masters, locations))
+
     async def tables(
         self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> list[TableRecord]:
@@ -240,7 +253,8 @@ class AsyncDatabase(
         with self._session.request() as request:
             order = DeleteTable(request, name, if_edition)
             await self._masters.call(DELETE_TABLE, order, timeout_s=timeout)
-        self._tables = {i: table for i, table in self._tables.items() if table.name != name}
+        known = list(self._tables.items())  # at once: `handle` adds tables in other threads
+        self._tables = {i: table for i, table in known if table.name != name}
 
     async def status(
         self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S

@@ -10,10 +10,12 @@ import pyarrow as pa
 
 from stelae.client.finds.index_calls import Progress
 from stelae.client.input.given import check_durability, check_name
+from stelae.client.one_process import OneProcess
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.table.alter import NewColumns
 from stelae.client.table.api import FILL_TIMEOUT_S, TableApi
 from stelae.core.errors import InvalidArgument
+from stelae.core.messages.catalog import TableLocations
 from stelae.core.schema.durability import Durability
 
 H = TypeVar("H", bound=TableApi)
@@ -27,7 +29,7 @@ def check_new_table(name: str, schema: pa.Schema, durability: Durability) -> Non
         raise InvalidArgument(f"schema is a {type(schema).__name__}; give a pyarrow.Schema")
 
 
-class DatabaseApi(ABC, Generic[H]):
+class DatabaseApi(OneProcess, ABC, Generic[H]):
     """Each of its calls opens the table, and makes that table's call of the same name."""
 
     @abstractmethod
@@ -37,6 +39,14 @@ class DatabaseApi(ABC, Generic[H]):
         With ``max_staleness`` (seconds) any master may answer whose state is no older; so it works
         while the masters have no leader. Where tablets are is then a hint, as it always is.
         """
+
+    @abstractmethod
+    def locations_of(self, table: H) -> TableLocations:
+        """What `handle` needs: the table, and where its tablets are, as far as is known here."""
+
+    @abstractmethod
+    def handle(self, locations: TableLocations) -> H:
+        """A handle on a table that was found elsewhere. Asks nobody, and may run in any thread."""
 
     async def alter_table(
         self,

@@ -13,8 +13,6 @@ import ray
 
 from stelae.actors.ray_host.host import cluster_actors
 from stelae.applying.front import start_http
-from stelae.client.aio import Loop
-from stelae.client.database import AsyncDatabase
 from stelae.core.config.settings import Settings
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
@@ -22,6 +20,7 @@ from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.core.ids import Address
 from stelae.core.records.records import ServerKind, ServerState
 from stelae.database.api import Database
+from stelae.database.origins import ClusterOrigin, HttpOrigin
 from stelae.database.progress import words_bar
 from stelae.deploy import cluster_state, launcher, locks, ray_session
 from stelae.deploy.asked import keep_spec
@@ -32,9 +31,6 @@ from stelae.deploy.revoked_tokens import drop_revoked
 from stelae.recovery.engine import EnginePolicy
 from stelae.recovery.spark_link import ClusterLink
 from stelae.recovery.spark_session import stop_session
-from stelae.runtime.client import client_runtime
-from stelae.runtime.tcp.direct import DirectCalls
-from stelae.runtime.tcp.handshake import Credentials
 
 D = TypeVar("D", bound=Database)
 
@@ -45,12 +41,16 @@ Progress = Callable[[str], None]
 
 
 class LaunchedDatabase(Database):
-    """A database whose cluster this process has launched: closing it takes the cluster down."""
+    """A database whose cluster this process has launched: closing it takes the cluster down.
+
+    In a forked child, closing it ends the child's connections only.
+    """
 
     spec: ClusterSpec
     state: cluster_state.ClusterState
     actors: dict[str, Any]
     owns_ray: bool
+    """Whether this process started the Ray that it lives in, for this cluster or for another."""
     lock: locks.LaunchLock
 
     @property
@@ -74,13 +74,17 @@ class LaunchedDatabase(Database):
         ray.get([master.use_engine.remote(engine) for master in masters])
 
     def close(self) -> None:
-        """Stop all servers in order, and Ray if it was started for them. Data stays on disk."""
-        if self._closed:
-            return
+        """Stop all servers in order, and Ray if it was started for them. Data stays on disk.
+
+        In a child that was forked since the launch: only end the child's connections.
+        """
+        was_closed = self._connection.is_closed
         super().close()
+        if was_closed or self.lock.is_of_parent:
+            return
         try:
             if ray.is_initialized():
-                if self.owns_ray and "raydp" in sys.modules:
+                if self.owns_ray and ray_session.is_last() and "raydp" in sys.modules:
                     stop_session()  # of Spark: it cannot outlive the Ray that it runs in
                 tell = _tell_nobody if self.owns_ray else tell_at_rest
                 launcher.take_down(self.state, self.actors, owns_ray=self.owns_ray, tell=tell)
@@ -95,7 +99,7 @@ class LaunchedDatabase(Database):
         """
         if self.owns_ray:
             raise InvalidArgument("this cluster's Ray ends with this process: close it instead")
-        if not self._closed:
+        if not self._connection.is_closed:
             super().close()
             self.lock.release()
 
@@ -143,14 +147,13 @@ def _launch(
         front = _Background(lambda: start_http(spec, state))
         launcher.start_servers(spec, state, actors)
         progress("waiting for the masters")
+        masters = [Address(address) for address in state.masters.values()]
         database: LaunchedDatabase = _attach(
             LaunchedDatabase,
-            spec.cluster,
-            state.secret,
-            [Address(a) for a in state.masters.values()],
-            spec.settings(),
+            ClusterLink(spec.cluster, tuple(masters), state.secret, spec.settings()),
+            str(state.folder),
         )
-        database.spec, database.actors, database.home = spec, actors, str(state.folder)
+        database.spec, database.actors = spec, actors
         database.owns_ray, database.lock = owns_ray, lock
         try:
             _wait_live(database, spec, len(state.masters))
@@ -253,39 +256,23 @@ def connect(
         return _connect_http(cluster, token, ca_file)
     if cluster_state.is_folder(cluster):
         state = cluster_state.load_state(cluster)
-        masters = [Address(address) for address in state.masters.values()]
-        database = _attach(Database, state.cluster, state.secret, masters, Settings())
+        masters = tuple(Address(address) for address in state.masters.values())
+        link = ClusterLink(state.cluster, masters, state.secret, Settings())
+        database = _attach(Database, link, os.path.abspath(cluster))
         database.ray_address = state.ray_address or "auto"
-        database.home = cluster
         return database
     if not ray.is_initialized():
         ray_session.join_ray("auto")
     plan, found = launcher.find_cluster(cluster)
-    return _attach(Database, cluster, plan.secret, found, plan.settings)
+    return _attach(Database, ClusterLink(cluster, tuple(found), plan.secret, plan.settings))
 
 
 def _connect_http(url: str, token: str | None, ca_file: str | os.PathLike[str] | None) -> Database:
-    from stelae.client.http.database import HttpDatabase
-
     if token is None:
         raise InvalidArgument("connecting over HTTP needs token=; launch wrote one to its data_dir")
-    loop = Loop()
-    return Database(loop, HttpDatabase(url, token, ca_file=ca_file), url)  # type: ignore[arg-type]
+    path = None if ca_file is None else os.path.abspath(ca_file)
+    return Database.open(HttpOrigin(url, token, path), url)
 
 
-def _attach(
-    kind: type[D], cluster: str, secret: bytes, masters: list[Address], settings: Settings
-) -> D:
-    loop = Loop()
-
-    async def open_database() -> AsyncDatabase:
-        return AsyncDatabase(client_runtime(cluster, secret), masters, settings)
-
-    try:
-        calls = DirectCalls(Credentials(cluster, secret))
-        database = kind(loop, loop.run(open_database()), cluster, calls)
-        database.link = ClusterLink(cluster, tuple(masters), secret, settings)
-        return database
-    except BaseException:
-        loop.close()
-        raise
+def _attach(kind: type[D], link: ClusterLink, home: str = "") -> D:
+    return kind.open(ClusterOrigin(link, home), link.cluster)

@@ -30,6 +30,7 @@ from stelae.client.database import DEFAULT_DURABILITY
 from stelae.cluster import connect
 from stelae.connectors.feast_rows import Batch, Given, Layout, Read, feast_rows, layout_of
 from stelae.connectors.feast_tables import ViewTables
+from stelae.core.forks import forget_in_children
 from stelae.core.schema.durability import parse_durability
 from stelae.database.api import Database
 
@@ -71,6 +72,11 @@ class StelaeOnlineStore(OnlineStore):  # type: ignore[misc]
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._opened: tuple[Database, ViewTables] | None = None
+        forget_in_children(self)
+
+    def forget(self) -> None:
+        """See `stelae.core.forks.OfOneProcess`: workers that are forked connect by themselves."""
+        self._lock, self._opened = threading.Lock(), None
 
     def __reduce__(self) -> tuple[type[StelaeOnlineStore], tuple[()]]:
         return type(self), ()  # a copy in another process connects by itself

@@ -80,7 +80,9 @@ class TableFinds(AsyncFinds):
             except (IndexNotFound, ColumnNotFound, SchemaChanged):
                 if is_last:
                     raise
-                await self.cache.refresh()  # it may be there since, or be called otherwise
+                # It may be there since, or be called otherwise.
+                left_s = deadline - self.runtime.clock.monotonic()
+                await self.cache.refresh_within(left_s, f"find by {asked.column!r}")
                 if self.known.schema.version <= known.schema.version:
                     raise
         raise AssertionError("the last attempt answers or raises")

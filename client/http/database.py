@@ -42,7 +42,7 @@ from stelae.core.errors import (
     InvalidArgument,
 )
 from stelae.core.ids import ClientId, make_uuid
-from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.catalog import TableLocations, TabletLocation
 from stelae.core.records.records import TableRecord
 from stelae.core.schema.durability import Durability
 from stelae.core.schema.partition import Partitioning
@@ -155,6 +155,12 @@ class HttpDatabase(DatabaseApi[HttpTable]):
 
     def _open(self, described: Mapping[str, Any]) -> HttpTable:
         return HttpTable(self._transport, self._session, table_record(described))
+
+    def locations_of(self, table: HttpTable) -> TableLocations:
+        return TableLocations(table.record, ())  # the server knows where tablets are
+
+    def handle(self, locations: TableLocations) -> HttpTable:
+        return HttpTable(self._transport, self._session, locations.table)
 
     async def tables(
         self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S

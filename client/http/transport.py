@@ -37,7 +37,9 @@ LONGEST_PAUSE_S = 1.0
 SHORTEST_S = 0.001
 """Of the time that a server is told to have: less is written as nothing, which it refuses."""
 GRACE_S = 2.0
-"""How much longer than the server this end waits: its answer says more than our giving up."""
+GRACE_SHARE = 0.1
+"""How much less time than this end the server is told to have: `GRACE_S`, and at most this share of
+the time. Its answer says more than this end's giving up."""
 CONNECT_TIMEOUT_S = 10.0
 MAX_SAID = 200
 LOST_STATUSES = (408, 500, 502, 504)
@@ -65,6 +67,7 @@ class HttpTransport:
         self.url = url.rstrip("/")
         self.rng = rng
         self._token = token
+        self._has_answered = False
         self._client = client or httpx.AsyncClient(
             verify=_believed(ca_file) if parts.scheme == "https" else True,
             limits=httpx.Limits(max_connections=100),
@@ -110,6 +113,8 @@ class HttpTransport:
                     raise
                 unknown = error
             except (RetryLater, RetryElsewhere) as error:
+                if isinstance(error, Unavailable) and not self._may_come(error):
+                    raise
                 last, wait_s = error, wait_s_of(error)
                 if wait_s > deadline - loop.time():
                     raise unknown or error from None  # before that it is refused again
@@ -130,27 +135,54 @@ class HttpTransport:
         content: bytes,
         headers: Mapping[str, str] | None,
     ) -> httpx.Response:
+        told_s = left_s - min(GRACE_S, left_s * GRACE_SHARE)
         all_headers = {
             "Authorization": f"Bearer {self._token}",
-            TIMEOUT_HEADER: f"{min(max(left_s, SHORTEST_S), 600.0):.3f}",
+            TIMEOUT_HEADER: f"{min(max(told_s, SHORTEST_S), 600.0):.3f}",
             **(headers or {}),
         }
-        limit = httpx.Timeout(left_s + GRACE_S, connect=min(CONNECT_TIMEOUT_S, left_s))
+        limit = httpx.Timeout(left_s, connect=min(CONNECT_TIMEOUT_S, left_s))
         try:
-            async with asyncio.timeout(left_s + GRACE_S):
+            async with asyncio.timeout(left_s):
                 response = await self._client.request(
                     method, self.url + path, content=content, headers=all_headers, timeout=limit
                 )
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise Unavailable(self.url, str(error) or type(error).__name__) from error
+            raise Unavailable(self.url, self._why_not(error)) from error
         except (httpx.TransportError, TimeoutError) as error:
             raise OutcomeUnknown(self.url, what, left_s) from error
+        self._has_answered = True
         if response.status_code >= 300:
             raise _error_of(response, self.url, what, left_s)
         return response
 
+    def _may_come(self, error: Unavailable) -> bool:
+        """Whether to try again. A front that has answered before is being restarted; one that never
+        has is a mistake in the URL, or is not up."""
+        return self._has_answered or not _nobody_listens(error)
+
+    def _why_not(self, error: httpx.TransportError) -> str:
+        if not _nobody_listens(error):
+            return str(error) or type(error).__name__
+        if self._has_answered:
+            return "nobody listens there any more; the HTTP front may be restarting"
+        return (
+            "nobody listens there; check host and port (cluster.json in the cluster's data_dir has "
+            "the URL), and that the cluster is up and has `serve:` in its cluster.yaml"
+        )
+
     async def close(self) -> None:
         await self._client.aclose()
+
+
+def _nobody_listens(error: BaseException) -> bool:
+    """Whether the connection was refused."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _believed(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext | bool:

@@ -8,7 +8,7 @@ from stelae.client.input.split_tablets import Parts, WasSplit
 from stelae.client.routing.group_route import GroupRoute
 from stelae.client.routing.indexlets import IndexletCache
 from stelae.client.routing.masters import MastersClient
-from stelae.core.errors import TableNotFound
+from stelae.core.errors import DeadlineExpired, TableNotFound
 from stelae.core.ids import TableId, TabletId
 from stelae.core.messages.catalog import GET_TABLE, GetTable, TableLocations, TabletLocation
 from stelae.core.records.records import TableRecord, TabletState
@@ -44,6 +44,11 @@ class TableCache:
         self.parts = Parts(tablets, count)
         for route in known.values():
             route.is_gone = True
+
+    @property
+    def locations(self) -> TableLocations:
+        """What is known of the table now, as masters say it."""
+        return TableLocations(self.table, tuple(self._tablets.values()))
 
     def _route(
         self, location: TabletLocation, known: dict[TabletId, GroupRoute]
@@ -101,6 +106,19 @@ class TableCache:
             self._refreshing = asyncio.create_task(self._refresh())
             self._refreshing.add_done_callback(self._refreshed)
         await asyncio.shield(self._refreshing)
+
+    async def refresh_within(self, limit_s: float, what: str) -> None:
+        """As `refresh`, for a call that goes on with what masters say.
+
+        Raises:
+            DeadlineExpired: they did not answer within ``limit_s``.
+        """
+        try:
+            async with asyncio.timeout(max(limit_s, 0.0)):
+                await self.refresh()
+        except TimeoutError:
+            masters = ", ".join(self.masters.addresses)
+            raise DeadlineExpired(what, f"the masters {masters}") from None
 
     def _refreshed(self, task: asyncio.Task[None]) -> None:
         if self._refreshing is task:

@@ -7,7 +7,7 @@ methods whose names begin with an underscore. (What differs as a whole stands in
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from stelae.client.finds.index_calls import Progress
 from stelae.client.input.convert import Key, Rows
 from stelae.client.input.filters import Where
 from stelae.client.input.given import check_name
+from stelae.client.one_process import OneProcess
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.part import Versions
 from stelae.client.table.alter import AskedAlter, NewColumns
@@ -53,7 +54,7 @@ class AskedScan:
     timeout_s: float
 
 
-class TableApi(AsyncFinds):
+class TableApi(OneProcess, AsyncFinds):
     """See the module."""
 
     # ---- what it is -------------------------------------------------------------------------
@@ -289,7 +290,7 @@ class TableApi(AsyncFinds):
         with_versions: bool = False,
         max_staleness: float | None = None,
         timeout: float = SCAN_TIMEOUT_S,
-    ) -> AsyncIterator[pa.RecordBatch]:
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Read rows as batches, tablet by tablet; each tablet at one point of its log.
 
         ``where`` takes the filter lists of ``pyarrow.parquet.read_table(filters=)``. A tablet

@@ -108,9 +108,12 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
         other._use(msgspec.structs.replace(record, schema=schema))
         return other
 
-    async def _newer_than(self, known: KnownTable, error: SchemaChanged) -> KnownTable:
+    async def _newer_than(
+        self, known: KnownTable, error: SchemaChanged, deadline: float
+    ) -> KnownTable:
         """The table after an alter that a call came too late for; ``error`` if there is none."""
-        await self.cache.refresh()
+        limit_s = deadline - self.runtime.clock.monotonic()
+        await self.cache.refresh_within(limit_s, f"a call on altered table {known.name!r}")
         if self._pinned or self.known.schema.version <= known.schema.version:
             raise error
         return self.known
@@ -167,7 +170,7 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
         try:
             reply = await self._send_one(one, timeout_s, tried)
         except SchemaChanged as error:
-            one.known = known = await self._newer_than(one.known, error)
+            one.known = known = await self._newer_than(one.known, error, deadline)
             one.columns = chosen_columns(one.columns or None, known.schema, known.name)
             if not known.schema.is_plain:
                 key = dict(zip(known.schema.key, one.key, strict=True))
@@ -241,7 +244,7 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
         try:
             return await self._find_many(wanted, timeout_s)
         except SchemaChanged as error:
-            wanted.known = known = await self._newer_than(wanted.known, error)
+            wanted.known = known = await self._newer_than(wanted.known, error, deadline)
             wanted.columns = chosen_columns(wanted.columns or None, known.schema, known.name)
             return await self._find_many(wanted, deadline - clock.monotonic())
 
@@ -302,7 +305,8 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
             except SchemaChanged as error:
                 if not is_first:
                     raise  # rows were handed out in the columns of before
-                await self._newer_than(wanted.known, error)
+                deadline = self.runtime.clock.monotonic() + asked.timeout_s  # of each tablet
+                await self._newer_than(wanted.known, error, deadline)
                 wanted = self._wanted(asked)
                 batches = await scan_wanted(wanted, *read)
             is_first = False
@@ -320,7 +324,7 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
         try:
             return await scan_all(self.runtime, self.cache, wanted, asked.limit, asked.timeout_s)
         except SchemaChanged as error:
-            await self._newer_than(wanted.known, error)
+            await self._newer_than(wanted.known, error, deadline)
             left_s = deadline - clock.monotonic()
             again = self._wanted(asked)
             return await scan_all(self.runtime, self.cache, again, asked.limit, left_s)

@@ -272,7 +272,8 @@ class TableWriter:
         try:
             return await self._send_part(part, request, timeout_s, tried)
         except SchemaChanged:
-            await self._cache.refresh()
+            left_s = deadline - clock.monotonic()
+            await self._cache.refresh_within(left_s, f"a write to altered table {self._name!r}")
             fresh = self._cache.table.schema
             if fresh.version <= part.schema_version:
                 raise

@@ -7,17 +7,17 @@ of the ordinary ends in an error, and the caller takes the ordinary way
 (`stelae.runtime.tcp.peers`), with the same request id.
 
 Invariants: `Unavailable`, `Overloaded`, `TooLarge` mean that the request was surely not sent. A
-connection is used again only after the whole answer to its last call came; else it is closed. The
-connections of a process are not used by one forked from it. (design.md §4)
+connection is used again only after the whole answer to its last call came; else it is closed. A
+forked child closes its copies of the connections, and counts as closed. (design.md §4)
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import threading
 import time
+import weakref
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,6 +31,7 @@ from stelae.core.errors import (
     Unavailable,
     decode_error,
 )
+from stelae.core.forks import forget_in_children
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import SINGLE_BYTES_MAX, Method
 from stelae.runtime.tcp.connection import set_socket_options
@@ -67,13 +68,17 @@ class DirectCalls:
         self._credentials = credentials
         self._limits = limits or Limits()
         self._closed = False
-        self._begin()
-
-    def _begin(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: dict[Address, list[_Line]] = {}
         self._in_use: dict[Address, int] = {}
+        self._lines: weakref.WeakSet[_Line] = weakref.WeakSet()
+        forget_in_children(self)
+
+    def forget(self) -> None:
+        """See `stelae.core.forks.OfOneProcess`: answers on these connections are the parent's."""
+        self._lock, self._closed, self._idle = threading.Lock(), True, {}
+        for line in list(self._lines):
+            line.close()
 
     def call(
         self,
@@ -125,8 +130,6 @@ class DirectCalls:
                 line.close()
 
     def _take(self, address: Address, timeout_s: float) -> _Line:
-        if self._pid != os.getpid():
-            self._begin()  # what there was is the parent's: it answers there
         while True:
             with self._lock:
                 if self._closed:
@@ -144,7 +147,9 @@ class DirectCalls:
                 continue
             try:
                 limit_s = min(timeout_s, HANDSHAKE_TIMEOUT_S)
-                return _Line(address, self._credentials, self._limits, limit_s)
+                made = _Line(address, self._credentials, self._limits, limit_s)
+                self._lines.add(made)
+                return made
             except BaseException:
                 self._give_back(address, None, usable=False)
                 raise
@@ -184,6 +189,8 @@ class _Line:
             self._shake_hands(ClientHandshake(credentials, address), deadline)
         except BaseException as error:
             self._socket.close()
+            if isinstance(error, BlockingIOError):  # the limit that the kernel keeps
+                raise Unavailable(address, f"no handshake within {timeout_s:.3g} s") from error
             if isinstance(error, OSError):
                 raise Unavailable(address, f"no handshake: {error}") from error
             raise

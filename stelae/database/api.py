@@ -2,18 +2,22 @@
 
 Everything is done by `stelae.client` on a loop of its own; these classes block for it, except that
 calls of one row or a few go straight from the caller's thread. All errors are of `stelae.errors`.
+
+Both may be used in a forked child and be pickled: `stelae.client.connection` has the connection of
+the process that makes a call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from stelae.client.aio import Bridged, Loop
+from stelae.client.connection import Connection, DirectCaller, Opened, Origin, TableHandle
 from stelae.client.database import DEFAULT_DURABILITY, AsyncDatabase
 from stelae.client.input.convert import Key, Rows, to_arrow
 from stelae.client.input.filters import Where
@@ -29,22 +33,40 @@ from stelae.core.schema.partition import Partitioning
 from stelae.database.backups import Backups
 from stelae.database.indexes import DatabaseIndexes, TableIndexes
 from stelae.database.operations import Operations
+from stelae.database.origins import ClusterOrigin
 from stelae.database.progress import count_bar
-from stelae.recovery.spark_link import ClusterLink
-from stelae.runtime.tcp.direct import DirectCalls
+
+if TYPE_CHECKING:
+    from stelae.recovery.spark_link import ClusterLink
 
 Versions = NDArray[np.uint64]
 LOAD_BATCH_BYTES = 16 << 20
 
 
 class Table(TableIndexes):
-    """One table. Calls block; ``table.aio`` has the same calls as coroutines."""
+    """One table. Calls block; ``table.aio`` has the same calls as coroutines, for any event loop.
 
-    def __init__(self, loop: Loop, table: AsyncTable, calls: DirectCalls | None = None) -> None:
-        self._loop = loop
-        self._table = table
-        self._direct = BlockingTable(table, calls, loop.run) if calls is not None else None
-        self.aio = Bridged(loop, table)
+    It can be pickled, and be used in a forked child: it connects again there at the first call.
+    """
+
+    def __init__(self, handle: TableHandle) -> None:
+        self._handle = handle
+        self.aio = cast("AsyncTable", Bridged(handle))
+
+    def __reduce__(self) -> Any:
+        return Table, (self._handle,)
+
+    @property
+    def _loop(self) -> Loop:
+        return self._handle.now().opened.loop
+
+    @property
+    def _table(self) -> AsyncTable:
+        return cast("AsyncTable", self._handle.known())
+
+    @property
+    def _direct(self) -> BlockingTable | None:
+        return self._handle.now().direct
 
     @property
     def name(self) -> str:
@@ -253,32 +275,63 @@ class Table(TableIndexes):
 
 
 class Database(Operations, DatabaseIndexes, Backups):
-    """A cluster, as its user sees it. Close it when done; a launched cluster then ends with it."""
+    """A cluster, as its user sees it. Close it when done; a launched cluster then ends with it.
+
+    It can be pickled, and be used in a forked child: it connects again there at the first call.
+    ``close`` ends what the process that calls it has of the connection.
+    """
 
     def __init__(
         self,
         loop: Loop,
         database: AsyncDatabase,
         cluster: str,
-        calls: DirectCalls | None = None,
+        calls: DirectCaller | None = None,
     ) -> None:
-        """``calls``: for small blocking calls, past the loop; None where the connection is HTTP."""
-        self._loop = loop
-        self._database = database
-        self._calls = calls
-        self._closed = False
+        """A database that only this process can use; `over` makes others.
+
+        ``calls``: for small blocking calls, past the loop; None where the connection is HTTP.
+        """
+        self._begin(Connection(Opened(loop, database, calls), None), cluster)
+
+    @classmethod
+    def over(cls, connection: Connection, cluster: str) -> Self:
+        """The database of a connection."""
+        made = cls.__new__(cls)
+        made._begin(connection, cluster)
+        return made
+
+    @classmethod
+    def open(cls, origin: Origin, cluster: str) -> Self:
+        """Connect. Waits for no server."""
+        return cls.over(Connection(origin.open(), origin), cluster)
+
+    def _begin(self, connection: Connection, cluster: str) -> None:
+        self._connection = connection
         self.cluster = cluster
-        self.link: ClusterLink | None = None
+        origin = connection.origin
+        of_cluster = origin if isinstance(origin, ClusterOrigin) else None
+        self.link: ClusterLink | None = None if of_cluster is None else of_cluster.link
         """How Spark tasks reach the cluster; None where the connection is HTTP."""
         self.ray_address = "auto"
         """Of the Ray that the cluster lives in, for changes of its servers."""
-        self.home = ""
+        self.home = "" if of_cluster is None else of_cluster.home
         """A folder with the cluster's files, if it was connected by one."""
-        self.aio = Bridged(loop, database, self._wrap_async)
+        self.aio = cast("AsyncDatabase", Bridged(connection))
 
-    def _wrap_async(self, found: Any) -> Any:
-        is_table = isinstance(found, self._database.table_class)
-        return Bridged(self._loop, found) if is_table else found
+    def __reduce__(self) -> Any:
+        return _unpickled, (self._connection, self.cluster, self.ray_address)
+
+    @property
+    def _loop(self) -> Loop:
+        return self._connection.opened().loop
+
+    @property
+    def _database(self) -> AsyncDatabase:
+        return self._connection.opened().database
+
+    def _open(self, table: AsyncTable) -> Table:
+        return Table(TableHandle(self._connection, table))
 
     def create_table(
         self,
@@ -310,7 +363,7 @@ class Database(Operations, DatabaseIndexes, Backups):
                 timeout=timeout,
             )
         )
-        return Table(self._loop, made, self._calls)
+        return self._open(made)
 
     def is_create_done(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
         """Whether every tablet of a table has been created; raises `TableNotFound`."""
@@ -323,7 +376,7 @@ class Database(Operations, DatabaseIndexes, Backups):
         so that it works while the masters have no leader.
         """
         found = self._loop.run(self._database.table(name, max_staleness=max_staleness))
-        return Table(self._loop, found, self._calls)
+        return self._open(found)
 
     def __getitem__(self, name: str) -> Table:
         return self.table(name)
@@ -449,13 +502,9 @@ class Database(Operations, DatabaseIndexes, Backups):
         return self._loop.run(work)
 
     def close(self) -> None:
-        """End the connections; again is fine."""
-        if not self._closed:
-            self._closed = True
-            if self._calls is not None:
-                self._calls.close()
-            self._loop.run(self._database.close())
-            self._loop.close()
+        """End the connections of this process; again is fine. Those of a parent, of children, and
+        of other databases and tables that were unpickled here, go on."""
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -473,6 +522,13 @@ class Database(Operations, DatabaseIndexes, Backups):
             return database_html(self.cluster, self.status())
         except StelaeError as error:
             return unreachable_html(self.cluster, error)
+
+
+def _unpickled(connection: Connection, cluster: str, ray_address: str) -> Database:
+    """A launched database too comes as a plain one: its cluster is of the process that launched."""
+    found = Database.over(connection, cluster)
+    found.ray_address = ray_address
+    return found
 
 
 def check_timeout(timeout: float) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -26,9 +26,16 @@ FILL_TIMEOUT_S = 3600.0
 class TableIndexes:
     """See the module."""
 
-    _loop: Loop
-    _table: AsyncTable
-    _direct: BlockingTable | None
+    if TYPE_CHECKING:
+
+        @property
+        def _loop(self) -> Loop: ...
+
+        @property
+        def _table(self) -> AsyncTable: ...
+
+        @property
+        def _direct(self) -> BlockingTable | None: ...
 
     @takes(find)
     def find(self, asked: Asked) -> pa.Table:
@@ -91,8 +98,13 @@ class TableIndexes:
 class DatabaseIndexes:
     """See the module."""
 
-    _loop: Loop
-    _database: AsyncDatabase
+    if TYPE_CHECKING:
+
+        @property
+        def _loop(self) -> Loop: ...
+
+        @property
+        def _database(self) -> AsyncDatabase: ...
 
     def create_index(
         self,

@@ -38,8 +38,13 @@ class SafekeeperOperations:
     A safekeeper is named by its id, or by its name if only one of that name lives.
     """
 
-    _loop: Loop
-    _database: AsyncDatabase
+    if TYPE_CHECKING:
+
+        @property
+        def _loop(self) -> Loop: ...
+
+        @property
+        def _database(self) -> AsyncDatabase: ...
 
     link: ClusterLink | None
     """None where the connection is HTTP."""

@@ -7,7 +7,7 @@ None of it goes over a `Database` that is connected by HTTP: there, `/v1/tokens`
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stelae.client.admin.tokens import CALL_TIMEOUT_S
 from stelae.client.aio import Loop
@@ -18,8 +18,13 @@ from stelae.core.records.tokens import hash_token
 class TokenOperations:
     """The part of `Database` that is about tokens."""
 
-    _loop: Loop
-    _database: AsyncDatabase
+    if TYPE_CHECKING:
+
+        @property
+        def _loop(self) -> Loop: ...
+
+        @property
+        def _database(self) -> AsyncDatabase: ...
 
     def _require_inside(self) -> None:
         raise NotImplementedError

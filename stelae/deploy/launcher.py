@@ -43,7 +43,14 @@ from stelae.deploy.cluster_state import (
     newest,
 )
 from stelae.deploy.left_out import check_left_out
-from stelae.deploy.locks import END_TIMEOUT_S, LaunchLock, is_locked, wait_ended
+from stelae.deploy.locks import (
+    END_TIMEOUT_S,
+    ORPHANS_END_S,
+    LaunchLock,
+    is_locked,
+    server_holder,
+    wait_ended,
+)
 from stelae.deploy.ports import check_http_place, check_master_ports
 from stelae.recovery.spark_session import SessionSize
 from stelae.runtime.free_ports import free_ports
@@ -135,10 +142,7 @@ def prepare(spec: ClusterSpec) -> tuple[ClusterState, LaunchLock]:
             state = _read_or_make(spec, folder)
             names = [plan.name for plan in plans(spec, state)]
             if busy := next((name for name in names if is_locked(folder / name)), None):
-                raise AlreadyRunning(
-                    f"data_dir {folder} is in use: {busy} of cluster {spec.cluster!r} runs on it; "
-                    "change it with `stelae apply`, or take it down with `stelae down`"
-                )
+                raise AlreadyRunning(_in_use(folder, busy, spec.cluster))
             check_left_out(spec, names)
             _check_http_port(spec)
             if spec.placement is None:  # else they may be on other machines
@@ -149,6 +153,18 @@ def prepare(spec: ClusterSpec) -> tuple[ClusterState, LaunchLock]:
     except OSError as error:
         raise InvalidArgument(f"data_dir {folder}: {error.strerror or error}") from error
     return state, lock
+
+
+def _in_use(folder: Path, server: str, cluster: str) -> str:
+    """What to do about a server on a data_dir that no launching process holds."""
+    pid = server_holder(folder / server)
+    return (
+        f"data_dir {folder} is in use: {server} of cluster {cluster!r} (process {pid or 'unknown'} "
+        "of its machine) runs on it. If its Ray runs, change the cluster with `stelae apply`, or "
+        "take it down with `stelae down`. If the process that launched it was killed, its servers "
+        f"end by themselves, usually within {ORPHANS_END_S:g} s: launch again then, or end that "
+        "process"
+    )
 
 
 def _check_driver(spec: ClusterSpec) -> None:
@@ -276,6 +292,7 @@ def take_down(
 
     Only ``actors``, and the Spark that goes with them: a launch that is refused because the cluster
     runs has none, and ends none. ``tell`` is told before they end, while they can hear of it.
+    ``owns_ray``: Ray was started by this process; it ends with the last cluster that lives in it.
 
     Raises:
         StelaeError: some server's process does not end; the text names it.
@@ -283,12 +300,14 @@ def take_down(
     state = newest(state)  # the front may have come, or moved, meanwhile
     if actors:  # those that there are now: servers were changed, Spark was started on demand
         actors = cluster_actors(state.cluster) or actors
-    if state.http and not owns_ray:
-        stop_http(state)
-    tell(state)
-    kill_servers(actors, grace_s=grace_s)
-    if owns_ray:
-        ray_session.end_ray()
+    try:
+        if state.http and not (owns_ray and ray_session.is_last()):
+            stop_http(state)
+        tell(state)
+        kill_servers(actors, grace_s=grace_s)
+    finally:
+        if owns_ray:
+            ray_session.end_ray()
     left = wait_ended(Path(state.data_dir) / name for name in actors)
     if left:
         raise StelaeError(f"{', '.join(left)} did not end within {END_TIMEOUT_S:g} s")

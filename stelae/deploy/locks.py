@@ -9,15 +9,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stelae.core.errors import AlreadyRunning
+from stelae.core.forks import forget_in_children
 from stelae.runtime.files import LOCK_FILE as SERVER_LOCK_FILE
 
 LOCK_FILE = "launch.lock"
 END_TIMEOUT_S = 15.0
 POLL_S = 0.02
+ORPHANS_END_S = 30.0
+"""Within this time servers usually end by themselves whose Ray ended with a killed driver."""
 
 
 class LaunchLock:
-    """Held by the process that launches a cluster, from before it looks until it is down.
+    """Held by the process that launches a cluster, from before it looks until it is down; never by
+    a child that it forks, which may outlive it.
 
     Raises:
         AlreadyRunning: another process holds it; the text names its pid.
@@ -25,6 +29,8 @@ class LaunchLock:
 
     def __init__(self, folder: Path) -> None:
         self._descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.is_of_parent = False
+        """Whether this process was forked from the one that holds it."""
         if not _try_lock(self._descriptor):
             holder = os.pread(self._descriptor, 32, 0).decode(errors="replace").strip()
             self.release()
@@ -35,6 +41,12 @@ class LaunchLock:
             )
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+        forget_in_children(self)
+
+    def forget(self) -> None:
+        """See `stelae.core.forks.OfOneProcess`. An inherited descriptor would keep the lock."""
+        self.is_of_parent = True
+        self.release()
 
     def release(self) -> None:
         """Let go; again is fine."""
@@ -45,8 +57,17 @@ class LaunchLock:
 
 def lock_holder(folder: str | Path) -> int:
     """Pid of the process that holds a cluster's launch lock; 0 if nobody does."""
+    return _holder(Path(folder) / LOCK_FILE)
+
+
+def server_holder(folder: Path) -> int:
+    """Pid of the server that runs on this folder; 0 if none does."""
+    return _holder(folder / SERVER_LOCK_FILE)
+
+
+def _holder(file: Path) -> int:
     try:
-        descriptor = os.open(Path(folder) / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return 0
     try:

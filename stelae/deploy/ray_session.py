@@ -16,6 +16,7 @@ import ray
 from stelae.actors.ray_host.host import NAMESPACE
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.errors import InvalidArgument, Unavailable
+from stelae.deploy.forked_ray import parents_ray
 from stelae.recovery.java import find_java, java_environment
 from stelae.serve.environment import remove_sockets, set_environment
 
@@ -26,16 +27,40 @@ COMMAND_LINE_GRACE_S = 1.0
 STARTS = 3  # Ray gives up on a start after 30 s, which a machine that is busy for a while needs
 
 
+class _OwnRay:
+    """The Ray that this process started, with the number of its clusters that live there."""
+
+    def __init__(self) -> None:
+        self.clusters = 0
+        self._node: Any = None
+
+    def started(self) -> None:
+        """Its first cluster is being launched."""
+        self.clusters, self._node = 1, ray._private.worker._global_node
+
+    def joined(self) -> bool:
+        """Count one more cluster; false if the Ray that is connected is somebody else's."""
+        is_own = bool(self.clusters) and self._node is ray._private.worker._global_node
+        self.clusters += is_own
+        return is_own
+
+
+_own_ray = _OwnRay()
+
+
 def start_ray(spec: ClusterSpec) -> bool:
-    """Start or join Ray as the spec says; true if this process started it.
+    """Start or join Ray as the spec says; true if it is this process's own.
+
+    Its own Ray takes further clusters, and lives until `end_ray` was called for each of them.
 
     What must stand in the environment before Ray starts is set here: the auth mode (a cluster with
     two modes kills actors), that workers run at ordinary priority (Ray's default of nice 15 makes
     a store wait for every other program of the machine), Serve's HAProxy, and Java for RayDP where
     there is one.
     """
+    parents_ray.refuse("a launch")
     if ray.is_initialized():
-        return False
+        return _own_ray.joined()
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -55,6 +80,7 @@ def start_ray(spec: ClusterSpec) -> bool:
     except BaseException:
         remove_sockets()
         raise
+    _own_ray.started()
     if (former := sys.modules.get("ray.serve.context")) is not None:
         # Serve keeps its controller's handle by job id, the same in each Ray a process starts.
         former._set_global_client(None)
@@ -80,8 +106,17 @@ def _start_local(options: dict[str, Any]) -> None:
             logger.warning("Ray did not start (try %d of %d): %s", start, STARTS, error)
 
 
+def is_last() -> bool:
+    """Whether this process's own Ray ends with the next `end_ray`."""
+    return _own_ray.clusters <= 1
+
+
 def end_ray() -> None:
-    """End the Ray that `start_ray` started, with what was made for it."""
+    """End the Ray that `start_ray` started, with what was made for it, unless other clusters that
+    this process launched live there."""
+    _own_ray.clusters = max(_own_ray.clusters - 1, 0)
+    if _own_ray.clusters:
+        return
     try:
         ray.shutdown()
     finally:
@@ -89,7 +124,13 @@ def end_ray() -> None:
 
 
 def join_ray(address: str) -> None:
-    """Join a Ray that runs: ``auto`` or its address. Raises Unavailable if there is none."""
+    """Join a Ray that runs: ``auto`` or its address.
+
+    Raises:
+        InvalidArgument: this process was forked from one that uses Ray.
+        Unavailable: there is none.
+    """
+    parents_ray.refuse(f"joining the Ray at {address!r}")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     try:
         _init_ray(address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import math
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from stelae.client.http.database import HttpDatabase
+from stelae.client.http.protocol import TIMEOUT_HEADER
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
@@ -168,6 +170,48 @@ async def test_a_lost_answer_is_asked_for_again_and_the_write_done_once(world: W
     await database.close()
 
 
+async def test_a_front_that_was_there_is_waited_for(world: World) -> None:
+    """A refused connection is repeated once the front has answered, as it may be restarting."""
+    inner, refusals_left = httpx.ASGITransport(world.app), 0
+
+    class Restarting(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            nonlocal refusals_left
+            if refusals_left:
+                refusals_left -= 1
+                raise httpx.ConnectError("refused") from ConnectionRefusedError()
+            return await inner.handle_async_request(request)
+
+    client = httpx.AsyncClient(transport=Restarting())
+    database = HttpDatabase("http://stelae", world.tokens[Role.ADMIN], client)
+    before = await database.tables()
+    refusals_left = 2
+    assert await database.tables(timeout=60.0) == before
+    assert not refusals_left
+    refusals_left = 1_000_000
+    with pytest.raises(Unavailable, match="may be restarting"):
+        await database.tables(timeout=0.2)
+    await database.close()
+
+
+async def test_a_silent_front_ends_a_call_by_its_deadline() -> None:
+    """The server is told to have less time than the call, so that its own answer comes before."""
+    told: list[str] = []
+
+    async def silent(request: httpx.Request) -> httpx.Response:
+        told.append(request.headers[TIMEOUT_HEADER])
+        await asyncio.Event().wait()
+        raise AssertionError("nobody wakes it")
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(silent))
+    database = HttpDatabase("http://stelae", "x", client)
+    with pytest.raises(OutcomeUnknown):
+        await database.delete_table("t", timeout=0.2)
+    assert len(told) == 1
+    assert float(told[0]) < 0.2
+    await database.close()
+
+
 async def test_a_scan_that_breaks_off_is_never_taken_for_whole(world: World) -> None:
     """An Arrow stream without its end marker is an error."""
     inner = httpx.ASGITransport(world.app)
@@ -199,8 +243,8 @@ async def test_wrong_tokens_and_dead_servers_are_told_apart(world: World) -> Non
     with pytest.raises(InvalidArgument, match="http"):
         HttpDatabase("stelae:8000", "x")
     nobody = HttpDatabase("http://127.0.0.1:1", "x")
-    with pytest.raises(Unavailable):
-        await nobody.tables(timeout=0.2)
+    with pytest.raises(Unavailable, match="nobody listens there; check host and port"):
+        await nobody.tables(timeout=600.0)  # at once: it is a mistake in the URL
     await nobody.close()
 
     async def broken(request: httpx.Request) -> httpx.Response:

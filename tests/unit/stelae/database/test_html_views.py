@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from stelae.client.aio import Loop
+from stelae.client.connection import Connection, Opened, TableHandle
 from stelae.client.http.table import HttpTable
 from stelae.core.errors import NoQuorum
 from stelae.core.schema.durability import segments
@@ -45,12 +46,13 @@ async def test_a_cluster_shows_its_tables_and_what_is_not_well(tmp_path: Path) -
         assert "<li>and 2 more</li>" in database_html("c", status)
 
         loop = Loop()
-        shown = Table(loop, table)._repr_html_()
+        connection = Connection(Opened(loop, cluster.database, None), None)
+        shown = Table(TableHandle(connection, table))._repr_html_()
         assert "<td>id</td><td>int64</td><td>key, not null</td>" in shown
         assert "<td>&lt;b&gt;</td><td>list&lt;item: string&gt;</td><td></td>" in shown
         assert "<td>n</td><td>uint8</td><td>indexed</td>" in shown
         over_http: Any = HttpTable(None, None, table.record)  # type: ignore[arg-type]
-        assert Table(loop, over_http)._repr_html_() == shown
+        assert Table(TableHandle(connection, over_http))._repr_html_() == shown
         loop.close()
 
 

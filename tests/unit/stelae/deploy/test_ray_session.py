@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import ray
 
+from stelae.core.config.spec import ClusterSpec
 from stelae.core.errors import Unavailable
 from stelae.deploy import ray_session
 
@@ -90,3 +93,39 @@ def test_what_another_start_cannot_mend_is_raised_at_once(
     with pytest.raises(type(failure)):
         ray_session._start_local({})
     assert starts.tried == 1
+
+
+def test_a_ray_ends_with_the_last_cluster_that_was_launched_into_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Closing the first of two does not end the second; nor is the Ray of others ever ended."""
+    nodes: list[object] = []
+    shutdowns: list[object] = []
+
+    def start(options: dict[str, Any]) -> None:
+        nodes.append(object())
+        monkeypatch.setattr(ray._private.worker, "_global_node", nodes[-1])
+
+    def shut_down() -> None:
+        shutdowns.append(nodes.pop())
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: bool(nodes))
+    monkeypatch.setattr(ray, "shutdown", shut_down)
+    monkeypatch.setattr(ray_session, "_start_local", start)
+    spec = ClusterSpec.model_validate({"cluster": "c", "data_dir": str(tmp_path), "serve": None})
+    assert ray_session.start_ray(spec)
+    assert ray_session.is_last()
+    assert ray_session.start_ray(spec)
+    assert not ray_session.is_last()
+    ray_session.end_ray()
+    assert not shutdowns
+    assert ray_session.start_ray(spec)
+    ray_session.end_ray()
+    assert not shutdowns
+    ray_session.end_ray()
+    assert len(shutdowns) == 1
+
+    assert ray_session.start_ray(spec)
+    nodes.clear()  # its user ends that Ray himself, and joins another
+    start({})
+    assert not ray_session.start_ray(spec)
