@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.catalog.operations import Operations
 from stelae.coordinator.ddl.tables import (
-    check_table_name,
     draft_create,
     draft_delete,
     draft_raise_epoch,
@@ -46,7 +45,7 @@ from stelae.core.records.records import ServerInfo, ServerKind, TabletState
 from stelae.core.runtime import ProcessIdentity
 from stelae.core.schema.durability import segments
 from stelae.core.schema.partition import Partitioning, hash_partition
-from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.schema import TableSchema, check_table_name
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 RNG = random.Random(5)
@@ -244,7 +243,9 @@ async def test_create_and_delete_refuse_what_cannot_be() -> None:
         draft_delete(log.catalog, request, table_id, "t")
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", " a", "a ", "a/b", "a:b"])
+@pytest.mark.parametrize(
+    "name", ["", "x" * 256, "a\nb", " a", "a ", "a/b", "a:b", ".", "..", "%2e", "a\\b", "a?b"]
+)
 def test_bad_table_names_are_refused(name: str) -> None:
     """With what to change."""
     with pytest.raises(InvalidArgument, match="table name"):
