@@ -18,7 +18,8 @@ PORTS = range(20_000, 32_000)
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> Iterator[int]:
-    """That many ports of ``host`` ("": every IPv4 address) on which nobody listens just now.
+    """That many ports of ``host`` ("": every IPv4 address; IPv6 addresses without brackets) on
+    which nobody listens just now.
 
     They are held until the last one is taken, so they differ. Raises AlreadyRunning: there are
     not that many; OSError: it is no address of this machine.
@@ -39,7 +40,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> Iterator[int]:
 
 def _bound(host: str, port: int) -> socket.socket | None:
     """A socket that holds the port; None: it is not to be had. Raises OSError: no port is."""
-    made = socket.socket()
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         made.bind((host, port))
     except OSError as error:

@@ -60,6 +60,7 @@ from stelae.serve.gateway.audit import AuditLog
 from stelae.serve.gateway.following import TokenFollower
 from stelae.serve.gateway.gateway import DatabaseSource, Gateway, InvalidBody, gateway_of
 from stelae.serve.gateway.guard import Guard, Limits
+from stelae.serve.gateway.head import HeadAsGet
 from stelae.serve.gateway.request_ids import HEADER, RequestIds
 from stelae.serve.gateway.tokens import TokenVerifier
 from stelae.serve.pages.page import REFRESH_S, headers, status_page
@@ -164,6 +165,7 @@ def make_app(
     _add_error_handlers(app)
     app.state.tokens = tokens
     app.add_middleware(RowShortcut, handlers=_HANDLERS)
+    app.add_middleware(HeadAsGet)
     follower = TokenFollower(tokens, gateway.database)
     app.add_middleware(
         Guard, tokens=follower, limits=lambda: gateway.limits, audit=audit or AuditLog()
@@ -192,11 +194,10 @@ _status = APIRouter(tags=["status"])
     responses={503: {"description": "The masters do not answer.", "model": Problem}},
 )
 async def healthz(request: Request) -> Response:
-    """Whether the cluster's masters answer. The one path that needs no token."""
-    try:
-        await gateway_of(request).check_health()
-    except StelaeError as error:
-        logger.warning("unhealthy: %s", error)
+    """Whether the cluster's masters answer, at most half a second ago. The one path that needs no
+    token."""
+    error = await gateway_of(request).health.check()
+    if error is not None:
         return plain_response(UNHEALTHY, f"the masters do not answer: {error}")
     return json_response({"status": "ok"})
 

@@ -172,7 +172,7 @@ class HttpDatabase(DatabaseApi[HttpTable]):
         with self._session.request() as request:
             await self._transport.call(
                 "DELETE",
-                f"/v1/tables/{quote(name, safe='')}",
+                f"/v1/tables/{quote(name, safe='')}?{urlencode({'confirm': name})}",
                 what="delete_table",
                 timeout_s=timeout,
                 repeatable=True,

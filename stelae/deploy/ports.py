@@ -18,13 +18,13 @@ def place_problem(host: str, port: int) -> str:
     """Why nobody can listen there on this node; empty: one can. Port 0 is any free one."""
     if port == 0:
         return ""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-        except OSError as error:
-            return (
-                f"serve.port {port} on {host} cannot be used: {error.strerror}; choose another in "
-                "cluster.yaml, or 0 for any free one"
-            )
+    except OSError as error:
+        return (
+            f"serve.port {port} on {host} cannot be used: {error.strerror}; choose another in "
+            "cluster.yaml, or 0 for any free one"
+        )
     return ""

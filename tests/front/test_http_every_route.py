@@ -20,7 +20,8 @@ from tests.front.http_world import ARROW, PROBLEM, World
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 READERS_POST = {"rows:get", "rows:scan", "rows:find"}
-WRITERS = {("PUT", "/v1/tables/{table}/rows/{key}"), ("DELETE", "/v1/tables/{table}/rows/{key}")}
+ROW_PATHS = ("/v1/tables/{table}/rows/{key}", "/v1/tables/{table}/rows")
+WRITERS = {(method, path) for method in ("PUT", "DELETE") for path in ROW_PATHS}
 WRITERS_POST = "/v1/tables/{table}/rows:write"
 ADMINS_GET = {"/v1/tokens", "/v1/cluster/spec", "/v1/cluster/operations/{operation_id}"}
 OF_NAMES = {"table": "flights", "key": "1", "tenant_id": "flights", "node_id": "1"}
