@@ -141,7 +141,11 @@ def _key(request: Request) -> str:
 def _target(request: Request) -> list[bytes]:
     """What a request is about: its path, and what its query names of it."""
     path: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
-    named = [value for field in TARGET_FIELDS for value in fields_of(request, field)]
+    named = [
+        field.encode() + b"=" + value
+        for field in TARGET_FIELDS
+        for value in fields_of(request, field)
+    ]
     return [path, *named]
 
 
