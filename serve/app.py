@@ -87,8 +87,8 @@ Send `Authorization: Bearer <token>`. Roles: `read` reads, `write` also writes r
 makes and deletes tables, and moves logs. JSON for a few rows, Arrow IPC streams
 (`application/vnd.apache.arrow.stream`) for many.
 
-JSON: dates and timestamps are ISO 8601 text, times and durations are counts of their unit, binary is
-base64, decimals are text, NaN and the infinities are the text `NaN`, `Infinity`, `-Infinity`;
+JSON: dates and timestamps are ISO 8601 text, times and durations are counts of their unit, binary
+is base64, decimals are text, NaN and the infinities are the text `NaN`, `Infinity`, `-Infinity`;
 integers are exact beyond 2**53. What `GET` gives, `PUT` takes back.
 
 A row is named in the path, or by `?key=` once for each key column, which takes every key: clients

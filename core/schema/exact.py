@@ -269,8 +269,8 @@ def _plain_python(value: object, kind: pa.DataType) -> object:
         return microseconds.item() if microseconds == value else value
     if isinstance(value, np.generic):
         value = value.item()
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if is_integer and pa.types.is_decimal(kind):
+    is_flag = isinstance(value, bool)
+    if isinstance(value, int) and not is_flag and pa.types.is_decimal(kind):
         return decimal.Decimal(int(value))
     if isinstance(value, bytearray | memoryview):
         return bytes(value)

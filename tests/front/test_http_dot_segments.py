@@ -33,7 +33,7 @@ TABLE = {
     "columns": [{"name": "k", "type": "string"}, {"name": "..", "type": "int64"}],
     "durability": {"segments": ["ram", "ram"]},
 }
-Sender = Callable[[str, str, list[tuple[str, str]]], tuple[int, dict[str, Any]]]
+Sender = Callable[[str, str, list[tuple[str, str]]], tuple[int, Any]]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -71,7 +71,9 @@ def senders(url: str, token: str) -> dict[str, Sender]:
 
     def by_httpx(method: str, path: str, query: list[tuple[str, str]]) -> tuple[int, Any]:
         json = body if method == "PUT" else None
-        found = httpx.request(method, url + path, params=query or None, headers=headers, json=json)
+        found = httpx.request(
+            method, url + path, params=tuple(query) or None, headers=headers, json=json
+        )
         return found.status_code, found.json() if found.content else None
 
     def by_requests(method: str, path: str, query: list[tuple[str, str]]) -> tuple[int, Any]:
@@ -215,9 +217,9 @@ async def test_no_table_has_a_name_that_paths_lose(
     for database in (remote, world.cluster.database):
         table = await database.table("odd é")
         with pytest.raises(InvalidArgument, match="table name"):
-            await database.create_table(name, table.schema, key="k")  # type: ignore[attr-defined]
+            await database.create_table(name, table.schema, key="k")
         with pytest.raises(InvalidArgument, match="table name"):
-            await table.alter(rename_to=name)  # type: ignore[attr-defined]
+            await table.alter(rename_to=name)
     await remote.close()
     if name in (".", ".."):
         body = {"name": name, "role": "read"}

@@ -62,7 +62,7 @@ def targets(texts: list[str]) -> list[str]:
     prepared = requests.Request("GET", url, params=pairs).prepare()
     by_hand = "&".join(f"key={quote(text, safe='')}" for text in texts)
     return [
-        httpx.Request("GET", url, params=pairs).url.raw_path.decode(),
+        httpx.Request("GET", url, params=tuple(pairs)).url.raw_path.decode(),
         prepared.path_url,
         f"/v1/tables/t/rows?{urlencode(pairs)}",
         f"/v1/tables/t/rows?columns=v&{by_hand}",
