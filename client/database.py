@@ -17,7 +17,7 @@ from stelae.client.admin.tokens import TokenCalls
 from stelae.client.admin.turns import TurnCalls
 from stelae.client.check.check import CheckReport, check_cluster
 from stelae.client.database_api import DatabaseApi, check_new_table
-from stelae.client.input.given import check_name, indexed_columns, staleness
+from stelae.client.input.given import indexed_columns, staleness
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.locations import LOOKUP_TIMEOUT_S, TableCache, look_up
 from stelae.client.routing.masters import MastersClient
@@ -64,7 +64,7 @@ from stelae.core.rpc import Empty, Method
 from stelae.core.runtime import Runtime
 from stelae.core.schema.durability import Durability, segments
 from stelae.core.schema.partition import Partitioning, RangePartition
-from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.schema import TableSchema, check_table_name
 from stelae.core.schema.values import to_wire
 
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -152,7 +152,7 @@ class AsyncDatabase(
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> bool:
         """Whether every tablet of a table has been created. Raises `TableNotFound`."""
-        check_name(name)
+        check_table_name(name)
         body = IsCreateDone(name, staleness(max_staleness))
         return (await self._read(IS_CREATE_DONE, body, timeout)).done
 
@@ -190,7 +190,7 @@ class AsyncDatabase(
         return table
 
     async def table(self, name: str, *, max_staleness: float | None = None) -> AsyncTable:
-        check_name(name)
+        check_table_name(name)
         body = GetTable(name, max_staleness_s=staleness(max_staleness))
         locations = await self._read(GET_TABLE, body, LOOKUP_TIMEOUT_S)
         known = self._tables.get(locations.table.table_id)
@@ -240,7 +240,7 @@ class AsyncDatabase(
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> list[TabletLocation]:
         """Where the tablets of a table are, by number. Raises `TableNotFound`."""
-        check_name(name)
+        check_table_name(name)
         body = GetTable(name, max_staleness_s=staleness(max_staleness))
         return list((await self._read(GET_TABLE, body, timeout)).tablets)
 
@@ -249,7 +249,7 @@ class AsyncDatabase(
     ) -> None:
         """Delete a table and all its rows, for ever; with ``if_edition`` only if it is still of
         this edition. Raises `TableNotFound`, `TableChanged`."""
-        check_name(name)
+        check_table_name(name)
         with self._session.request() as request:
             order = DeleteTable(request, name, if_edition)
             await self._masters.call(DELETE_TABLE, order, timeout_s=timeout)

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from stelae.client.finds.index_calls import Progress
-from stelae.client.input.given import check_durability, check_name
+from stelae.client.input.given import check_durability
 from stelae.client.one_process import OneProcess
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.table.alter import NewColumns
@@ -17,13 +17,14 @@ from stelae.client.table.api import FILL_TIMEOUT_S, TableApi
 from stelae.core.errors import InvalidArgument
 from stelae.core.messages.catalog import TableLocations
 from stelae.core.schema.durability import Durability
+from stelae.core.schema.schema import check_table_name
 
 H = TypeVar("H", bound=TableApi)
 
 
 def check_new_table(name: str, schema: pa.Schema, durability: Durability) -> None:
     """Raise `InvalidArgument` for what could never be a table."""
-    check_name(name)
+    check_table_name(name)
     check_durability(durability)
     if not isinstance(schema, pa.Schema):
         raise InvalidArgument(f"schema is a {type(schema).__name__}; give a pyarrow.Schema")

@@ -52,6 +52,20 @@ def is_keyed(client_id: str) -> bool:
     return client_id.startswith(_KEYED)
 
 
+_GATEWAY = "http-"
+
+
+def gateway_client(digest: str) -> ClientId:
+    """A client over HTTP that numbers its requests. Servers keep what they know of such clients
+    apart, because anybody with a token may call himself by any number of names."""
+    return ClientId(_GATEWAY + digest)
+
+
+def is_of_gateway(client_id: str) -> bool:
+    """Whether a client is one of `gateway_client`."""
+    return client_id.startswith(_GATEWAY)
+
+
 _JOB = "job-"
 _STREAM = "stream-"
 

@@ -18,7 +18,8 @@ PORTS = range(20_000, 32_000)
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> Iterator[int]:
-    """That many ports of ``host`` ("": every IPv4 address) on which nobody listens just now.
+    """That many ports of ``host`` ("": every IPv4 address; IPv6 addresses without brackets) on
+    which nobody listens just now.
 
     They are held until the last one is taken, so they differ. Raises AlreadyRunning: there are
     not that many; OSError: it is no address of this machine.
@@ -65,10 +66,10 @@ def port_problem(host: str, port: int) -> str:
     """Why nobody can listen there on this node; empty: one can. Port 0 is any free one."""
     if port == 0:
         return ""
-    with socket.socket(family_of(host)) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with socket.socket(family_of(host)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-        except OSError as error:
-            return error.strerror or str(error)
+    except OSError as error:
+        return error.strerror or str(error)
     return ""

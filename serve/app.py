@@ -60,6 +60,7 @@ from stelae.serve.gateway.audit import AuditLog
 from stelae.serve.gateway.following import TokenFollower
 from stelae.serve.gateway.gateway import DatabaseSource, Gateway, InvalidBody, gateway_of
 from stelae.serve.gateway.guard import Guard, Limits
+from stelae.serve.gateway.head import HeadAsGet
 from stelae.serve.gateway.request_ids import HEADER, RequestIds
 from stelae.serve.gateway.tokens import TokenVerifier
 from stelae.serve.pages.page import REFRESH_S, headers, status_page
@@ -86,8 +87,14 @@ Send `Authorization: Bearer <token>`. Roles: `read` reads, `write` also writes r
 makes and deletes tables, and moves logs. JSON for a few rows, Arrow IPC streams
 (`application/vnd.apache.arrow.stream`) for many.
 
-JSON: dates and timestamps are ISO 8601 text, binary is base64, decimals are text, NaN and the
-infinities are the text `NaN`, `Infinity`, `-Infinity`; integers are exact beyond 2**53.
+JSON: dates and timestamps are ISO 8601 text, times and durations are counts of their unit, binary
+is base64, decimals are text, NaN and the infinities are the text `NaN`, `Infinity`, `-Infinity`;
+integers are exact beyond 2**53. What `GET` gives, `PUT` takes back.
+
+A row is named in the path, or by `?key=` once for each key column, which takes every key: clients
+and proxies change paths (`.`, `..`, slashes), and no queries.
+
+`HEAD` is answered wherever `GET` is. Bodies may have `Content-Encoding: gzip`.
 """
 _BODIES = (
     Problem,
@@ -164,6 +171,7 @@ def make_app(
     _add_error_handlers(app)
     app.state.tokens = tokens
     app.add_middleware(RowShortcut, handlers=_HANDLERS)
+    app.add_middleware(HeadAsGet)
     follower = TokenFollower(tokens, gateway.database)
     app.add_middleware(
         Guard, tokens=follower, limits=lambda: gateway.limits, audit=audit or AuditLog()
@@ -192,11 +200,10 @@ _status = APIRouter(tags=["status"])
     responses={503: {"description": "The masters do not answer.", "model": Problem}},
 )
 async def healthz(request: Request) -> Response:
-    """Whether the cluster's masters answer. The one path that needs no token."""
-    try:
-        await gateway_of(request).check_health()
-    except StelaeError as error:
-        logger.warning("unhealthy: %s", error)
+    """Whether the cluster's masters answer, at most half a second ago. The one path that needs no
+    token."""
+    error = await gateway_of(request).health.check()
+    if error is not None:
         return plain_response(UNHEALTHY, f"the masters do not answer: {error}")
     return json_response({"status": "ok"})
 

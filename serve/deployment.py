@@ -27,7 +27,7 @@ from ray.serve.schema import ProxyStatus
 
 from stelae.client.database import AsyncDatabase
 from stelae.core.config.settings import Settings
-from stelae.core.errors import AlreadyRunning, RetryLater
+from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater
 from stelae.core.ids import Address
 from stelae.runtime.client import client_runtime
 from stelae.runtime.free_ports import free_port
@@ -185,7 +185,7 @@ def deploy(
     running = serve_address()
     ours = running is None if started_serve is None else started_serve
     if running is None:
-        port = port or free_port(host)
+        port = port or _free_port(host)
         _start_serve(host, port, tls)
     elif tls is not None and not running.startswith("https://"):
         raise AlreadyRunning(
@@ -199,7 +199,7 @@ def deploy(
     except (RuntimeError, TimeoutError, RayServeException) as error:
         raise RetryLater(f"the HTTP API did not start: {error}") from error
     scheme = "http" if tls is None else "https"
-    address = serve_address() or f"{scheme}://{shown_host(host)}:{port}"
+    address = serve_address() or f"{scheme}://{in_url(host)}:{port}"
     return Deployed(f"{address}{prefix.rstrip('/')}", name, ours)
 
 
@@ -220,14 +220,25 @@ def serve_address() -> str | None:
     if options is None:
         return None
     host, port = _place(options)
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     scheme = "https" if options.get("ssl_certfile") else "http"
-    return f"{scheme}://{shown_host(host)}:{port}"
+    return f"{scheme}://{in_url(shown)}:{port}"
 
 
-def shown_host(host: str) -> str:
-    """The host of a URL by which a server that listens on ``host`` is reached from its machine."""
-    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{reached}]" if ":" in reached else reached
+def in_url(host: str) -> str:
+    """A host as a URL has it: IPv6 addresses in brackets (RFC 3986, 3.2.2)."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _free_port(host: str) -> int:
+    """Raises InvalidArgument."""
+    try:
+        return free_port(host)
+    except OSError as error:
+        raise InvalidArgument(
+            f"serve.host {host!r} in cluster.yaml is no address of this machine ({error}): give "
+            "one of its own, 127.0.0.1 or ::1 for this machine alone, or 0.0.0.0 for all"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

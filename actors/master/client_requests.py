@@ -21,7 +21,6 @@ from stelae.coordinator.ddl.alter import by_id, draft_alter, problem_of, waiting
 from stelae.coordinator.ddl.tables import (
     check_order,
     check_room,
-    check_table_name,
     draft_create,
     draft_delete,
 )
@@ -80,6 +79,7 @@ from stelae.core.records.records import (
 )
 from stelae.core.rpc import EMPTY, Call, Empty, Handlers, Reply
 from stelae.core.schema.durability import Replicas, media_of
+from stelae.core.schema.schema import check_table_name
 
 KNOWS_ALL_AFTER_S = 30.0
 """A leader that has led for so long has heard every server there is, or that will soon be again.

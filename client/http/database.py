@@ -35,7 +35,6 @@ from stelae.client.http.records import (
 )
 from stelae.client.http.table import HttpTable
 from stelae.client.http.transport import HttpTransport
-from stelae.client.input.given import check_name
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.session import Session
 from stelae.core.errors import (
@@ -46,6 +45,7 @@ from stelae.core.messages.catalog import TableLocations, TabletLocation
 from stelae.core.records.records import TableRecord
 from stelae.core.schema.durability import Durability
 from stelae.core.schema.partition import Partitioning
+from stelae.core.schema.schema import check_table_name
 from stelae.core.schema.values import from_wire, to_wire
 
 
@@ -121,7 +121,7 @@ class HttpDatabase(DatabaseApi[HttpTable]):
     async def _get_table(
         self, name: str, max_staleness: float | None, timeout_s: float
     ) -> dict[str, Any]:
-        check_name(name)
+        check_table_name(name)
         path = f"/v1/tables/{quote(name, safe='')}{staleness_query(max_staleness)}"
         return await self._transport.read(path, what="table", timeout_s=timeout_s)
 
@@ -133,7 +133,7 @@ class HttpDatabase(DatabaseApi[HttpTable]):
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> list[TabletLocation]:
         """See `AsyncDatabase.locate_table`."""
-        check_name(name)
+        check_table_name(name)
         path = f"/v1/tables/{quote(name, safe='')}/tablets{staleness_query(max_staleness)}"
         return await self._locations(path, timeout)
 
@@ -174,11 +174,11 @@ class HttpDatabase(DatabaseApi[HttpTable]):
         self, name: str, *, if_edition: str = "", timeout: float = DEFAULT_TIMEOUT_S
     ) -> None:
         """See `AsyncDatabase.delete_table`."""
-        check_name(name)
+        check_table_name(name)
         with self._session.request() as request:
             await self._transport.call(
                 "DELETE",
-                f"/v1/tables/{quote(name, safe='')}",
+                f"/v1/tables/{quote(name, safe='')}?{urlencode({'confirm': name})}",
                 what="delete_table",
                 timeout_s=timeout,
                 repeatable=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 import msgspec
 import pyarrow as pa
@@ -134,6 +134,6 @@ class HttpFinds(HttpTableCalls, AsyncFinds):
     async def drop_index(self, column: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         if not isinstance(column, str) or not column:
             raise InvalidArgument(f"column={column!r}: the name of one column")
-        path = f"/indexes/{quote(column, safe='')}"
+        path = f"/indexes?{urlencode({'column': column})}"
         await self._order("DELETE", path, what="drop_index", timeout_s=timeout)
         await self.refresh()

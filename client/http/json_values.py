@@ -7,12 +7,17 @@ integers               number, exact also beyond 2**53
 floats                 number; ``"NaN"``, ``"Infinity"``, ``"-Infinity"`` as text
 bool, string           as they are
 binary                 base64 (RFC 4648 §4, padded)
-date, timestamp        ISO 8601 text; also taken: the integer that Arrow stores
+date, timestamp        ISO 8601 text; also taken: the integer that Arrow stores, which is
+                       what moments outside of the years 1 to 9999 are shown as
 decimal                text
 time, duration         the integer that Arrow stores
+interval               array of months, days, nanoseconds
 list; struct; map      array; object; array of [key, value]
+uuid                   text; other extension types are shown as their storage
 null                   null
 =====================  ==================================================================
+
+What is read is taken back: `from_json_value` makes the same value of what `column_to_json` gave.
 
 NaN and the infinities are text, as in protobuf's JSON mapping, because JSON has no number for them
 and null would be another value. Nothing is rounded: what does not fit is refused, naming the
@@ -23,14 +28,18 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import math
 import re
+import uuid
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.schema.schema import is_plain_type
@@ -58,18 +67,17 @@ def to_json_value(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return base64.b64encode(value).decode()
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        return value.isoformat() if hasattr(value, "isoformat") else str(value)
+        # Python's calendar ends; NumPy's text has no zone, and Python does not read its years.
+        return value.isoformat() if hasattr(value, "isoformat") else int(value.astype(np.int64))
     if pa.types.is_decimal(kind):
         return str(value)
-    if pa.types.is_map(kind):
-        return [
-            [to_json_value(k, kind.key_type), to_json_value(v, kind.item_type)] for k, v in value
-        ]
-    if pa.types.is_nested(kind) and isinstance(value, list):
-        return [to_json_value(item, kind.value_type) for item in value]
-    if pa.types.is_struct(kind):
-        return {field.name: to_json_value(value[field.name], field.type) for field in kind}
+    if _is_made_of_others(kind) or pa.types.is_time(kind) or pa.types.is_duration(kind):
+        return column_to_json(pa.array([value], kind))[0]
     return value
+
+
+def _is_made_of_others(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(kind)) or isinstance(kind, pa.BaseExtensionType)
 
 
 def column_to_json(column: pa.Array) -> list[Any]:
@@ -86,7 +94,38 @@ def column_to_json(column: pa.Array) -> list[Any]:
         days = kind == pa.date32()
         stored = column.view(pa.int32() if days else pa.int64()).to_pylist()
         return [value if value == _NOT_A_TIME else _moment(value, kind) for value in stored]
+    if _is_made_of_others(kind):
+        return _nested_to_json(column, kind)
     return [to_json_value(value, kind) for value in column.to_pylist()]
+
+
+def _nested_to_json(column: pa.Array, kind: pa.DataType) -> list[Any]:
+    """From Arrow, and not from Python's values, which have no nanoseconds."""
+    if isinstance(kind, pa.BaseExtensionType):
+        if kind == pa.uuid():
+            return [None if value is None else str(value) for value in column.to_pylist()]
+        return column_to_json(column.storage)
+    is_there = column.is_valid().to_pylist()
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        parts = [column_to_json(part) for part in column.flatten()]
+        return [
+            dict(zip(names, [part[row] for part in parts], strict=True)) if there else None
+            for row, there in enumerate(is_there)
+        ]
+    if pa.types.is_map(kind):
+        pairs = zip(column_to_json(column.keys), column_to_json(column.items), strict=True)
+        elements: list[Any] = [list(pair) for pair in pairs]
+        spans = itertools.pairwise(column.offsets.to_pylist())
+        return [
+            elements[start:end] if there else None
+            for there, (start, end) in zip(is_there, spans, strict=True)
+        ]
+    elements, found, at = column_to_json(column.flatten()), list[Any](), 0
+    for length in pc.list_value_length(column).to_pylist():
+        found.append(None if length is None else elements[at : at + length])
+        at += length or 0
+    return found
 
 
 def _moment(value: int | None, kind: pa.DataType) -> Any:
@@ -158,6 +197,8 @@ def _timestamp(text: str, kind: pa.DataType, what: str) -> Any:
 
 
 def _from_other(value: Any, kind: pa.DataType, what: str) -> Any:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _extension(value, kind, what)
     if pa.types.is_decimal(kind):
         if not isinstance(value, str | int) or isinstance(value, bool):
             raise InvalidArgument(f"{what}: a decimal is text, so that nothing is rounded")
@@ -178,9 +219,27 @@ def _from_other(value: Any, kind: pa.DataType, what: str) -> Any:
     if pa.types.is_nested(kind):
         return [from_json_value(item, kind.value_type, what) for item in _list(value, what)]
     if pa.types.is_time(kind) or pa.types.is_duration(kind):
-        width = 32 if getattr(kind, "bit_width", 64) == 32 else 64
-        return to_wire(value, pa.int32() if width == 32 else pa.int64(), what)
+        return to_wire(value, pa.int32() if kind.bit_width == 32 else pa.int64(), what)
+    if pa.types.is_interval(kind):
+        return _interval(value, what)
     return value
+
+
+def _extension(value: Any, kind: pa.BaseExtensionType, what: str) -> Any:
+    if kind != pa.uuid():
+        return from_json_value(value, kind.storage_type, what)
+    try:
+        return uuid.UUID(value)
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidArgument(f"{what}: {str(value)[:80]!r} is not the text of a UUID") from None
+
+
+def _interval(value: Any, what: str) -> pa.MonthDayNano:
+    parts = _list(value, what)
+    if len(parts) != 3:
+        raise InvalidArgument(f"{what}: an interval is an array of months, days, nanoseconds")
+    widths = (pa.int32(), pa.int32(), pa.int64())
+    return pa.MonthDayNano([to_wire(p, w, what) for p, w in zip(parts, widths, strict=True)])
 
 
 def _struct(value: Any, kind: pa.DataType, what: str) -> dict[str, Any]:

@@ -62,6 +62,7 @@ class HttpTransport:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query:
             raise InvalidArgument(f"{url!r} is not an http:// or https:// address")
+        token = token.strip()  # a token file ends with a newline
         if not token or not token.isascii() or not token.isprintable():
             raise InvalidArgument("token= is needed for HTTP: see the cluster's admin-token file")
         self.url = url.rstrip("/")

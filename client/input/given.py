@@ -20,7 +20,7 @@ from stelae.core.messages.catalog import LINEARIZABLE
 from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.alter import check_new_index
 from stelae.core.schema.durability import Durability, Replicas, Segments, Wal
-from stelae.core.schema.schema import MAX_NAME_LENGTH, TableSchema
+from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import WireRow, check_batch, rows_to_batch
 
 _VERSION_END = 1 << 63
@@ -31,21 +31,6 @@ def check_durability(durability: Durability) -> None:
     if not isinstance(durability, Segments | Wal | Replicas):
         raise InvalidArgument(
             f"durability={durability!r}: give segments('disk', 'disk'), wal(3) or replicas(3)"
-        )
-
-
-def check_name(name: str) -> None:
-    """Raise `InvalidArgument` unless ``name`` can name a table, in URLs too."""
-    fine = (
-        isinstance(name, str)
-        and 0 < len(name) <= MAX_NAME_LENGTH
-        and name.isprintable()
-        and not set(name) & set("/\\?#%,:")
-    )
-    if not fine:
-        raise InvalidArgument(
-            f"table name {name!r}: 1 to {MAX_NAME_LENGTH} printable characters, "
-            "none of / \\ ? # % , :"
         )
 
 

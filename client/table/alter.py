@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from stelae.client.input.given import check_durability, check_name
+from stelae.client.input.given import check_durability
 from stelae.client.routing.masters import MastersClient
 from stelae.client.routing.session import Session
 from stelae.core.backoff import Backoff
@@ -24,7 +24,7 @@ from stelae.core.records.records import TableRecord
 from stelae.core.runtime import Runtime
 from stelae.core.schema.alter import SchemaChange, schema_change
 from stelae.core.schema.durability import Durability
-from stelae.core.schema.schema import is_plain_type, normal_type
+from stelae.core.schema.schema import check_table_name, is_plain_type, normal_type
 from stelae.core.schema.values import to_wire
 
 POLL_S = 0.02
@@ -53,7 +53,7 @@ class AskedAlter:
             InvalidArgument, ColumnNotFound: what is given is no change of a table at all.
         """
         if self.rename_to:
-            check_name(self.rename_to)
+            check_table_name(self.rename_to)
         if self.durability is not None:
             check_durability(self.durability)
         added, dropped = _fields(self.add_columns), self.drop_columns

@@ -18,7 +18,6 @@ from stelae.client.finds.calls import AsyncFinds
 from stelae.client.finds.index_calls import Progress
 from stelae.client.input.convert import Key, Rows
 from stelae.client.input.filters import Where
-from stelae.client.input.given import check_name
 from stelae.client.one_process import OneProcess
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.part import Versions
@@ -26,6 +25,7 @@ from stelae.client.table.alter import AskedAlter, NewColumns
 from stelae.core.messages.rows import WriteOp
 from stelae.core.records.records import TableRecord
 from stelae.core.schema.durability import Durability
+from stelae.core.schema.schema import check_table_name
 
 SCAN_TIMEOUT_S = 600.0
 FILL_TIMEOUT_S = 3600.0
@@ -145,7 +145,7 @@ class TableApi(OneProcess, AsyncFinds):
         Raises:
             InvalidArgument, TableExists: it keeps its name.
         """
-        check_name(name)
+        check_table_name(name)
         await self.alter(rename_to=name, wait=False, timeout=timeout)
 
     async def create_index(

@@ -30,7 +30,15 @@ from stelae.coordinator.catalog.heirs import Heirs
 from stelae.coordinator.catalog.indexes import IndexCatalog
 from stelae.coordinator.catalog.timelines import TimelineCatalog, TimelineState
 from stelae.core.errors import KeyReused, Overloaded, StaleRequest, TooLarge, decode_error
-from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId, is_keyed
+from stelae.core.ids import (
+    ClientId,
+    RequestId,
+    ServerUuid,
+    TableId,
+    TabletId,
+    is_keyed,
+    is_of_gateway,
+)
 from stelae.core.records.configurations import MigrationOrder, StoredRecord
 from stelae.core.records.losses import LossRecord
 from stelae.core.records.records import (
@@ -53,6 +61,9 @@ MAX_BATCH_BYTES = 4 << 20
 """A batch beyond this is refused before it is replicated (1024 tablets need about 0.3 MB)."""
 MAX_CLIENTS = 1000
 """DDL results are kept for so many clients, those that spoke last."""
+MAX_HTTP_CLIENTS = 500
+"""Of them, clients and keys of HTTP: anybody with a token may use any number of them, and none of
+the cluster's own clients may be forgotten for it."""
 MAX_RESULTS = 100
 """DDL results kept for one client that never says which answers it has; then `Overloaded`."""
 SNAPSHOT_VERSION = 12
@@ -62,6 +73,10 @@ orders, 7 indexlets, 8 losses, copysets, 9 parts of splits, 10 tokens, 11 backup
 
 NO_WORD, NO_TOKENS, NO_TURN = Rebalancing(generation=0), AccessTokens(generation=0), Turn()
 """Operators have never said anything about it."""
+
+
+def _is_of_http(client_id: ClientId) -> bool:
+    return is_keyed(client_id) or is_of_gateway(client_id)
 
 
 class CatalogBatch(msgspec.Struct, frozen=True, array_like=True):
@@ -419,6 +434,10 @@ class Catalog:
         for sequence in [s for s in client.results if s < client.first_incomplete]:
             del client.results[sequence]
         self._clients[request.client_id] = client
+        if _is_of_http(request.client_id):
+            of_http = [name for name in self._clients if _is_of_http(name)]
+            for name in of_http[: max(len(of_http) - MAX_HTTP_CLIENTS, 0)]:
+                del self._clients[name]
         while len(self._clients) > MAX_CLIENTS:
             del self._clients[next(iter(self._clients))]
 

@@ -40,19 +40,9 @@ from stelae.core.records.replication import first_configuration
 from stelae.core.records.timelines import TimelineConfiguration
 from stelae.core.schema.alter import check_new_index
 from stelae.core.schema.durability import Replicas, checked
-from stelae.core.schema.schema import FIRST_KEY_SEED, MAX_NAME_LENGTH, TableSchema
+from stelae.core.schema.schema import FIRST_KEY_SEED, TableSchema, check_table_name
 
 NOBODY = TabletId("")
-
-
-def check_table_name(name: str) -> None:
-    """Raises `InvalidArgument` for a name that no table may have."""
-    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
-        raise InvalidArgument(
-            f"table name {name[:40]!r}: 1 to {MAX_NAME_LENGTH} printable characters"
-        )
-    if name != name.strip() or "/" in name or ":" in name:
-        raise InvalidArgument(f"table name {name!r}: no /, no :, no spaces at its ends")
 
 
 def draft_create(

@@ -23,7 +23,6 @@ from stelae.core.ids import OpId, ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import ReplicaRole
 from stelae.core.records.records import ReplicaMove, TabletState
 
-
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
 """Pauses before a server is added again that was added in vain."""

@@ -14,6 +14,7 @@ import msgspec
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import RequestId
 from stelae.core.rpc import Body, Method
+from stelae.core.schema.schema import DOT_SEGMENTS
 
 MAX_TOKENS = 1000
 MAX_NAME = 100
@@ -97,7 +98,9 @@ def hash_token(token: str) -> str:
 
 def check_token_name(name: str) -> None:
     """Raises InvalidArgument."""
-    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or "/" in name:
+    fine = 0 < len(name) <= MAX_NAME and name.isprintable() and "/" not in name
+    if not fine or name in DOT_SEGMENTS:  # a token is a segment of a path, where it is revoked
         raise InvalidArgument(
-            f"token name {name[:MAX_NAME]!r}: 1 to {MAX_NAME} printable characters, and no /"
+            f"token name {name[:MAX_NAME]!r}: 1 to {MAX_NAME} printable characters, no /, and "
+            "neither . nor .., which clients and proxies remove from URLs"
         )

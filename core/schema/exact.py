@@ -13,7 +13,6 @@ import datetime
 import decimal
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
@@ -23,7 +22,7 @@ import pyarrow.compute as pc
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.schema.schema import is_plain_type
-from stelae.core.schema.values import to_wire
+from stelae.core.schema.values import PER_SECOND, to_wire
 
 Where = Callable[[int], str]
 """Names a value by its place, for messages."""
@@ -58,6 +57,8 @@ def exact_array(values: Sequence[object], kind: pa.DataType, where: Where) -> pa
         return _lists(values, kind, where)
     if pa.types.is_fixed_size_list(kind):
         return _fixed_lists(values, kind, where)
+    if isinstance(kind, pa.BaseExtensionType) and kind != pa.uuid():
+        return pa.ExtensionArray.from_storage(kind, exact_array(values, kind.storage_type, where))
     return _others(values, kind, where)
 
 
@@ -223,6 +224,10 @@ def _children(
 
 def _others(values: Sequence[object], kind: pa.DataType, where: Where) -> pa.Array:
     """Decimals, times, durations and the like: as Arrow takes them, if it gives the same back."""
+    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+        places = [n for n, value in enumerate(values) if _is_count(value)]
+        if places:
+            return _counts(values, places, kind, where)
     given = [None if _is_missing(value) else _plain_python(value, kind) for value in values]
     for place, value in enumerate(given):
         is_taken = isinstance(value, _taken_by(kind)) and not isinstance(value, bool)
@@ -238,6 +243,32 @@ def _others(values: Sequence[object], kind: pa.DataType, where: Where) -> pa.Arr
     return column
 
 
+def _is_count(value: object) -> bool:
+    """Whether it is an integer: of a time or a duration, a count of the type's unit, as in a column
+    of timestamps."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
+
+
+def _counts(
+    values: Sequence[Any], places: Sequence[int], kind: pa.DataType, where: Where
+) -> pa.Array:
+    """Times or durations of which those at ``places`` are counts. Python's own types have no
+    nanoseconds, and end earlier, so the counts go past them."""
+    others = list(values)
+    for place in places:
+        others[place] = None
+    width = pa.int32() if kind.bit_width == 32 else pa.int64()
+    stored = _others(others, kind, where).view(width).to_pylist()
+    a_day = 86_400 * PER_SECOND[kind.unit]
+    for place in places:
+        count = int(values[place])
+        if pa.types.is_time(kind) and not 0 <= count < a_day:
+            raise _refused(values[place], kind, where(place))
+        to_wire(count, width, where(place))
+        stored[place] = count
+    return pa.array(stored, width).view(kind)
+
+
 def _plain_python(value: object, kind: pa.DataType) -> object:
     """The Python value that `_taken_by` knows, of one that stands for it."""
     if isinstance(value, np.timedelta64):  # whose item() is an int where Python's range ends
@@ -245,13 +276,9 @@ def _plain_python(value: object, kind: pa.DataType) -> object:
         return microseconds.item() if microseconds == value else value
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, int) and not isinstance(value, bool):
-        if pa.types.is_decimal(kind):
-            return decimal.Decimal(int(value))
-        if pa.types.is_temporal(kind):  # a count of the type's unit, as in a column of timestamps
-            with suppress(pa.ArrowException, OverflowError, ValueError):
-                found: object = pa.scalar(value, kind).as_py()
-                return found
+    is_flag = isinstance(value, bool)
+    if isinstance(value, int) and not is_flag and pa.types.is_decimal(kind):
+        return decimal.Decimal(int(value))
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
     return value
@@ -280,8 +307,13 @@ def _fits(value: object, kind: pa.DataType) -> bool:
 
 def _gives_back(column: pa.Array, given: Sequence[object]) -> bool:
     if pa.types.is_duration(column.type) and column.type.unit == "ns":
-        column = column.cast(pa.duration("us"))  # as_py would give pandas' kind
+        try:
+            column = column.cast(pa.duration("us"))  # as_py would give pandas' kind
+        except pa.ArrowInvalid:  # nanoseconds of pandas' kind, which Python's does not have
+            return False
     kept: list[object] = column.to_pylist()
+    if pa.types.is_float16(column.type):  # NaN equals nothing
+        return all([a == b or (a != a and b != b) for a, b in zip(kept, given, strict=True)])
     return kept == list(given)
 
 

@@ -21,6 +21,9 @@ MAX_COLUMNS = 300
 MAX_ROW_BYTES = 1 << 20
 MAX_CALL_BYTES = 64 << 20
 MAX_NAME_LENGTH = 255
+DOT_SEGMENTS = (".", "..")
+"""Segments that clients and proxies remove from the path of a URL (RFC 3986, 5.2.4)."""
+_NOT_IN_TABLE_NAMES = "/\\?#%,:"
 OP_COLUMN = "_op"
 VERSION_COLUMN = "_version"
 COLUMN_ID_KEY = b"stelae.column_id"
@@ -92,6 +95,28 @@ def _parts_of(kind: pa.DataType) -> list[pa.Field]:
     if hasattr(kind, "value_field"):
         return [kind.value_field]
     return []
+
+
+def check_table_name(name: object) -> None:
+    """Raise `InvalidArgument` unless ``name`` can name a table, as a segment of a URL's path too.
+
+    Clients and proxies remove the segments ``.`` and ``..`` from a path, percent-encoded or not, so
+    a request for a table of such a name would reach another path. (``%`` is refused by itself.)
+    """
+    fine = (
+        isinstance(name, str)
+        and 0 < len(name) <= MAX_NAME_LENGTH
+        and name.isprintable()
+        and name == name.strip()
+        and not set(name) & set(_NOT_IN_TABLE_NAMES)
+        and name not in DOT_SEGMENTS
+    )
+    if not fine:
+        raise InvalidArgument(
+            f"table name {str(name)[:40]!r}: 1 to {MAX_NAME_LENGTH} printable characters, none of "
+            f"{' '.join(_NOT_IN_TABLE_NAMES)} and no spaces at its ends; and neither . nor .., "
+            "which clients and proxies remove from URLs"
+        )
 
 
 def check_column_name(name: object) -> None:

@@ -30,7 +30,7 @@ WireRow: TypeAlias = tuple[WireValue, ...]
 DAY_MS = 86_400_000
 _EPOCH = datetime.datetime(1970, 1, 1)
 _EPOCH_DAY = _EPOCH.date().toordinal()
-_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 # ---- one value ------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def _timestamp(value: object, kind: pa.DataType, what: str) -> WireValue:
     since = value.replace(tzinfo=None) - _EPOCH - (offset or datetime.timedelta())
     nanoseconds = (since.days * 86_400 + since.seconds) * 1_000_000_000
     nanoseconds += since.microseconds * 1_000 + _nanosecond(value)
-    count, rest = divmod(nanoseconds, 1_000_000_000 // _PER_SECOND[kind.unit])
+    count, rest = divmod(nanoseconds, 1_000_000_000 // PER_SECOND[kind.unit])
     if rest:
         raise InvalidArgument(f"{what}: {value!r} is finer than {kind}")
     return _within(count, 64, True, kind, what)

@@ -38,13 +38,14 @@ _WITH_BODY = (415, 422)
 TIMED_OUT = "408"
 _PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 _TOO_BUSY = "In plain text it is Ray Serve's own: no replica takes it now, and it is not done."
-_OF_SERVE = {
-    "description": "Ray Serve's own, if the request has `X-Request-Timeout-Seconds`, a header of "
-    "Serve's. As 504: done or not.",
-    "content": _PLAIN,
-}
-"""It is sent while ours is cancelled: no word of ours can take its place."""
 _PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
+_TOO_SLOW = {
+    "description": "The body came too slowly, and nothing was done (of a stream: but for what "
+    "`notes` say). In plain text it is Ray Serve's own, if the request has "
+    "`X-Request-Timeout-Seconds`, a header of Serve's, and as 504: done or not.",
+    "content": {PROBLEM_TYPE: {"schema": _PROBLEM_SCHEMA}, **_PLAIN},
+}
+"""Serve's own is sent while ours is cancelled: no text of ours can take its place."""
 ARROW_SCHEMA = {"type": "string", "format": "binary", "description": "An Arrow IPC stream."}
 
 TIMEOUT_PARAMETER = {
@@ -54,6 +55,13 @@ TIMEOUT_PARAMETER = {
     "description": "Seconds that the call may take, at most `serve.limits.timeout_max` of "
     "`cluster.yaml`. If absent `serve.limits.timeout` (30), and the longest for scans.",
     "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 600},
+}
+ENCODING_PARAMETER = {
+    "name": "Content-Encoding",
+    "in": "header",
+    "required": False,
+    "description": "`gzip`: the body is packed so. It counts as long as it is unpacked.",
+    "schema": {"type": "string", "enum": ["gzip", "identity"]},
 }
 STALENESS_PARAMETER = {
     "name": "max_staleness",
@@ -129,7 +137,7 @@ def json_body(
         content[ARROW_TYPE] = {"schema": ARROW_SCHEMA}
     return {
         "requestBody": {"required": True, "content": content},
-        "parameters": [TIMEOUT_PARAMETER, *parameters],
+        "parameters": [TIMEOUT_PARAMETER, ENCODING_PARAMETER, *parameters],
     }
 
 
@@ -172,7 +180,7 @@ def finish(document: dict[str, Any], models: tuple[type[BaseModel], ...]) -> dic
                     answer = {"description": _TITLES[status]}
                     operation["responses"].setdefault(str(status), answer)
             _only_problems(operation)
-            operation["responses"][TIMED_OUT] = _OF_SERVE
+            operation["responses"][TIMED_OUT] = _TOO_SLOW
             add_examples(operation, schemas)
             if path == "/healthz":
                 operation["security"] = []

@@ -39,6 +39,18 @@ class UnsupportedMedia(errors.InvalidArgument):
     """The media type of the body is not one that this path takes."""
 
 
+class UnsupportedEncoding(UnsupportedMedia):
+    """The body's Content-Encoding is not one that is taken."""
+
+
+class BodyTooSlow(errors.RetryLater):
+    """The client did not send its body at the least rate."""
+
+
+class ConfirmationNeeded(errors.InvalidArgument):
+    """A table is deleted only by a request that names it twice."""
+
+
 class SafekeeperNotFound(errors.InvalidArgument):
     """The path names a safekeeper that never registered."""
 
@@ -81,6 +93,9 @@ PROBLEMS: dict[type[BaseException], ProblemType] = {
     errors.InvalidArgument: ProblemType(400, "invalid-argument", "The request is not valid"),
     MalformedBody: ProblemType(400, "malformed-body", "The body cannot be read"),
     UnsupportedMedia: ProblemType(415, "unsupported-media-type", "The media type is not taken"),
+    UnsupportedEncoding: ProblemType(415, "unsupported-encoding", "The encoding is not taken"),
+    BodyTooSlow: ProblemType(408, "body-too-slow", "The body came too slowly"),
+    ConfirmationNeeded: ProblemType(400, "confirmation-needed", "Confirm that it is to go"),
     errors.TooManyReplicas: ProblemType(400, "too-many-replicas", "There are too few backups"),
     errors.TooFewServers: ProblemType(400, "too-few-servers", "There are too few servers"),
     errors.ColumnNotFound: ProblemType(400, "column-not-found", "There is no such column"),
@@ -174,6 +189,8 @@ def error_response(error: StelaeError, *, conditional: bool = False) -> Response
     """The whole answer for an error."""
     kind = problem_type(error, conditional=conditional)
     headers = {"Retry-After": str(math.ceil(wait_s))} if (wait_s := wait_s_of(error)) else None
+    if isinstance(error, UnsupportedEncoding):
+        headers = {"Accept-Encoding": "gzip"}  # RFC 9110, 15.5.16
     return problem_response(error_document(error, kind), kind, headers)
 
 
@@ -206,6 +223,8 @@ def problem_response(
         all_headers.setdefault("Retry-After", str(kind.retry_after_s))
     if kind.status == 401:
         all_headers["WWW-Authenticate"] = 'Bearer realm="stelae"'
+    if kind.status == 408:
+        all_headers["Connection"] = "close"  # the rest of the body is not waited for
     return Response(
         msgspec.json.encode(document, enc_hook=str), kind.status, all_headers, PROBLEM_TYPE
     )

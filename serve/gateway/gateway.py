@@ -36,6 +36,7 @@ from stelae.core.errors import (
 from stelae.core.tasks import within
 from stelae.serve.bodies.problems import MalformedBody, UnsupportedMedia
 from stelae.serve.gateway.guard import Limits
+from stelae.serve.gateway.health import Health
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
@@ -43,7 +44,6 @@ T = TypeVar("T")
 DatabaseSource: TypeAlias = AsyncDatabase | Callable[[], AsyncDatabase | Awaitable[AsyncDatabase]]
 HANDLE_S = 1.0
 """How long a handle on a table is used without asking the masters for it again."""
-HEALTH_S = 1.0
 OFFLOAD_BYTES = 32 << 10
 """From this size on, bodies are read and written off the event loop."""
 
@@ -75,7 +75,7 @@ class Gateway:
         self._opening = asyncio.Lock()
         self._monotonic = monotonic
         self._handles: dict[str, tuple[AsyncTable, float]] = {}
-        self._healthy_at = -math.inf
+        self.health = Health(self.database)
 
     async def database(self) -> AsyncDatabase:
         """The database, opened at the first request."""
@@ -93,6 +93,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Close the database if this gateway opened it."""
+        await self.health.close()
         if self._database is not None and self._database is not self._source:
             await self._database.close()
 
@@ -137,14 +138,6 @@ class Gateway:
             except (TableNotFound, ColumnNotFound, SchemaChanged):
                 self.forget(name)
         return await work(_at(await self.look_up(name, timeout_s), version))
-
-    async def check_health(self) -> None:
-        """Raise a StelaeError unless the masters answer, or did a moment ago."""
-        if self._monotonic() < self._healthy_at + HEALTH_S:
-            return
-        database = await self.database()
-        await database.tables(timeout=5.0)
-        self._healthy_at = self._monotonic()
 
     # ---- requests ---------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
 
@@ -18,11 +19,13 @@ from stelae.client.http.protocol import IDEMPOTENCY_HEADER, REQUEST_ID_HEADER, p
 from stelae.client.routing.session import Session
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import InvalidArgument
-from stelae.core.ids import ClientId, RequestId, keyed_client
+from stelae.core.ids import ClientId, RequestId, gateway_client, keyed_client
 from stelae.serve.gateway.gateway import gateway_of
 from stelae.serve.gateway.guard import principal_of
 
 MAX_KEY_LENGTH = 255
+TARGET_FIELDS = ("key", "column")
+"""Fields of a query that name a row, or an index, where its name may not stand in a path."""
 
 
 class FixedSession(Session):
@@ -65,9 +68,7 @@ def numbered(
         client = _digest(
             principal_of(request).name.encode(), theirs.client_id.encode(), *_number(attempt)
         )
-        return table.with_session(
-            FixedSession(RequestId(client, theirs.sequence, theirs.first_incomplete))
-        )
+        return table.with_session(_session_of(client, theirs))
     key = _key(request)
     if not key:
         return table
@@ -77,7 +78,7 @@ def numbered(
         key.encode(),
         table.record.table_id.encode(),
         op,
-        request.scope.get("raw_path") or request.scope["path"].encode(),
+        *_target(request),
         repr(condition).encode(),
         body,
         *_number(attempt),
@@ -112,15 +113,19 @@ def ordered(request: Request, op: bytes, body: bytes, table_id: str = "") -> Ses
     if given is not None:
         theirs = parse_request_id(given)
         client = _digest(who, theirs.client_id.encode())
-        return FixedSession(RequestId(client, theirs.sequence, theirs.first_incomplete))
+        return _session_of(client, theirs)
     key = _key(request)
     if not key:
         return None
     condition = request.headers.getlist("if-match"), request.headers.getlist("if-none-match")
-    path = request.scope.get("raw_path") or request.scope["path"].encode()
-    what = _digest(op, path, table_id.encode(), repr(condition).encode(), body)
+    what = _digest(op, *_target(request), table_id.encode(), repr(condition).encode(), body)
     client = keyed_client(_digest(who, key.encode()))
     return FixedSession(RequestId(client, int(what[:15], 16), 0))
+
+
+def _session_of(client: ClientId, theirs: RequestId) -> FixedSession:
+    """Of a client over HTTP, which servers keep apart from those of the cluster's own clients."""
+    return FixedSession(RequestId(gateway_client(client), theirs.sequence, theirs.first_incomplete))
 
 
 def _key(request: Request) -> str:
@@ -131,6 +136,28 @@ def _key(request: Request) -> str:
     if not 0 < len(key) <= MAX_KEY_LENGTH or not all("!" <= letter <= "~" for letter in key):
         raise InvalidArgument(f"{IDEMPOTENCY_HEADER}: 1 to {MAX_KEY_LENGTH} visible characters")
     return key
+
+
+def _target(request: Request) -> list[bytes]:
+    """What a request is about: its path, and what its query names of it."""
+    path: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
+    named = [
+        field.encode() + b"=" + value
+        for field in TARGET_FIELDS
+        for value in fields_of(request, field)
+    ]
+    return [path, *named]
+
+
+def fields_of(request: Request, name: str) -> list[bytes]:
+    """The values of a query's fields of that name, decoded, in order. Bytes, as text that is not
+    UTF-8 would become other text."""
+    query: bytes = request.scope.get("query_string", b"")
+    if not query:
+        return []
+    pairs = [pair.replace(b"+", b" ").partition(b"=") for pair in query.split(b"&")]
+    wanted = name.encode()
+    return [unquote_to_bytes(value) for field, _, value in pairs if field == wanted]
 
 
 def _number(attempt: int) -> tuple[bytes, ...]:

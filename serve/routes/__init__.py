@@ -4,7 +4,8 @@ An order of an operator is in the masters' catalog when it is answered, and goes
 that is refused has changed nothing. Each route checks the role of the token: read, write or admin.
 
 - `tables`: tables made, shown, altered and deleted.
-- `rows`: rows by key; `row_parameters`: their parameters; `row_shortcut`: the way past routing.
+- `rows`: rows by key; `row_keys`: which row a request names; `row_parameters`: their parameters;
+  `row_shortcut`: the way past routing.
 - `conditional_rows`: writes under conditions on a row; `row_streams`: Arrow streams of any length.
 - `scans`: rows as a stream; `finds`: indexes, and rows by the value of an indexed column.
 - `operators`, `losses`: the check, moves and retirements; data that no live backup holds.

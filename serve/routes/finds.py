@@ -104,6 +104,13 @@ def _answer(request: Request, page: Page) -> Response:
 
 # ---- indexes --------------------------------------------------------------------------------
 
+COLUMN = {
+    "name": "column",
+    "in": "query",
+    "required": True,
+    "schema": {"type": "string"},
+}
+
 
 @router.get("/indexes", response_model=IndexListing, responses=problems(404, 503))
 async def list_indexes(request: Request, table: str) -> Response:
@@ -155,8 +162,29 @@ async def create_index(request: Request, table: str) -> Response:
     openapi_extra={"parameters": [TIMEOUT_PARAMETER, ORDER_PARAMETER]},
 )
 async def drop_index(request: Request, table: str, column: str) -> Response:
-    """Drop the index of a column. Needs the role `admin`."""
+    """Drop the index of a column. Needs the role `admin`. A column whose name is `.` or `..`, or
+    has a slash, is named by the query: `/indexes?column=`."""
     require(request, Role.ADMIN)
+    return await _drop(request, table, column)
+
+
+@router.delete(
+    "/indexes",
+    status_code=204,
+    responses=problems(400, 404, 422, 503, 504),
+    openapi_extra={"parameters": [COLUMN, TIMEOUT_PARAMETER, ORDER_PARAMETER]},
+)
+async def drop_index_of(request: Request, table: str) -> Response:
+    """Drop the index of a column that the query names; it may have any name. Needs the role
+    `admin`."""
+    require(request, Role.ADMIN)
+    named = request.query_params.getlist("column")
+    if len(named) != 1:
+        raise InvalidArgument("name the column whose index is to be dropped: ?column=")
+    return await _drop(request, table, named[0])
+
+
+async def _drop(request: Request, table: str, column: str) -> Response:
     gateway = gateway_of(request)
     timeout_s = gateway.timeout_s(request)
     handle = await gateway.look_up(table, timeout_s)

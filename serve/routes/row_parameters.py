@@ -24,18 +24,44 @@ STREAM = {
     "stays; the problem's `notes` say how many rows.",
     "schema": {"type": "string", "enum": ["true", "false"]},
 }
+_TABLE = {"name": "table", "in": "path", "required": True, "schema": {"type": "string"}}
 ROW_PATH: list[dict[str, Any]] = [
-    {"name": "table", "in": "path", "required": True, "schema": {"type": "string"}},
+    _TABLE,
     {
         "name": "key",
         "in": "path",
         "required": True,
         "description": "Values of the key columns in their order, with commas between; each "
-        "percent-encoded.",
+        "percent-encoded. A key that is empty, or has `.`, `..` or nothing between its slashes, is "
+        "refused here, as clients and proxies remove these from paths: give it in the query, "
+        "`/v1/tables/{table}/rows?key=`.",
         "schema": {"type": "string"},
         "example": "42",
     },
 ]
+ROW_QUERY: list[dict[str, Any]] = [
+    _TABLE,
+    {
+        "name": "key",
+        "in": "query",
+        "required": True,
+        "description": "The value of each key column, in their order: `?key=a&key=b`. Takes every "
+        "key: nothing on the way changes a query.",
+        "style": "form",
+        "explode": True,
+        "schema": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        "example": ["42"],
+    },
+]
+ROW_BODY: dict[str, Any] = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {"type": "object", "additionalProperties": True},
+            "example": {"dest": "LAX"},
+        }
+    },
+}
 COLUMNS = {
     "name": "columns",
     "in": "query",

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stelae.serve.gateway.guard import path_of
 from stelae.serve.routes.rows import delete_row, get_row, put_row
 
-_ROW = re.compile(r"/v1/tables/([^/]+)/rows/(.*)", re.DOTALL)
+_ROW = re.compile(r"/v1/tables/([^/]+)/rows(?:/.*)?", re.DOTALL)
 _HANDLERS: dict[str, Callable[[Request], Awaitable[Response]]] = {
     "GET": get_row,
     "PUT": put_row,
@@ -41,7 +41,7 @@ class RowShortcut:
         if found is None or handler is None:
             await self._app(scope, receive, send)
             return
-        scope["path_params"] = {"table": found[1], "key": found[2]}
+        scope["path_params"] = {"table": found[1]}
         request = Request(scope, receive, send)
         try:
             response = await handler(request)

@@ -1,15 +1,13 @@
 """Routes of rows: one by its key, as JSON; many as JSON or Arrow.
 
-The ETag of a row is its version. Keys in paths: the key columns' values in key order, separated by
-commas, each percent-encoded (a comma inside a value is ``%2C``); see
-`stelae.client.http.json_values`.
+The ETag of a row is its version. A request names a row in its path or in its query
+(`stelae.serve.routes.row_keys`).
 """
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any
-from urllib.parse import unquote_to_bytes
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +15,9 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from stelae.client.http.json_values import (
+    batch_to_json_rows,
     encode_rows,
     from_json_value,
-    from_path_text,
     to_json_value,
 )
 from stelae.client.http.protocol import ARROW_TYPE, IF_VERSION_COLUMN, JSON_TYPE
@@ -37,6 +35,7 @@ from stelae.serve.bodies.models import (
     WriteRequest,
 )
 from stelae.serve.bodies.openapi import (
+    ENCODING_PARAMETER,
     IDEMPOTENCY_PARAMETER,
     IF_MATCH,
     IF_NONE_MATCH,
@@ -62,12 +61,15 @@ from stelae.serve.gateway.gateway import (
 from stelae.serve.gateway.guard import require
 from stelae.serve.gateway.requests import numbered
 from stelae.serve.routes.conditional_rows import write_under
+from stelae.serve.routes.row_keys import row_key
 from stelae.serve.routes.row_parameters import (
     COLUMNS,
     OP,
     OPS,
     ROW_ANSWER,
+    ROW_BODY,
     ROW_PATH,
+    ROW_QUERY,
     STREAM,
 )
 from stelae.serve.routes.row_streams import write_stream_of
@@ -76,31 +78,39 @@ from stelae.serve.routes.tables import json_response
 router = APIRouter(prefix="/v1/tables/{table}", tags=["rows"])
 
 STREAM_TIMEOUT_S = 600.0
-_RAW_KEY = re.compile(rb"/v1/tables/[^/]+/rows/(.*)", re.DOTALL)
 
 # Paths and queries of one row are read here: FastAPI takes longer for that than a row takes.
 
 
 # ---- one row --------------------------------------------------------------------------------
 
+_RowHandler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-@router.get(
-    "/rows/{key:path}",
-    responses={
-        200: ROW_ANSWER,
-        304: NOT_MODIFIED,
-        **problems(404, 412, 503),
-    },
-    openapi_extra={
-        "parameters": [
-            *ROW_PATH,
-            COLUMNS,
-            IF_MATCH,
-            IF_NONE_MATCH,
-            STALENESS_PARAMETER,
-            TIMEOUT_PARAMETER,
-        ]
-    },
+
+def _row_route(
+    method: str, *parameters: dict[str, Any], body: dict[str, Any] | None = None, **options: Any
+) -> Callable[[_RowHandler], _RowHandler]:
+    """Register a handler for both ways to name a row: by the path, and by the query."""
+
+    def register(handler: _RowHandler) -> _RowHandler:
+        for path, named in (("/rows/{key:path}", ROW_PATH), ("/rows", ROW_QUERY)):
+            extra: dict[str, Any] = {"parameters": [*named, *parameters]}
+            if body is not None:
+                extra["requestBody"] = body
+            router.add_api_route(path, handler, methods=[method], openapi_extra=extra, **options)
+        return handler
+
+    return register
+
+
+@_row_route(
+    "GET",
+    COLUMNS,
+    IF_MATCH,
+    IF_NONE_MATCH,
+    STALENESS_PARAMETER,
+    TIMEOUT_PARAMETER,
+    responses={200: ROW_ANSWER, 304: NOT_MODIFIED, **problems(404, 412, 503)},
 )
 async def get_row(request: Request) -> Response:
     """Read one row, linearizably unless `?max_staleness=` says otherwise. Its version is the
@@ -111,14 +121,8 @@ async def get_row(request: Request) -> Response:
     condition = condition_of(request)
 
     async def work(handle: AsyncTable) -> Response:
-        values = _path_key(request, handle)
-        row = await handle.get(
-            values,
-            columns=columns,
-            with_version=True,
-            max_staleness=max_staleness,
-            timeout=timeout_s,
-        )
+        values = row_key(request, handle)
+        row = await _read(handle, values, columns, max_staleness, timeout_s)
         if row is None:
             raise RowNotFound(table, str(tuple(_show_key(handle, values))))
         version = str(row.pop(VERSION_COLUMN))
@@ -127,35 +131,53 @@ async def get_row(request: Request) -> Response:
             condition.check_match(version, f"the row of {table!r}")
             if condition.excludes(version):
                 return Response(status_code=304, headers=headers)
-        schema = handle.schema
-        content = {name: to_json_value(v, schema.field(name).type) for name, v in row.items()}
-        return json_response(content, headers=headers)
+        return json_response(row, headers=headers)
 
     return await gateway.on_table(request, table, timeout_s, work)
 
 
-@router.put(
-    "/rows/{key:path}",
+async def _read(
+    table: AsyncTable,
+    key: tuple[Any, ...],
+    columns: list[str] | None,
+    max_staleness: float | None,
+    timeout_s: float,
+) -> dict[str, Any] | None:
+    """One row as JSON, with its version; None: there is none."""
+    if table.record.schema.is_plain:
+        row = await table.get(
+            key,
+            columns=columns,
+            with_version=True,
+            max_staleness=max_staleness,
+            timeout=timeout_s,
+        )
+        kinds = table.schema
+        return row and {
+            name: value if name == VERSION_COLUMN else to_json_value(value, kinds.field(name).type)
+            for name, value in row.items()
+        }
+    # Python's values have no nanoseconds, so they do not come between.
+    found = await table.get_many(
+        [key],
+        columns=columns,
+        with_versions=True,
+        max_staleness=max_staleness,
+        timeout=timeout_s,
+    )
+    return batch_to_json_rows(found)[0] if found.num_rows else None
+
+
+@_row_route(
+    "PUT",
+    IF_MATCH,
+    IF_NONE_MATCH,
+    TIMEOUT_PARAMETER,
+    ENCODING_PARAMETER,
+    IDEMPOTENCY_PARAMETER,
+    body=ROW_BODY,
     response_model=RowReply,
     responses=problems(404, 409, 412, 413, 415, 503, 504),
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                JSON_TYPE: {
-                    "schema": {"type": "object", "additionalProperties": True},
-                    "example": {"dest": "LAX"},
-                }
-            },
-        },
-        "parameters": [
-            *ROW_PATH,
-            IF_MATCH,
-            IF_NONE_MATCH,
-            TIMEOUT_PARAMETER,
-            IDEMPOTENCY_PARAMETER,
-        ],
-    },
 )
 async def put_row(request: Request) -> Response:
     """Add or replace one row; columns not named get their default, or null.
@@ -175,7 +197,7 @@ async def put_row(request: Request) -> Response:
         raise MalformedBody("the body must be a JSON object: column names and values")
 
     async def work(handle: AsyncTable) -> Response:
-        values = _path_key(request, handle)
+        values = row_key(request, handle)
         row = _row(content, handle)
         for name, value in zip(handle.key, values, strict=True):
             if row.setdefault(name, value) != value:
@@ -199,19 +221,14 @@ async def put_row(request: Request) -> Response:
     return await gateway.on_table(request, table, timeout_s, work)
 
 
-@router.delete(
-    "/rows/{key:path}",
+@_row_route(
+    "DELETE",
+    IF_MATCH,
+    IF_NONE_MATCH,
+    TIMEOUT_PARAMETER,
+    IDEMPOTENCY_PARAMETER,
     status_code=204,
     responses=problems(404, 409, 412, 503, 504),
-    openapi_extra={
-        "parameters": [
-            *ROW_PATH,
-            IF_MATCH,
-            IF_NONE_MATCH,
-            TIMEOUT_PARAMETER,
-            IDEMPOTENCY_PARAMETER,
-        ]
-    },
 )
 async def delete_row(request: Request) -> Response:
     """Delete one row; that it is absent is no error. Needs the role `write`."""
@@ -221,7 +238,7 @@ async def delete_row(request: Request) -> Response:
     condition = condition_of(request)
 
     async def work(handle: AsyncTable) -> Response:
-        values = _path_key(request, handle)
+        values = row_key(request, handle)
         if condition is None:
             target = numbered(request, handle, b"delete", b"")
             await target.delete([values], timeout=timeout_s)
@@ -248,28 +265,6 @@ def _table(request: Request) -> str:
 
 def _versioned(version: int) -> Response:
     return json_response({"version": version}, headers={"ETag": f'"{version}"'})
-
-
-def _path_key(request: Request, table: AsyncTable) -> tuple[Any, ...]:
-    """The key in the path as wire values. Raises InvalidArgument."""
-    raw = request.scope.get("raw_path") or request.scope["path"].encode()
-    match = _RAW_KEY.search(raw)
-    assert match is not None, "the route matched"
-    parts = match[1].split(b",")
-    if len(parts) != len(table.key):
-        raise InvalidArgument(
-            f"the key of {table.name!r} has {len(table.key)} column(s), {', '.join(table.key)}; "
-            f"{len(parts)} value(s) were given (a comma inside a value is %2C)"
-        )
-    values = []
-    for name, part in zip(table.key, parts, strict=True):
-        what = f"key column {name!r}"
-        try:
-            text = unquote_to_bytes(part).decode()
-        except UnicodeDecodeError:
-            raise InvalidArgument(f"{what}: the path is not UTF-8") from None
-        values.append(from_path_text(text, table.schema.field(name).type, what))
-    return tuple(values)
 
 
 def _show_key(table: AsyncTable, values: tuple[Any, ...]) -> list[Any]:

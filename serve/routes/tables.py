@@ -6,6 +6,7 @@ import base64
 import binascii
 from collections.abc import Mapping
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
@@ -46,7 +47,7 @@ from stelae.serve.bodies.openapi import (
     json_body,
     problems,
 )
-from stelae.serve.bodies.problems import has_condition
+from stelae.serve.bodies.problems import ConfirmationNeeded, has_condition
 from stelae.serve.gateway.conditions import condition_of, list_tag, table_tag, wanted_edition
 from stelae.serve.gateway.gateway import gateway_of
 from stelae.serve.gateway.guard import require
@@ -62,6 +63,15 @@ WAIT = {
     "required": False,
     "description": "`false`: answer once it exists, and not once all tablets can be written to.",
     "schema": {"type": "string", "enum": ["true", "false"]},
+}
+CONFIRM_FIELD = "confirm"
+CONFIRM = {
+    "name": CONFIRM_FIELD,
+    "in": "query",
+    "required": True,
+    "description": "The name of the table, once more. A request for a row of which a client or a "
+    "proxy has changed the path never has it.",
+    "schema": {"type": "string"},
 }
 
 
@@ -124,7 +134,7 @@ async def create_table(request: Request) -> Response:
     )
     gateway.forget(body.name)
     response = _described(table.record, 201)
-    response.headers["Location"] = f"/v1/tables/{table.name}".encode().decode("latin-1")
+    response.headers["Location"] = f"/v1/tables/{quote(table.name, safe='')}"
     return response
 
 
@@ -254,14 +264,24 @@ async def _renamed_before(
     "/tables/{table}",
     status_code=204,
     responses=problems(404, 412, 422, 503, 504),
-    openapi_extra={"parameters": [IF_MATCH, IF_NONE_MATCH, TIMEOUT_PARAMETER, ORDER_PARAMETER]},
+    openapi_extra={
+        "parameters": [CONFIRM, IF_MATCH, IF_NONE_MATCH, TIMEOUT_PARAMETER, ORDER_PARAMETER]
+    },
 )
 async def delete_table(request: Request, table: str) -> Response:
-    """Delete a table and all its rows, for ever. Needs the role `admin`.
+    """Delete a table and all its rows permanently. Needs the role `admin`, and the name of the
+    table once more: `?confirm=`.
 
     `If-Match`: as in altering a table. Rows written since count for nothing.
     """
     require(request, Role.ADMIN)
+    if request.query_params.getlist(CONFIRM_FIELD) != [table]:
+        # Clients make this path of DELETE …/rows/.., too: such a request deletes nothing.
+        raise ConfirmationNeeded(
+            f"this deletes table {table!r} with all its rows: if that is what you want, add "
+            f"?{CONFIRM_FIELD}={quote(table, safe='')}; a row whose key is . or .. is deleted with "
+            f"DELETE /v1/tables/…/rows?key=…"
+        )
     gateway = gateway_of(request)
     timeout_s = gateway.timeout_s(request)
     database = await ordering(request, b"delete table", b"")

@@ -10,6 +10,11 @@ where there are more than `MAX_KEYS`, those that were heard of `KEY_LEAST_S` ago
 before the expiry time. A result in a prologue takes some 50 bytes, so that all of them take an
 eighth of a segment of 8 MiB.
 
+Clients that number their requests over HTTP (`stelae.core.ids.gateway_client`) are kept apart in
+the same way: anybody with a token may call himself by any number of names. Where there are more
+than `MAX_GATEWAY_CLIENTS`, those that were heard of `GATEWAY_LEAST_S` ago are forgotten before the
+expiry time.
+
 Nor do tasks that write pieces of the rows of jobs and of streams (`stelae.core.ids.job_client`,
 `stream_client`), and what they write may come again long after it was done: a task is run again
 from its beginning. They are kept apart as well, each with its last result, in some 80 bytes.
@@ -42,7 +47,7 @@ from typing import NamedTuple
 import msgspec
 
 from stelae.core.errors import InvalidArgument, Overloaded, StaleRequest
-from stelae.core.ids import RequestId, is_job, is_keyed, series_of
+from stelae.core.ids import RequestId, is_job, is_keyed, is_of_gateway, series_of
 from stelae.storage.entries.entry import Result, result_of
 
 MAX_CLIENTS = 10_000
@@ -52,6 +57,11 @@ MAX_RESULTS = 50_000
 MAX_RESULTS_PER_CLIENT = 1_000
 KEY_LEAST_S = 60.0
 """So long a key is remembered however many there are."""
+MAX_GATEWAY_CLIENTS = 5_000
+MAX_GATEWAY_RESULTS = 10_000
+GATEWAY_LEAST_S = 150.0
+"""Seconds that a client over HTTP is remembered, however many there are: it repeats a call for a
+shorter time."""
 MAX_PIECES = 10_000
 """Of jobs, and of streams; and as many results of them."""
 PIECE_LEAST_S = 150.0
@@ -63,6 +73,7 @@ TOO_MANY_RESULTS = "the unacknowledged results of a tablet's clients"
 TOO_MANY_KEYS = (
     "what a tablet remembers of the last minute's Idempotency-Keys (many rows may go under one key)"
 )
+TOO_MANY_OF_GATEWAY = "what a tablet remembers of the clients that write over HTTP"
 TOO_MANY_PIECES = "what a tablet remembers of the pieces that jobs wrote in the last minutes"
 TOO_MANY_OF_STREAMS = "what a tablet remembers of the pieces that streams wrote in the last minutes"
 
@@ -173,6 +184,19 @@ class _Keyed(_Kind):
         return _Bounds(MAX_KEYS, MAX_KEYS, TOO_MANY_KEYS, TOO_MANY_KEYS, KEY_LEAST_S)
 
 
+class _Gateway(_Kind):
+    """Clients over HTTP."""
+
+    __slots__ = ()
+
+    def bounds(self) -> _Bounds:
+        return _Bounds(
+            *(MAX_GATEWAY_CLIENTS, MAX_GATEWAY_RESULTS),
+            *(TOO_MANY_OF_GATEWAY, TOO_MANY_OF_GATEWAY),
+            GATEWAY_LEAST_S,
+        )
+
+
 class _Jobs(_Kind):
     """Pieces of jobs."""
 
@@ -250,13 +274,15 @@ class ClientResults:
         self._begin()
 
     def _begin(self) -> None:
-        self._numbering, self._keyed = _Kind(), _Keyed()
+        self._numbering, self._keyed, self._gateway = _Kind(), _Keyed(), _Gateway()
         self._jobs, self._streams = _Jobs(), _Streams()
-        self._kinds = (self._numbering, self._keyed, self._jobs, self._streams)
+        self._kinds = (self._numbering, self._keyed, self._gateway, self._jobs, self._streams)
 
     def _kind(self, client_id: str) -> _Kind:
         if is_keyed(client_id):
             return self._keyed
+        if is_of_gateway(client_id):
+            return self._gateway
         if is_job(client_id):
             return self._jobs
         return self._numbering if series_of(client_id) is None else self._streams

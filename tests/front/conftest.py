@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -26,4 +27,5 @@ async def http(world: World) -> AsyncIterator[httpx.AsyncClient]:
     async with world.client() as client:
         yield client
         for info in (await client.get("/v1/tables")).json()["tables"]:
-            await client.delete(f"/v1/tables/{info['name']}")
+            name = info["name"]
+            await client.delete(f"/v1/tables/{quote(name)}", params={"confirm": name})

@@ -170,6 +170,7 @@ async def test_a_repeated_write_under_a_list_gets_its_first_answer(
 # ---- tables ---------------------------------------------------------------------------------
 
 TABLE = "/v1/tables/flights"
+DROP = f"{TABLE}?confirm=flights"
 
 
 async def test_a_table_has_an_etag_that_changes_with_it(
@@ -214,18 +215,18 @@ async def test_a_table_is_altered_and_deleted_only_as_it_was_seen(
         {"If-None-Match": f"W/{old}"},
     ):
         problem_of(await http.patch(TABLE, json=drop, headers=headers), 412, "precondition-failed")
-        problem_of(await http.delete(TABLE, headers=headers), 412, "precondition-failed")
+        problem_of(await http.delete(DROP, headers=headers), 412, "precondition-failed")
     assert (await http.get(TABLE)).headers["etag"] == old
     problem_of(
         await http.patch(TABLE, json=drop, headers={"If-Match": "1"}), 400, "invalid-argument"
     )
-    problem_of(await http.delete(TABLE, headers={"If-Match": "1"}), 400, "invalid-argument")
-    missing = await http.delete("/v1/tables/none", headers={"If-Match": "*"})
+    problem_of(await http.delete(DROP, headers={"If-Match": "1"}), 400, "invalid-argument")
+    missing = await http.delete("/v1/tables/none?confirm=none", headers={"If-Match": "*"})
     problem_of(missing, 404, "table-not-found")
-    assert (await http.delete(TABLE, headers={"If-Match": old})).status_code == 204
+    assert (await http.delete(DROP, headers={"If-Match": old})).status_code == 204
     await make_flights(world, http)
-    problem_of(await http.delete(TABLE, headers={"If-Match": old}), 412, "precondition-failed")
-    assert (await http.delete(TABLE, headers={"If-None-Match": old})).status_code == 204
+    problem_of(await http.delete(DROP, headers={"If-Match": old}), 412, "precondition-failed")
+    assert (await http.delete(DROP, headers={"If-None-Match": old})).status_code == 204
 
 
 async def test_a_repeated_alter_under_a_condition_gets_its_first_answer(

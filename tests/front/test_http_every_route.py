@@ -20,7 +20,8 @@ from tests.front.http_world import ARROW, PROBLEM, World
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 READERS_POST = {"rows:get", "rows:scan", "rows:find"}
-WRITERS = {("PUT", "/v1/tables/{table}/rows/{key}"), ("DELETE", "/v1/tables/{table}/rows/{key}")}
+ROW_PATHS = ("/v1/tables/{table}/rows/{key}", "/v1/tables/{table}/rows")
+WRITERS = {(method, path) for method in ("PUT", "DELETE") for path in ROW_PATHS}
 WRITERS_POST = "/v1/tables/{table}/rows:write"
 ADMINS_GET = {"/v1/tokens", "/v1/cluster/spec", "/v1/cluster/operations/{operation_id}"}
 OF_NAMES = {"table": "flights", "key": "1", "tenant_id": "flights", "node_id": "1"}
@@ -156,3 +157,27 @@ async def test_oversized_bodies_are_413_on_every_route(
 
                 answer = await client.request(method, url, content=pieces())
                 assert answer.status_code == 413, (method, path, answer.text[:200])
+
+
+async def test_head_is_answered_as_get_wherever_there_is_one(
+    world: World, http: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    """Status and headers are the same, without a body, also where there is none; and the audit log
+    has the method that was sent."""
+    await make_flights(world, http, 3)
+    app = make_app(world.cluster.database, world.verifier, audit=AuditLog(tmp_path))
+    routes = await every_route(http)
+    urls = {url for _, _, url, _ in routes} | {"/openapi.json", "/v1/none"}
+    async with world.client(app=app) as client:
+        for url in sorted(urls):
+            got, head = await client.get(url), await client.head(url)
+            assert (head.status_code, head.content) == (got.status_code, b""), url
+            assert head.headers.get("content-type") == got.headers.get("content-type")
+            assert head.headers.get("etag") == got.headers.get("etag")
+        (tmp_path / "http.jsonl").write_bytes(b"")
+        await client.head("/v1/tokens")
+    noted = [json.loads(line)["method"] for line in (tmp_path / "http.jsonl").open()]
+    assert noted == ["HEAD", "HEAD"]
+    async with world.client(None) as nobody:
+        assert (await nobody.head("/v1/tables")).status_code == 401
+        assert (await nobody.head("/healthz")).status_code == 200

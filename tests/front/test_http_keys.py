@@ -17,6 +17,7 @@ from tests.front.http_world import World, problem_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TABLE = "/v1/tables/flights"
+DROP = f"{TABLE}?confirm=flights"
 
 
 def key(text: str) -> dict[str, str]:
@@ -41,7 +42,7 @@ async def test_a_table_is_created_once_under_a_key(world: World, http: httpx.Asy
     problem_of(await http.post("/v1/tables", json=body), 409, "table-exists")
     problem_of(await http.post("/v1/tables", json=body, headers=key("t2")), 409, "table-exists")
     assert [t["name"] for t in (await http.get("/v1/tables")).json()["tables"]] == ["flights"]
-    await http.delete(TABLE)
+    await http.delete(DROP)
     gone = await http.post("/v1/tables", json=body, headers=key("t1"))
     problem_of(gone, 404, "table-not-found")
     first = await http.post("/v1/tables", json=body, headers=key("t2"))
@@ -73,7 +74,7 @@ async def test_what_alters_a_table_is_done_once_under_a_key(
         tag = (await http.get(TABLE)).headers["etag"]
         headers = {**key(f"a4{wanted}"), **({"If-Match": tag} if wanted else {})}
         for _ in range(2):
-            assert (await http.delete(TABLE, headers=headers)).status_code == 204
+            assert (await http.delete(DROP, headers=headers)).status_code == 204
         await make_flights(world, http)
     assert (await http.get(TABLE)).status_code == 200
 

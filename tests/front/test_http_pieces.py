@@ -280,3 +280,21 @@ async def test_a_proxy_that_lost_its_server_leaves_the_outcome_unknown(status: i
     answers[:] = [httpx.Response(status, text="<h1>no</h1>")]
     with pytest.raises(errors.OutcomeUnknown):
         await write(repeatable=False)
+
+
+async def test_the_newline_at_the_end_of_a_token_file_is_no_part_of_the_token() -> None:
+    """As text that was read from such a file has it; what lies within is refused."""
+    sent: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request.headers["authorization"])
+        return httpx.Response(200, json={})
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    for token in ("stelae_x\n", "stelae_x\r\n", "stelae_x"):
+        transport = HttpTransport("http://x", token, client, rng=random.Random(1))
+        await transport.read("/", what="w", timeout_s=30.0)
+    assert sent == ["Bearer stelae_x"] * 3
+    for wrong in ("", "\n", "stelae_\nx"):
+        with pytest.raises(InvalidArgument):
+            HttpTransport("http://x", wrong, client, rng=random.Random(1))

@@ -38,7 +38,7 @@ async def test_ids_are_taken_over_if_sane_and_are_in_all_answers(
                 (http.get("/v1/tables/none/rows/1", headers=given), 404),
                 (http.get("/v1/tables/none", headers=given), 404),
                 (http.post("/v1/tables", json={}, headers=given), 422),
-                (http.delete("/v1/tables/none", headers=given), 404),
+                (http.delete("/v1/tables/none?confirm=none", headers=given), 404),
             ):
                 answer: httpx.Response = await attempt
                 assert (answer.status_code, answer.json()["request_id"]) == (

@@ -10,6 +10,7 @@ from tests.front.http_flights import flights_of, make_flights
 from tests.front.http_world import ARROW, World, problem_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+DROP = "/v1/tables/flights?confirm=flights"
 ROW = {
     "id": 2**53 + 1,
     "dest": "LAX é",
@@ -44,9 +45,9 @@ async def test_a_table_is_made_shown_listed_and_deleted(
     assert shown_now == {**info, "tablet_states": {"running": 3}}
     assert (await http.get("/v1/tables")).json() == {"tables": [info]}
     problem_of(await http.post("/v1/tables", json=flights_of(world)), 409, "table-exists")
-    assert (await http.delete("/v1/tables/flights")).status_code == 204
+    assert (await http.delete(DROP)).status_code == 204
     problem_of(await http.get("/v1/tables/flights"), 404, "table-not-found")
-    problem_of(await http.delete("/v1/tables/flights"), 404, "table-not-found")
+    problem_of(await http.delete(DROP), 404, "table-not-found")
     problem_of(await http.get("/v1/tables/flights/rows/1"), 404, "table-not-found")
 
 
@@ -56,7 +57,7 @@ async def test_a_table_made_anew_under_a_name_is_the_one_that_is_found(
 ) -> None:
     """A handle on the deleted table is not used for its successor."""
     await make_flights(world, http, 5)
-    await http.delete("/v1/tables/flights")
+    await http.delete(DROP)
     await make_flights(world, http)
     problem_of(await http.get("/v1/tables/flights/rows/1"), 404, "row-not-found")
 

@@ -125,7 +125,7 @@ async def test_the_audit_log_has_who_did_what_and_what_came_of_it(
 
             monkeypatch.setattr(audit_module, "FILE_BYTES", 10)
             for _ in range(6):
-                await http.delete("/v1/tables/t")
+                await http.delete("/v1/tables/t?confirm=t")
             assert len(list(folder.glob("*.jsonl"))) == audit_module.KEPT_FILES
 
             def full(*args: object, **kwargs: object) -> None:

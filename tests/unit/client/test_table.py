@@ -13,7 +13,6 @@ import pytest
 
 from stelae.client.input.convert import RowCodec, decode_batch, to_arrow
 from stelae.client.input.filters import normalize_filters
-from stelae.client.input.given import check_name
 from stelae.client.routing.session import Session
 from stelae.client.table.table import AsyncTable
 from stelae.core.config.settings import Settings
@@ -36,7 +35,7 @@ from stelae.core.messages.rows import (
 )
 from stelae.core.rpc import Reply
 from stelae.core.schema.partition import hash_partition
-from stelae.core.schema.schema import VERSION_COLUMN, TableSchema
+from stelae.core.schema.schema import VERSION_COLUMN, TableSchema, check_table_name
 from tests.unit.client.routing.scripted import Scripted, cache_of, locations
 
 SCHEMA = TableSchema.of(
@@ -400,8 +399,10 @@ def test_a_filter_on_an_unknown_column_names_it() -> None:
         normalize_filters([("zzz", "=", 1)], SCHEMA, "t")
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "x" * 256, "a\n", None, 5, b"x", "a?b"])
+@pytest.mark.parametrize(
+    "name", ["", "a/b", "x" * 256, "a\n", None, 5, b"x", "a?b", ".", "..", "%2E%2e", "..\\"]
+)
 def test_names_that_no_table_has_are_refused(name: Any) -> None:
     """Of whatever type."""
     with pytest.raises(InvalidArgument):
-        check_name(name)
+        check_table_name(name)

@@ -66,3 +66,10 @@ def test_an_address_of_elsewhere_is_said_at_once_and_what_is_taken_holds_nothing
     with pytest.raises(AlreadyRunning):
         free_port("127.0.0.1")
     assert made[-1].fileno() == -1
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")
+def test_an_ipv6_address_has_ports_too() -> None:
+    """By a socket of its own family."""
+    with socket.create_server(("::1", free_port("::1")), family=socket.AF_INET6):
+        pass

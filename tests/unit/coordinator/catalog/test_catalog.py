@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stelae.coordinator.catalog.catalog import (
     MAX_CLIENTS,
+    MAX_HTTP_CLIENTS,
     MAX_RESULTS,
     Applied,
     Catalog,
@@ -17,7 +18,15 @@ from stelae.coordinator.catalog.catalog import (
     Conflict,
 )
 from stelae.core.errors import KeyReused, Overloaded, StaleRequest, TooLarge
-from stelae.core.ids import ClientId, RequestId, ServerUuid, TableId, TabletId, keyed_client
+from stelae.core.ids import (
+    ClientId,
+    RequestId,
+    ServerUuid,
+    TableId,
+    TabletId,
+    gateway_client,
+    keyed_client,
+)
 from stelae.core.records.records import TableRecord, TableState, TabletRecord, TabletState
 from stelae.core.schema.durability import segments
 from stelae.core.schema.partition import Partitioning
@@ -146,6 +155,19 @@ def test_results_of_the_clients_that_spoke_last_are_kept() -> None:
         apply(catalog, batch)
     assert catalog.result_of(request(1, client="c0")) is None
     assert catalog.result_of(request(1, client="c1")) == "T"
+
+
+def test_clients_and_keys_of_http_make_no_other_client_forgotten() -> None:
+    """However many there are: they have their share, of which the oldest go."""
+    catalog = Catalog()
+    apply(catalog, CatalogBatch((), (), request(1, client="native"), TableId("T")))
+    names = [make(str(n)) for n in range(MAX_CLIENTS) for make in (keyed_client, gateway_client)]
+    for name in names:
+        apply(catalog, CatalogBatch((), (), request(1, client=name), TableId("T")))
+    assert catalog.result_of(request(1, client="native")) == "T"
+    gone, kept = names[:-MAX_HTTP_CLIENTS], names[-MAX_HTTP_CLIENTS:]
+    assert all([catalog.result_of(request(1, client=name)) is None for name in gone])
+    assert all([catalog.result_of(request(1, client=name)) == "T" for name in kept])
 
 
 def test_deleted_records_stay_and_free_their_name() -> None:

@@ -15,7 +15,6 @@ from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.catalog.operations import Operations
 from stelae.coordinator.ddl.tables import (
     check_order,
-    check_table_name,
     draft_create,
     draft_delete,
     draft_raise_epoch,
@@ -48,7 +47,7 @@ from stelae.core.runtime import ProcessIdentity
 from stelae.core.schema.alter import altered, schema_change
 from stelae.core.schema.durability import segments
 from stelae.core.schema.partition import Partitioning, hash_partition
-from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.schema import TableSchema, check_table_name
 
 SCHEMA = TableSchema.of(pa.schema([("id", pa.int64())]), ["id"])
 RNG = random.Random(5)
@@ -258,7 +257,9 @@ def test_a_tables_keys_are_hashed_with_a_seed_that_no_client_chooses() -> None:
     assert altered(made.tables[0].schema, change, "t").key_seed == 77
 
 
-@pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", " a", "a ", "a/b", "a:b"])
+@pytest.mark.parametrize(
+    "name", ["", "x" * 256, "a\nb", " a", "a ", "a/b", "a:b", ".", "..", "%2e", "a\\b", "a?b"]
+)
 def test_bad_table_names_are_refused(name: str) -> None:
     """With what to change."""
     with pytest.raises(InvalidArgument, match="table name"):

@@ -13,6 +13,7 @@ from stelae.core.errors import InvalidArgument, Overloaded, StaleRequest
 from stelae.core.ids import (
     ClientId,
     RequestId,
+    gateway_client,
     is_job,
     is_keyed,
     job_client,
@@ -20,7 +21,12 @@ from stelae.core.ids import (
     stream_client,
 )
 from stelae.storage.entries import client_results
-from stelae.storage.entries.client_results import KEY_LEAST_S, PIECE_LEAST_S, ClientResults
+from stelae.storage.entries.client_results import (
+    GATEWAY_LEAST_S,
+    KEY_LEAST_S,
+    PIECE_LEAST_S,
+    ClientResults,
+)
 from stelae.storage.entries.entry import Result
 
 
@@ -111,6 +117,29 @@ def test_keys_and_other_clients_keep_each_other_out_of_nothing(
     assert other.records() == results.records()
     assert other.snapshot() == results.snapshot()
     assert len(other) == len(results) == 5
+
+
+def test_clients_over_http_keep_no_other_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many names they have: the oldest of them make way, and until then they wait."""
+    monkeypatch.setattr(client_results, "MAX_GATEWAY_CLIENTS", 3)
+    monkeypatch.setattr(client_results, "MAX_CLIENTS", 1)
+    results = ClientResults()
+    for number in range(3):
+        client = gateway_client(str(number))
+        results.record(request(7, client=client), b"", 1, float(number))
+    with pytest.raises(Overloaded, match="over HTTP") as refused:
+        results.check(request(1, client=gateway_client("new")), 10.0)
+    assert refused.value.args[2] == GATEWAY_LEAST_S - 10.0
+    assert results.check(request(1, client="native"), 10.0) is None
+    assert results.check(request(8, client=gateway_client("0")), 10.0) is None
+    results.record(request(1, client="native"), b"", 1, 0.0)
+    assert results.forget_before(-1.0, GATEWAY_LEAST_S + 0.5, 9) == 1
+    assert results.check(request(1, client=gateway_client("new"))) is None
+    assert results.find(request(7, client=gateway_client("0"))) is None
+    assert results.find(request(1, client="native")) is not None
+    other = ClientResults()
+    other.load(results.records())
+    assert other.records() == results.records()
 
 
 def test_where_keys_are_too_many_the_oldest_go_after_a_minute(
