@@ -29,12 +29,12 @@ CLOSED = "this database is closed: connect again"
 T = TypeVar("T")
 
 
-class _Uvloop(uvloop.Loop):  # type: ignore[misc]  # uvloop comes without types
+class _Uvloop(uvloop.Loop):
     """An event loop that knows its connections, so that a forked child can close its copies."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._connections: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
+        self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
         made = await super().create_connection(*args, **options)
@@ -50,7 +50,7 @@ class _Uvloop(uvloop.Loop):  # type: ignore[misc]  # uvloop comes without types
         """The file descriptors that must not be shared with a forked child."""
         open_ones = [each for each in list(self._connections) if not each.is_closing()]
         sockets = [each.get_extra_info("socket") for each in open_ones]
-        backend: int = self._get_backend_id()  # the epoll instance
+        backend: int = self._get_backend_id()  # type: ignore[attr-defined]  # the epoll instance
         return [backend, *[each.fileno() for each in sockets if each is not None]]
 
 

@@ -58,7 +58,9 @@ def exact_array(values: Sequence[object], kind: pa.DataType, where: Where) -> pa
     if pa.types.is_fixed_size_list(kind):
         return _fixed_lists(values, kind, where)
     if isinstance(kind, pa.BaseExtensionType) and kind != pa.uuid():
-        return pa.ExtensionArray.from_storage(kind, exact_array(values, kind.storage_type, where))
+        stored = exact_array(values, kind.storage_type, where)
+        column: pa.Array = pa.ExtensionArray.from_storage(kind, stored)
+        return column
     return _others(values, kind, where)
 
 

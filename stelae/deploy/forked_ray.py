@@ -37,7 +37,7 @@ class ParentsRay:
                 keep_for_ever(inherited)  # it would disconnect the parent
         module._global_node = None
         worker.set_is_connected(False)
-        worker.set_mode(None)
+        worker.set_mode(None)  # type: ignore[arg-type]  # as Ray's own shutdown does
         atexit.unregister(module.shutdown)
         if (raydp := sys.modules.get("raydp.context")) is not None:
             atexit.unregister(raydp.stop_spark)  # it would stop the parent's Spark

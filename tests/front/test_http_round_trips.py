@@ -146,7 +146,8 @@ def stored(values: list[Any], kind: pa.DataType) -> pa.Array:
             stored(flat, kind.value_type), type=kind, mask=mask
         )
     if kind == pa.uuid():
-        return pa.ExtensionArray.from_storage(kind, pa.array(values, pa.binary(16)))
+        column: pa.Array = pa.ExtensionArray.from_storage(kind, pa.array(values, pa.binary(16)))
+        return column
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         return pa.array(values, pa.int32() if kind.bit_width == 32 else pa.int64()).view(kind)
     if pa.types.is_float16(kind):
@@ -245,7 +246,7 @@ async def test_a_row_that_was_got_is_put_back_as_it_was(
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), *FIELDS])
     database = world.cluster.database
     table = await database.create_table("every", schema, key="id")
-    temporal = {f.name: 7 for f in FIELDS if pa.types.is_temporal(f.type)}
+    temporal: dict[str, Any] = {f.name: 7 for f in FIELDS if pa.types.is_temporal(f.type)}
     temporal |= {f.name: None for f in FIELDS if pa.types.is_interval(f.type)}
     full = {**temporal, **STORED}
     columns = [stored([full.get(f.name), None], f.type) for f in FIELDS]
