@@ -9,7 +9,7 @@
 #   make docs    the documentation as a site, in build/site
 #   make spec    the TLA+ models of spec/, the larger ones too (SPEC_ARGS="--workers 2 NAME ...")
 #
-# Also: make soak-tests, make clean, make java (says which Java 17 is found).
+# Also: make soak-tests, make fuzz, make clean, make java (says which Java 17 is found).
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -37,11 +37,16 @@ KEEP ?=
 SOAK_ARGS ?=
 # Test files or node ids of a soak-cluster; all of its tests without.
 TESTS ?=
+# Examples of each property of a fuzz, and the tests of whatever decodes bytes from elsewhere.
+EXAMPLES ?= 5000
+FUZZED := tests/unit/runtime/tcp tests/unit/storage/files tests/unit/storage/entries \
+	tests/unit/storage/replicated/test_hostile_streams.py tests/unit/actors/backup/test_frames.py \
+	tests/unit/consensus/wal/test_wal_mail.py tests/unit/serve tests/front/test_http_values.py
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 SPEC_ARGS ?=
 
-.PHONY: help venv java java-17 demo docs test test-feast test-feast-own test-cluster soak-cluster soak-tests gate lint lint-style lint-types lint-imports tree bench soak spec clean
+.PHONY: help venv java java-17 demo docs test test-feast test-feast-own test-cluster soak-cluster soak-tests fuzz gate lint lint-style lint-types lint-imports tree bench soak spec clean
 
 help:
 	@sed -n '2,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
@@ -125,6 +130,10 @@ test-cluster: $(STAMP)
 # Tests too long for the gate, and properties with fresh examples.
 soak-tests: $(STAMP)
 	$(PYTEST) $(PARALLEL) -m "(soak or hypothesis) and not ray and not spark" --hypothesis-profile fresh --ignore tests/feast
+
+# What reads bytes of others, with many fresh examples:  make fuzz EXAMPLES=20000
+fuzz: $(STAMP)
+	STELAE_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(PARALLEL) -m hypothesis --hypothesis-profile fuzz $(FUZZED)
 
 gate:
 	.ci/gate

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import settings
 
 # Examples follow from the test alone, so that the same code passes or fails every time. A busy
@@ -9,4 +11,8 @@ from hypothesis import settings
 settings.register_profile("gate", deadline=None, derandomize=True, database=None)
 # Other examples in each run, for `make soak-tests`; failures stay in .hypothesis for the next one.
 settings.register_profile("fresh", deadline=None)
+# Many, for `make fuzz`.
+settings.register_profile(
+    "fuzz", deadline=None, max_examples=int(os.environ.get("STELAE_FUZZ_EXAMPLES", "5000"))
+)
 settings.load_profile("gate")

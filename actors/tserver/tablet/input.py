@@ -76,10 +76,19 @@ def decode_rows(
             batch = reader.read_next_batch()
             if any(more.num_rows for more in reader):
                 raise InvalidArgument("an Arrow IPC stream of more than one batch")
-        _ = batch.schema.names  # which are decoded here, and may be no UTF-8
+        _decode_names(list(batch.schema))
     except (pa.ArrowException, StopIteration, OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"not an Arrow IPC stream of one batch: {error}") from error
     return check_batch(batch, schema, columns=columns, table=table, validate=True)
+
+
+def _decode_names(fields: Sequence[pa.Field]) -> None:
+    """Raise UnicodeDecodeError if a name, at any depth, is no UTF-8: Arrow decodes each when it is
+    read, wherever that is."""
+    for field in fields:
+        _ = field.name
+        kind = field.type
+        _decode_names([kind.field(place) for place in range(kind.num_fields)])
 
 
 def check_request(request: RequestId) -> None:

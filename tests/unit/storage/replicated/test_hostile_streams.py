@@ -93,6 +93,19 @@ def test_offsets_that_are_longer_than_their_column_are_read_as_far_as_they_count
         assert first[0] == (1, ROWS)
 
 
+def test_a_name_that_is_no_text_is_refused_at_every_depth() -> None:
+    """A leader answers with a refusal, also where only a struct's field is named so."""
+    stream = encode_batch(GOOD.slice(0, 1)).to_pybytes()
+    for name in (
+        b"tags",
+        b"\1\0\0\0x\0\0\0",
+    ):  # a column; a field of a struct, as flatbuffers have it
+        assert name in stream
+        bad = stream.replace(name, name.replace(b"t", b"\xff").replace(b"x", b"\xff"))
+        with pytest.raises(InvalidArgument):
+            decode_rows(memoryview(bad), TEXT_KEY, "t", None)
+
+
 def test_a_stream_as_this_process_writes_it_is_kept_as_it_came() -> None:
     """Whole and sliced batches: nothing is encoded twice on the ordinary path."""
     for batch in (GOOD, GOOD.slice(13, 100), GOOD.take(pa.array([5, 1, 7]))):
