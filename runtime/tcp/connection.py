@@ -34,7 +34,12 @@ from stelae.runtime.tcp.frames import (
     encode_part_head,
     split_parts,
 )
-from stelae.runtime.tcp.handshake import HANDSHAKE_TIMEOUT_S, MESSAGE_BYTES, Handshake
+from stelae.runtime.tcp.handshake import (
+    HANDSHAKE_TIMEOUT_S,
+    MESSAGE_BYTES,
+    PROOF_TIMEOUT_S,
+    Handshake,
+)
 from stelae.runtime.tcp.limits import Limits, Sink
 from stelae.runtime.tcp.reader import FrameReader
 
@@ -78,6 +83,10 @@ class _Outgoing:
 class Owner(Sink, Protocol):
     """Who owns a `Connection`."""
 
+    def connection_opened(self, connection: Connection, host: str) -> bytes:
+        """The transport stands, with TLS where there is TLS; ``host`` is the peer's, empty on this
+        machine. Returns what to refuse it with, or nothing."""
+
     def connection_ready(self, connection: Connection) -> None:
         """The handshake is done."""
 
@@ -102,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._handshake_timer: asyncio.TimerHandle | None = None
-        self._refusal: bytes | None = None
+        self._handshake_s = PROOF_TIMEOUT_S if answers else HANDSHAKE_TIMEOUT_S
         self._ended = False
         self._reader = FrameReader(owner, limits, self._loop.time)
         self._hand = memoryview(bytearray(MESSAGE_BYTES))  # where the handshake is received
@@ -126,18 +135,16 @@ class Connection(asyncio.BufferedProtocol):
             set_socket_options(sock)
         self._stream.set_write_buffer_limits(high=_HIGH_WATER_BYTES, low=_HIGH_WATER_BYTES // 4)
         assert self._handshake is not None
-        if self._refusal is not None:
-            self._stream.write(self._refusal)
+        peer = self._stream.get_extra_info("peername")
+        host = peer[0] if isinstance(peer, tuple) else ""
+        if refusal := self._owner.connection_opened(self, host):
+            self._stream.write(refusal)
             self.close()
             return
-        self._handshake_timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._handshake_late)
+        self._handshake_timer = self._loop.call_later(self._handshake_s, self._handshake_late)
         hello = self._handshake.start()
         if hello:
             self._stream.write(hello)
-
-    def refuse(self, answer: bytes) -> None:
-        """Send ``answer`` as soon as the connection stands, and close it."""
-        self._refusal = answer
 
     @property
     def _stream(self) -> asyncio.Transport:
@@ -145,7 +152,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport
 
     def _handshake_late(self) -> None:
-        self.fail(Unavailable(self.peer, f"no handshake within {HANDSHAKE_TIMEOUT_S} s"))
+        self.fail(Unavailable(self.peer, f"no handshake within {self._handshake_s} s"))
 
     @property
     def ready(self) -> bool:

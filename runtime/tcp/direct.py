@@ -13,6 +13,7 @@ forked child closes its copies of the connections, and counts as closed. (design
 
 from __future__ import annotations
 
+import logging
 import socket
 import struct
 import threading
@@ -42,12 +43,19 @@ from stelae.runtime.tcp.frames import (
     encode_frame,
     encode_request,
 )
-from stelae.runtime.tcp.handshake import HANDSHAKE_TIMEOUT_S, ClientHandshake, Credentials
+from stelae.runtime.tcp.handshake import (
+    HANDSHAKE_TIMEOUT_S,
+    LOCAL_TIMEOUT_S,
+    ClientHandshake,
+    Credentials,
+)
 from stelae.runtime.tcp.limits import Limits
 from stelae.runtime.tcp.local import connect_locally
 from stelae.runtime.tcp.outbound import decoder_of
 from stelae.runtime.tcp.peers import split_address
 from stelae.runtime.tcp.reader import FrameReader
+
+logger = logging.getLogger(__name__)
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
@@ -147,12 +155,31 @@ class DirectCalls:
                 continue
             try:
                 limit_s = min(timeout_s, HANDSHAKE_TIMEOUT_S)
-                made = _Line(address, self._credentials, self._limits, limit_s)
+                made = self._line(address, limit_s)
                 self._lines.add(made)
                 return made
             except BaseException:
                 self._give_back(address, None, usable=False)
                 raise
+
+    def _line(self, address: Address, timeout_s: float) -> _Line:
+        """A new connection: over this machine's own socket, or else over TCP."""
+        local = connect_locally(address)
+        deadline = time.monotonic() + timeout_s
+        if local is not None:
+            limit_s = min(timeout_s, LOCAL_TIMEOUT_S)
+            try:
+                return _Line(local, address, self._credentials, self._limits, limit_s)
+            except StelaeError as error:
+                if (timeout_s := deadline - time.monotonic()) <= 0:
+                    raise
+                # Any process of this machine can take the name. Over TCP it is said who is there.
+                logger.warning("%s is tried over TCP: %s", address, error)
+        try:
+            made = socket.create_connection(split_address(address), timeout_s)
+        except OSError as error:
+            raise Unavailable(address, error.strerror or str(error)) from error
+        return _Line(made, address, self._credentials, self._limits, deadline - time.monotonic())
 
     def _give_back(self, address: Address, line: _Line | None, *, usable: bool) -> None:
         with self._lock:
@@ -168,21 +195,21 @@ class _Line:
     """One connection. Sink of its `FrameReader`."""
 
     def __init__(
-        self, address: Address, credentials: Credentials, limits: Limits, timeout_s: float
+        self,
+        connected: socket.socket,
+        address: Address,
+        credentials: Credentials,
+        limits: Limits,
+        timeout_s: float,
     ) -> None:
-        """Connect and shake hands. Raises Unavailable, Unauthorized, ProtocolMismatch."""
+        """Shake hands. Raises Unavailable, Unauthorized, ProtocolMismatch; the socket is closed."""
+        self._socket = connected
         self._address = address
         self._wait_s = -1.0
         self._call_id = 0
         self._answers: list[tuple[Kind, bytes]] = []
         self._reader = FrameReader(self, limits, time.monotonic)
         deadline = time.monotonic() + timeout_s
-        try:
-            self._socket = connect_locally(address) or socket.create_connection(
-                split_address(address), timeout_s
-            )
-        except OSError as error:
-            raise Unavailable(address, error.strerror or str(error)) from error
         try:
             set_socket_options(self._socket)
             self._socket.settimeout(None)  # the kernel keeps the time: see `_limit`

@@ -30,6 +30,11 @@ from stelae.core.rpc import PROTOCOL_VERSION
 SECRET_BYTES = 32
 CLUSTER_NAME_BYTES_MAX = 64
 HANDSHAKE_TIMEOUT_S = 5.0
+PROOF_TIMEOUT_S = 2.0
+"""Time that a listener gives a connection to prove who it is; a peer needs a few milliseconds."""
+LOCAL_TIMEOUT_S = 1.0
+"""Time for a handshake over the socket of this machine, before TCP is tried: its name may be held
+by a process that is no server."""
 
 _MAGIC = b"STELAE\r\n"
 _NONCE_BYTES = 32

@@ -25,8 +25,10 @@ class Limits:
     """Sum of large requests being received or worked on; one alone may be larger."""
     assemblies: int = 16
     """Large messages being received at the same time."""
-    handshakes: int = 64
-    """Connections of a listener that have not yet proved who they are."""
+    handshakes: int = 256
+    """Connections of a listener that have not yet proved who they are; one more ends the oldest."""
+    handshakes_of_host: int = 128
+    """The same from one host, so that one cannot take the turn of all others."""
     connections: int = 4096
     """Connections of a listener."""
 

@@ -248,6 +248,9 @@ class Outbound:
 
     # ---- Owner ------------------------------------------------------------------------------
 
+    def connection_opened(self, connection: Connection, host: str) -> bytes:
+        return b""
+
     def connection_ready(self, connection: Connection) -> None:
         self._connection = connection
         self.ready = True

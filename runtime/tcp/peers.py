@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
+import socket
 import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -28,6 +30,7 @@ from stelae.core.runtime import ReplyMemory
 from stelae.runtime.tcp.connection import Connection
 from stelae.runtime.tcp.handshake import (
     HANDSHAKE_TIMEOUT_S,
+    LOCAL_TIMEOUT_S,
     ClientHandshake,
     Credentials,
     ServerHandshake,
@@ -39,6 +42,8 @@ from stelae.runtime.tcp.server import Inbound, OnFailure, Service
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
+
+logger = logging.getLogger(__name__)
 
 _LISTEN_BACKLOG = 256
 
@@ -120,15 +125,9 @@ class TcpPeers:
         service = self._service
         assert service is not None
         handshake = ServerHandshake(self._credentials, "a peer")
-        inbound = Inbound(service)
+        inbound = Inbound(service, handshake)
         connection = Connection(inbound, handshake, self._limits, answers=True, peer="a peer")
         inbound.connection = connection
-        if len(service.unproved) >= self._limits.handshakes:
-            connection.refuse(handshake.busy(self._limits.handshakes))
-        elif len(service.connections) >= self._limits.connections:
-            connection.refuse(handshake.busy(self._limits.connections))
-        else:
-            service.unproved[connection] = None
         return connection
 
     # ---- calling ----------------------------------------------------------------------------
@@ -221,6 +220,19 @@ class TcpPeers:
             self._links[address] = task.result()
 
     async def _dial(self, address: Address) -> Outbound:
+        local = None if self._client_tls else connect_locally(address)
+        if local is not None:
+            try:
+                return await self._dialled_by(address, local, LOCAL_TIMEOUT_S)
+            except StelaeError as error:
+                # Any process of this machine can take the name. Over TCP it is said who is there.
+                logger.warning("%s is tried over TCP: %s", address, error)
+        return await self._dialled_by(address, None, HANDSHAKE_TIMEOUT_S)
+
+    async def _dialled_by(
+        self, address: Address, local: socket.socket | None, timeout_s: float
+    ) -> Outbound:
+        """A connection over this machine's own socket, or over TCP."""
         host, port = split_address(address)
         link = Outbound(address, self._limits, self._forget)
 
@@ -229,9 +241,8 @@ class TcpPeers:
             return Connection(link, handshake, self._limits, answers=False, peer=address)
 
         tls: dict[str, Any] = {"ssl": self._client_tls} if self._client_tls else {}
-        local = None if tls else connect_locally(address)
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 loop = asyncio.get_running_loop()
                 if local is not None:
                     _, connection = await loop.create_unix_connection(factory, sock=local)
@@ -244,7 +255,7 @@ class TcpPeers:
                     connection.close()
                     raise
         except TimeoutError:
-            raise Unavailable(address, f"no handshake within {HANDSHAKE_TIMEOUT_S} s") from None
+            raise Unavailable(address, f"no handshake within {timeout_s} s") from None
         except ssl.SSLError as error:
             raise Unavailable(address, f"TLS: {error}") from error
         except OSError as error:

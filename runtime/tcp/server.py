@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from stelae.core.errors import (
     Overloaded,
     StelaeError,
     TooLarge,
+    Unavailable,
     WrongServer,
     encode_error,
 )
@@ -53,6 +55,7 @@ from stelae.runtime.tcp.frames import (
     decode_request,
     encode_reply,
 )
+from stelae.runtime.tcp.handshake import ServerHandshake
 from stelae.runtime.tcp.limits import Limits
 
 logger = logging.getLogger(__name__)
@@ -103,7 +106,8 @@ class Service:
             )
         self.running: dict[int, asyncio.Task[None]] = {}
         self.connections: dict[Connection, None] = {}
-        self.unproved: dict[Connection, None] = {}
+        self._unproved: dict[Connection, str] = {}  # oldest first, with their hosts
+        self._refusals, self._refusals_told_at = 0, -math.inf
         self._next_task = 0
         self._arrived: dict[tuple[str, Hashable], list[_Arrived]] = {}
         """Of this turn, to be handed over together at its end."""
@@ -170,9 +174,51 @@ class Service:
         for each, outcome in zip(arrived, outcomes, strict=True):
             each.inbound.answer(route, each.call_id, outcome)
 
+    # ---- connections ------------------------------------------------------------------------
+
+    def is_full(self) -> bool:
+        """Whether no connection more may prove who it is."""
+        return len(self.connections) >= self.limits.connections
+
+    def opened(self, connection: Connection, host: str) -> None:
+        """It has yet to prove who it is.
+
+        One too many ends the oldest, of its host or of all: a peer proves itself in milliseconds,
+        so connections that are silent never keep others out, however many there are.
+        """
+        of_host = [each for each, known in self._unproved.items() if known == host]
+        if len(of_host) >= self.limits.handshakes_of_host:
+            self._end_unproved(of_host[0])
+        elif len(self._unproved) >= self.limits.handshakes:
+            self._end_unproved(next(iter(self._unproved)))
+        self._unproved[connection] = host
+
+    def _end_unproved(self, connection: Connection) -> None:
+        connection.fail(Unavailable(connection.peer, "others came, and it had proved nothing"))
+
+    def proved(self, connection: Connection) -> None:
+        """It is a peer's."""
+        self._unproved.pop(connection, None)
+        self.connections[connection] = None
+
+    def ended(self, connection: Connection) -> bool:
+        """Forget it; whether it had proved who it is."""
+        was_proved = connection in self.connections
+        self.connections.pop(connection, None)
+        self._unproved.pop(connection, None)
+        return was_proved
+
+    def refused(self, reason: str) -> None:
+        """A connection ended without a proof: said at most once a second."""
+        self._refusals += 1
+        now = self._loop.time()
+        if now - self._refusals_told_at >= 1.0:
+            logger.warning("refused %d connections; the last: %s", self._refusals, reason)
+            self._refusals, self._refusals_told_at = 0, now
+
     async def close(self) -> None:
         """End all connections and cancel what still runs."""
-        for connection in [*self.connections, *self.unproved]:
+        for connection in [*self.connections, *self._unproved]:
             connection.close()
         self._arrived.clear()
         running = list(self.running.values())
@@ -188,10 +234,11 @@ async def _resume(work: Coroutine[Any, Any, None], waits_for: Any) -> None:
 class Inbound:
     """The requests of one connection. Owner of a `Connection`."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, handshake: ServerHandshake) -> None:
         self.connection: Connection
         """Set by whoever makes both."""
         self._service = service
+        self._handshake = handshake
         self._running = 0
         self._held: dict[int, int] = {}  # sizes of large requests, received or running
         self._held_bytes = 0
@@ -199,17 +246,20 @@ class Inbound:
 
     # ---- Owner ------------------------------------------------------------------------------
 
+    def connection_opened(self, connection: Connection, host: str) -> bytes:
+        # Only now: a connection whose TLS handshake fails is never opened, and nobody is told of
+        # its end.
+        if self._service.is_full():
+            return self._handshake.busy(self._service.limits.connections)
+        self._service.opened(connection, host)
+        return b""
+
     def connection_ready(self, connection: Connection) -> None:
-        service = self._service
-        service.unproved.pop(connection, None)
-        service.connections[connection] = None
+        self._service.proved(connection)
 
     def connection_ended(self, connection: Connection, reason: StelaeError | None) -> None:
-        service = self._service
-        if connection in service.unproved:
-            del service.unproved[connection]
-            logger.warning("refused a connection: %s", reason or "it ended during the handshake")
-        service.connections.pop(connection, None)
+        if not self._service.ended(connection):
+            self._service.refused(str(reason or "it ended during the handshake"))
 
     def wants(self, whole: Kind, call_id: int, total: int) -> bool:
         limit = self._service.limits.request_bytes

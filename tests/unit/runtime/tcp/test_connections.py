@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from functools import partial
 
 import pytest
 
@@ -16,10 +17,23 @@ from stelae.core.errors import (
     Unavailable,
 )
 from stelae.core.ids import Address
-from stelae.runtime.tcp.handshake import MESSAGE_BYTES
+from stelae.runtime.free_ports import free_port
+from stelae.runtime.tcp.direct import DirectCalls
+from stelae.runtime.tcp.handshake import MESSAGE_BYTES, Credentials
 from stelae.runtime.tcp.limits import Limits
+from stelae.runtime.tcp.local import connect_locally, listen_locally
 from stelae.runtime.tcp.peers import split_address
-from tests.unit.runtime.tcp.peers_world import SLOW, Servers, Text, echo, shake_hands, stub_server
+from tests.unit.runtime.tcp.peers_world import (
+    ECHO,
+    SECRET,
+    SLOW,
+    UUID,
+    Servers,
+    Text,
+    echo,
+    shake_hands,
+    stub_server,
+)
 
 
 async def read_end(reader: asyncio.StreamReader) -> bytes:
@@ -190,19 +204,73 @@ async def test_a_server_that_is_not_ours_is_unauthorized(servers: Servers) -> No
     server.close()
 
 
-async def test_connections_that_prove_nothing_are_bounded(servers: Servers) -> None:
-    """Silent strangers cannot take all places; one that leaves frees its own."""
+async def test_connections_that_prove_nothing_keep_nobody_out(servers: Servers) -> None:
+    """However many are silent, a peer takes the place of the oldest of them."""
     server = await servers.listening(limits=Limits(handshakes=2))
     host, port = split_address(server.address)
-    strangers = [await asyncio.open_connection(host, port) for _ in range(2)]
-    client = servers.peers()
-    with pytest.raises(Unavailable, match="too many connections"):
-        await echo(client, server.address, "x")
-    for reader, writer in strangers:
-        writer.write_eof()
+    strangers = [await asyncio.open_connection(host, port) for _ in range(5)]
+    assert (await echo(servers.peers(), server.address, "x")).body.text == "x"
+    for reader, _ in strangers[:3]:
         assert await read_end(reader) == b""
+    for _, writer in strangers:
         writer.close()
+
+
+async def test_strangers_of_one_host_take_the_place_of_each_other_first(servers: Servers) -> None:
+    """Those of this machine's own socket are another host's: they have proved nothing either."""
+    limits = Limits(handshakes=10, handshakes_of_host=2)
+    server = await servers.listening(limits=limits)
+    local = connect_locally(server.address)
+    if local is None:
+        pytest.skip("these servers listen on TCP alone")
+    first = await asyncio.open_unix_connection(sock=local)
+    host, port = split_address(server.address)
+    strangers = [await asyncio.open_connection(host, port) for _ in range(3)]
+    assert await read_end(strangers[0][0]) == b""
+    for reader, _ in (first, *strangers[1:]):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(), 0.01)
+    for _, writer in (first, *strangers):
+        writer.close()
+
+
+async def test_peers_beyond_the_limit_are_refused(servers: Servers) -> None:
+    """They learn that it is for their number; whoever is there goes on."""
+    server = await servers.listening(limits=Limits(connections=1))
+    client = servers.peers()
     assert (await echo(client, server.address, "x")).body.text == "x"
+    with pytest.raises(Unavailable, match="too many connections"):
+        await echo(servers.peers(), server.address, "x")
+    assert (await echo(client, server.address, "again")).body.text == "again"
+
+
+@pytest.mark.parametrize("answer", ["closes", "is silent", "says something else"])
+async def test_a_stranger_under_a_servers_local_name_is_passed_by(
+    answer: str, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any process can take the name of an address; the call goes over TCP then."""
+    monkeypatch.setattr("stelae.runtime.tcp.peers.LOCAL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("stelae.runtime.tcp.direct.LOCAL_TIMEOUT_S", 0.05)
+    port = free_port("127.0.0.1")
+    taken = listen_locally(Address(f"127.0.0.1:{port}"), 5)
+    if taken is None:
+        pytest.skip("these servers listen on TCP alone")
+
+    async def stranger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if answer == "says something else":
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
+        if answer == "is silent":
+            await reader.read()
+        writer.close()
+
+    squatter = await asyncio.start_unix_server(stranger, sock=taken)
+    server = await servers.listening(port=port)
+    assert (await echo(servers.peers(), server.address, "x")).body.text == "x"
+    calls = DirectCalls(Credentials("demo", SECRET))
+    call = partial(calls.call, server.address, ECHO, Text("y"), timeout_s=5.0, destination=UUID)
+    assert (await asyncio.to_thread(call)).text == "y"
+    calls.close()
+    squatter.close()
 
 
 async def test_a_silent_server_is_given_up(
@@ -227,7 +295,7 @@ async def test_a_silent_client_is_given_up(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An unproved connection is closed by the handshake's deadline."""
-    monkeypatch.setattr("stelae.runtime.tcp.connection.HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("stelae.runtime.tcp.connection.PROOF_TIMEOUT_S", 0.05)
     server = await servers.listening()
     reader, writer = await asyncio.open_connection(*split_address(server.address))
     assert await read_end(reader) == b""

@@ -207,7 +207,7 @@ async def test_a_request_that_took_longer_to_arrive_than_its_deadline_is_not_beg
     service = Service(
         ServerUuid("a" * 32), {Method("m", Text, Text): handler}, Limits(), errors.append
     )
-    inbound = Inbound(service)
+    inbound = Inbound(service, ServerHandshake(Credentials("demo", bytes(32)), "a peer"))
     connection = SentOnly()
     inbound.connection = connection  # type: ignore[assignment]
     buffers, _ = encode_request(500, NO_DESTINATION, b"m", msgspec.msgpack.encode(Text("x")))
@@ -326,7 +326,7 @@ async def test_an_answering_end_stops_reading_while_its_answers_pile_up() -> Non
     """A peer that asks and does not read cannot fill this server's memory."""
     errors: list[BaseException] = []
     service = Service(ServerUuid("a" * 32), {}, Limits(), errors.append)
-    inbound = Inbound(service)
+    inbound = Inbound(service, ServerHandshake(Credentials("demo", bytes(32)), "a peer"))
     handshake = ServerHandshake(Credentials("demo", bytes(32)), "peer")
     limits = Limits(large_bytes=1_000_000)
     connection = Connection(inbound, handshake, limits, answers=True, peer="peer")

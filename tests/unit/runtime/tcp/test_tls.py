@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime
 import ipaddress
 import ssl
@@ -19,7 +21,8 @@ from stelae.core.errors import Unavailable
 from stelae.core.ids import ServerUuid
 from stelae.core.rpc import Call, Method, Reply
 from stelae.runtime.tcp.handshake import Credentials
-from stelae.runtime.tcp.peers import TcpPeers
+from stelae.runtime.tcp.limits import Limits
+from stelae.runtime.tcp.peers import TcpPeers, split_address
 
 CREDENTIALS = Credentials("demo", bytes(32))
 
@@ -110,3 +113,34 @@ async def test_a_certificate_that_is_not_trusted_is_unavailable(tmp_path: Path) 
         await stranger.call(server.address, ECHO, Text("x"), timeout_s=10)
     for peers in (stranger, server):
         await peers.close()
+
+
+async def test_failed_tls_handshakes_take_no_place(tmp_path: Path) -> None:
+    """They never become connections: who comes after them is let in, for as long as they come."""
+    server_tls, client_tls = contexts(tmp_path)
+    errors: list[BaseException] = []
+    make = partial(
+        TcpPeers,
+        CREDENTIALS,
+        on_failure=errors.append,
+        server_tls=server_tls,
+        client_tls=client_tls,
+        limits=Limits(handshakes=2, connections=2),
+    )
+    server, client = make(), make()
+    await server.listen(ServerUuid("a" * 32), {ECHO: echo})
+    host, port = split_address(server.address)
+    for _ in range(5):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+        writer.close()
+    service = server._service
+    assert service is not None
+    assert not service._unproved
+    reply = await client.call(server.address, ECHO, Text("x"), timeout_s=10)
+    assert reply.body.text == "x"
+    for peers in (client, server):
+        await peers.close()
+    assert errors == []
