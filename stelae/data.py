@@ -72,7 +72,7 @@ def read(
         Overloaded: a tserver has as many pins as it keeps.
     """
     source = TableSource(link_of(cluster), table, columns, where)
-    found: ray.data.Dataset = ray.data.read_datasource(
+    found: Dataset = ray.data.read_datasource(
         source,
         concurrency=concurrency,
         ray_remote_args=ray_remote_args,
