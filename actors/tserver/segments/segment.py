@@ -17,7 +17,7 @@ Source: seed RAMCloud master recovery, "Master Soft State"; SOSP 2011 paper, sec
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 import pyarrow as pa
 
@@ -42,6 +42,9 @@ from stelae.core.records.records import ServerInfo
 from stelae.core.rpc import Blob
 
 PIECE_BYTES = 8 << 20
+FIRST_PAUSES = 5
+"""Append timeouts for which a backup is avoided after its first failure: so many others can be
+tried meanwhile."""
 RETRY_PAUSE_S = 0.05
 REMOTE_PAUSE_S = 1.0
 
@@ -292,6 +295,7 @@ class ReplicatedSegment(ReplicaViews):
         except StelaeError as error:
             return await self._failed(replica, error)
         replica.troubled_since = None
+        context.traffic.avoided.answered(target.uuid)
         context.progressed()
         return True
 
@@ -441,13 +445,25 @@ class ReplicatedSegment(ReplicaViews):
 
     def _place(self, replica: SegmentReplica) -> ServerUuid | None:
         """A live backup that would take the replica just now."""
-        context = self._context
-        now = context.runtime.clock.monotonic()
+        now = self._context.runtime.clock.monotonic()
+        own = {uuid: until for uuid, until in self._avoid.items() if until > now}
+        shared = self._context.traffic.avoided.at(now)
+        chosen = self._place_but_on(replica, {**own, **shared})
+        while chosen is None and shared and not replica.lacks_room:
+            # Only backups are left that failed: the one whose pause ends first. What this segment
+            # avoids stays avoided, as a call that frees a replica there may be on its way.
+            del shared[min(shared, key=lambda uuid: shared[uuid])]
+            chosen = self._place_but_on(replica, {**own, **shared})
+        return chosen
+
+    def _place_but_on(
+        self, replica: SegmentReplica, avoided: Collection[ServerUuid]
+    ) -> ServerUuid | None:
         chosen, replica.lacks_room = place(
-            context,
+            self._context,
             replica.medium,
             {r.backup: None for r in self.replicas if r.backup is not None},
-            {uuid: None for uuid, until in self._avoid.items() if until > now},
+            avoided,
             replicas=len(self.replicas),
         )
         return chosen
@@ -471,6 +487,8 @@ class ReplicatedSegment(ReplicaViews):
         if refused or now - replica.troubled_since >= patience_s:
             if replica.backup is not None:
                 self.avoid(replica.backup)
+                first_s = FIRST_PAUSES * context.settings.append_timeout_s
+                context.traffic.avoided.failed(replica.backup, now, first_s)
             self._replace(replica)
         await context.runtime.clock.sleep(RETRY_PAUSE_S)
 
