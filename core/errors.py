@@ -143,7 +143,10 @@ class TooManyReplicas(Rejected):
 class TooFewServers(Rejected):
     """More replicas were asked for than there are servers to hold one each."""
 
-    template = "{0} needs {1} {2}; the cluster has {3}, live or not"
+    template = (
+        "{0} needs {1} {2}; the cluster has {3}, live or not: set {2}.count in cluster.yaml to {1} "
+        "or more, and run `stelae apply`"
+    )
 
     def __init__(self, what: str, needed: int, kind: str, found: int) -> None:
         super().__init__(what, needed, kind, found)

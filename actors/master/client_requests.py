@@ -143,6 +143,7 @@ class ClientRequests:
             what=what,
             now=now,
             silence_s=master.settings.dead_after_s,
+            knows_all=knows_all,
         )
         batch = draft_create(
             master.catalog,
@@ -187,6 +188,7 @@ class ClientRequests:
             what=what,
             now=now,
             silence_s=master.settings.dead_after_s,
+            knows_all=knows_all,
         )
         media = media_of(after)
         if knows_all:

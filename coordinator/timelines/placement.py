@@ -10,7 +10,7 @@ Implements seed 004 ("API": registration, ``/notify-safekeepers``); design §10.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
@@ -153,35 +153,33 @@ def first_timelines(
     what: str,
     now: float,
     silence_s: float,
+    knows_all: bool = False,
 ) -> tuple[TimelineConfiguration, ...]:
     """Safekeepers for the logs of so many new tablets; nothing for tables without timelines.
 
-    Raises NotEnoughServers: fewer are active, and heard of, than each of them needs.
+    ``knows_all``: whoever runs has registered by now.
+
+    Raises:
+        TooFewServers: there are fewer than each of them needs, and no more will come by themselves.
+        NotEnoughServers: fewer are active, and heard of, than each of them needs.
     """
     if not isinstance(durability, Wal):
         return ()
+    stays = [s for s in fleet.values() if s.status is not SafekeeperStatus.DECOMMISSIONED]
+    if knows_all and len(stays) < durability.count:
+        raise TooFewServers(what, durability.count, "safekeepers", len(stays))
     load = count_members(catalog.live_tablets())
     chosen: list[TimelineConfiguration] = []
     for _ in range(tablets):
-        members = _choose(fleet, durability.count, load, what, now, silence_s)
+        try:
+            members = choose_initial(fleet, durability.count, load, now, silence_s)
+        except (NotEnoughServers, TooFewServers) as error:  # more may come at any moment
+            found = error.args[3]
+            raise NotEnoughServers(what, durability.count, "safekeepers", found) from None
         for member in members:
             load[member] = load.get(member, 0) + 1
         chosen.append(TimelineConfiguration(FIRST_GENERATION, members))
     return tuple(chosen)
-
-
-def _choose(
-    fleet: Fleet,
-    count: int,
-    load: Mapping[SafekeeperId, int],
-    what: str,
-    now: float,
-    silence_s: float,
-) -> tuple[SafekeeperId, ...]:
-    try:
-        return choose_initial(fleet, count, load, now, silence_s)
-    except (NotEnoughServers, TooFewServers) as error:  # more may come at any moment
-        raise NotEnoughServers(what, count, "safekeepers", error.args[3]) from None
 
 
 # ---- what a driver of migrations tells --------------------------------------------------------

@@ -34,7 +34,7 @@ from stelae.coordinator.timelines.placement import (
     fleet_of,
     source_of,
 )
-from stelae.core.errors import InvalidArgument, NotEnoughServers, TabletNotFound
+from stelae.core.errors import InvalidArgument, NotEnoughServers, TabletNotFound, TooFewServers
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import TabletProgress, TabletReport
 from stelae.core.records.configurations import MigrationOrder, TimelineId, TimelineRecord
@@ -61,7 +61,9 @@ def test_new_timelines_are_spread_evenly() -> None:
     here = Here(count=5)
     fleet = fleet_of(here.catalog, here.liveness, here.now)
 
-    def choose(count: int, tablets: int) -> tuple[TimelineConfiguration, ...]:
+    def choose(
+        count: int, tablets: int, *, knows_all: bool = False
+    ) -> tuple[TimelineConfiguration, ...]:
         return first_timelines(
             here.catalog,
             fleet,
@@ -70,6 +72,7 @@ def test_new_timelines_are_spread_evenly() -> None:
             what="a table",
             now=here.now,
             silence_s=SILENCE_S,
+            knows_all=knows_all,
         )
 
     chosen = choose(3, 4)
@@ -81,6 +84,8 @@ def test_new_timelines_are_spread_evenly() -> None:
     assert set(load.values()) == {3}
     with pytest.raises(NotEnoughServers, match="a table needs 7 live safekeepers, there are 5"):
         choose(7, 1)
+    with pytest.raises(TooFewServers, match=r"set safekeepers.count in cluster.yaml to 7"):
+        choose(7, 1, knows_all=True)
     assert (
         first_timelines(
             here.catalog, {}, segments("disk"), 4, what="", now=here.now, silence_s=SILENCE_S
