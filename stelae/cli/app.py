@@ -9,6 +9,7 @@ slow to import is imported by the command that needs it.
 from __future__ import annotations
 
 import enum
+import io
 import os
 import sys
 import time
@@ -417,6 +418,9 @@ def version(as_json: Json = False) -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     given = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows "?"
+            stream.reconfigure(errors="replace")
     try:
         app(args=given, prog_name="stelae")
     except Exception as error:

@@ -136,6 +136,16 @@ def test_wrong_use_exits_with_2(arguments: list[str]) -> None:
     assert stelae(*arguments).returncode == 2
 
 
+def test_a_terminal_without_all_characters_shows_a_question_mark() -> None:
+    """What cannot be written in its encoding is no crash: the rest is there."""
+    ascii_only = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    for arguments in (("up", "nowhere/\u00e4\u2026.yaml"), ("status", "nowhere/\u00e4\u2026")):
+        found = stelae(*arguments, env=ascii_only)
+        assert found.returncode != 0
+        assert "nowhere/" in found.stderr
+        assert "UnicodeEncodeError" not in found.stderr
+
+
 def test_down_of_nothing_is_fine(tmp_path: Path) -> None:
     """`down` wants that nothing runs; if nothing does, that is well."""
     answer = stelae("down", "--json", cwd=tmp_path)
