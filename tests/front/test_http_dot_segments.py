@@ -71,15 +71,14 @@ def senders(url: str, token: str) -> dict[str, Sender]:
 
     def by_httpx(method: str, path: str, query: list[tuple[str, str]]) -> tuple[int, Any]:
         json = body if method == "PUT" else None
-        found = httpx.request(
-            method, url + path, params=tuple(query) or None, headers=headers, json=json
-        )
+        with httpx.Client(verify=False, headers=headers, timeout=60) as client:
+            found = client.request(method, url + path, params=tuple(query) or None, json=json)
         return found.status_code, found.json() if found.content else None
 
     def by_requests(method: str, path: str, query: list[tuple[str, str]]) -> tuple[int, Any]:
         json = body if method == "PUT" else None
         found = requests.request(
-            method, url + path, params=query, headers=headers, json=json, timeout=30
+            method, url + path, params=query, headers=headers, json=json, timeout=60
         )
         return found.status_code, found.json() if found.content else None
 

@@ -155,7 +155,7 @@ def stored(values: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.data())
 def test_json_gives_back_what_a_column_stores(data: st.DataObject) -> None:
     """Bit for bit, at every depth, nulls and slices too: through JSON text, and through the rules
