@@ -129,10 +129,19 @@ class FrameMedium:
     async def note_boot(self, boot: str) -> None:
         """The file is used in this boot of the machine from now on."""
         old = self._superblock
-        self._superblock = msgspec.structs.replace(old, generation=old.generation + 1, boot=boot)
-        offset = superblock_offset(self._superblock.generation)
-        self._file.write_at(offset, encode_superblock(self._superblock))
+        self._put_superblock(msgspec.structs.replace(old, generation=old.generation + 1, boot=boot))
         await self._file.sync()
+        self.copy_superblock()
+
+    def _put_superblock(self, superblock: Superblock) -> None:
+        self._superblock = superblock
+        self._file.write_at(superblock_offset(superblock.generation), encode_superblock(superblock))
+
+    def copy_superblock(self) -> None:
+        """Write the superblock, which is durable, to its other place as well: if one decays, the
+        other knows every extent. Durable with the next sync; a tear leaves the first."""
+        old = self._superblock
+        self._put_superblock(msgspec.structs.replace(old, generation=old.generation + 1))
 
     async def grow(self, needed: int = 1) -> None:
         """See to ``needed`` free frames: those being freed, else a further extent of the file.
@@ -156,20 +165,14 @@ class FrameMedium:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 raise NoSpace(self._server, self.name) from error
-            self._superblock = Superblock(
-                old.generation + 1,
-                old.server,
-                old.cluster,
-                old.medium,
-                old.frame_bytes,
-                layout.extents,
-                old.boot,
+            generation = old.generation + 1
+            self._put_superblock(
+                msgspec.structs.replace(old, generation=generation, extents=layout.extents)
             )
-            offset = superblock_offset(self._superblock.generation)
-            self._file.write_at(offset, encode_superblock(self._superblock))
             start, length, _ = layout.metadata_range(len(layout.extents) - 1)
             self._file.write_at(start, bytes(length))  # see `_write_ahead`
             await self.settle()  # a frame is used once the superblock that has it is durable
+            self.copy_superblock()
             first = self.layout.frame_count
             self.layout = layout
             self.allocator.release(range(first, layout.frame_count))

@@ -14,6 +14,8 @@ Source: seed 003; RAMCloud's ``MultiFileStorage::loadAllMetadata``, and ``Backup
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from stelae.actors.backup.disk_medium import FrameMedium
@@ -30,6 +32,7 @@ from stelae.actors.backup.frames import (
     encode_superblock,
     frame_bytes_for,
     frames_of,
+    has_both_superblocks,
     newest_superblock,
     read_slots,
     superblock_offset,
@@ -41,6 +44,8 @@ from stelae.core.ids import ServerUuid
 from stelae.core.messages.backups import Certified, ReplicaState
 from stelae.core.runtime import Disk, File, Runtime
 from stelae.storage.segments.image import IMAGE_TRAILER_BYTES, summary_range
+
+logger = logging.getLogger(__name__)
 
 FRAME_FILE = "frames"
 
@@ -67,7 +72,8 @@ async def open_frame_medium(
     await disk.settle()  # what is read from here on is durable, even if only the process had died
     file = await disk.open(f"{spec.path.rstrip('/')}/{FRAME_FILE}")
     await file.sync()
-    superblock = newest_superblock(file.read_at(0, SUPERBLOCKS_BYTES))
+    head = file.read_at(0, SUPERBLOCKS_BYTES)
+    superblock = newest_superblock(head)
     where = f"frame file of medium {spec.name!r} of {server_name}"
     if superblock is None:
         superblock = Superblock(
@@ -94,6 +100,11 @@ async def open_frame_medium(
         runtime, file, medium, where, trusts_older=synced, may_be_short=not (synced or same_boot)
     )
     replicas = await opening.run()
+    if not has_both_superblocks(head):
+        if any(head):
+            # A crash cut the second one short, or one decayed: what the other says is enough.
+            logger.warning("%s: one of its two superblocks is missing; it is written again", where)
+        medium.copy_superblock()
     if not same_boot:  # only now: what may be short is marked
         await medium.note_boot(disk.boot)
     return medium, replicas

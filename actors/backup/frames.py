@@ -123,6 +123,13 @@ def superblock_offset(generation: int) -> int:
     return generation % 2 * BLOCK_BYTES
 
 
+def has_both_superblocks(head: bytes) -> bool:
+    """Whether both places in a file's first bytes have whole superblocks of the same content."""
+    found = [newest_superblock(head[at : at + BLOCK_BYTES]) for at in (0, BLOCK_BYTES)]
+    one, other = [each and msgspec.structs.replace(each, generation=0) for each in found]
+    return one is not None and one == other
+
+
 def newest_superblock(head: bytes) -> Superblock | None:
     """The newer of those superblocks in the file's first bytes that are whole; None: neither is."""
     newest: Superblock | None = None

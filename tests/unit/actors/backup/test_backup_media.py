@@ -11,6 +11,7 @@ import pytest
 
 from stelae.actors.backup import disk_medium as frame_medium
 from stelae.actors.backup.disk_medium import FrameMedium
+from stelae.actors.backup.frames import BLOCK_BYTES, EXTENT_FRAMES
 from stelae.actors.backup.replicas import Replica
 from stelae.core.errors import CorruptData, NoSpace, StaleTerm, StelaeError
 from tests.unit.actors.backup.backup_world import (
@@ -238,3 +239,23 @@ def test_a_frame_file_of_another_server_is_refused() -> None:
 
     with pytest.raises(Exception, match="belongs to"):
         run(scenario)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_superblock_that_decayed_is_known_from_the_other_place(place: int) -> None:
+    """Both know every extent, also the newest: the backup starts with all that it had, and writes
+    the decayed one again, so that the other may decay later."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        for number in range(EXTENT_FRAMES + 2):
+            await owner.write(rows, segment_id=SEGMENT + number)
+        disk = owner.world.nodes["b1"].disk
+        for decayed in (place, 1 - place, place):
+            disk.corrupt("disk/frames", decayed * BLOCK_BYTES + 100)
+            await owner.restart()
+            held = [info.segment_id for info in await owner.inventory()]
+            assert held[: EXTENT_FRAMES + 2] == [*range(SEGMENT, SEGMENT + EXTENT_FRAMES + 2)]
+            await owner.write(rows, segment_id=SEGMENT + 1000 + len(held))  # with a sync
+
+    run(scenario)
