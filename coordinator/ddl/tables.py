@@ -228,7 +228,11 @@ def check_order(order: CreateTable) -> None:
         check_new_index(order.schema, column, order.name)
     if len(dict.fromkeys(order.indexes)) != len(order.indexes):
         raise InvalidArgument(f"table {order.name!r}: a column is to have two indexes")
-    same_bytes = msgspec.structs.replace(made, arrow_ipc=order.schema.arrow_ipc)
+    same_bytes = msgspec.structs.replace(
+        made,
+        arrow_ipc=order.schema.arrow_ipc,
+        key_seed=order.schema.key_seed,  # whatever it is: the table gets one of its own
+    )
     if not made.arrow.equals(order.schema.arrow) or same_bytes != order.schema:
         raise InvalidArgument(f"table {order.name!r}: the schema is not normalised")
     order.partitioning.check(order.schema.key)
