@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,20 +97,52 @@ def test_other_origins_share_nothing() -> None:
     other.close()
 
 
-def test_what_was_forgotten_is_opened_again_by_its_origin() -> None:
-    """C1: as in a forked child. Without an origin the error says what to do."""
-    one = Connection(None, FakeOrigin("forgotten"))
-    opened = one.opened()
-    opened.loop.forget()
-    opened.forget()
-    fresh = one.opened()
-    assert fresh is not opened
-    fresh.loop.run(fresh.database.close())
-    one.close()
+def in_child(look: Callable[[], object]) -> str:
+    """What a forked child sees, or the error that it meets."""
+    answer, written = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            try:
+                said = str(look())
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+            os.write(written, said.encode())
+        finally:
+            os._exit(0)
+    os.close(written)
+    with os.fdopen(answer) as file:
+        said = file.read()
+    os.waitpid(pid, 0)
+    return said
 
+
+def test_a_forked_child_opens_connections_by_their_origin() -> None:
+    """C1: one of its own for all handles of an origin; nothing changes in its parent."""
+    one = Connection(None, FakeOrigin("forked"))
+    other = unpickled(one)
+    parents = one.opened()
+    assert other.opened() is parents
+
+    def look() -> list[bool]:
+        fresh = one.opened()
+        return [fresh is not parents, other.opened() is fresh, parents.is_over]
+
+    assert in_child(look) == "[True, True, True]"
+    assert one.opened() is parents
+    assert not parents.is_over
+    one.close()
+    assert in_child(one.opened) == "InvalidArgument: this database is closed: connect again"
+    other.close()
+
+
+def test_without_an_origin_a_forked_child_is_told_what_to_do() -> None:
+    """It has no way to connect as its parent did. Its parent's loop is closed to it."""
     database: Any = FakeDatabase()
-    alone = Connection(Opened(Loop(), database, None), None)
-    alone.opened().loop.forget()
-    alone.opened().forget()
-    with pytest.raises(InvalidArgument, match=r"stelae\.connect\("):
-        alone.opened()
+    loop = Loop()
+    alone = Connection(Opened(loop, database, None), None)
+    assert "stelae.connect(" in in_child(alone.opened)
+    assert "closed: connect again" in in_child(lambda: loop.run(database.close()))
+    assert database.closed == 0
+    alone.close()
+    assert database.closed == 1
