@@ -116,7 +116,7 @@ def test_a_planted_bug_of_who_has_memory_is_found(
 ) -> None:
     """What these stories tell is not so with the bug."""
     with planted(bug), pytest.raises(SimulationFailure, match=what):
-        tell(story, **LITTLE)
+        tell(story, seed=2, **LITTLE)  # with seed 1 both happen to get rooms of different servers
 
 
 def test_what_waits_for_memory_leaves_its_turn_to_others() -> None:
