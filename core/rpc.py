@@ -18,6 +18,11 @@ PROTOCOL_VERSION = 1
 SINGLE_BYTES_MAX = 64 * 1024
 """Up to this size a message travels whole; a larger one in parts, behind others."""
 
+
+class NotSingle(Exception):
+    """A message does not fit one frame. Nothing was sent: it goes the way that cuts it."""
+
+
 Blob: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 """Bulk bytes that travel beside the msgspec body and are never copied into it."""
 

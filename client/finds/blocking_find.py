@@ -24,6 +24,7 @@ from stelae.core.errors import (
 )
 from stelae.core.messages.indexes import LOOKUP, IndexletLocation, Lookup
 from stelae.core.messages.rows import GET, GetReply
+from stelae.core.rpc import NotSingle
 from stelae.core.schema.indexes import END, IndexletState, overlap
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _look_up(
             timeout_s=min(timeout_s, LOOKUP_S),
             destination=indexlet.owner,
         )
-    except (OutcomeUnknown, RetryElsewhere, RetryLater):
+    except (NotSingle, OutcomeUnknown, RetryElsewhere, RetryLater):
         return None
     is_whole = not said.is_more and said.low <= low and (said.high in (END, high) or high != END)
     return said.entries if is_whole and is_few(query, len(said.entries)) else None

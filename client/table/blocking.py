@@ -35,7 +35,7 @@ from stelae.core.errors import (
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages.catalog import LINEARIZABLE, TabletLocation
 from stelae.core.messages.rows import GET, WRITE, WriteOp, WriteReply
-from stelae.core.rpc import Method
+from stelae.core.rpc import Method, NotSingle
 
 GROUP_ATTEMPT_S = 2 * SUSPECT_S
 """Of a call to a replica. The loop's way looks for another leader meanwhile; this one cannot."""
@@ -195,6 +195,8 @@ class BlockingTable:
                 destination=owner,
             )
             return reply, None, 0.0
+        except NotSingle:
+            return None, None, deadline - clock.monotonic()
         except (OutOfMemory, NoSpace):
             raise
         except (OutcomeUnknown, RetryElsewhere, RetryLater) as error:

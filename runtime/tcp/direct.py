@@ -6,7 +6,7 @@ frames and the handshake of every other connection. It does the ordinary case on
 of the ordinary ends in an error, and the caller takes the ordinary way
 (`stelae.runtime.tcp.peers`), with the same request id.
 
-Invariants: `Unavailable`, `Overloaded`, `TooLarge` mean that the request was surely not sent. A
+Invariants: `Unavailable`, `Overloaded` mean that the request was surely not sent. A
 connection is used again only after the whole answer to its last call came; else it is closed. A
 forked child closes its copies of the connections, and counts as closed. (design.md §4)
 """
@@ -28,13 +28,12 @@ from stelae.core.errors import (
     OutcomeUnknown,
     Overloaded,
     StelaeError,
-    TooLarge,
     Unavailable,
     decode_error,
 )
 from stelae.core.forks import forget_in_children
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.rpc import SINGLE_BYTES_MAX, Method
+from stelae.core.rpc import SINGLE_BYTES_MAX, Method, NotSingle
 from stelae.runtime.tcp.connection import set_socket_options
 from stelae.runtime.tcp.frames import (
     FrameError,
@@ -100,13 +99,14 @@ class DirectCalls:
         """Call a method without blobs, and block until it is answered.
 
         Raises:
-            Unavailable, Overloaded, TooLarge, DeadlineExpired: it was surely not sent.
+            NotSingle: the request does not fit one frame; it was not sent.
+            Unavailable, Overloaded, DeadlineExpired: it was definitely not sent.
             OutcomeUnknown: no answer in time, or none that can be read.
             StelaeError: whatever of it the handler raised.
         """
         body = _encode(request)
         if len(body) > SINGLE_BYTES_MAX - 1024:
-            raise TooLarge(f"a direct call of {method.name}", len(body), SINGLE_BYTES_MAX - 1024)
+            raise NotSingle(method.name, len(body))
         deadline = time.monotonic() + timeout_s
         line = self._take(address, timeout_s)
         whole = False

@@ -43,6 +43,19 @@ def test_one_call_may_be_larger_than_segments_and_log_files(make: Make) -> None:
     assert table.get_many(range(6)).num_rows == 5
 
 
+def test_one_row_of_any_size_is_written_by_itself(make: Make) -> None:
+    """Whatever frames a row takes on its way; beyond a mebibyte it is the row that is too large."""
+    table = make()
+    for key, size in enumerate((60_000, 66_000, 300_000, MIB - 1000)):
+        row = {"id": key, "name": "x" * size}
+        table.insert(row)
+        table.upsert(row)
+        table.update({**row, "reading": 1.5})
+        assert table.get(key) == {**row, "reading": 1.5}
+    with pytest.raises(TooLarge, match="row"):
+        table.upsert({"id": 9, "name": "x" * (MIB + 1)})
+
+
 def test_large_calls_side_by_side_all_come_through(make: Make) -> None:
     """None of them is given up because others are on their way."""
     table = make()

@@ -14,13 +14,12 @@ from stelae.core.errors import (
     NotLeader,
     OutcomeUnknown,
     Overloaded,
-    TooLarge,
     Unauthorized,
     Unavailable,
     WrongServer,
 )
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.rpc import Call, Method, Reply
+from stelae.core.rpc import Call, Method, NotSingle, Reply
 from stelae.runtime.tcp import direct as module
 from stelae.runtime.tcp.direct import DirectCalls
 from stelae.runtime.tcp.handshake import Credentials
@@ -127,7 +126,7 @@ async def test_errors_of_the_handler_reach_the_caller(world: World) -> None:
 
 async def test_a_request_too_large_for_one_frame_is_not_sent(world: World) -> None:
     """It is for the ordinary way, which cuts it into parts."""
-    with pytest.raises(TooLarge):
+    with pytest.raises(NotSingle):
         await world.call("x" * 66_000)
 
 
