@@ -18,6 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import pyarrow as pa
 
 from stelae.client.finds.query import NOT_GIVEN, FindQuery, IfFilling, find_query
+from stelae.client.input.given import row_limit
 from stelae.client.input.known import KnownTable
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.core.errors import InvalidArgument
@@ -56,11 +57,6 @@ class Asked:
 
     def check(self) -> None:
         """Raises `InvalidArgument`: no table could answer it."""
-        limit = self.limit
-        if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
-        ):
-            raise InvalidArgument(f"limit={limit!r}: a number of rows, not negative")
         if self.if_filling not in ("wait", "scan"):
             raise InvalidArgument(f'if_filling={self.if_filling!r}: "wait" or "scan"')
 
@@ -112,7 +108,7 @@ def find(
         column,
         value,
         between,
-        limit,
+        row_limit(limit),
         None,
         columns,
         reverse,
@@ -145,7 +141,7 @@ def find_page(
         column,
         value,
         between,
-        limit,
+        row_limit(limit),
         after,
         columns,
         reverse,

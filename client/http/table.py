@@ -31,10 +31,11 @@ from stelae.client.http.records import (
     table_record,
 )
 from stelae.client.http.table_calls import arrow_stream, arrow_table
-from stelae.client.input.convert import Rows, is_table, to_arrow
+from stelae.client.input.convert import Rows, to_arrow
 from stelae.client.input.filters import Where, normalize_filters
 from stelae.client.input.given import (
     chosen_columns,
+    key_list,
     key_rows,
     row_versions,
     update_columns,
@@ -87,9 +88,8 @@ class HttpTable(HttpFinds, TableApi):
     # ---- writes -----------------------------------------------------------------------------
 
     async def _delete(self, keys: Any, if_version: Any, timeout_s: float) -> Versions:
-        if not is_table(keys) and not isinstance(keys, list):
-            keys = [keys]
-        return await self._send(WriteOp.DELETE, self._key_rows(keys), if_version, timeout_s)
+        batch = self._key_rows(key_list(keys))
+        return await self._send(WriteOp.DELETE, batch, if_version, timeout_s)
 
     async def _write(self, op: WriteOp, rows: Rows, if_version: Any, timeout_s: float) -> Versions:
         if isinstance(rows, list) and not rows:

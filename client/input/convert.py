@@ -36,6 +36,11 @@ def to_arrow(data: Any, schema: pa.Schema, defaults: Mapping[str, Any] | None = 
         return pa.Table.from_batches([data])
     if isinstance(data, Mapping):
         data = [data]
+    if is_column(data):
+        raise InvalidArgument(
+            f"a {type(data).__name__} is one column: give a dict of columns to an Arrow or pandas "
+            "table, or rows as dicts (`series.to_dict()`)"
+        )
     try:
         if isinstance(data, Sequence) and not isinstance(data, str | bytes):
             return _from_dicts(data, schema, defaults or {})
@@ -196,6 +201,30 @@ def _to_wire_of(field: pa.Field) -> Callable[[Any], WireValue]:
     if pa.types.is_string(kind):
         return lambda v: v if type(v) is str and v.isascii() else any_value(v)
     return any_value
+
+
+def is_column(data: Any) -> bool:
+    """Whether this is an Arrow array, or a Series or Index of pandas or polars."""
+    if isinstance(data, pa.Array | pa.ChunkedArray):
+        return True
+    library = type(data).__module__.partition(".")[0]
+    return library in ("pandas", "polars") and not hasattr(data, "columns")
+
+
+def one_column(data: Any) -> pa.Array | pa.ChunkedArray | None:
+    """An Arrow array, or a Series or Index of pandas or polars, as an Arrow array; else None.
+
+    Raises:
+        InvalidArgument: Arrow has no type for its values.
+    """
+    if not is_column(data):
+        return None
+    if isinstance(data, pa.Array | pa.ChunkedArray):
+        return data
+    try:
+        return data.to_arrow() if hasattr(data, "to_arrow") else pa.Array.from_pandas(data)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidArgument(f"a {type(data).__name__} that is no column: {error}") from error
 
 
 def is_table(data: Any) -> bool:

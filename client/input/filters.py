@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.schema.exact import exact_array
@@ -13,10 +14,13 @@ from stelae.core.schema.schema import TableSchema, is_plain_type
 from stelae.core.schema.values import WireValue, to_wire, wire_values
 
 Where = Sequence[Any] | None
-"""``[("dest", "=", "LAX"), …]``: all hold; or a list of such lists: any of them holds."""
+"""``[("dest", "=", "LAX"), …]``: all hold; or a list of such lists: any of them holds. Nulls are
+found by ``("dest", "is null")`` and ``("dest", "is not null")``."""
 WireFilters = tuple[tuple[tuple[str, str, Any], ...], ...]
 
-OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in")
+OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in", "is null", "is not null")
+_NULL_TESTS = {"is null": "in", "is not null": "not in"}
+"""They take no value, and travel as lists of null."""
 
 
 def normalize_filters(where: Where, schema: TableSchema, table: str) -> WireFilters:
@@ -26,7 +30,12 @@ def normalize_filters(where: Where, schema: TableSchema, table: str) -> WireFilt
         InvalidArgument: not of the documented shape, an unknown operator, or a wrong type.
         ColumnNotFound: a column that the table does not have.
     """
-    if not where:
+    if isinstance(where, pc.Expression):
+        raise InvalidArgument(
+            'where is a list of (column, operator, value), such as [("id", ">", 3)], and not a '
+            "pyarrow expression"
+        )
+    if where is None or (isinstance(where, list | tuple) and not where):
         return ()
     if not isinstance(where, list | tuple):
         raise InvalidArgument(f"where={where!r}: a list of (column, operator, value) tuples")
@@ -43,6 +52,8 @@ def _group(group: Any) -> Sequence[Any]:
 
 
 def _term(term: Any, schema: TableSchema, table: str) -> tuple[str, str, Any]:
+    if isinstance(term, list | tuple) and len(term) == 2 and term[1] in _NULL_TESTS:
+        term = (*term, None)
     if not isinstance(term, list | tuple) or len(term) != 3 or not isinstance(term[0], str):
         raise InvalidArgument(f"filter {term!r} is not (column, operator, value)")
     column, operator, value = term
@@ -57,8 +68,14 @@ def _term(term: Any, schema: TableSchema, table: str) -> tuple[str, str, Any]:
         if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
             raise InvalidArgument(f"filter {term!r}: {operator!r} wants a list of values")
         return column, operator, _wire_list(value, kind, what)
+    if operator in _NULL_TESTS:
+        if value is not None:
+            raise InvalidArgument(f"filter {term!r}: {operator!r} takes no value")
+        return column, _NULL_TESTS[operator], (None,)
     if value is None:
-        raise InvalidArgument(f"filter {term!r}: compare with a value, not with None")
+        raise InvalidArgument(
+            f"filter {term!r}: nothing equals None; ask for ({column!r}, 'is null')"
+        )
     return column, operator, to_wire(value, kind, what)
 
 

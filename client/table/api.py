@@ -18,6 +18,7 @@ from stelae.client.finds.calls import AsyncFinds
 from stelae.client.finds.index_calls import Progress
 from stelae.client.input.convert import Key, Rows
 from stelae.client.input.filters import Where
+from stelae.client.input.given import row_limit
 from stelae.client.one_process import OneProcess
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.part import Versions
@@ -275,7 +276,7 @@ class TableApi(OneProcess, AsyncFinds):
 
         ``max_staleness``: see `get`.
         """
-        asked = AskedScan(columns, where, limit, with_versions, max_staleness, timeout)
+        asked = AskedScan(columns, where, row_limit(limit), with_versions, max_staleness, timeout)
         return await self._scan(asked)
 
     @abstractmethod
@@ -300,7 +301,7 @@ class TableApi(OneProcess, AsyncFinds):
         Raises:
             SchemaChanged: a column that is read was dropped after the first rows were handed out.
         """
-        asked = AskedScan(columns, where, limit, with_versions, max_staleness, timeout)
+        asked = AskedScan(columns, where, row_limit(limit), with_versions, max_staleness, timeout)
         async with aclosing(self._batches(asked)) as batches:
             async for batch in batches:
                 yield batch

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 
 from stelae.client.input.convert import Rows, decode_batch, encode_batch, is_table, to_arrow
 from stelae.client.input.given import (
+    key_list,
+    key_rows,
     row_versions,
     update_columns,
     wire_rows,
@@ -37,7 +40,7 @@ from stelae.core.messages.catalog import TabletLocation
 from stelae.core.messages.rows import WRITE, Write, WriteOp, WriteReply
 from stelae.core.runtime import Runtime
 from stelae.core.schema.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema
-from stelae.core.schema.values import WireRow, check_batch, rows_to_batch
+from stelae.core.schema.values import WireRow, check_batch
 from stelae.core.tasks import most_telling
 from stelae.storage.rows.versions import SchemaView
 
@@ -79,10 +82,11 @@ class TableWriter:
         small = self.small_delete(keys, if_version)
         if small is not None:
             return await self.carry_out(small, timeout_s)
-        if is_table(keys):
+        keys = key_list(keys)
+        if is_table(keys) and not isinstance(keys, pa.Array | pa.ChunkedArray):
             return await self.write(WriteOp.DELETE, keys, if_version, timeout_s)
-        rows = [self._codec.key(key) for key in (keys if isinstance(keys, list) else [keys])]
-        batch = rows_to_batch(rows, self._schema.key_schema)
+        make = partial(key_rows, keys, self._schema, self._codec, self._name)
+        batch = await self._runtime.offload(make)
         return await self._write_batch(WriteOp.DELETE, batch, if_version, timeout_s)
 
     async def write(self, op: WriteOp, rows: Rows, if_version: Any, timeout_s: float) -> Versions:
@@ -115,9 +119,9 @@ class TableWriter:
 
     def small_delete(self, keys: Any, if_version: Any) -> SmallWrite | None:
         """A call that deletes few keys, ready to be sent; None if this is none."""
-        if not self._schema.is_plain or is_table(keys):
+        keys = key_list(keys)
+        if not self._schema.is_plain or not isinstance(keys, list):
             return None
-        keys = keys if isinstance(keys, list) else [keys]
         if len(keys) >= self._settings.arrow_rows:
             return None
         return self._cut(WriteOp.DELETE, [self._codec.key(key) for key in keys], (), if_version)

@@ -131,6 +131,8 @@ def _filters(where: list[Any] | None, table: AsyncTable) -> list[Any] | None:
 
 
 def _filter(term: Any, table: AsyncTable) -> Any:
+    if isinstance(term, list) and len(term) == 2:  # [column, "is null"]
+        term = [*term, None]
     if not isinstance(term, list) or len(term) != 3 or not isinstance(term[0], str):
         raise InvalidArgument(
             f"filter {msgspec.json.encode(term).decode()[:80]} is not [column, operator, value]"
