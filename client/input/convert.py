@@ -222,7 +222,9 @@ def one_column(data: Any) -> pa.Array | pa.ChunkedArray | None:
     if isinstance(data, pa.Array | pa.ChunkedArray):
         return data
     try:
-        return data.to_arrow() if hasattr(data, "to_arrow") else pa.Array.from_pandas(data)
+        found: pa.Array | pa.ChunkedArray
+        found = data.to_arrow() if hasattr(data, "to_arrow") else pa.array(data, from_pandas=True)
+        return found
     except (pa.ArrowException, OverflowError, TypeError, ValueError, AttributeError) as error:
         raise InvalidArgument(f"a {type(data).__name__} that is no column: {error}") from error
 

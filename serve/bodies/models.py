@@ -316,7 +316,8 @@ class ScanRequest(Body):
         default=None,
         examples=[[["dest", "=", "LAX"]]],
         description="`[[column, operator, value], …]`: all hold; or a list of such lists: any of "
-        "them holds. Operators: = == != < <= > >= in, not in.",
+        "them holds. Operators: = == != < <= > >= in, not in, and without a value `is null`, "
+        "`is not null`.",
     )
     limit: int | None = Field(
         default=None, ge=0, le=1 << 53, description="Rows in all; not with `page_rows`."

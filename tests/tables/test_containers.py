@@ -38,8 +38,10 @@ def test_keys_columns_and_lists_come_in_any_container(table: Table) -> None:
         if not isinstance(keys, list | pd.DataFrame):
             where = [("id", "in", keys)]
             assert table.scan(where=where, columns=["id"])["id"].to_pylist() == [1, 2], type(keys)
-    for columns in (["id"], ("id",), np.array(["id"]), pd.Index(["id"]), pl.Series(["id"])):
-        assert table.scan(columns=columns, limit=np.int64(2)).column_names == ["id"]
+    containers: list[Any] = [["id"], ("id",), np.array(["id"]), pd.Index(["id"]), pl.Series(["id"])]
+    limit: Any = np.int64(2)
+    for columns in containers:
+        assert table.scan(columns=columns, limit=limit).column_names == ["id"]
     many = list(range(1, 200))
     assert table.get_many(many)["id"].to_pylist() == [1, 2, 3, 4, 5]
     for keys in (np.array([1]), pd.Series([2]), pa.array([3]), pl.Series([4]), [5], 6):
@@ -62,15 +64,17 @@ def test_nulls_are_found_by_name(table: Table) -> None:
 def test_what_cannot_be_read_is_an_invalid_argument(table: Table) -> None:
     """With what to give in its place, and never an error of Python, pandas or Arrow."""
     table.upsert({"id": 1, "name": "a"})
+    number: Any = 3
+    half: Any = 1.5
     calls: list[Any] = [
         lambda: table.scan(where=pc.field("id") > 3),
         lambda: table.scan(columns="id"),
         lambda: table.scan(columns=[]),
         lambda: table.scan(columns=["id", "id"]),
-        lambda: table.scan(columns=[3]),
+        lambda: table.scan(columns=[number]),
         lambda: table.scan(limit=True),
         lambda: table.scan(limit=-1),
-        lambda: table.scan(limit=1.5),
+        lambda: table.scan(limit=half),
         lambda: table.get_many(1),
         lambda: table.get_many([1, None]),
         lambda: table.get_many([*range(100), None]),
@@ -82,8 +86,8 @@ def test_what_cannot_be_read_is_an_invalid_argument(table: Table) -> None:
         lambda: table.upsert(pa.array([1])),
         lambda: table.upsert({"id": n} for n in range(3)),
     ]
-    for number, call in enumerate(calls):
+    for place, call in enumerate(calls):
         with pytest.raises(StelaeError) as caught:
             call()
-        assert caught.value.args, number
+        assert caught.value.args, place
     assert table.count() == 1
