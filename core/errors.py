@@ -183,9 +183,10 @@ class RowExists(Rejected):
 
 
 class RowNotFound(Rejected):
-    """An update met a key that is not there; nothing of the call was done in that tablet."""
+    """A row that is not there was to be read or updated; nothing of an update was done in that
+    tablet."""
 
-    template = "update of {0!r}: there is no row with key {1}"
+    template = "table {0!r} has no row with key {1}"
 
     def __init__(self, table: str, key: str) -> None:
         super().__init__(table, key)

@@ -21,7 +21,7 @@ from tests.simulation.masters.ddl_client import DdlClient
 from tests.simulation.masters.planted_masters import BUGS
 
 SEEDS = 6
-BUG_SEEDS = 100
+BUG_SEEDS = 150
 
 
 async def start(world: World) -> tuple[SimCluster, Any]:
