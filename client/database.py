@@ -121,7 +121,7 @@ class AsyncDatabase(
             ColumnNotFound: the key or ``indexes`` names a column that is not there.
             NotDoneYet: it was created, but some tablet is not served yet.
         """
-        check_new_table(name, schema, durability)
+        check_new_table(name, schema, durability, partition)
         columns = TableSchema.of(schema, (key,) if isinstance(key, str) else key)
         partitioning = _in_wire_form(partition or Partitioning(), columns)
         partitioning.check(columns.key)

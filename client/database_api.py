@@ -17,15 +17,23 @@ from stelae.client.table.api import FILL_TIMEOUT_S, TableApi
 from stelae.core.errors import InvalidArgument
 from stelae.core.messages.catalog import TableLocations
 from stelae.core.schema.durability import Durability
+from stelae.core.schema.partition import Partitioning
 from stelae.core.schema.schema import check_table_name
 
 H = TypeVar("H", bound=TableApi)
 
 
-def check_new_table(name: str, schema: pa.Schema, durability: Durability) -> None:
+def check_new_table(
+    name: str, schema: pa.Schema, durability: Durability, partition: Partitioning | None
+) -> None:
     """Raise `InvalidArgument` for what could never be a table."""
     check_table_name(name)
     check_durability(durability)
+    if partition is not None and not isinstance(partition, Partitioning):
+        raise InvalidArgument(
+            f"partition={partition!r}: give hash_partition('id', buckets=4), or range_partition "
+            "with its bounds; without one the table has a single tablet"
+        )
     if not isinstance(schema, pa.Schema):
         raise InvalidArgument(f"schema is a {type(schema).__name__}; give a pyarrow.Schema")
 

@@ -80,7 +80,7 @@ class HttpDatabase(DatabaseApi[HttpTable]):
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> HttpTable:
         """See `AsyncDatabase.create_table`."""
-        check_new_table(name, schema, durability)
+        check_new_table(name, schema, durability, partition)
         body = {
             "name": name,
             "arrow_schema": base64.b64encode(schema.serialize().to_pybytes()).decode(),

@@ -13,6 +13,7 @@ import pytest
 
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.database.api import Table
+from tests.tables.conftest import Make
 
 KEYS: list[Any] = [
     [1, 2],
@@ -91,3 +92,10 @@ def test_what_cannot_be_read_is_an_invalid_argument(table: Table) -> None:
             call()
         assert caught.value.args, place
     assert table.count() == 1
+
+
+def test_a_number_of_tablets_alone_is_no_partition(make: Make) -> None:
+    """The refusal says what to write in its place."""
+    four: Any = 4
+    with pytest.raises(InvalidArgument, match=r"hash_partition\('id', buckets=4\)"):
+        make(partition=four)
