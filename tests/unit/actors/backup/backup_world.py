@@ -165,7 +165,10 @@ class Owner:
         body = ReadReplica(LOG, segment_id, offset, length)
         return bytes((await self.call(READ_REPLICA, body)).blobs[0])
 
-    async def restart(self) -> None:
+    async def restart(self, *, loses_all: bool = False) -> None:
+        """Crash and come back; ``loses_all``: of what was not synced nothing is left by chance."""
+        if loses_all:
+            self.world.nodes[self.backup].disk.lose_power(drop_all=True)
         self.world.crash(self.backup)
         await self.world.wait_ready()
 

@@ -152,7 +152,7 @@ async def _one_refused_and_a_crash(owner: Owner) -> None:
     reply = await owner.call(WRITE_REPLICAS, WriteReplicas(writes), *blobs)
     assert [bool(error) for error in reply.body.errors] == [False, True, False]
     assert b"LogFenced" in reply.body.errors[1]
-    await owner.restart()
+    await owner.restart(loses_all=True)
     found = [await owner.inventory(log) for log in logs]
     assert [[info.length for info in infos] for infos in found] == [
         [some[0].certificate.length],
