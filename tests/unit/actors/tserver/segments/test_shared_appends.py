@@ -149,9 +149,11 @@ async def _one_refused_and_a_crash(owner: Owner) -> None:
     await owner.fence((logs[1], 5))
     writes = tuple([_write(log, one) for log, one in zip(logs, some, strict=True)])
     blobs = [bytes(one.data) for one in some]
+    owner.world.nodes[owner.backup].disk.slowness = 100.0  # an answer is faster than a sync
     reply = await owner.call(WRITE_REPLICAS, WriteReplicas(writes), *blobs)
     assert [bool(error) for error in reply.body.errors] == [False, True, False]
     assert b"LogFenced" in reply.body.errors[1]
+    owner.world.nodes[owner.backup].disk.slowness = 1.0
     await owner.restart(loses_all=True)
     found = [await owner.inventory(log) for log in logs]
     assert [[info.length for info in infos] for infos in found] == [
