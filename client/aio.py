@@ -13,7 +13,6 @@ import asyncio
 import functools
 import inspect
 import threading
-import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
 from typing import Any, Protocol, TypeVar
 
@@ -34,17 +33,21 @@ class _Uvloop(uvloop.Loop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._connections: set[Any] = set()  # those of TLS cannot be referred to weakly
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
         made = await super().create_connection(*args, **options)
-        self._connections.add(made[0])
+        self._note(made[0])
         return made
 
     async def create_unix_connection(self, *args: Any, **options: Any) -> Any:
         made = await super().create_unix_connection(*args, **options)
-        self._connections.add(made[0])
+        self._note(made[0])
         return made
+
+    def _note(self, transport: Any) -> None:
+        self._connections = {each for each in self._connections if not each.is_closing()}
+        self._connections.add(transport)
 
     def descriptors(self) -> list[int]:
         """The file descriptors that must not be shared with a forked child."""

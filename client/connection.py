@@ -12,6 +12,7 @@ C1. A call leaves with the `Opened` of the process that makes it; `Connection.op
 C2. In a process, handles of one origin that were inherited or unpickled share one `Opened`. It is
     closed when the last handle that is alive is closed.
 C3. A closed handle stays closed in forked children, and cannot be pickled.
+C4. A connection that has no handle any more is closed before another one is kept.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ class _OpenedHere:
 
     def of(self, user: Connection, origin: Origin) -> Opened:
         """The connection of an origin, opened now if there is none (C2)."""
+        if not self._has(origin):
+            self.close_unused()
         with self._lock:
             found = self._by_origin.get(origin)
             if found is None or found.is_over:
@@ -104,15 +107,34 @@ class _OpenedHere:
             self.add(user, origin, found)
             return found
 
+    def _has(self, origin: Origin) -> bool:
+        with self._lock:
+            found = self._by_origin.get(origin)
+            return found is not None and not found.is_over
+
+    def close_unused(self) -> None:
+        """Close the connections whose handles were all forgotten without `close` (C4)."""
+        with self._lock:
+            known = dict.fromkeys(self._by_origin.values())
+            unused = [each for each in known if not each.users and not each.is_over]
+            for opened in unused:
+                self._take_out(opened)
+        for opened in unused:
+            opened.close()
+
+    def _take_out(self, opened: Opened) -> None:
+        """No handle joins it from now on."""
+        opened.is_over = True
+        for origin in [key for key, each in self._by_origin.items() if each is opened]:
+            del self._by_origin[origin]
+
     def leave(self, user: Connection, opened: Opened) -> None:
         """Close a connection unless another handle uses it."""
         with self._lock:
             opened.users.discard(user)
             if opened.users or opened.is_over:
                 return
-            opened.is_over = True  # nobody joins it from now on
-            for origin in [key for key, each in self._by_origin.items() if each is opened]:
-                del self._by_origin[origin]
+            self._take_out(opened)
         opened.close()
 
 
@@ -128,6 +150,7 @@ class Connection:
         self._origin = origin
         self.is_closed = False
         if opened is not None:
+            _opened_here.close_unused()
             _opened_here.add(self, origin, opened)
 
     @property

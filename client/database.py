@@ -64,7 +64,7 @@ from stelae.core.rpc import Empty, Method
 from stelae.core.runtime import Runtime
 from stelae.core.schema.durability import Durability, segments
 from stelae.core.schema.partition import Partitioning, RangePartition
-from stelae.core.schema.schema import TableSchema, check_table_name
+from stelae.core.schema.schema import TableSchema, check_known_name
 from stelae.core.schema.values import to_wire
 
 Q = TypeVar("Q", bound=msgspec.Struct)
@@ -119,7 +119,8 @@ class AsyncDatabase(
             TableExists: there is one of that name.
             InvalidArgument: the schema, key, partitioning, durability or indexes are not possible.
             ColumnNotFound: the key or ``indexes`` names a column that is not there.
-            NotDoneYet: it was created, but some tablet is not served yet.
+            NotDoneYet: it was created, but some tablet is not served yet, or no master says where
+                its tablets are.
         """
         check_new_table(name, schema, durability, partition)
         columns = TableSchema.of(schema, (key,) if isinstance(key, str) else key)
@@ -139,10 +140,7 @@ class AsyncDatabase(
                         raise
                     await self.runtime.clock.sleep(POLL_S)
         table_id = made.table.table_id
-        if not wait:
-            found = await look_up(self._masters, name, table_id)
-            return self._open(TableCache(self._masters, found))
-        return await self._wait_running(name, table_id, deadline)
+        return await self._wait_made(name, table_id, deadline, must_run=wait)
 
     async def is_create_done(
         self,
@@ -152,7 +150,7 @@ class AsyncDatabase(
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> bool:
         """Whether every tablet of a table has been created. Raises `TableNotFound`."""
-        check_table_name(name)
+        check_known_name(name)
         body = IsCreateDone(name, staleness(max_staleness))
         return (await self._read(IS_CREATE_DONE, body, timeout)).done
 
@@ -162,7 +160,14 @@ class AsyncDatabase(
             return await self._masters.call(method, request, timeout_s=timeout_s)
         return await self._masters.call_any(method, request, timeout_s=timeout_s)
 
-    async def _wait_running(self, name: str, table_id: TableId, deadline: float) -> AsyncTable:
+    async def _wait_made(
+        self, name: str, table_id: TableId, deadline: float, *, must_run: bool
+    ) -> AsyncTable:
+        """Open a table that was created; ``must_run``: once all its tablets are served.
+
+        Raises:
+            NotDoneYet: the deadline passed. The table exists.
+        """
         clock = self.runtime.clock
         cache: TableCache | None = None
         waits_for = "the masters"
@@ -177,7 +182,7 @@ class AsyncDatabase(
             except (RetryLater, OutcomeUnknown, TimeoutError) as error:
                 waits_for = str(error) or waits_for  # a failover may take longer than one look-up
             else:
-                if cache.is_running:
+                if cache.is_running or not must_run:
                     return self._open(cache)
                 waiting = next(t for t in map(cache.tablet, cache.numbers) if not t.address)
                 waits_for = waiting.problem or f"tablet {waiting.tablet.tablet_id} to be served"
@@ -190,7 +195,7 @@ class AsyncDatabase(
         return table
 
     async def table(self, name: str, *, max_staleness: float | None = None) -> AsyncTable:
-        check_table_name(name)
+        check_known_name(name)
         body = GetTable(name, max_staleness_s=staleness(max_staleness))
         locations = await self._read(GET_TABLE, body, LOOKUP_TIMEOUT_S)
         known = self._tables.get(locations.table.table_id)
@@ -240,7 +245,7 @@ class AsyncDatabase(
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> list[TabletLocation]:
         """Where the tablets of a table are, by number. Raises `TableNotFound`."""
-        check_table_name(name)
+        check_known_name(name)
         body = GetTable(name, max_staleness_s=staleness(max_staleness))
         return list((await self._read(GET_TABLE, body, timeout)).tablets)
 
@@ -249,7 +254,7 @@ class AsyncDatabase(
     ) -> None:
         """Delete a table and all its rows, for ever; with ``if_edition`` only if it is still of
         this edition. Raises `TableNotFound`, `TableChanged`."""
-        check_table_name(name)
+        check_known_name(name)
         with self._session.request() as request:
             order = DeleteTable(request, name, if_edition)
             await self._masters.call(DELETE_TABLE, order, timeout_s=timeout)

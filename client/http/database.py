@@ -11,7 +11,7 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import httpx
 import msgspec
@@ -34,6 +34,7 @@ from stelae.client.http.records import (
     tablet_location,
 )
 from stelae.client.http.table import HttpTable
+from stelae.client.http.table_calls import table_path
 from stelae.client.http.transport import HttpTransport
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.session import Session
@@ -45,7 +46,6 @@ from stelae.core.messages.catalog import TableLocations, TabletLocation
 from stelae.core.records.records import TableRecord
 from stelae.core.schema.durability import Durability
 from stelae.core.schema.partition import Partitioning
-from stelae.core.schema.schema import check_table_name
 from stelae.core.schema.values import from_wire, to_wire
 
 
@@ -62,10 +62,19 @@ class HttpDatabase(DatabaseApi[HttpTable]):
         client: httpx.AsyncClient | None = None,
         *,
         ca_file: str | os.PathLike[str] | None = None,
+        has_answered: bool = False,
     ) -> None:
+        """``has_answered``: whether the endpoint has answered before, to any process."""
         rng = random.SystemRandom()
-        self._transport = HttpTransport(url, token, client, ca_file, rng=rng)
+        self._transport = HttpTransport(
+            url, token, client, ca_file, rng=rng, has_answered=has_answered
+        )
         self._session = Session(ClientId(make_uuid(rng)))
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the endpoint has answered before: then a refused connection is repeated."""
+        return self._transport.has_answered
 
     async def create_table(
         self,
@@ -121,8 +130,7 @@ class HttpDatabase(DatabaseApi[HttpTable]):
     async def _get_table(
         self, name: str, max_staleness: float | None, timeout_s: float
     ) -> dict[str, Any]:
-        check_table_name(name)
-        path = f"/v1/tables/{quote(name, safe='')}{staleness_query(max_staleness)}"
+        path = f"{table_path(name)}{staleness_query(max_staleness)}"
         return await self._transport.read(path, what="table", timeout_s=timeout_s)
 
     async def locate_table(
@@ -133,8 +141,7 @@ class HttpDatabase(DatabaseApi[HttpTable]):
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> list[TabletLocation]:
         """See `AsyncDatabase.locate_table`."""
-        check_table_name(name)
-        path = f"/v1/tables/{quote(name, safe='')}/tablets{staleness_query(max_staleness)}"
+        path = f"{table_path(name)}/tablets{staleness_query(max_staleness)}"
         return await self._locations(path, timeout)
 
     async def locate(
@@ -174,11 +181,10 @@ class HttpDatabase(DatabaseApi[HttpTable]):
         self, name: str, *, if_edition: str = "", timeout: float = DEFAULT_TIMEOUT_S
     ) -> None:
         """See `AsyncDatabase.delete_table`."""
-        check_table_name(name)
         with self._session.request() as request:
             await self._transport.call(
                 "DELETE",
-                f"/v1/tables/{quote(name, safe='')}?{urlencode({'confirm': name})}",
+                f"{table_path(name)}?{urlencode({'confirm': name})}",
                 what="delete_table",
                 timeout_s=timeout,
                 repeatable=True,

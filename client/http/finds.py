@@ -53,14 +53,16 @@ class HttpFinds(HttpTableCalls, AsyncFinds):
 
     async def page_asked(self, asked: Asked) -> Page:
         asked.check_page()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + asked.timeout_s
         for is_last in (False, True):
             schema = self._schema
             try:
-                return await self._sent(self._body(asked), asked.timeout_s)
+                return await self._sent(self._body(asked), deadline - loop.time())
             except (IndexNotFound, ColumnNotFound, SchemaChanged):
                 if is_last:
                     raise
-                await self.refresh()
+                await self.refresh(deadline - loop.time())
                 if self._schema.version <= schema.version:
                     raise
         raise AssertionError("the last attempt answers or raises")
@@ -119,7 +121,7 @@ class HttpFinds(HttpTableCalls, AsyncFinds):
         body = {"column": column, "unique": bool(unique), "wait": False}
         left_s = min(timeout_s, DEFAULT_TIMEOUT_S)
         await self._order("POST", "/indexes", what="create_index", timeout_s=left_s, body=body)
-        await self.refresh()
+        await self._refresh_after(f"the index of {column!r}", deadline)
         if not wait:
             return
 
@@ -135,5 +137,6 @@ class HttpFinds(HttpTableCalls, AsyncFinds):
         if not isinstance(column, str) or not column:
             raise InvalidArgument(f"column={column!r}: the name of one column")
         path = f"/indexes?{urlencode({'column': column})}"
+        deadline = asyncio.get_running_loop().time() + timeout
         await self._order("DELETE", path, what="drop_index", timeout_s=timeout)
-        await self.refresh()
+        await self._refresh_after(f"the drop of the index of {column!r}", deadline)

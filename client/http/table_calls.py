@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -22,9 +23,18 @@ from stelae.client.http.transport import HttpTransport
 from stelae.client.input.convert import RowCodec
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.session import Session
-from stelae.core.errors import SchemaChanged, TableNotFound, Unavailable
+from stelae.core.errors import (
+    InvalidArgument,
+    NotDoneYet,
+    OutcomeUnknown,
+    RetryElsewhere,
+    RetryLater,
+    SchemaChanged,
+    TableNotFound,
+    Unavailable,
+)
 from stelae.core.records.records import TableRecord
-from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.schema import DOT_SEGMENTS, TableSchema, check_known_name
 
 T = TypeVar("T")
 
@@ -41,16 +51,28 @@ class HttpTableCalls:
         self._record = record
         self._schema = record.schema
         self._codec = RowCodec(record.schema, record.name)
-        self._path = f"/v1/tables/{quote(record.name, safe='')}"
+        self._path = table_path(record.name)
 
-    async def refresh(self) -> None:
+    async def refresh(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Ask anew what the table is like, under whatever name. Raises `TableNotFound`."""
-        found = await self._transport.read("/v1/tables", what="tables", timeout_s=DEFAULT_TIMEOUT_S)
+        found = await self._transport.read("/v1/tables", what="tables", timeout_s=timeout_s)
         for record in map(table_record, found["tables"]):
             if record.table_id == self._record.table_id:
                 self._use(record)
                 return
         raise TableNotFound(self._record.name)
+
+    async def _refresh_after(self, order: str, deadline: float) -> None:
+        """As `refresh`, after an order that was executed.
+
+        Raises:
+            NotDoneYet: the server did not answer by the deadline (of the loop's clock).
+        """
+        try:
+            await self.refresh(max(deadline - asyncio.get_running_loop().time(), 0.0))
+        except (RetryLater, RetryElsewhere, OutcomeUnknown) as error:
+            # The order was executed: these errors would say that it was not, or may not have been.
+            raise NotDoneYet(order, str(error)) from error
 
     async def _newer_than(self, schema: TableSchema, error: SchemaChanged) -> None:
         """Learn of an alter that a call came too late for; raises ``error`` if there is none."""
@@ -70,6 +92,8 @@ class HttpTableCalls:
     ) -> httpx.Response:
         """A repeatable request, made with the schema known here. Where the table is gone it may
         have another name by now: that is looked for, once."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
         all_headers = {SCHEMA_VERSION_HEADER: str(self._schema.version), **(headers or {})}
         for is_last in (False, True):
             before = self._path
@@ -78,7 +102,7 @@ class HttpTableCalls:
                     method,
                     self._path + suffix,
                     what=f"{what} {self._record.name}",
-                    timeout_s=timeout_s,
+                    timeout_s=deadline - loop.time(),
                     repeatable=True,
                     content=content,
                     headers=all_headers,
@@ -86,7 +110,7 @@ class HttpTableCalls:
             except TableNotFound:
                 if is_last:
                     raise
-                await self.refresh()
+                await self.refresh(deadline - loop.time())
                 if self._path == before:
                     raise
         raise AssertionError("the last attempt answers or raises")
@@ -127,6 +151,21 @@ class HttpTableCalls:
     @property
     def _newest(self) -> TableRecord:
         return self._record
+
+
+def table_path(name: str) -> str:
+    """Return the path of an existing table.
+
+    Raises:
+        InvalidArgument: no table has such a name, or no path leads to it.
+    """
+    check_known_name(name)
+    if name in DOT_SEGMENTS or "/" in name:  # the request would reach another path
+        raise InvalidArgument(
+            f"table {name!r} cannot be addressed by a URL; rename it with the native client "
+            "(stelae.connect to the cluster's name or data_dir)"
+        )
+    return f"/v1/tables/{quote(name, safe='')}"
 
 
 def arrow_stream(batch: pa.RecordBatch) -> bytes:

@@ -41,6 +41,9 @@ GRACE_SHARE = 0.1
 """How much less time than this end the server is told to have: `GRACE_S`, and at most this share of
 the time. Its answer says more than this end's giving up."""
 CONNECT_TIMEOUT_S = 10.0
+REPEAT_S = 120.0
+"""Time after which a write of unknown outcome is not repeated: less than tablets remember ids
+(`stelae.storage.entries.client_results.GATEWAY_LEAST_S`)."""
 MAX_SAID = 200
 LOST_STATUSES = (408, 500, 502, 504)
 """Of proxies. (Their 503 says that there was nobody to send the request to.)"""
@@ -57,8 +60,10 @@ class HttpTransport:
         ca_file: str | os.PathLike[str] | None = None,
         *,
         rng: random.Random,
+        has_answered: bool = False,
     ) -> None:
-        """``rng``: source of the jitter of pauses between attempts."""
+        """``rng``: source of the jitter of pauses between attempts. ``has_answered``: the front is
+        known to exist, so that one which refuses connections is waited for."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.query:
             raise InvalidArgument(f"{url!r} is not an http:// or https:// address")
@@ -68,7 +73,7 @@ class HttpTransport:
         self.url = url.rstrip("/")
         self.rng = rng
         self._token = token
-        self._has_answered = False
+        self.has_answered = has_answered
         self._client = client or httpx.AsyncClient(
             verify=_believed(ca_file) if parts.scheme == "https" else True,
             limits=httpx.Limits(max_connections=100),
@@ -96,7 +101,8 @@ class HttpTransport:
             StelaeError: what the server answered.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        began = loop.time()
+        deadline = began + timeout_s
         backoff = Backoff(self.rng, FIRST_PAUSE_S, LONGEST_PAUSE_S)
         last: StelaeError | None = None
         unknown: OutcomeUnknown | None = None
@@ -105,17 +111,21 @@ class HttpTransport:
             left_s = deadline - loop.time()
             if left_s <= 0:
                 raise unknown or last or DeadlineExpired(what, "nothing: it had passed at the call")
+            if unknown is not None and method != "GET" and loop.time() - began > REPEAT_S:
+                raise unknown  # servers may have forgotten its id, and would carry it out again
             try:
                 return await self._attempt(method, path, what, left_s, content, headers)
-            except (OutOfMemory, NoSpace, SchemaChanged):
+            except SchemaChanged:
                 raise  # repeating the same call helps nothing
+            except (OutOfMemory, NoSpace) as error:
+                raise unknown or error from None
             except OutcomeUnknown as error:
                 if not repeatable:
                     raise
                 unknown = error
             except (RetryLater, RetryElsewhere) as error:
                 if isinstance(error, Unavailable) and not self._may_come(error):
-                    raise
+                    raise unknown or error from None
                 last, wait_s = error, wait_s_of(error)
                 if wait_s > deadline - loop.time():
                     raise unknown or error from None  # before that it is refused again
@@ -142,7 +152,8 @@ class HttpTransport:
             TIMEOUT_HEADER: f"{min(max(told_s, SHORTEST_S), 600.0):.3f}",
             **(headers or {}),
         }
-        limit = httpx.Timeout(left_s, connect=min(CONNECT_TIMEOUT_S, left_s))
+        # Without a connection nothing was sent: these limits end before the one of all.
+        limit = httpx.Timeout(left_s, connect=min(CONNECT_TIMEOUT_S, told_s), pool=told_s)
         try:
             async with asyncio.timeout(left_s):
                 response = await self._client.request(
@@ -152,7 +163,7 @@ class HttpTransport:
             raise Unavailable(self.url, self._why_not(error)) from error
         except (httpx.TransportError, TimeoutError) as error:
             raise OutcomeUnknown(self.url, what, left_s) from error
-        self._has_answered = True
+        self.has_answered = True
         if response.status_code >= 300:
             raise _error_of(response, self.url, what, left_s)
         return response
@@ -160,12 +171,12 @@ class HttpTransport:
     def _may_come(self, error: Unavailable) -> bool:
         """Whether to try again. A front that has answered before is being restarted; one that never
         has is a mistake in the URL, or is not up."""
-        return self._has_answered or not _nobody_listens(error)
+        return self.has_answered or not _nobody_listens(error)
 
     def _why_not(self, error: httpx.TransportError) -> str:
         if not _nobody_listens(error):
             return str(error) or type(error).__name__
-        if self._has_answered:
+        if self.has_answered:
             return "nobody listens there any more; the HTTP front may be restarting"
         return (
             "nobody listens there; check host and port (cluster.json in the cluster's data_dir has "
@@ -182,6 +193,8 @@ def _nobody_listens(error: BaseException) -> bool:
     while cause is not None:
         if isinstance(cause, ConnectionRefusedError):
             return True
+        if isinstance(cause, BaseExceptionGroup):  # of a name with several addresses
+            return all(isinstance(each, ConnectionRefusedError) for each in cause.exceptions)
         cause = cause.__cause__ or cause.__context__
     return False
 

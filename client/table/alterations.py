@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.locations import TableCache
 from stelae.client.routing.session import Session
 from stelae.client.table.alter import Alterations, AskedAlter
-from stelae.core.errors import DeadlineExpired, OutcomeUnknown, RetryLater
+from stelae.core.errors import DeadlineExpired, NotDoneYet, OutcomeUnknown, RetryLater
 from stelae.core.runtime import Runtime
 
 REFRESH_PAUSE_S = 0.1
@@ -24,16 +26,26 @@ class TableAlterations:
         await self.cache.refresh()
 
     async def _refresh_by(self, deadline: float) -> None:
-        """As `refresh`, again and again: a failover may take longer than one look-up."""
+        """As `refresh`, repeated: a failover may take longer than one look-up.
+
+        Raises:
+            DeadlineExpired: no master answered by the deadline.
+        """
         clock = self.runtime.clock
-        while True:
-            try:
-                return await self.refresh()
-            except (RetryLater, OutcomeUnknown) as error:
-                if clock.monotonic() >= deadline:
-                    what = f"a look at table {self.cache.table.name!r}"
-                    raise DeadlineExpired(what, str(error)) from error
-                await clock.sleep(REFRESH_PAUSE_S)
+        what = f"a look at table {self.cache.table.name!r}"
+        waits_for = f"the masters {', '.join(self.cache.masters.addresses)}"
+        try:
+            async with asyncio.timeout(max(deadline - clock.monotonic(), 0.0)):
+                while True:
+                    try:
+                        return await self.refresh()
+                    except (RetryLater, OutcomeUnknown) as error:
+                        waits_for = str(error)
+                        if clock.monotonic() >= deadline:
+                            raise DeadlineExpired(what, waits_for) from error
+                    await clock.sleep(REFRESH_PAUSE_S)
+        except TimeoutError:
+            raise DeadlineExpired(what, waits_for) from None
 
     async def _alter(
         self, asked: AskedAlter, if_edition: str, wait: bool, timeout_s: float
@@ -52,7 +64,10 @@ class TableAlterations:
         if wait:
             await alterations.wait_done(record, deadline - clock.monotonic())
             if changed.becoming is not None or if_edition:  # masters say only now what it became
-                await self._refresh_by(deadline)
+                try:
+                    await self._refresh_by(deadline)
+                except DeadlineExpired as error:  # the alter was executed: never "not begun"
+                    raise NotDoneYet(f"the alter of {record.name!r}", str(error)) from error
 
     async def is_alter_done(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
         """Whether every tablet has the newest schema, and the durability that it is to have."""

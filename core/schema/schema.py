@@ -119,6 +119,19 @@ def check_table_name(name: object) -> None:
         )
 
 
+def check_known_name(name: object) -> None:
+    """Raise `InvalidArgument` unless ``name`` may be that of an existing table.
+
+    Weaker than `check_table_name`: a table keeps a name that was given before that check refused
+    it, and can still be opened, renamed and deleted.
+    """
+    fine = isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()
+    if not fine:
+        raise InvalidArgument(
+            f"table name {str(name)[:40]!r}: 1 to {MAX_NAME_LENGTH} printable characters"
+        )
+
+
 def check_column_name(name: object) -> None:
     """Raise `InvalidArgument` unless this can name a column."""
     fine = isinstance(name, str) and 0 < len(name) <= MAX_NAME_LENGTH and name.isprintable()

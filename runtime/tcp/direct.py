@@ -65,6 +65,8 @@ CONNECTIONS_MAX = 16
 _encode = msgspec.msgpack.Encoder().encode
 _TIMEOUT_MS_MAX = 2**32 - 1
 _SHORTEST_WAIT_S = 1e-3
+PASSED_BY_S = 60.0
+"""Time for which a local name is not tried again, after a stranger was found there."""
 _WAIT_STEP_S = 0.25
 
 
@@ -79,6 +81,8 @@ class DirectCalls:
         self._idle: dict[Address, list[_Line]] = {}
         self._in_use: dict[Address, int] = {}
         self._lines: weakref.WeakSet[_Line] = weakref.WeakSet()
+        self._passed_by: dict[Address, float] = {}
+        """Until when an address is reached over TCP only: its local name is a stranger's."""
         forget_in_children(self)
 
     def forget(self) -> None:
@@ -155,31 +159,36 @@ class DirectCalls:
                 continue
             try:
                 limit_s = min(timeout_s, HANDSHAKE_TIMEOUT_S)
-                made = self._line(address, limit_s)
-                self._lines.add(made)
-                return made
+                return self._line(address, limit_s)
             except BaseException:
                 self._give_back(address, None, usable=False)
                 raise
 
     def _line(self, address: Address, timeout_s: float) -> _Line:
         """A new connection: over this machine's own socket, or else over TCP."""
-        local = connect_locally(address)
-        deadline = time.monotonic() + timeout_s
+        now = time.monotonic()
+        deadline = now + timeout_s
+        local = None if now < self._passed_by.get(address, now) else connect_locally(address)
         if local is not None:
-            limit_s = min(timeout_s, LOCAL_TIMEOUT_S)
+            limit_s = min(timeout_s / 2, LOCAL_TIMEOUT_S)  # and time is left for TCP
             try:
-                return _Line(local, address, self._credentials, self._limits, limit_s)
+                return self._proved(local, address, limit_s)
             except StelaeError as error:
-                if (timeout_s := deadline - time.monotonic()) <= 0:
-                    raise
                 # Any process of this machine can take the name. Over TCP it is said who is there.
                 logger.warning("%s is tried over TCP: %s", address, error)
+                self._passed_by[address] = now + PASSED_BY_S
         try:
-            made = socket.create_connection(split_address(address), timeout_s)
+            left_s = max(deadline - time.monotonic(), _SHORTEST_WAIT_S)
+            made = socket.create_connection(split_address(address), left_s)
         except OSError as error:
             raise Unavailable(address, error.strerror or str(error)) from error
-        return _Line(made, address, self._credentials, self._limits, deadline - time.monotonic())
+        return self._proved(made, address, deadline - time.monotonic())
+
+    def _proved(self, connected: socket.socket, address: Address, timeout_s: float) -> _Line:
+        line = _Line(connected, address, self._limits)
+        self._lines.add(line)  # before it waits: a process that is forked now closes its copy
+        line.begin(self._credentials, timeout_s)
+        return line
 
     def _give_back(self, address: Address, line: _Line | None, *, usable: bool) -> None:
         with self._lock:
@@ -194,22 +203,17 @@ class DirectCalls:
 class _Line:
     """One connection. Sink of its `FrameReader`."""
 
-    def __init__(
-        self,
-        connected: socket.socket,
-        address: Address,
-        credentials: Credentials,
-        limits: Limits,
-        timeout_s: float,
-    ) -> None:
-        """Shake hands. Raises Unavailable, Unauthorized, ProtocolMismatch; the socket is closed."""
+    def __init__(self, connected: socket.socket, address: Address, limits: Limits) -> None:
         self._socket = connected
         self._address = address
         self._wait_s = -1.0
         self._call_id = 0
         self._answers: list[tuple[Kind, bytes]] = []
         self._reader = FrameReader(self, limits, time.monotonic)
-        deadline = time.monotonic() + timeout_s
+
+    def begin(self, credentials: Credentials, timeout_s: float) -> None:
+        """Shake hands. Raises Unavailable, Unauthorized, ProtocolMismatch; the socket is closed."""
+        address, deadline = self._address, time.monotonic() + timeout_s
         try:
             set_socket_options(self._socket)
             self._socket.settimeout(None)  # the kernel keeps the time: see `_limit`

@@ -31,6 +31,7 @@ from stelae.runtime.tcp.connection import Connection
 from stelae.runtime.tcp.handshake import (
     HANDSHAKE_TIMEOUT_S,
     LOCAL_TIMEOUT_S,
+    PROOF_TIMEOUT_S,
     ClientHandshake,
     Credentials,
     ServerHandshake,
@@ -110,6 +111,7 @@ class TcpPeers:
             self._host,
             self._port,
             ssl=self._server_tls,
+            ssl_handshake_timeout=PROOF_TIMEOUT_S if self._server_tls else None,
             backlog=_LISTEN_BACKLOG,
             reuse_address=True,
         )

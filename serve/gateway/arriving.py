@@ -4,7 +4,9 @@ Rules:
 
 1. Every byte that the application gets is counted before it gets it: against the bound of one body,
    of the token's bodies, and of all bodies. A gzip body counts as it is unpacked, in pieces of
-   `PIECE_BYTES`, so a small body that unpacks to a large one ends at the bound.
+   `PIECE_BYTES`, so a small body that unpacks to a large one ends at the bound. What arrived of it
+   is held to the bound of one body too, since gzip may go on without unpacking to anything. Of a
+   stream that counts from the last rows dealt with.
 2. The time in which the server waits for a body is bounded: `STALL_S` for the next bytes, and
    ``GRACE_S`` plus a second for each `LEAST_BYTES_PER_S` that came, for all of them. Time in which
    the server works, and reads nothing, does not count. The rule is that of Kestrel
@@ -35,6 +37,10 @@ LEAST_BYTES_PER_S = 1024
 """Bytes that each further second of waiting takes."""
 PIECE_BYTES = 256 << 10
 """Maximum bytes that are unpacked at once."""
+MAX_EMPTY_MEMBERS = 16
+"""Maximum members of a gzip body that unpack to nothing."""
+FEED_BYTES = 16 << 10
+"""Maximum bytes given to zlib at once: it copies those that it leaves."""
 GZIP = "gzip"
 _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 
@@ -67,6 +73,8 @@ class ArrivingBody:
         self._waited_s = 0.0
         self._is_over = False
         self._inflater = _Inflater() if _is_packed(headers) else None
+        self._packed_bytes = 0
+        """Bytes of gzip that arrived since anything was released."""
         self.size_bytes = 0
         """Bytes in hand."""
         self.head = b""
@@ -75,6 +83,7 @@ class ArrivingBody:
     def release(self, size_bytes: int) -> None:
         """So much of it was dealt with, and is not in hand any more."""
         self.size_bytes -= size_bytes
+        self._packed_bytes = 0
         self._account.give_back(size_bytes)
 
     async def receive(self) -> Message:
@@ -90,7 +99,10 @@ class ArrivingBody:
             message = await self._arrived()
             if message["type"] != "http.request":
                 return message
-            inflater.feed(message.get("body", b""))
+            packed = message.get("body", b"")
+            self._packed_bytes += len(packed)
+            self._account.take(0, self._packed_bytes)  # holds nothing more; raises past the bound
+            inflater.feed(packed)
         await asyncio.sleep(0)  # other requests have their turn between pieces
         return self._counted({"type": "http.request", "body": piece, "more_body": True})
 
@@ -139,28 +151,46 @@ class _Inflater:
     """Unpacks gzip in bounded pieces; it may have several members (RFC 1952, 2.2)."""
 
     def __init__(self) -> None:
-        self._packed = b""
+        self._packed = memoryview(b"")
         self._member = zlib.decompressobj(_GZIP_WINDOW)
+        self._member_bytes = 0
+        """Bytes that the present member has unpacked to."""
+        self._empty_members = 0
         self._is_begun = False
 
     def feed(self, packed: bytes) -> None:
-        """Take in what arrived."""
-        self._packed += packed
+        """Take in what arrived, once `piece` was empty."""
+        assert not self._packed, "what arrived before is not unpacked yet"
+        self._packed = memoryview(packed)
 
     def piece(self) -> bytes:
         """At most `PIECE_BYTES`; empty: more has to arrive first. Raises MalformedBody."""
         piece = b""
         while self._packed and not piece:
             if self._member.eof:
-                self._member = zlib.decompressobj(_GZIP_WINDOW)
+                self._member, self._member_bytes = zlib.decompressobj(_GZIP_WINDOW), 0
             self._is_begun = True
+            given = self._packed[:FEED_BYTES]
             try:
-                piece = self._member.decompress(self._packed, PIECE_BYTES)
+                piece = self._member.decompress(given, PIECE_BYTES)
             except zlib.error as error:
                 raise MalformedBody(f"the body is not gzip, as its header says: {error}") from None
+            self._member_bytes += len(piece)
             rest = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
-            self._packed = rest
+            self._packed = self._packed[len(given) - len(rest) :]
+            self._check_member()
         return piece
+
+    def _check_member(self) -> None:
+        """Count the member if it has ended and is empty. Raises MalformedBody."""
+        if not self._member.eof or self._member_bytes:
+            return
+        self._empty_members += 1
+        if self._empty_members > MAX_EMPTY_MEMBERS:
+            raise MalformedBody(
+                f"the gzip body has more than {MAX_EMPTY_MEMBERS} members without any bytes; "
+                "send it as one member"
+            )
 
     def check_end(self) -> None:
         """Raise MalformedBody unless all of it came."""

@@ -57,7 +57,9 @@ class ClusterOrigin:
             with contextlib.suppress(OSError, InvalidArgument):
                 state = cluster_state.load_state(self.home)
                 if state.secret == self.link.secret:
-                    return tuple(Address(address) for address in state.masters.values())
+                    from_file = map(Address, state.masters.values())
+                    # The file may be older than the link: masters that only the link has count too.
+                    return tuple(dict.fromkeys((*from_file, *self.link.masters)))
         return self.link.masters
 
 
@@ -68,12 +70,17 @@ class HttpOrigin:
     url: str
     token: str = field(repr=False)
     ca_file: str | None = None
+    has_answered: bool = field(default=False, compare=False)
+    """Whether the endpoint has answered before, to whichever process: then it is being restarted
+    when it refuses connections."""
 
     def open(self) -> Opened:
         from stelae.client.http.database import HttpDatabase
 
-        database: Any = HttpDatabase(self.url, self.token, ca_file=self.ca_file)
+        database: Any = HttpDatabase(
+            self.url, self.token, ca_file=self.ca_file, has_answered=self.has_answered
+        )
         return Opened(Loop(), database, None)
 
     def newest(self, database: Any) -> HttpOrigin:
-        return self
+        return replace(self, has_answered=database.has_answered)

@@ -32,9 +32,15 @@ class ParentsRay:
         self.is_inherited = True
         module = ray._private.worker
         worker = module.global_worker
-        for inherited in (module._global_node, getattr(worker, "core_worker", None)):
+        for inherited in (
+            module._global_node,
+            getattr(worker, "core_worker", None),
+            getattr(worker, "gcs_client", None),
+            ray._private.state.state._global_state_accessor,
+        ):
+            # It would disconnect the parent, or wait for threads that are in the parent and crash.
             if inherited is not None:
-                keep_for_ever(inherited)  # it would disconnect the parent
+                keep_for_ever(inherited)
         module._global_node = None
         worker.set_is_connected(False)
         worker.set_mode(None)  # type: ignore[arg-type]  # as Ray's own shutdown does

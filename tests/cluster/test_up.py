@@ -243,7 +243,8 @@ def test_a_cluster_in_a_ray_that_runs_already_stays_until_it_is_taken_down(
     # There is one of it.
     again = _stelae("up", spec, **head)
     assert again.returncode == 1
-    assert "cluster 'test' runs on it" in again.stderr
+    assert "of cluster 'test' (process " in again.stderr
+    assert "runs on it" in again.stderr
     assert all(map(psutil.pid_exists, pids)), "a launch that was refused ended the cluster"
     # Down finds its Ray by itself, and leaves that.
     down = _stelae("down", spec, "--json")

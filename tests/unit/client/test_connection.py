@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 from collections.abc import Callable
@@ -146,3 +147,28 @@ def test_without_an_origin_a_forked_child_is_told_what_to_do() -> None:
     assert database.closed == 0
     alone.close()
     assert database.closed == 1
+
+
+def test_connections_without_handles_are_closed_before_another_is_opened() -> None:
+    """C4: handles that were forgotten without `close` leave no thread and no sockets."""
+    forgotten = Connection(None, FakeOrigin("forgotten"))
+    used = Connection(None, FakeOrigin("used"))
+    closed, kept = database_of(forgotten), database_of(used)
+    origin = FakeOrigin("made")
+    made = Connection(origin.open(), origin)
+    made_database = database_of(made)
+    del forgotten, made
+    gc.collect()
+    assert closed.closed == made_database.closed == 0
+    again = Connection(None, FakeOrigin("made"))
+    assert database_of(again) is made_database, "one that is still open is used again"
+    other = Connection(None, FakeOrigin("other"))
+    database_of(other)
+    assert (closed.closed, made_database.closed, kept.closed) == (1, 0, 0)
+    del again
+    gc.collect()
+    last = FakeOrigin("last")
+    handle = Connection(last.open(), last)
+    assert (closed.closed, made_database.closed, kept.closed) == (1, 1, 0)
+    for each in (used, other, handle):
+        each.close()

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,14 @@ from starlette.types import Message
 from stelae.core.errors import TooLarge
 from stelae.serve.bodies.problems import BodyTooSlow, MalformedBody, UnsupportedEncoding
 from stelae.serve.gateway import arriving
-from stelae.serve.gateway.arriving import GRACE_S, LEAST_BYTES_PER_S, PIECE_BYTES, ArrivingBody
+from stelae.serve.gateway.arriving import (
+    FEED_BYTES,
+    GRACE_S,
+    LEAST_BYTES_PER_S,
+    MAX_EMPTY_MEMBERS,
+    PIECE_BYTES,
+    ArrivingBody,
+)
 
 LIMIT = 1 << 20
 
@@ -149,3 +157,53 @@ async def test_other_encodings_are_refused_and_none_is_taken() -> None:
             body_of(Client([b"x"]), wrong)
     assert await read(body_of(Client([b"x"]), "identity")) == [b"x"]
     assert await read(body_of(Client([b""]), "GZip")) == [b""]
+
+
+async def test_few_members_of_a_gzip_body_may_be_empty() -> None:
+    """Each takes work and unpacks to nothing. Some writers end a body with one."""
+    empty, full = gzip.compress(b""), gzip.compress(b"x")
+    some = empty * (MAX_EMPTY_MEMBERS // 2)
+    for parts in ([some + full + some], [some, full, some]):
+        assert b"".join(await read(body_of(Client(parts), "gzip"))) == b"x"
+    for parts in ([some + full + some + empty], [some, full, some, empty]):
+        with pytest.raises(MalformedBody, match=f"more than {MAX_EMPTY_MEMBERS} members"):
+            await read(body_of(Client(parts), "gzip"))
+
+
+async def test_gzip_that_unpacks_to_nothing_ends_at_the_bound() -> None:
+    """One member may have empty blocks without end. A stream counts from what it released."""
+    packer = zlib.compressobj(wbits=31)
+    head = packer.compress(b"x" * 100) + packer.flush(zlib.Z_SYNC_FLUSH)
+    nothing = b"\x00\x00\x00\xff\xff" * (LIMIT // 20)
+    with pytest.raises(TooLarge, match=str(LIMIT)):
+        await read(body_of(Client([head, *[nothing] * 5]), "gzip"))
+    end = packer.compress(b"y") + packer.flush()
+    account = Account()
+    body = body_of(Client([head, *[nothing] * 3, end]), "gzip", account)
+    assert (await body.receive())["body"] == b"x" * 100
+    body.release(100)
+    assert b"".join(await read(body)) == b"y"
+    assert account.held == 1
+
+
+async def test_many_members_in_one_part_are_copied_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """zlib copies what it is given beyond a member's end, for each member."""
+    given: list[int] = []
+    make = zlib.decompressobj
+
+    class Counting:
+        def __init__(self, wbits: int) -> None:
+            self._inner = make(wbits)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def decompress(self, data: memoryview, most: int) -> bytes:
+            given.append(len(data))
+            return self._inner.decompress(data, most)
+
+    monkeypatch.setattr(zlib, "decompressobj", Counting)
+    packed = gzip.compress(b"x") * 2000
+    assert b"".join(await read(body_of(Client([packed]), "gzip"))) == b"x" * 2000
+    assert len(given) >= 2000
+    assert max(given) <= FEED_BYTES < len(packed)

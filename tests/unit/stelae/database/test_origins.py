@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def masters_of(origin: ClusterOrigin) -> tuple[str, ...]:
 
 
 def test_the_masters_of_the_clusters_files_count(tmp_path: Path) -> None:
-    """Where they can be read, and are of the same cluster; else those that were known."""
+    """Where they can be read, and are of the same cluster; then those of the link."""
     document: dict[str, Any] = {"cluster": "c", "data_dir": str(tmp_path)}
     state = tmp_path / "cluster.json"
     state.write_text(json.dumps({**document, "masters": {"master-1": "127.0.0.1:2"}}))
@@ -35,7 +36,9 @@ def test_the_masters_of_the_clusters_files_count(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(bytes(32))
     assert masters_of(origin) == ("127.0.0.1:1",)  # it is another cluster's
     (tmp_path / "secret").write_bytes(SECRET)
-    assert masters_of(origin) == ("127.0.0.1:2",)
+    assert masters_of(origin) == ("127.0.0.1:2", "127.0.0.1:1")
+    state.write_text(json.dumps({**document, "masters": {"m-1": "127.0.0.1:1", "m-2": "h:3"}}))
+    assert masters_of(origin) == ("127.0.0.1:1", "h:3")
     state.unlink()
     assert masters_of(origin) == ("127.0.0.1:1",)
 
@@ -51,3 +54,21 @@ def test_a_certificate_file_that_is_not_there_is_named() -> None:
     """On the machine where the handle is unpickled."""
     with pytest.raises(InvalidArgument, match="/nowhere/ca"):
         HttpOrigin("https://h:1", "x", "/nowhere/ca.pem").open()
+
+
+def test_a_pickled_http_handle_knows_that_its_front_has_answered() -> None:
+    """So a handle in another process waits for a front that is being restarted."""
+    origin = HttpOrigin("http://h:1", "x")
+    opened = origin.open()
+    assert not origin.newest(opened.database).has_answered
+    database: Any = opened.database
+    database._transport.has_answered = True
+    again = pickle.loads(pickle.dumps(origin.newest(opened.database)))
+    opened.close()
+    assert again.has_answered
+    assert again == origin, "handles of one endpoint share a connection"
+    assert hash(again) == hash(origin)
+    reopened = again.open()
+    database = reopened.database
+    assert database.has_answered
+    reopened.close()
