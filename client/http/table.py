@@ -63,7 +63,9 @@ class HttpTable(HttpFinds, TableApi):
     async def _alter(
         self, asked: AskedAlter, if_edition: str, wait: bool, timeout_s: float
     ) -> None:
-        await self.refresh()
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        await self.refresh(timeout_s)
+        timeout_s = max(deadline - asyncio.get_running_loop().time(), 0.0)
         change = asked.change(self._record)
         durability = asked.durability
         body = {
@@ -122,12 +124,13 @@ class HttpTable(HttpFinds, TableApi):
             versions = np.array(row_versions(if_version, batch.num_rows), np.uint64)
         if not batch.num_rows:
             return np.empty(0, np.uint64)
+        deadline = asyncio.get_running_loop().time() + timeout_s
         schema = self._schema
         with self._session.request() as request:
             try:
                 response = await self._send_batch(op, batch, versions, request, timeout_s)
             except SchemaChanged as error:  # before anything was done: the columns mean nothing
-                await self._newer_than(schema, error)
+                await self._newer_than(schema, error, deadline)
                 view = SchemaView(schema, self._schema, self.name)
                 kept, _ = view.write(op, batch, ())
                 response = await self._send_batch(op, kept, versions, request, timeout_s)
@@ -162,7 +165,7 @@ class HttpTable(HttpFinds, TableApi):
 
     async def _get_many(self, asked: AskedRows) -> pa.Table:
         age = staleness_query(asked.max_staleness, first="&")
-        return await self._again_if_altered(lambda: self._ask_many(asked, age))
+        return await self._again_if_altered(lambda: self._ask_many(asked, age), asked.timeout_s)
 
     async def _ask_many(self, asked: AskedRows, age: str) -> pa.Table:
         chosen = self._chosen(asked.columns)
@@ -181,7 +184,7 @@ class HttpTable(HttpFinds, TableApi):
 
     async def _scan(self, asked: AskedScan) -> pa.Table:
         age = staleness_query(asked.max_staleness)
-        return await self._again_if_altered(lambda: self._ask_scan(asked, age))
+        return await self._again_if_altered(lambda: self._ask_scan(asked, age), asked.timeout_s)
 
     async def _ask_scan(self, asked: AskedScan, age: str) -> pa.Table:
         body = {

@@ -74,9 +74,9 @@ class HttpTableCalls:
             # The order was executed: these errors would say that it was not, or may not have been.
             raise NotDoneYet(order, str(error)) from error
 
-    async def _newer_than(self, schema: TableSchema, error: SchemaChanged) -> None:
+    async def _newer_than(self, schema: TableSchema, error: SchemaChanged, deadline: float) -> None:
         """Learn of an alter that a call came too late for; raises ``error`` if there is none."""
-        await self.refresh()
+        await self.refresh(max(deadline - asyncio.get_running_loop().time(), 0.0))
         if self._schema.version <= schema.version:
             raise error
 
@@ -135,13 +135,13 @@ class HttpTableCalls:
                 method, suffix, what=what, timeout_s=timeout_s, content=content, headers=headers
             )
 
-    async def _again_if_altered(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _again_if_altered(self, call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
         """A call that is made of the schema known here; once more if that was too old."""
-        schema = self._schema
+        schema, deadline = self._schema, asyncio.get_running_loop().time() + timeout_s
         try:
             return await call()
         except SchemaChanged as error:
-            await self._newer_than(schema, error)
+            await self._newer_than(schema, error, deadline)
             return await call()
 
     @property
