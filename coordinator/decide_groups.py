@@ -299,6 +299,8 @@ class GroupRound:
                 lost = sum(member.voter and member.is_lost for member in members)
                 self._replacements.want(Wanted(group, leader, lost))
             case Evict(victim, reason):
+                if any(m.uuid == victim and not m.voter and not m.is_lost for m in members):
+                    self._additions.release(group.tablet.tablet_id, victim)
                 self._evict(group, leader, victim, reason)
             case HandOn(target):
                 order = TransferLeadership(group.tablet.tablet_id, target)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -41,6 +42,12 @@ def forget_in_children(owner: OfOneProcess) -> None:
 
 
 def _forget_all() -> None:
+    # Another thread of the parent may have been within an import, which holds a lock of the module
+    # imported. Python renews its global import lock at a fork, and these it does not: the child
+    # would wait for ever when it imports the same module, as httpcore does in each request.
+    locks = getattr(sys.modules["_frozen_importlib"], "_module_locks", None)
+    if locks is not None:
+        locks.clear()
     for owner in list(_owners):
         try:
             owner.forget()

@@ -14,7 +14,8 @@ from stelae.core.errors import StelaeError
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+"""2: tables have seeds for the hashes of their keys, which software of before would drop."""
 SINGLE_BYTES_MAX = 64 * 1024
 """Up to this size a message travels whole; a larger one in parts, behind others."""
 

@@ -75,6 +75,7 @@ class FrameMedium:
         self._runtime = runtime
         self._file = file
         self._superblock = superblock
+        self._is_copy_pending = False  # its copy is written and not synced
         self._server = server
         self._unsynced_bytes_max = unsynced_bytes_max
         self._unsynced_bytes = 0
@@ -134,14 +135,15 @@ class FrameMedium:
         self.copy_superblock()
 
     def _put_superblock(self, superblock: Superblock) -> None:
-        self._superblock = superblock
         self._file.write_at(superblock_offset(superblock.generation), encode_superblock(superblock))
+        self._superblock = superblock  # only now: after a failed write the other place still counts
 
     def copy_superblock(self) -> None:
         """Write the superblock, which is durable, to its other place as well: if one decays, the
         other knows every extent. Durable with the next sync; a tear leaves the first."""
         old = self._superblock
         self._put_superblock(msgspec.structs.replace(old, generation=old.generation + 1))
+        self._is_copy_pending = True
 
     async def grow(self, needed: int = 1) -> None:
         """See to ``needed`` free frames: those being freed, else a further extent of the file.
@@ -165,6 +167,8 @@ class FrameMedium:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 raise NoSpace(self._server, self.name) from error
+            if self._is_copy_pending:  # of two places that are written at once a crash tears both
+                await self.settle()
             generation = old.generation + 1
             self._put_superblock(
                 msgspec.structs.replace(old, generation=generation, extents=layout.extents)
@@ -340,7 +344,9 @@ class FrameMedium:
         records, self._unsynced_records = self._unsynced_records, {}
         covered_bytes = self._unsynced_bytes
         started = self._runtime.clock.monotonic()
+        was_pending = self._is_copy_pending
         await self._file.sync()
+        self._is_copy_pending &= not was_pending
         metrics = self._runtime.metrics
         took_s = self._runtime.clock.monotonic() - started
         self._rate.note(covered_bytes, took_s)

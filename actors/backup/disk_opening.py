@@ -70,7 +70,9 @@ async def open_frame_medium(
     """
     assert spec.path is not None, "a medium with a folder"
     await disk.settle()  # what is read from here on is durable, even if only the process had died
-    file = await disk.open(f"{spec.path.rstrip('/')}/{FRAME_FILE}")
+    # An absolute path has a disk of its own, whose root is this server's folder there.
+    folder = "" if spec.path.startswith("/") else f"{spec.path.rstrip('/')}/"
+    file = await disk.open(f"{folder}{FRAME_FILE}")
     await file.sync()
     head = file.read_at(0, SUPERBLOCKS_BYTES)
     superblock = newest_superblock(head)
@@ -100,11 +102,11 @@ async def open_frame_medium(
         runtime, file, medium, where, trusts_older=synced, may_be_short=not (synced or same_boot)
     )
     replicas = await opening.run()
-    if not has_both_superblocks(head):
-        if any(head):
-            # A crash cut the second one short, or one decayed: what the other says is enough.
-            logger.warning("%s: one of its two superblocks is missing; it is written again", where)
+    if any(head) and not has_both_superblocks(head):
+        # A crash cut the second one short, or one decayed: what the other says is enough.
+        logger.warning("%s: one of its two superblocks is missing; it is written again", where)
         medium.copy_superblock()
+        await file.sync()  # before the next one is written to the other place
     if not same_boot:  # only now: what may be short is marked
         await medium.note_boot(disk.boot)
     return medium, replicas

@@ -73,8 +73,8 @@ async def load_or_create_instance(
         InvalidArgument: the directory belongs to another cluster, or another kind of server.
         CorruptData: the instance file is damaged.
     """
-    # Rule: nothing is believed that a loss of power could still take back. Every server reads its
-    # instance before it reads anything else.
+    # Rule: nothing is told to others that a loss of power could still take back. Every server takes
+    # its identity before it listens.
     await disk.settle()
     try:
         data = await disk.read(INSTANCE_FILE)

@@ -76,6 +76,13 @@ class Additions:
         """Non-voters at the last look."""
         self._come: dict[TabletId, tuple[ServerUuid, ...]] = {}
         self._failures: dict[tuple[TabletId, ServerUuid], _Failure] = {}
+        self._released: dict[tuple[TabletId, ServerUuid], None] = {}
+        self._releasing: dict[tuple[TabletId, ServerUuid], None] = {}
+        """Members that the masters let go of, as nobody needs them any more."""
+
+    def release(self, tablet_id: TabletId, uuid: ServerUuid) -> None:
+        """A learner is let go of because nobody needs it: that is no failure of its own."""
+        self._releasing[tablet_id, uuid] = None
 
     def look(self, group: Group, now: float) -> None:
         """Note what became of the servers that were to be added."""
@@ -86,10 +93,14 @@ class Additions:
             expected[given[1]] = None
         for uuid in expected:
             peer = members.peer(uuid)
+            was_released = (tablet_id, uuid) in self._released
             if peer is None:
-                self._failed(tablet_id, uuid, now)
+                if not was_released:
+                    self._failed(tablet_id, uuid, now)
             elif peer.voter:
                 self._failures.pop((tablet_id, uuid), None)
+            elif was_released:  # the order is on its way
+                self._releasing[tablet_id, uuid] = None
         coming = tuple([peer.uuid for peer in members.non_voters])
         if coming:
             self._come[tablet_id] = coming
@@ -119,6 +130,7 @@ class Additions:
         """What was not kept since the last end was not done, and is wanted no more."""
         self._given, self._kept = self._kept, {}
         self._coming, self._come = self._come, {}
+        self._released, self._releasing = self._releasing, {}
         old = now - FORGOTTEN_AFTER_S
         self._failures = {key: each for key, each in self._failures.items() if each.until > old}
 

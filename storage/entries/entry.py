@@ -308,6 +308,8 @@ def decode_batch(payload: Blob, where: str) -> pa.RecordBatch:
     try:
         with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
             return reader.read_next_batch()
+    except pa.ArrowMemoryError:
+        raise  # this machine's affair, and not the data's
     except (pa.ArrowException, StopIteration, OSError, UnicodeDecodeError) as error:
         raise CorruptData(where, 0, f"unreadable batch: {error}") from error
 

@@ -201,7 +201,7 @@ class TabletStateMachine:
             try:
                 rows = batch_of(blob, command.op, asked, self.memory.table)
             except UNFIT as error:
-                raise unfit(command.op, self.memory.table, error) from error
+                raise unfit(command.op, self.memory.table) from error
         executed = self._execute(command.op, version, rows, columns, conditions or None, index)
         return done(executed.first_version, executed.row_count)
 

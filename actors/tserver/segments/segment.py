@@ -29,7 +29,14 @@ from stelae.actors.tserver.segments.replica import (
 )
 from stelae.actors.tserver.segments.shared_appends import Append, NotSent, Told
 from stelae.actors.tserver.segments.views import JOIN_BYTES, ReplicaViews, size_of, sliced
-from stelae.core.errors import InvalidArgument, LogFenced, Rejected, RetryLater, StelaeError
+from stelae.core.errors import (
+    InvalidArgument,
+    LogFenced,
+    Rejected,
+    RetryElsewhere,
+    RetryLater,
+    StelaeError,
+)
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.backups import (
     SEAL_REPLICA,
@@ -390,6 +397,7 @@ class ReplicatedSegment(ReplicaViews):
             replica.posted = None
             if told is None:
                 self._written(replica, target, request, end)
+                context.traffic.avoided.answered(target.uuid)
                 context.progressed()
             elif isinstance(told, NotSent):
                 replica.goes_alone = True
@@ -487,8 +495,9 @@ class ReplicatedSegment(ReplicaViews):
         if refused or now - replica.troubled_since >= patience_s:
             if replica.backup is not None:
                 self.avoid(replica.backup)
-                first_s = FIRST_PAUSES * context.settings.append_timeout_s
-                context.traffic.avoided.failed(replica.backup, now, first_s)
+                if not isinstance(error, Rejected | RetryElsewhere):  # those concern this log alone
+                    first_s = FIRST_PAUSES * context.settings.append_timeout_s
+                    context.traffic.avoided.failed(replica.backup, now, first_s)
             self._replace(replica)
         await context.runtime.clock.sleep(RETRY_PAUSE_S)
 

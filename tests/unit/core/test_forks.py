@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.abc
+import importlib.machinery
 import logging
 import os
+import signal
+import sys
+import threading
+from typing import Any
 
 import pytest
 
@@ -55,3 +62,35 @@ def test_numbers_of_closed_descriptors_stay_taken() -> None:
     assert not os.get_inheritable(written)
     for descriptor in (answer, written):
         os.close(descriptor)
+
+
+def test_a_child_does_not_wait_for_an_import_of_another_thread() -> None:
+    """The lock of a module that is being imported at the fork is nobody's in the child."""
+    within, over = threading.Event(), threading.Event()
+    name = "a_module_that_loads_slowly"
+
+    class Slow(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+        def find_spec(self, wanted: str, path: Any, target: Any = None) -> Any:
+            return importlib.machinery.ModuleSpec(name, self) if wanted == name else None
+
+        def exec_module(self, module: Any) -> None:
+            within.set()
+            over.wait()
+
+    finder = Slow()
+    importer = threading.Thread(target=importlib.import_module, args=(name,))
+    sys.meta_path.insert(0, finder)
+    try:
+        importer.start()
+        within.wait()
+        pid = os.fork()
+        if not pid:
+            signal.alarm(30)
+            importlib.import_module(name)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        over.set()
+        importer.join()
+        sys.meta_path.remove(finder)
+        sys.modules.pop(name, None)

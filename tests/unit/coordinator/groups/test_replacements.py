@@ -333,3 +333,24 @@ def test_a_server_that_became_a_voter_has_not_failed() -> None:
     world.reconfigure(tablet, f"ABC{target.upper()}", 6, unheard="c")
     world.decide()
     assert world.pacing.additions.failed(tablet.tablet_id) == {}
+
+
+def test_a_learner_that_nobody_needs_any_more_has_not_failed() -> None:
+    """The lost voter came back, and the masters let the learner go: the next loss is healed at
+    once, however often that happens."""
+    world = World("a", "b", "c")
+    (tablet,) = many(world, 1)
+    world.held["d"] = {}
+    world.beat()
+    for index in (5, 7, 9):
+        lose(world, "c")
+        ((_, _, target),) = begun(world)
+        world.reconfigure(tablet, f"ABC{target}", index, unheard="c")
+        world.decide()
+        del world.silent["c"]
+        world.reconfigure(tablet, f"ABC{target}", index)
+        world.wait(1)
+        assert ("a", "remove", "d") in changes(world.decide())
+        world.reconfigure(tablet, "ABC", index + 1)
+        world.decide()
+        assert world.pacing.additions.failed(tablet.tablet_id) == {}

@@ -13,7 +13,7 @@ from stelae.core.errors import (
     NotLeader,
 )
 from stelae.core.ids import Address, ServerUuid
-from stelae.core.rpc import Call, Empty, Handler, Method, Reply
+from stelae.core.rpc import PROTOCOL_VERSION, Call, Empty, Handler, Method, Reply
 from stelae.runtime.tcp.handshake import Credentials, ServerHandshake
 from stelae.runtime.tcp.peers import TcpPeers
 
@@ -41,7 +41,7 @@ class Servers:
         self.begun: asyncio.Queue[str] = asyncio.Queue()
 
     def peers(self, secret: bytes = SECRET, cluster: str = "demo", **options: Any) -> TcpPeers:
-        version = options.pop("version", 1)
+        version = options.pop("version", PROTOCOL_VERSION)
         credentials = Credentials(cluster, secret, version)
         peers = TcpPeers(credentials, on_failure=self.failures.append, **options)
         self.made.append(peers)

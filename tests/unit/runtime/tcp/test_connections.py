@@ -17,6 +17,7 @@ from stelae.core.errors import (
     Unavailable,
 )
 from stelae.core.ids import Address
+from stelae.core.rpc import PROTOCOL_VERSION
 from stelae.runtime.free_ports import free_port
 from stelae.runtime.tcp.direct import DirectCalls
 from stelae.runtime.tcp.handshake import MESSAGE_BYTES, Credentials
@@ -169,12 +170,13 @@ async def test_both_ends_name_a_protocol_mismatch(
     servers: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who must upgrade can be read at either end."""
-    server, client = await servers.listening(), servers.peers(version=2)
+    server, client = await servers.listening(), servers.peers(version=PROTOCOL_VERSION + 1)
     caplog.set_level(logging.WARNING)
     with pytest.raises(ProtocolMismatch) as caught:
         await echo(client, server.address, "x")
-    assert caught.value.args == (server.address, 1, 2)
-    assert "speaks protocol version 2; this server speaks 1" in caplog.text
+    assert caught.value.args == (server.address, PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
+    said = f"speaks protocol version {PROTOCOL_VERSION + 1}; this server speaks {PROTOCOL_VERSION}"
+    assert said in caplog.text
 
 
 @pytest.mark.parametrize("greeting", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".ljust(500), b"", b"ST"])
