@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 # Examples follow from the test alone, so that the same code passes or fails every time. A busy
@@ -16,3 +18,11 @@ settings.register_profile(
     "fuzz", deadline=None, max_examples=int(os.environ.get("STELAE_FUZZ_EXAMPLES", "5000"))
 )
 settings.load_profile("gate")
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: Any, argname: str) -> str | None:
+    """Names cases of bytes by argument and number, for the workers must name the same tests.
+
+    Bytes may differ between processes: the header of gzip has the second in which it was written.
+    """
+    return argname if isinstance(val, bytes) else None
