@@ -25,7 +25,8 @@ from typing import Any, Protocol
 from stelae.client.aio import CLOSED, Bridged, Loop
 from stelae.client.database import AsyncDatabase
 from stelae.client.one_process import WAY_OUT
-from stelae.client.table.blocking import BlockingTable, Calls
+from stelae.client.routing.direct_calls import Calls
+from stelae.client.table.blocking import BlockingTable
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import InvalidArgument
 from stelae.core.forks import forget_in_children, keep_for_ever

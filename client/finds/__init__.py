@@ -9,8 +9,8 @@ the entry that named it. A row that has the value throughout is found.
 4. Few entries are read in small calls (`few`), many by `get_many`; `query` drops what is stale.
 5. While an indexlet is being filled, the call waits, or the rest of the range is scanned.
 
-`blocking_find` finds a few rows from the caller's own thread. `index_calls` makes, drops and lists
-indexes.
+`blocking_find` finds a few rows from the caller's own thread. `read_table` is what finds need of
+the table. `index_calls` makes, drops and lists indexes.
 
 Read first: `table_finds`. Also searched for as: secondary index, index scan, SLIK, pagination.
 """

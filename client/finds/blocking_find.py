@@ -6,36 +6,70 @@ has moved, or does not answer) is left to the way over the loop, which looks eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from stelae.client.finds.calls import Asked
 from stelae.client.finds.few import as_tables, get_request, is_few, keys_by_tablet, rows_found
 from stelae.client.finds.query import FEW, FindQuery
+from stelae.client.input.known import KnownTable
+from stelae.client.routing.direct_calls import Calls
+from stelae.client.routing.locations import TableCache
 from stelae.core.errors import (
     ColumnNotFound,
     IndexNotFound,
     OutcomeUnknown,
     RetryElsewhere,
     RetryLater,
+    StelaeError,
 )
+from stelae.core.messages.catalog import TabletLocation
 from stelae.core.messages.indexes import LOOKUP, IndexletLocation, Lookup
 from stelae.core.messages.rows import GET, GetReply
-from stelae.core.rpc import NotSingle
+from stelae.core.rpc import Method, NotSingle
 from stelae.core.schema.indexes import END, IndexletState, overlap
 
-if TYPE_CHECKING:
-    from stelae.client.table.blocking import BlockingTable
+R = TypeVar("R", bound=msgspec.Struct)
+Q = TypeVar("Q", bound=msgspec.Struct)
 
 LOOKUP_S = 1.0
 TABLETS_MAX = 4
 """Asked one after the other; more are better asked side by side."""
 
 
-def find_few(blocking: BlockingTable, asked: Asked) -> pa.Table | None:
+class KnownPlaces(Protocol):
+    """A table, as far as a find of a few rows asks it."""
+
+    @property
+    def known(self) -> KnownTable: ...
+
+    @property
+    def cache(self) -> TableCache: ...
+
+
+class BlockingReads(Protocol):
+    """Of a `BlockingTable`: direct calls to the servers of its table."""
+
+    @property
+    def table(self) -> KnownPlaces: ...
+
+    @property
+    def calls(self) -> Calls: ...
+
+    def attempt(
+        self,
+        number: int,
+        method: Method[Q, R],
+        request: Callable[[TabletLocation], Q],
+        timeout_s: float,
+    ) -> tuple[R | None, StelaeError | None, float]: ...
+
+
+def find_few(blocking: BlockingReads, asked: Asked) -> pa.Table | None:
     """The rows; None: it is for the loop. Raises what is wrong with the arguments."""
     table = blocking.table
     try:
@@ -54,7 +88,7 @@ def find_few(blocking: BlockingTable, asked: Asked) -> pa.Table | None:
 
 
 def _look_up(
-    blocking: BlockingTable, query: FindQuery, at: IndexletLocation, timeout_s: float
+    blocking: BlockingReads, query: FindQuery, at: IndexletLocation, timeout_s: float
 ) -> Sequence[bytes] | None:
     """All entries of the range, if one indexlet has them, and they are few."""
     indexlet = at.indexlet
@@ -77,7 +111,7 @@ def _look_up(
 
 
 def _read(
-    blocking: BlockingTable, query: FindQuery, entries: Sequence[bytes], timeout_s: float
+    blocking: BlockingReads, query: FindQuery, entries: Sequence[bytes], timeout_s: float
 ) -> pa.Table | None:
     if not entries:
         return query.empty()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from stelae.client.finds.query import FEW, FindQuery
+from stelae.client.finds.read_table import ReadTable
 from stelae.client.input.split_tablets import Parts, WasSplit
 from stelae.client.routing.retries import on_tablet, parts_of
 from stelae.client.routing.shared_reads import Alike
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.indexes import LookupReply
 from stelae.core.messages.rows import GET, Get, GetReply
 from stelae.core.schema.values import WireRow
 from stelae.core.tasks import all_or_first_error
@@ -20,9 +22,20 @@ from stelae.core.tasks import all_or_first_error
 TOGETHER_BYTES_MAX = 64 << 10
 """Of the tables of several answers that are parts of one batch."""
 
-if TYPE_CHECKING:
-    from stelae.client.finds.shared_finds import Found
-    from stelae.client.table.table import AsyncTable
+
+@dataclass(slots=True)
+class Found:
+    """What came together for one look-up."""
+
+    said: LookupReply
+    parts: dict[int, list[WireRow]] = field(default_factory=dict)
+    """The keys that its entries name, by tablet; none if they were not asked for."""
+    replies: dict[int, GetReply] = field(default_factory=dict)
+    """Of those tablets that could answer."""
+    table: pa.Table | None = None
+    """The rows, if all did: see `rows_of_few`."""
+    own: list[bytes] = field(default_factory=list)
+    """Their entries."""
 
 
 def is_few(query: FindQuery, entry_count: int) -> bool:
@@ -93,7 +106,7 @@ def as_tables(answers: Sequence[Sequence[WireRow]], row_type: pa.StructType) -> 
 
 
 async def rows_of_few(
-    table: AsyncTable,
+    table: ReadTable,
     query: FindQuery,
     entries: Sequence[bytes],
     timeout_s: float,
@@ -118,7 +131,7 @@ async def rows_of_few(
 
 
 async def _read(
-    table: AsyncTable, query: FindQuery, number: int, keys: Sequence[WireRow], timeout_s: float
+    table: ReadTable, query: FindQuery, number: int, keys: Sequence[WireRow], timeout_s: float
 ) -> GetReply:
     """The rows of these keys, in their order: also if the tablet is split meanwhile."""
     deadline = table.runtime.clock.monotonic() + timeout_s
@@ -139,7 +152,7 @@ async def _read(
 
 
 async def _read_at(
-    table: AsyncTable, query: FindQuery, number: int, keys: Sequence[WireRow], timeout_s: float
+    table: ReadTable, query: FindQuery, number: int, keys: Sequence[WireRow], timeout_s: float
 ) -> GetReply:
     async def attempt(where: TabletLocation, owner: ServerUuid | None, limit_s: float) -> GetReply:
         request = get_request(query, keys, where)

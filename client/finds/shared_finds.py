@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
 
-from stelae.client.finds.few import as_tables, is_few, keys_by_tablet, rows_found
+from stelae.client.finds.few import Found, as_tables, is_few, keys_by_tablet, rows_found
 from stelae.client.finds.query import FindQuery
 from stelae.client.finds.shared_lookups import SharedLookups
 from stelae.client.routing.attempts import ATTEMPT_TIMEOUT_S
@@ -28,22 +27,6 @@ from stelae.core.messages.indexes import LookupRange, LookupReply
 from stelae.core.messages.rows import GetReply
 from stelae.core.runtime import Runtime
 from stelae.core.schema.indexes import IndexletState, overlap
-from stelae.core.schema.values import WireRow
-
-
-@dataclass(slots=True)
-class Found:
-    """What came together for one look-up."""
-
-    said: LookupReply
-    parts: dict[int, list[WireRow]] = field(default_factory=dict)
-    """The keys that its entries name, by tablet; none if they were not asked for."""
-    replies: dict[int, GetReply] = field(default_factory=dict)
-    """Of those tablets that could answer."""
-    table: pa.Table | None = None
-    """The rows, if all did: see `rows_of_few`."""
-    own: list[bytes] = field(default_factory=list)
-    """Their entries."""
 
 
 class _Waiting:

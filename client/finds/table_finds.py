@@ -10,16 +10,17 @@ Source: SLIK (ATC 2016), §4: range look-ups; design §11.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 
 from stelae.client.finds.calls import Asked, AsyncFinds, Page
-from stelae.client.finds.few import is_few, rows_of_few
+from stelae.client.finds.few import Found, is_few, rows_of_few
 from stelae.client.finds.index_calls import IndexCalls, Progress
 from stelae.client.finds.query import FindQuery
-from stelae.client.finds.shared_finds import Found, SharedFinds
+from stelae.client.finds.read_table import ReadTable
+from stelae.client.finds.shared_finds import SharedFinds
 from stelae.client.input.known import KnownTable
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.indexlets import Filling, entries_in, look_up
@@ -33,15 +34,42 @@ from stelae.core.rpc import Reply
 from stelae.core.runtime import Runtime
 from stelae.core.schema.indexes import END, is_empty, just_after
 
-if TYPE_CHECKING:
-    from stelae.client.table.table import AsyncTable
-
 SPARE = 8
 """Entries asked for beyond the rows wanted: some may be of rows that have moved on."""
 
 
 Entries: TypeAlias = list[bytes] | pa.BinaryArray
 """In order; few of them as they came."""
+
+
+class FoundTable(ReadTable, Protocol):
+    """Of an `AsyncTable`: what finding rows of it takes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def known(self) -> KnownTable: ...
+
+    @property
+    def shared_finds(self) -> SharedFinds: ...
+
+    async def get_many(
+        self,
+        keys: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        with_versions: bool = False,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> pa.Table: ...
+
+    async def scan(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        with_versions: bool = False,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> pa.Table: ...
 
 
 class TableFinds(AsyncFinds):
@@ -75,7 +103,7 @@ class TableFinds(AsyncFinds):
             known = self.known
             try:
                 query, waits = asked.query(known), asked.if_filling == "wait"
-                table = cast("AsyncTable", self)
+                table = cast(FoundTable, self)
                 return await Finding(table, query, asked.limit, deadline, waits=waits).run()
             except (IndexNotFound, ColumnNotFound, SchemaChanged):
                 if is_last:
@@ -119,7 +147,7 @@ class Finding:
 
     def __init__(
         self,
-        table: AsyncTable,
+        table: FoundTable,
         query: FindQuery,
         limit: int | None,
         deadline: float,

@@ -10,7 +10,7 @@ known here are hints, and a wrong one costs one refused call.
 4. A tablet with ``replicas(n)`` goes to `group_calls`: by `group_route`, or after `leader_search`.
 5. Small calls to one server share messages (`shared_writes`, `shared_reads`, `sharing`).
 
-`indexlets` looks entries up wherever they are.
+`indexlets` looks entries up wherever they are; `direct_calls` are made without the loop.
 
 Read first: `retries`. Also searched for as: meta cache, backoff, leader discovery, exactly-once.
 """

@@ -19,6 +19,7 @@ from stelae.client.finds.calls import Asked
 from stelae.client.input.convert import Key, Rows
 from stelae.client.input.split_tablets import WasSplit
 from stelae.client.routing.attempts import ATTEMPT_TIMEOUT_S
+from stelae.client.routing.direct_calls import Calls
 from stelae.client.routing.group_calls import SUSPECT_S
 from stelae.client.routing.group_route import Target
 from stelae.client.routing.part import Part, Versions
@@ -32,7 +33,6 @@ from stelae.core.errors import (
     RetryLater,
     StelaeError,
 )
-from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages.catalog import LINEARIZABLE, TabletLocation
 from stelae.core.messages.rows import GET, WRITE, WriteOp, WriteReply
 from stelae.core.rpc import Method, NotSingle
@@ -43,20 +43,6 @@ GROUP_ATTEMPT_S = 2 * SUSPECT_S
 T = TypeVar("T")
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
-
-
-class Calls(Protocol):
-    """Blocking calls; see `stelae.runtime.tcp.direct.DirectCalls`."""
-
-    def call(
-        self,
-        address: Address,
-        method: Method[Q, R],
-        request: Q,
-        *,
-        timeout_s: float,
-        destination: ServerUuid,
-    ) -> R: ...
 
 
 class Run(Protocol):

@@ -18,8 +18,7 @@ from stelae.core.errors import AlreadyRunning
 from stelae.core.records.records import ServerKind
 from stelae.deploy import launcher, machines, node_checks
 from stelae.deploy.cluster_state import ClusterState
-from stelae.deploy.node_checks import Checked
-from stelae.deploy.ports import check_http_place
+from stelae.deploy.node_checks import Checked, check_http_place
 
 EVERY_ADDRESS = ("0.0.0.0", "::", "")
 """Hosts that stand for all of a machine's addresses."""

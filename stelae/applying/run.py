@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
@@ -43,13 +43,11 @@ from stelae.core.current import CURRENT
 from stelae.core.errors import InvalidArgument, RetryLater
 from stelae.core.records.records import ServerKind
 from stelae.deploy import asked, cluster_state, launcher, machines, ray_session
+from stelae.deploy.changed import ChangedCluster
 from stelae.deploy.cluster_files import home_of, publish, refresh
 from stelae.deploy.masters import list_masters
 from stelae.deploy.node_checks import log_unchecked
 from stelae.runtime.traces import trace_as
-
-if TYPE_CHECKING:
-    from stelae.database.api import Database
 
 LOOK_TIMEOUT_S = 15.0
 LOOK_AGAIN_S = 1.0
@@ -88,7 +86,7 @@ class Applied:
 
 
 def apply(
-    database: Database,
+    database: ChangedCluster,
     spec: str | os.PathLike[str] | Mapping[str, Any] | ClusterSpec,
     *,
     dry_run: bool,
@@ -122,7 +120,7 @@ def _applied(work: _Apply, *, dry_run: bool) -> Applied:
 
 class _Apply:
     def __init__(
-        self, database: Database, spec: ClusterSpec, progress: Progress, deadline: float
+        self, database: ChangedCluster, spec: ClusterSpec, progress: Progress, deadline: float
     ) -> None:
         self._database = database
         self.sure: Callable[[], None] = _nobody_asks

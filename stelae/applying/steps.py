@@ -30,6 +30,7 @@ from stelae.core.errors import (
 )
 from stelae.core.records.records import ServerKind
 from stelae.deploy import launcher, locks
+from stelae.deploy.changed import ChangedCluster
 from stelae.deploy.cluster_files import publish
 from stelae.deploy.masters import add_master, end_stray, list_masters, remove_master
 from stelae.deploy.restarts import HAND_OVER_S, TAKES_PART, what_is_missing
@@ -37,7 +38,6 @@ from stelae.deploy.revoked_tokens import drop_revoked
 
 if TYPE_CHECKING:
     from stelae.core.messages.operators import ServerProgress
-    from stelae.database.api import Database
 
 POLL_S = 0.3
 START_TIMEOUT_S = 60.0
@@ -143,7 +143,7 @@ class Steps:
 
     def __init__(
         self,
-        database: Database,
+        database: ChangedCluster,
         spec: ClusterSpec,
         plans: Sequence[ServerPlan],
         tell: Callable[[str], None],

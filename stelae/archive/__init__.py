@@ -10,7 +10,8 @@ while no backup is made. A table that is restored has another name until it is w
 4. `folder` commits the backup's own file.
 5. `restore` checks every file, then fills the temporary tables of `targets`.
 
-`care` lists and prunes backups. `files` reaches local folders and object stores.
+`care` lists and prunes backups. `restored` says what they need of a database. `files` reaches local
+folders and object stores.
 
 Read first: `backup`. Also searched for as: incremental backup, snapshot, deduplication, PITR.
 """

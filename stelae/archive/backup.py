@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +29,7 @@ from stelae.archive.format import (
     is_temporary,
     now_text,
 )
+from stelae.archive.restored import ArchivedDatabase
 from stelae.archive.tablets import UNREPLICATED, Bases, Storing, save_tablet
 from stelae.client.routing.locations import TableCache, look_up
 from stelae.client.routing.masters import MastersClient
@@ -39,9 +39,6 @@ from stelae.connectors.link import link_of
 from stelae.core.errors import SnapshotLost, StelaeError, TableNotFound
 from stelae.core.schema.schema import VERSION_COLUMN
 from stelae.recovery.spark_link import ClusterLink
-
-if TYPE_CHECKING:
-    from stelae.database.api import Database
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +125,7 @@ def _narrowest(schema: pa.Schema) -> str:
 
 
 def back_up(
-    database: Database,
+    database: ArchivedDatabase,
     url: str,
     tables: Sequence[str] | None = None,
     *,
@@ -154,7 +151,7 @@ def back_up(
     return backup
 
 
-def _all_tables(database: Database, work: _Work) -> list[SavedTable]:
+def _all_tables(database: ArchivedDatabase, work: _Work) -> list[SavedTable]:
     """Those that were made or renamed meanwhile, too, so that none is missed for its new name."""
     saved: dict[str, SavedTable] = {}
     seen: set[str] = set()

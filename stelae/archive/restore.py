@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -25,13 +25,11 @@ from stelae.archive.chunks import Chunk, decode, live_rows_of
 from stelae.archive.files import Part
 from stelae.archive.folder import RESTORE, Archive
 from stelae.archive.format import Backup, SavedTable
+from stelae.archive.restored import ArchivedDatabase, RestoredTable
 from stelae.archive.targets import Targets
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import CorruptData, InvalidArgument, NoSpace, Unavailable
 from stelae.core.schema.durability import Durability
-
-if TYPE_CHECKING:
-    from stelae.database.api import Database, Table
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +168,7 @@ def hint(damage: Damage, archive_url: str) -> str:
 
 
 def restore(
-    database: Database,
+    database: ArchivedDatabase,
     url: str,
     tables: Mapping[str, str] | Sequence[str] | None = None,
     *,
@@ -188,7 +186,7 @@ def restore(
 
 @contextmanager
 def _told_to_others(
-    archive: Archive, database: Database, backup: Backup, names: Mapping[str, str]
+    archive: Archive, database: ArchivedDatabase, backup: Backup, names: Mapping[str, str]
 ) -> Iterator[None]:
     """By a mark in the archive, which may be one that can only be read: then by nothing.
 
@@ -206,7 +204,7 @@ def _told_to_others(
 
 
 def _restore(
-    database: Database, archive: Archive, targets: Targets, progress: Progress
+    database: ArchivedDatabase, archive: Archive, targets: Targets, progress: Progress
 ) -> dict[str, Any]:
     found, url = targets.backup, archive.url
     targets.look(url)
@@ -274,7 +272,7 @@ def _names(backup: Backup, tables: Mapping[str, str] | Sequence[str] | None) -> 
 def _fill(
     archive: Archive,
     saved: SavedTable,
-    table: Table,
+    table: RestoredTable,
     check: Callable[[], None],
     tell: Callable[[int], None],
 ) -> None:

@@ -8,11 +8,11 @@ renamed, and that is in use. The name is looked up before each file, and before 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from stelae.archive.format import Backup, SavedTable
+from stelae.archive.restored import ArchivedDatabase, RestoredTable
 from stelae.core.errors import (
     ArchiveBusy,
     InvalidArgument,
@@ -23,9 +23,6 @@ from stelae.core.errors import (
 )
 from stelae.core.schema.durability import Durability
 from stelae.core.schema.partition import Partitioning
-
-if TYPE_CHECKING:
-    from stelae.database.api import Database, Table
 
 CREATE_TIMEOUT_S = 120.0
 
@@ -40,14 +37,14 @@ class Targets:
 
     def __init__(
         self,
-        database: Database,
+        database: ArchivedDatabase,
         backup: Backup,
         names: Mapping[str, str],
         durability: Durability | None,
     ) -> None:
         self._database = database
         self._durability = durability
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, RestoredTable] = {}
         self.backup = backup
         self.names = names
         self.done: set[str] = set()
@@ -83,7 +80,7 @@ class Targets:
         table = self._database.table(self.names[name])
         return table._table.record.renames > 0 and not self._differs(table, self.backup.table(name))
 
-    def _differs(self, table: Table, saved: SavedTable) -> str:
+    def _differs(self, table: RestoredTable, saved: SavedTable) -> str:
         """What of a table is not as it was saved; empty: nothing."""
         record = table._table.record
         partitioning = msgspec.msgpack.decode(saved.partitioning_msgpack, type=Partitioning)
@@ -109,7 +106,7 @@ class Targets:
         )
         raise error
 
-    def make(self) -> dict[str, Table]:
+    def make(self) -> dict[str, RestoredTable]:
         """All of them, before a row is written; if one cannot be made, none of those made here
         stays.
 

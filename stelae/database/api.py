@@ -487,9 +487,10 @@ class Database(Operations, DatabaseIndexes, Backups):
         from stelae.database.transfers import import_table
 
         with count_bar(f"import from {url}", progress) as tell:
-            return import_table(
+            table = import_table(
                 self, url, name, partition=partition, durability=durability, progress=tell
             )
+        return cast("Table", table)
 
     def status(
         self, *, max_staleness: float | None = None, timeout: float = DEFAULT_TIMEOUT_S

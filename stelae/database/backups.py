@@ -15,7 +15,7 @@ from stelae.core.schema.durability import Durability
 from stelae.database.progress import count_bar
 
 if TYPE_CHECKING:
-    from stelae.database.api import Database
+    from stelae.archive.restored import ArchivedDatabase
 
 Progress = Callable[[int, int], None]
 
@@ -24,7 +24,7 @@ class Backups:
     """The part of `Database` that makes and restores backups."""
 
     def backup(
-        self: Any,
+        self: ArchivedDatabase,
         url: str,
         tables: Sequence[str] | None = None,
         *,
@@ -48,12 +48,11 @@ class Backups:
         from stelae.archive.backup import back_up
         from stelae.archive.care import summary_of
 
-        database: Database = self
         with count_bar(f"backup to {url}", progress) as tell:
-            return summary_of(back_up(database, url, tables, full=full, progress=tell))
+            return summary_of(back_up(self, url, tables, full=full, progress=tell))
 
     def restore(
-        self: Any,
+        self: ArchivedDatabase,
         url: str,
         tables: Mapping[str, str] | Sequence[str] | None = None,
         *,
@@ -78,11 +77,8 @@ class Backups:
         """
         from stelae.archive.restore import restore
 
-        database: Database = self
         with count_bar(f"restore from {url}", progress) as tell:
-            return restore(
-                database, url, tables, backup=backup, durability=durability, progress=tell
-            )
+            return restore(self, url, tables, backup=backup, durability=durability, progress=tell)
 
 
 def list_backups(url: str) -> list[dict[str, Any]]:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from stelae.core.messages.operators import RebalancingState, ServerProgress
     from stelae.core.records.losses import LossRecord, LossReport
     from stelae.core.records.records import TabletRecord
-    from stelae.database.api import Database
     from stelae.deploy.certificates import Shown
+    from stelae.deploy.changed import ChangedCluster
 
 RESTART_TIMEOUT_S = 120.0
 CERTIFICATE_TIMEOUT_S = 60.0
@@ -58,7 +58,7 @@ class Operations(SafekeeperOperations, TokenOperations):
         self._require_inside()
         from stelae.deploy.masters import list_masters
 
-        return list_masters(cast("Database", self), timeout=timeout)
+        return list_masters(cast("ChangedCluster", self), timeout=timeout)
 
     def add_master(
         self, name: str | None = None, *, timeout: float = CHANGE_TIMEOUT_S
@@ -74,7 +74,7 @@ class Operations(SafekeeperOperations, TokenOperations):
         self._require_inside()
         from stelae.deploy.masters import add_master_alone
 
-        return add_master_alone(cast("Database", self), name, timeout=timeout)
+        return add_master_alone(cast("ChangedCluster", self), name, timeout=timeout)
 
     def remove_master(
         self, master: str, *, timeout: float = CHANGE_TIMEOUT_S
@@ -88,7 +88,7 @@ class Operations(SafekeeperOperations, TokenOperations):
         self._require_inside()
         from stelae.deploy.masters import remove_master_alone
 
-        return remove_master_alone(cast("Database", self), master, timeout=timeout)
+        return remove_master_alone(cast("ChangedCluster", self), master, timeout=timeout)
 
     def retire_server(
         self,
@@ -149,7 +149,7 @@ class Operations(SafekeeperOperations, TokenOperations):
         from stelae.deploy.restarts import restart_server
 
         with words_bar(f"restarting {server}", progress) as tell:
-            restart_server(cast("Database", self), server, progress=tell, timeout=timeout)
+            restart_server(cast("ChangedCluster", self), server, progress=tell, timeout=timeout)
 
     def certificates(self, *, timeout: float = CERTIFICATE_TIMEOUT_S) -> list[Shown]:
         """The certificate of the HTTP front, by each of Serve's proxies: what new connections are
@@ -161,7 +161,7 @@ class Operations(SafekeeperOperations, TokenOperations):
         self._require_inside()
         from stelae.deploy.certificates import certificates
 
-        return certificates(cast("Database", self), timeout=timeout)
+        return certificates(cast("ChangedCluster", self), timeout=timeout)
 
     def renew_certificate(
         self,
@@ -186,7 +186,7 @@ class Operations(SafekeeperOperations, TokenOperations):
         from stelae.deploy.certificates import renew_certificate
 
         with steps_bar("renewing the certificate", progress) as tell:
-            return renew_certificate(cast("Database", self), progress=tell, timeout=timeout)
+            return renew_certificate(cast("ChangedCluster", self), progress=tell, timeout=timeout)
 
     def apply(
         self,
@@ -217,7 +217,7 @@ class Operations(SafekeeperOperations, TokenOperations):
 
         with steps_bar("apply", progress) as tell:
             return apply(
-                cast("Database", self),
+                cast("ChangedCluster", self),
                 spec,
                 dry_run=dry_run,
                 progress=tell,

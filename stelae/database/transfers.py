@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from stelae.archive.files import Folder, Part
 from stelae.archive.format import AsMade, description_of, encode
+from stelae.archive.restored import ArchivedDatabase, RestoredTable
 from stelae.client.table.snapshots import PinnedTablet, TableSnapshot
 from stelae.connectors.data_tasks import KEEP_S, Held, pin, read_tablets
 from stelae.connectors.link import link_of
@@ -27,9 +28,6 @@ from stelae.core.errors import CorruptData, InvalidArgument, TableNotFound
 from stelae.core.schema.durability import Durability
 from stelae.core.schema.partition import Partitioning
 from stelae.recovery.spark_link import ClusterLink
-
-if TYPE_CHECKING:
-    from stelae.database.api import Database, Table
 
 FORMAT = "stelae-export/1"
 MANIFEST = "manifest.json"
@@ -64,7 +62,7 @@ class _Export(AsMade, frozen=True):
 
 
 def export_table(
-    database: Database, name: str, url: str, *, replace: bool, progress: Progress = _silent
+    database: ArchivedDatabase, name: str, url: str, *, replace: bool, progress: Progress = _silent
 ) -> dict[str, Any]:
     """See `Database.export_table`."""
     link = link_of(database)
@@ -159,14 +157,14 @@ def _manifest(snapshot: TableSnapshot, parts: list[Part]) -> bytes:
 
 
 def import_table(
-    database: Database,
+    database: ArchivedDatabase,
     url: str,
     name: str | None,
     *,
     partition: Partitioning | None = None,
     durability: Durability | None = None,
     progress: Progress = _silent,
-) -> Table:
+) -> RestoredTable:
     """See `Database.import_table`."""
     folder = Folder.at(url)
     export = _read_manifest(folder)
@@ -207,12 +205,12 @@ def _read_manifest(folder: Folder) -> _Export:
 
 
 def _target(
-    database: Database,
+    database: ArchivedDatabase,
     export: _Export,
     name: str,
     partition: Partitioning | None,
     durability: Durability | None,
-) -> Table:
+) -> RestoredTable:
     """The table to import into; made if there is none.
 
     Raises:
@@ -246,7 +244,7 @@ def _target(
     return table
 
 
-def _load(folder: Folder, part: Part, table: Table, tell: Callable[[int], None]) -> int:
+def _load(folder: Folder, part: Part, table: RestoredTable, tell: Callable[[int], None]) -> int:
     """Upsert the rows of one file, a few megabytes at a time."""
     count = 0
     with folder.open(part.name) as source, pq.ParquetFile(source) as file:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import ray
 from ray.serve._private.constants import SERVE_NAMESPACE
 
 from stelae.core.errors import InvalidArgument, RetryLater, StelaeError, Unavailable
 from stelae.deploy import nodes, ray_session
+from stelae.deploy.changed import ChangedCluster
 from stelae.deploy.machines import NODE_ID
 from stelae.serve.certificates import (
     SOON_S,
@@ -28,9 +29,6 @@ from stelae.serve.certificates import (
     what_is_served,
 )
 from stelae.serve.deployment import Proxy, proxies_of, serve_address
-
-if TYPE_CHECKING:
-    from stelae.database.api import Database
 
 T = TypeVar("T")
 
@@ -57,7 +55,7 @@ class Shown:
 
 
 def renew_certificate(
-    database: Database, *, progress: Callable[[int, int, str], None], timeout: float
+    database: ChangedCluster, *, progress: Callable[[int, int, str], None], timeout: float
 ) -> list[Shown]:
     """See `Database.renew_certificate`."""
     deadline = time.monotonic() + timeout
@@ -88,7 +86,7 @@ def renew_certificate(
     return done
 
 
-def certificates(database: Database, *, timeout: float) -> list[Shown]:
+def certificates(database: ChangedCluster, *, timeout: float) -> list[Shown]:
     """See `Database.certificates`."""
     proxies, _ = _proxies(database)
     looked = _looked(proxies, timeout)
@@ -111,7 +109,7 @@ def _shown(
     return Shown(node, shown, looked[node].certificate, "; ".join(problems))
 
 
-def _proxies(database: Database) -> tuple[Sequence[Proxy], str]:
+def _proxies(database: ChangedCluster) -> tuple[Sequence[Proxy], str]:
     if not ray.is_initialized():
         ray_session.join_ray(database.ray_address)
     proxies, prefix = proxies_of(database.cluster)

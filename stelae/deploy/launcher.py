@@ -51,7 +51,7 @@ from stelae.deploy.locks import (
     server_holder,
     wait_ended,
 )
-from stelae.deploy.ports import check_http_place, check_master_ports
+from stelae.deploy.node_checks import check_http_place, check_master_ports
 from stelae.recovery.spark_session import SessionSize
 from stelae.runtime.free_ports import free_ports
 from stelae.runtime.tcp.handshake import SECRET_BYTES

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
@@ -23,24 +23,24 @@ from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages.masters import MasterSet
 from stelae.core.records.records import MasterMember, ServerKind, ServerState
 from stelae.deploy import cluster_state, launcher, locks, machines, ray_session
+from stelae.deploy.changed import ChangedCluster
 from stelae.deploy.cluster_files import home_of, publish
 from stelae.runtime.free_ports import free_port
-
-if TYPE_CHECKING:
-    from stelae.database.api import Database
 
 END_GRACE_S = 5.0
 POLL_S = 0.1
 
 
-def list_masters(database: Database, *, timeout: float = CHANGE_TIMEOUT_S) -> list[dict[str, Any]]:
+def list_masters(
+    database: ChangedCluster, *, timeout: float = CHANGE_TIMEOUT_S
+) -> list[dict[str, Any]]:
     """The masters, linearizably; see `Database.masters`."""
     found = database._loop.run(database._database.masters(timeout=timeout))
     return _described(found)
 
 
 def add_master(
-    database: Database, name: str | None = None, *, timeout: float = CHANGE_TIMEOUT_S
+    database: ChangedCluster, name: str | None = None, *, timeout: float = CHANGE_TIMEOUT_S
 ) -> list[dict[str, Any]]:
     """Start a master and make it one of the set; see `Database.add_master`."""
     clock = database._database.runtime.clock
@@ -62,7 +62,7 @@ def add_master(
 
 
 def _make_voter(
-    database: Database, uuid: ServerUuid, name: str, address: Address, deadline: float
+    database: ChangedCluster, uuid: ServerUuid, name: str, address: Address, deadline: float
 ) -> MasterSet:
     """Have the leader add it, and wait until it votes."""
     client = database._database
@@ -79,7 +79,7 @@ def _make_voter(
     return database._loop.run(work())
 
 
-def _give_up(database: Database, uuid: ServerUuid, name: str) -> None:
+def _give_up(database: ChangedCluster, uuid: ServerUuid, name: str) -> None:
     """What could not become a master is none: out of the set, and its process ended."""
     with contextlib.suppress(StelaeError):  # then it is for the leader to let go of it
         found = database._loop.run(database._database.remove_master(uuid, timeout=5.0))
@@ -88,7 +88,7 @@ def _give_up(database: Database, uuid: ServerUuid, name: str) -> None:
 
 
 def remove_master(
-    database: Database, master: str, *, timeout: float = CHANGE_TIMEOUT_S
+    database: ChangedCluster, master: str, *, timeout: float = CHANGE_TIMEOUT_S
 ) -> list[dict[str, Any]]:
     """Take a master out of the set and end it; see `Database.remove_master`."""
     client = database._database
@@ -103,7 +103,7 @@ def remove_master(
 
 
 def add_master_alone(
-    database: Database, name: str | None = None, *, timeout: float = CHANGE_TIMEOUT_S
+    database: ChangedCluster, name: str | None = None, *, timeout: float = CHANGE_TIMEOUT_S
 ) -> list[dict[str, Any]]:
     """`add_master` for operators: not while somebody else changes the cluster's servers."""
     with database.turn(f"master add {name or ''}".rstrip()):
@@ -111,19 +111,19 @@ def add_master_alone(
 
 
 def remove_master_alone(
-    database: Database, master: str, *, timeout: float = CHANGE_TIMEOUT_S
+    database: ChangedCluster, master: str, *, timeout: float = CHANGE_TIMEOUT_S
 ) -> list[dict[str, Any]]:
     """The same of `remove_master`."""
     with database.turn(f"master remove {master}"):
         return remove_master(database, master, timeout=timeout)
 
 
-def end_stray(database: Database, name: str) -> None:
+def end_stray(database: ChangedCluster, name: str) -> None:
     """End the process of a master that is not of the set."""
     _end(database, name)
 
 
-def scale_masters(database: Database, count: int, progress: Any = lambda text: None) -> None:
+def scale_masters(database: ChangedCluster, count: int, progress: Any = lambda text: None) -> None:
     """Add or remove masters, one at a time, until there are ``count``; dead ones go first."""
     while len(members := list_masters(database)) != count:
         if len(members) < count:
@@ -146,7 +146,7 @@ def scale_masters(database: Database, count: int, progress: Any = lambda text: N
 # ---- actors and files ---------------------------------------------------------------------------
 
 
-def _actors(database: Database) -> dict[str, Any]:
+def _actors(database: ChangedCluster) -> dict[str, Any]:
     if not ray.is_initialized():
         ray_session.join_ray(database.ray_address)
     actors = cluster_actors(database.cluster)
@@ -167,7 +167,7 @@ def _plan(actors: dict[str, Any]) -> ServerPlan:
 
 
 def _start(
-    database: Database, name: str, actors: dict[str, Any], members: tuple[MasterMember, ...]
+    database: ChangedCluster, name: str, actors: dict[str, Any], members: tuple[MasterMember, ...]
 ) -> tuple[Any, Address]:
     """The actor of that name, started if there is none, and where it listens."""
     if name in actors:
@@ -196,7 +196,7 @@ def _start(
     return actor, Address(ray.get(actor.ready.remote(launcher.START_TIMEOUT_S)))
 
 
-def _end(database: Database, name: str) -> None:
+def _end(database: ChangedCluster, name: str) -> None:
     """End the actor of a master that is none any more; its folder stays."""
     actors = _actors(database)
     actor = actors.pop(name, None)
@@ -207,7 +207,7 @@ def _end(database: Database, name: str) -> None:
         raise StelaeError(f"{name} is no master any more, but its process does not end")
 
 
-def _remember(database: Database, found: MasterSet) -> None:
+def _remember(database: ChangedCluster, found: MasterSet) -> None:
     """Write into ``cluster.json`` where the masters listen now."""
     folder = Path(_plan(_actors(database)).folder).parent
     masters = {m.name: str(m.address) for m in found.members if m.name and m.address}

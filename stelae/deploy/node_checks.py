@@ -20,11 +20,11 @@ import ray
 
 from stelae.core.config.spec import SEGMENTS_PER_MEDIUM, ClusterSpec
 from stelae.core.config.units import format_size
-from stelae.core.errors import InvalidArgument
+from stelae.core.errors import AlreadyRunning, InvalidArgument
 from stelae.core.records.records import ServerKind
 from stelae.deploy import machines, nodes
-from stelae.deploy.cluster_state import ClusterState
-from stelae.deploy.ports import place_problem
+from stelae.deploy.cluster_state import STATE_FILE, ClusterState
+from stelae.runtime.free_ports import port_problem
 
 logger = logging.getLogger(__name__)
 
@@ -212,3 +212,37 @@ def check_launch(spec: ClusterSpec, state: ClusterState, names: Sequence[str]) -
     if checked.problems:
         listed = "".join(f"\n  {problem}" for problem in checked.problems)
         raise InvalidArgument(f"cluster {spec.cluster!r} cannot come up:{listed}")
+
+
+# ---- ports of this node ---------------------------------------------------------------------
+
+
+def check_http_place(spec: ClusterSpec) -> None:
+    """Raises AlreadyRunning: the HTTP front cannot listen on this node where the spec wants it."""
+    if spec.serve is not None and (problem := place_problem(spec.serve.host, spec.serve.port)):
+        raise AlreadyRunning(problem)
+
+
+def place_problem(host: str, port: int) -> str:
+    """Why the HTTP front cannot listen there on this node; empty: it can."""
+    problem = port_problem(host, port)
+    return problem and (
+        f"serve.port {port} on {host} cannot be used: {problem}; choose another in "
+        "cluster.yaml, or 0 for any free one"
+    )
+
+
+def check_master_ports(state: ClusterState) -> None:
+    """Masters keep their addresses: say at once that another program listens on one.
+
+    Raises:
+        AlreadyRunning: naming the master, its port and the file that says so.
+    """
+    for name, address in state.masters.items():
+        host, _, port = address.rpartition(":")
+        if problem := port_problem(host, int(port)):
+            raise AlreadyRunning(
+                f"{name} cannot listen on {address}, which is its address in "
+                f"{state.folder / STATE_FILE}: {problem}; end the program that listens there "
+                f"(`ss -ltnp 'sport = :{port}'` names it)"
+            )

@@ -19,11 +19,11 @@ from stelae.core.errors import InvalidArgument, RetryLater, StelaeError
 from stelae.core.records.records import ServerKind, TableRecord
 from stelae.core.schema.durability import Durability, Segments, media_of
 from stelae.deploy import ray_session
+from stelae.deploy.changed import ChangedCluster
 
 if TYPE_CHECKING:
     from stelae.actors.backup.frames import MediumSpec
     from stelae.actors.ray_host.host import ServerPlan
-    from stelae.database.api import Database
 
 HAND_OVER_S = 5.0
 """For all leaderships together, at most."""
@@ -33,7 +33,7 @@ TAKES_PART = ("leader", "follower")
 
 
 def restart_server(
-    database: Database,
+    database: ChangedCluster,
     server: str,
     *,
     progress: Callable[[str], None] = lambda text: None,
@@ -58,7 +58,7 @@ def restart_server(
 
 
 def _restart(
-    database: Database,
+    database: ChangedCluster,
     server: str,
     *,
     progress: Callable[[str], None] = lambda text: None,

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stelae.actors.ray_host.kept_files import changing
 from stelae.client.admin.tokens import CALL_TIMEOUT_S
 from stelae.core.errors import StelaeError
+from stelae.deploy.changed import Connected
 from stelae.serve.gateway.tokens import drop_of_file, entries_of_folder
-
-if TYPE_CHECKING:
-    from stelae.database.tokens import TokenOperations
 
 logger = logging.getLogger(__name__)
 
 
-def drop_revoked(database: TokenOperations, data_dir: str | Path) -> bool:
+def drop_revoked(database: Connected, data_dir: str | Path) -> bool:
     """Take out of a cluster's file what was revoked over HTTP, where nobody knows of that file;
     whether there was any, so that the front is to have another token.
 

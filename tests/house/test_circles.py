@@ -18,22 +18,6 @@ from tests.house.test_house import FOLDER_BY_PACKAGE, ROOT
 Arrows = dict[str, dict[str, str]]
 """The imports of each name, with the line of one: importer -> imported -> "file:line"."""
 
-ALLOWED: tuple[tuple[str, ...], ...] = (
-    # A table finds rows by index, and a find reads the rows of its table: this needs a Protocol of
-    # the table's read side.
-    ("stelae.client.finds", "stelae.client.table"),
-    # `Database` offers apply, backups and restarts, whose functions take a `Database`: these need a
-    # Protocol of what they ask of one. `connectors` lies between two of these folders.
-    (
-        "stelae.applying",
-        "stelae.archive",
-        "stelae.connectors",
-        "stelae.database",
-        "stelae.deploy",
-    ),
-)
-"""Packages in which circles are left; each entry is to be removed with its circle."""
-
 
 def package_modules() -> dict[str, str]:
     """The source of each module of the package, by dotted name."""
@@ -126,10 +110,6 @@ def reach(arrows: Arrows, start: str) -> set[str]:
     return seen
 
 
-def lies_in(name: str, packages: Iterable[str]) -> bool:
-    return any(name == package or name.startswith(f"{package}.") for package in packages)
-
-
 def described(arrows: Arrows, chain: list[str]) -> str:
     """The chain of a circle, one import a line."""
     steps = (f"  {a} -> {b} ({arrows[a][b]})" for a, b in itertools.pairwise(chain))
@@ -143,11 +123,7 @@ def arrows() -> Arrows:
 
 def test_no_modules_import_each_other(arrows: Arrows) -> None:
     """A module can be read, and tested, without the modules that are built upon it."""
-    problems = [
-        described(arrows, chain)
-        for members, chain in circles(arrows)
-        if not any(all(lies_in(name, entry) for name in members) for entry in ALLOWED)
-    ]
+    problems = [described(arrows, chain) for _, chain in circles(arrows)]
     assert not problems, "\n".join(problems)
 
 
@@ -155,23 +131,8 @@ def test_no_folders_import_each_other(arrows: Arrows) -> None:
     """Folders are layers, also for types and for imports within functions."""
     packages = {name for name in arrows if any(inner.startswith(f"{name}.") for inner in arrows)}
     folders = folder_arrows(arrows, packages)
-    problems = [
-        described(folders, chain)
-        for members, chain in circles(folders)
-        if not any(all(lies_in(name, entry) for name in members) for entry in ALLOWED)
-    ]
+    problems = [described(folders, chain) for _, chain in circles(folders)]
     assert not problems, "\n".join(problems)
-
-
-def test_each_allowed_circle_is_still_there(arrows: Arrows) -> None:
-    """What was allowed until it is mended is not allowed after that."""
-    found = [members for members, _ in circles(arrows)]
-    mended = [
-        entry
-        for entry in ALLOWED
-        if not any(all(lies_in(name, entry) for name in members) for members in found)
-    ]
-    assert not mended, f"remove from ALLOWED: {mended}"
 
 
 @pytest.mark.parametrize(

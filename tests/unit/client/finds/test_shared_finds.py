@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from stelae.client.finds import few as find_few
-from stelae.client.finds.few import as_tables
+from stelae.client.finds.few import Found, as_tables
 from stelae.client.finds.query import FindQuery, find_query
-from stelae.client.finds.shared_finds import Found, SharedFinds
+from stelae.client.finds.shared_finds import SharedFinds
 from stelae.client.input.known import KnownTable
 from stelae.client.input.split_tablets import Parts
 from stelae.client.routing.shared_reads import Alike

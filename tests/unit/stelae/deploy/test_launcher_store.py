@@ -23,7 +23,7 @@ from stelae.core.records.records import ServerKind
 from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
 from stelae.deploy.cluster_state import STATE_FILE, load_state, newest
 from stelae.deploy.launcher import plans, prepare, take_down
-from stelae.deploy.ports import place_problem
+from stelae.deploy.node_checks import place_problem
 from stelae.runtime.files import LocalDisk
 from stelae.runtime.free_ports import family_of, free_port
 from stelae.runtime.real import RealRuntime

@@ -19,8 +19,14 @@ from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument
 from stelae.core.records.records import ServerKind
 from stelae.deploy import cluster_state, machines, node_checks, nodes
-from stelae.deploy.node_checks import HEAD_RESOURCE, Needs, check_launch, needs_of, problems_here
-from stelae.deploy.ports import place_problem
+from stelae.deploy.node_checks import (
+    HEAD_RESOURCE,
+    Needs,
+    check_launch,
+    needs_of,
+    place_problem,
+    problems_here,
+)
 
 GIB = 1 << 30
 NAMES = [f"{kind}-{n}" for kind in ("master", "backup", "tserver") for n in (1, 2, 3)]
