@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -16,10 +17,14 @@ from starlette.responses import Response
 from stelae.client.database import DEFAULT_DURABILITY
 from stelae.client.http.json_values import column_to_json, from_json_value, to_json_value
 from stelae.client.http.records import durability_json, durability_of
+from stelae.client.table.table import AsyncTable
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
     KeyReused,
+    OutcomeUnknown,
+    RetryElsewhere,
+    RetryLater,
     TableChanged,
     TableNotFound,
 )
@@ -52,6 +57,8 @@ from stelae.serve.gateway.conditions import condition_of, list_tag, table_tag, w
 from stelae.serve.gateway.gateway import gateway_of
 from stelae.serve.gateway.guard import require
 from stelae.serve.gateway.requests import is_numbered, ordering, ordering_on
+
+logger = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1", tags=["tables"])
 
@@ -238,7 +245,19 @@ async def alter_table(request: Request, table: str) -> Response:
         )
     finally:
         gateway.forget(table)
-    await handle.refresh()
+    return await _altered(handle)
+
+
+async def _altered(handle: AsyncTable) -> Response:
+    """The table after an alter, as the masters see it now.
+
+    If they are silent just now, it is as their answer to the alter told: that was executed, which a
+    503 would deny.
+    """
+    try:
+        await handle.refresh()
+    except (RetryLater, RetryElsewhere, OutcomeUnknown) as error:
+        logger.warning("table %r was altered, and is shown as it was then: %s", handle.name, error)
     return _described(handle.record)
 
 
@@ -256,8 +275,7 @@ async def _renamed_before(
         raise TableNotFound(table) from None
     finally:
         gateway.forget(name)
-    await handle.refresh()
-    return _described(handle.record)
+    return await _altered(handle)
 
 
 @router.delete(

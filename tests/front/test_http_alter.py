@@ -9,7 +9,14 @@ import pyarrow as pa
 import pytest
 
 from stelae.client.http.protocol import SCHEMA_VERSION_HEADER
-from stelae.core.errors import ColumnNotFound, InvalidArgument, TableExists, TableNotFound
+from stelae.client.table.table import AsyncTable
+from stelae.core.errors import (
+    ColumnNotFound,
+    InvalidArgument,
+    RetryLater,
+    TableExists,
+    TableNotFound,
+)
 from stelae.core.records.tokens import Role
 from tests.durabilities import as_json
 from tests.front.http_world import World, problem_of
@@ -59,6 +66,25 @@ async def test_patch_alters_columns_and_answers_with_the_table(
     assert (await http.get(f"{path}/rows/1")).json() == {"id": 1, "name": "x", "c": "2020-01-02"}
     await http.put(f"{path}/rows/2", json={})
     assert (await http.get(f"{path}/rows/2")).json() == {"id": 2, "name": "?", "c": "2020-01-02"}
+
+
+async def test_an_alter_that_was_executed_is_not_denied_by_masters_that_fall_silent(
+    world: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """503 would say that it was not executed; a client that sends it again would get a 404."""
+    path = await make(world, http, "told")
+    refresh = AsyncTable.refresh
+
+    async def silent(table: AsyncTable) -> None:
+        if table.record.schema.version > 1:
+            raise RetryLater("no master leads")
+        await refresh(table)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AsyncTable, "refresh", silent)
+        answer = await http.patch(path, json={"drop_columns": ["b"]})
+    assert answer.status_code == 200, answer.text
+    assert [column["name"] for column in answer.json()["columns"]] == ["id", "a"]
 
 
 async def test_requests_that_say_their_schema_version_are_understood(

@@ -5,39 +5,28 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from stelae.client.database import AsyncDatabase
 from stelae.client.table.table import AsyncTable
 from stelae.core.ids import ServerUuid
 from stelae.core.schema.durability import Durability
 from stelae.simulation import World
-from stelae.simulation.cluster import SimCluster
 from stelae.simulation.world.options import Options, Servers
 from tests.simulation.backups.media import MEDIA
 from tests.simulation.wal.wal_cluster import SCHEMA
+from tests.simulation.world.cluster_fixture import SimClusterFixture
 
 CALL_S = 20.0
 
 
-class Here:
+class MediaFixture(SimClusterFixture):
     """A cluster with all media, and a table."""
 
     def __init__(self, world: World, **options: Any) -> None:
-        self.world = world
-        self.cluster = SimCluster(world, **{"segment_bytes": 2000, "media": MEDIA, **options})
-        self.database: AsyncDatabase
-
-    async def start(self) -> None:
-        await self.cluster.start()
-        self.database = self.cluster.database("client")
-        await self.until(self.cluster.leader, "a leader")
+        super().__init__(world, **{"segment_bytes": 2000, "media": MEDIA, **options})
 
     async def create(self, durability: Durability) -> AsyncTable:
         return await self.database.create_table(
             "t", SCHEMA, key="id", durability=durability, timeout=30.0
         )
-
-    async def until(self, condition: Callable[[], object], what: str, limit_s: float = 60) -> None:
-        await self.world.wait_until(lambda: bool(condition()), limit_s, what)
 
     def uuid(self, name: str) -> ServerUuid:
         found = self.world.server(name).info.uuid
@@ -75,7 +64,7 @@ class Here:
 
 
 def tell(
-    story: Callable[[Here], Awaitable[None]],
+    story: Callable[[MediaFixture], Awaitable[None]],
     backups: int = 4,
     seed: int = 1,
     safekeepers: int = 0,
@@ -83,7 +72,7 @@ def tell(
 ) -> None:
     servers = Servers(tservers=2, backups=backups, safekeepers=safekeepers)
     world = World(seed, Options(servers=servers))
-    here = Here(world, **options)
+    here = MediaFixture(world, **options)
 
     async def run() -> None:
         await here.start()

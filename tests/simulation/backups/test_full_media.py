@@ -14,14 +14,14 @@ from stelae.core.errors import NoSpace, OutcomeUnknown, OutOfMemory
 from stelae.core.schema.durability import segments
 from stelae.core.schema.partition import hash_partition
 from stelae.simulation.world.node import SimulationFailure
-from tests.simulation.backups.media_cluster import CALL_S, Here, tell
+from tests.simulation.backups.media_cluster import CALL_S, MediaFixture, tell
 from tests.simulation.wal.wal_cluster import SCHEMA, read_all, text, write
 
 
 def test_a_full_disk_is_avoided_and_writes_wait_only_if_none_is_left() -> None:
     """Placement knows it from heartbeats; with all full, writes hear NoSpace, reads go on."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(segments("pram", "pram"))
         await write(table, 0, 20)
         full = here.cluster.backups[:2]
@@ -64,7 +64,7 @@ def test_memory_that_is_full_after_a_recovery_stops_writes_alone() -> None:
     """One of two servers dies; with the rows of both the other is over its limit: they are there to
     be read and deleted, and writes are refused until there is room."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.database.create_table(
             "t",
             SCHEMA,
@@ -109,7 +109,7 @@ def large(number: int) -> dict[str, Any]:
     return {"id": number, "text": text(number) + "y" * 1400}
 
 
-async def fill_up(here: Here, table: AsyncTable) -> int:
+async def fill_up(here: MediaFixture, table: AsyncTable) -> int:
     """Write rows, none of which dies, until no backup takes any; how many."""
     for number in range(1000):
         try:
@@ -130,7 +130,7 @@ async def write_once_there_is_room(table: AsyncTable, key: int) -> None:
                 return
 
 
-async def empty_a_full_cluster(here: Here) -> None:
+async def empty_a_full_cluster(here: MediaFixture) -> None:
     table = await here.create(segments("disk", "disk"))
     count = await fill_up(here, table)
     assert count > 100, "there was room"

@@ -15,7 +15,7 @@ from stelae.core.schema.durability import segments
 from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
 from stelae.simulation.world.node import SimulationFailure
-from tests.simulation.backups.media_cluster import CALL_S, Here, tell
+from tests.simulation.backups.media_cluster import CALL_S, MediaFixture, tell
 from tests.simulation.wal.wal_cluster import SCHEMA, read_all, write
 
 SEEDS = 1
@@ -58,7 +58,7 @@ def test_each_strategy_survives_the_death_of_the_owner(durability: Any) -> None:
     """Whatever media are named, mixed or not: the rows are there, and each replica is where it is
     to be."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(durability)
         await write(table, 0, 40)
         await here.until_whole(len(durability.media))
@@ -79,7 +79,7 @@ def test_each_strategy_survives_the_death_of_the_owner(durability: Any) -> None:
 def test_unknown_media_and_too_many_replicas_are_told_in_words() -> None:
     """First the table waits, in words; once the masters know every backup, it is refused."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         for wrong, what in ((segments("tape"), "tape"), (segments(*["disk"] * 5), "disk")):
             with pytest.raises(RetryLater, match=what):
                 await here.database.create_table(
@@ -96,7 +96,7 @@ def test_unknown_media_and_too_many_replicas_are_told_in_words() -> None:
     tell(story)
 
 
-async def decay(here: Here) -> list[Any]:
+async def decay(here: MediaFixture) -> list[Any]:
     """Frames of the first backup decay; each time an owner dies, replicas are read at random. The
     replicas that were found to be damaged, by then replaced."""
     table = await here.create(segments("disk", "disk"))
@@ -129,7 +129,7 @@ def test_a_damaged_replica_is_passed_over_and_replaced() -> None:
     """A frame decays; the owner dies: the other replica is read, and a good one takes its place.
     The bad one's frames are free again while its backup runs."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         damaged = await decay(here)
         await here.world.wait_until(
             lambda: all(replica.freed for replica in damaged), 150.0, "frames are free again"
@@ -142,7 +142,7 @@ def test_a_damaged_replica_is_passed_over_and_replaced() -> None:
 def test_this_would_see_frames_that_stay_taken() -> None:
     """A census that does not ask for damaged replicas leaves them until their backup restarts."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         damaged = await decay(here)
         await asyncio.sleep(150.0)
         assert all(replica.freed for replica in damaged), "frames are taken"
@@ -168,7 +168,7 @@ def test_a_loss_of_power_of_all_flash_is_not_served_as_if_nothing_were_lost() ->
     """Both replicas of the head may be short: the longest of both is taken. With one of them away
     the tablet waits, as that one may hold more."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(segments("flash", "flash"))
         await write(table, 0, 40)
         await here.until_whole()

@@ -14,7 +14,7 @@ from stelae.core.schema.durability import Durability, segments, wal
 from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
 from stelae.simulation.world.node import SimulationFailure
-from tests.simulation.backups.media_cluster import CALL_S, Here, tell
+from tests.simulation.backups.media_cluster import CALL_S, MediaFixture, tell
 from tests.simulation.wal.wal_cluster import read_all, write
 
 SEEDS = 2
@@ -38,7 +38,7 @@ def test_a_planted_bug_of_retirement_is_found(bug: str) -> None:
     assert run_seed(scenario, outcome.seed).failure is None
 
 
-def held(here: Here, name: str) -> int:
+def held(here: MediaFixture, name: str) -> int:
     """What is on a backup, by its own books."""
     server = here.world.server(name)
     count: int = server._holdings.count + server._blobs.count
@@ -53,7 +53,7 @@ def test_a_retired_backup_has_nothing_left_and_can_be_switched_off(durability: D
     its process, the owner, and the leader master die on the way. Each segment has all its replicas
     on other backups before the masters say that nothing is left."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(durability)
         await write(table, 0, 60)
         await here.until(lambda: here.is_sealed(3), "sealed segments")
@@ -90,7 +90,7 @@ def test_a_retired_backup_has_nothing_left_and_can_be_switched_off(durability: D
 def test_it_is_refused_where_others_are_too_few_and_undone_by_taking_it_back() -> None:
     """A retiring backup counts for no new table; the second one of three is not retired."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(segments("disk", "disk"))
         await write(table, 0, 30)
         one, two, _ = here.cluster.backups
@@ -119,7 +119,7 @@ def test_writes_go_on_when_too_few_others_are_left_meanwhile() -> None:
     """Another backup dies while one is retired: that one is taken again as the last resort, and is
     empty only once there is another."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(segments("disk", "disk"))
         await write(table, 0, 30)
         one, two, _ = here.cluster.backups
@@ -143,7 +143,7 @@ def test_one_that_is_empty_is_taken_again_when_too_few_others_are_left() -> None
     """It was said to have nothing left, and nobody has ended it yet: while another backup is away
     it takes what is written, also under the next leader master; then it is emptied again."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(segments("disk", "disk"))
         await write(table, 0, 30)
         one, two, _ = here.cluster.backups
@@ -170,7 +170,7 @@ def test_one_that_is_away_is_let_go_of_once_all_is_elsewhere() -> None:
     """Nothing is known of what is on its disk, and nobody waits for it: also under the next leader
     master, and asked again."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(segments("disk", "disk"))
         await write(table, 0, 60)
         await here.until(lambda: here.is_sealed(3), "sealed segments")
@@ -193,7 +193,7 @@ def test_one_that_is_away_is_let_go_of_once_all_is_elsewhere() -> None:
 def test_one_that_is_away_with_the_only_replicas_keeps_nobody_waiting_for_ever() -> None:
     """What it has is nowhere else: the command ends, and its words name the ways out."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(segments("disk", "disk"))
         await write(table, 0, 60)
         await here.until(lambda: here.is_sealed(3), "sealed segments")
@@ -217,7 +217,7 @@ def test_one_that_is_empty_is_taken_again_when_another_is_full(bug: str) -> None
     """Owners choose none that is full: what frees room goes on, by the one that was drained. Where
     full ones count, as a planted bug has it, it is chosen and refuses for ever."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(segments("pram", "pram"))
         await write(table, 0, 60)
         one, two, _ = here.cluster.backups
@@ -250,7 +250,7 @@ def test_blobs_of_evicted_timelines_leave_a_retired_backup() -> None:
     """The timelines come back, and are evicted anew to backups that stay; what was written is read
     though the retired one is gone with its disk."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(wal(3, ("disk", "disk")))
         await write(table, 0, 10)
 

@@ -14,7 +14,7 @@ from stelae.core.messages.indexes import CLOSE_INDEXLET
 from stelae.core.records.records import TableRecord
 from stelae.core.schema.durability import Durability, segments
 from tests.simulation.indexes.entries import TABLE
-from tests.simulation.indexes.test_index_writes import BOTH, Here, run
+from tests.simulation.indexes.test_index_writes import BOTH, IndexedTable, run
 
 UNHEARD_S = 4.0
 SOON_S = 60.0
@@ -36,7 +36,7 @@ async def _look(reader: AsyncTable, written: list[int]) -> bool:
     return True
 
 
-async def _drop_unheard(here: Here) -> None:
+async def _drop_unheard(here: IndexedTable) -> None:
     """Drop the index while the order to close its indexlet is lost, and others read and write."""
     reader = await here.cluster.database("reader").table(TABLE)
     await reader.upsert({"id": 0, "value": "a", "n": 0})
@@ -68,7 +68,7 @@ def test_what_somebody_may_look_into_has_what_is_written(durability: Durability)
     run(_drop_unheard, durability)
 
 
-async def _drop_cut_off(here: Here) -> None:
+async def _drop_cut_off(here: IndexedTable) -> None:
     """Drop the index while whoever holds it hears nothing of the masters, which hear it."""
     await here.world.wait_until(
         lambda: bool(here.watch.indexlets()), SOON_S, "an indexlet that is open"

@@ -21,7 +21,7 @@ from stelae.core.schema.durability import Durability, Replicas, replicas, segmen
 from stelae.simulation.world.world import SimulationFailure
 from tests.simulation.indexes.entries import VALUES
 from tests.simulation.indexes.planted_indexes import EPOCHS, planted
-from tests.simulation.indexes.test_index_writes import BOTH, Here, run
+from tests.simulation.indexes.test_index_writes import BOTH, IndexedTable, run
 
 COMPARED_S = 3.0
 """By then indexlets have compared what tablets of a new epoch have."""
@@ -40,7 +40,7 @@ def held_up(indexlet: Indexlet, method: str) -> Iterator[None]:
     delattr(indexlet, method)
 
 
-async def nothing_lacks(here: Here) -> None:
+async def nothing_lacks(here: IndexedTable) -> None:
     """Look for a while, and wait until the indexes are what the rows say."""
     for _ in range(60):
         await asyncio.sleep(0.05)
@@ -51,7 +51,7 @@ async def nothing_lacks(here: Here) -> None:
 # ---- an alter that is taken back --------------------------------------------------------------
 
 
-async def taken_out_after_an_alter_back(here: Here, durability: Durability) -> None:
+async def taken_out_after_an_alter_back(here: IndexedTable, durability: Durability) -> None:
     """A row leaves a value, and comes back to it; what was to be taken out when it left is taken
     out only once an alter was taken back, and the tablet has heard from the masters since."""
     await here.table.upsert({"id": 1, "value": "a", "n": 1})
@@ -69,7 +69,7 @@ async def taken_out_after_an_alter_back(here: Here, durability: Durability) -> N
     assert await here.ids("a") == [1]
 
 
-def _tablets(here: Here) -> list[str]:
+def _tablets(here: IndexedTable) -> list[str]:
     table = here.watch.table()
     assert table is not None, "a master leads"
     return [tablet.tablet_id for tablet in here.watch.catalog().tablets_of(table.table_id)]
@@ -86,7 +86,7 @@ def test_what_is_taken_out_after_an_alter_back_leaves_what_came_since(
 # ---- a leader that leads again ----------------------------------------------------------------
 
 
-async def taken_out_when_it_leads_again(here: Here) -> None:
+async def taken_out_when_it_leads_again(here: IndexedTable) -> None:
     """A row leaves a value; the next leader has it come back; the first one leads again at once,
     and has still to take out what it was to take out when the row left."""
     first = await _first_leader(here)
@@ -99,7 +99,7 @@ async def taken_out_when_it_leads_again(here: Here) -> None:
     assert await here.ids("a") == [1]
 
 
-async def written_when_it_leads_again(here: Here) -> None:
+async def written_when_it_leads_again(here: IndexedTable) -> None:
     """A call waits for one of two indexes when its tablet gets another leader, which has the other
     index compared; then the first one leads again, and the call goes on. Its client is gone."""
     first = await _first_leader(here)
@@ -118,7 +118,7 @@ async def written_when_it_leads_again(here: Here) -> None:
     assert sorted(found) == [[], [], [], [1]], "one value has it"
 
 
-async def _first_leader(here: Here) -> ReplicatedTablet:
+async def _first_leader(here: IndexedTable) -> ReplicatedTablet:
     """Of the tablet that has the only row, long after it began to lead."""
     await here.table.upsert({"id": 1, "value": "a", "n": 1})
     await asyncio.sleep(COMPARED_S)
@@ -128,7 +128,7 @@ async def _first_leader(here: Here) -> ReplicatedTablet:
     return leader
 
 
-async def _leads_again(here: Here, first: ReplicatedTablet) -> None:
+async def _leads_again(here: IndexedTable, first: ReplicatedTablet) -> None:
     """Whoever leads hands leadership back."""
 
     async def back() -> None:
@@ -155,7 +155,7 @@ def test_who_leads_again_writes_nothing_of_its_former_term() -> None:
 
 # ---- planted bugs -----------------------------------------------------------------------------
 
-_TOLD: dict[str, tuple[Callable[[Here], Awaitable[None]], tuple[str, ...]]] = {
+_TOLD: dict[str, tuple[Callable[[IndexedTable], Awaitable[None]], tuple[str, ...]]] = {
     "an_alter_back_is_an_epoch": (
         lambda here: taken_out_after_an_alter_back(here, replicas(3)),
         ("value",),

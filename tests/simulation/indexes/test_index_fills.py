@@ -14,7 +14,7 @@ from stelae.core.errors import TabletNotReady
 from stelae.core.messages.indexes import FILL_ENTRIES
 from stelae.core.schema.durability import Durability, segments
 from tests.simulation.indexes.entries import TABLETS
-from tests.simulation.indexes.test_index_writes import BOTH, Here, run
+from tests.simulation.indexes.test_index_writes import BOTH, IndexedTable, run
 
 ROWS = 200
 LONG_S = 90.0
@@ -37,7 +37,7 @@ def counted_makes(monkeypatch: pytest.MonkeyPatch, sleep_s: float) -> list[str]:
     return made
 
 
-async def _made(here: Here) -> None:
+async def _made(here: IndexedTable) -> None:
     await here.table.upsert([{"id": n, "value": "a", "n": n} for n in range(ROWS)])
     await here.table.create_index("value", timeout=SOON_S)
     assert await here.ids("a") == list(range(ROWS))
@@ -65,7 +65,7 @@ def test_pieces_whose_calls_are_lost_are_asked_for_again(
         calls[0] += method == FILL_ENTRIES.name
         return method == FILL_ENTRIES.name and rng.random() < 0.3
 
-    async def test(here: Here) -> None:
+    async def test(here: IndexedTable) -> None:
         here.world.network.drop_filter = lost
         await _made(here)
         here.world.network.drop_filter = None

@@ -8,18 +8,20 @@ from stelae.core.messages.indexes import CLOSE_INDEXLET, CloseIndexlet
 from stelae.core.rpc import Call
 from stelae.core.schema.durability import segments
 from stelae.core.schema.indexes import IndexletRecord
-from tests.simulation.indexes.test_index_writes import Here, run
+from tests.simulation.indexes.test_index_writes import IndexedTable, run
 
 SOON_S = 30.0
 LOOK_S = 0.00001
 
 
-def _records(here: Here) -> list[IndexletRecord]:
+def _records(here: IndexedTable) -> list[IndexletRecord]:
     """Of all indexlets, as the leader master knows them."""
     return list(here.watch.catalog().indexes.indexlets.values())
 
 
-async def _closed_by_a_former_leader(here: Here, known: list[IndexletRecord]) -> IndexletRecord:
+async def _closed_by_a_former_leader(
+    here: IndexedTable, known: list[IndexletRecord]
+) -> IndexletRecord:
     """As soon as there is one more indexlet, and before its owner hears of it, that is told to
     forget it: by a master of whose catalog it is no part."""
     ids = {record.indexlet_id for record in known}
@@ -39,7 +41,7 @@ async def _closed_by_a_former_leader(here: Here, known: list[IndexletRecord]) ->
 def test_a_new_indexlet_that_a_former_leader_has_closed_is_filled_in_the_next_term() -> None:
     """Its owner opens it never again in the one that was closed."""
 
-    async def test(here: Here) -> None:
+    async def test(here: IndexedTable) -> None:
         await here.table.upsert([{"id": n, "value": "a", "n": n} for n in range(9)])
         creating = asyncio.ensure_future(here.table.create_index("value", timeout=SOON_S))
         record = await _closed_by_a_former_leader(here, [])
@@ -55,7 +57,7 @@ def test_a_new_indexlet_that_a_former_leader_has_closed_is_filled_in_the_next_te
 def test_a_successor_that_a_former_leader_has_closed_is_given_up() -> None:
     """Another one is made, and takes the place of the indexlet that is to leave its server."""
 
-    async def test(here: Here) -> None:
+    async def test(here: IndexedTable) -> None:
         await here.table.upsert([{"id": n, "value": "a", "n": n} for n in range(9)])
         await here.settled()
         before = here.indexlet()

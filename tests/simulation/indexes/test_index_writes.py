@@ -33,7 +33,7 @@ BOTH = pytest.mark.parametrize(
 )
 
 
-class Here:
+class IndexedTable:
     """A cluster, its table with an index of ``value``, and whoever sees everything."""
 
     def __init__(self, cluster: SimCluster, table: AsyncTable) -> None:
@@ -63,7 +63,7 @@ class Here:
 
 
 def run(
-    test: Callable[[Here], Awaitable[None]],
+    test: Callable[[IndexedTable], Awaitable[None]],
     durability: Durability,
     indexes: tuple[str, ...] = ("value",),
     **settings: Any,
@@ -83,7 +83,7 @@ def run(
             indexes=indexes,
             timeout=60.0,
         )
-        await test(Here(cluster, table))
+        await test(IndexedTable(cluster, table))
 
     world.run(main())
 
@@ -92,7 +92,7 @@ def run(
 def test_old_entries_go_and_new_ones_are_there_at_once(durability: Durability) -> None:
     """One row and many, part of the columns, nulls, deletes, and a key twice in one call."""
 
-    async def test(here: Here) -> None:
+    async def test(here: IndexedTable) -> None:
         table = here.table
         await table.upsert({"id": 1, "value": "a", "n": 1})
         assert await here.ids("a") == [1]
@@ -116,7 +116,7 @@ def test_old_entries_go_and_new_ones_are_there_at_once(durability: Durability) -
 def test_what_is_refused_leaves_nothing_behind(durability: Durability) -> None:
     """The entries of a write that did not hold its condition are taken out again."""
 
-    async def test(here: Here) -> None:
+    async def test(here: IndexedTable) -> None:
         table = here.table
         version = int((await table.upsert({"id": 1, "value": "a", "n": 1}))[0])
         for rows in (
@@ -137,7 +137,7 @@ def test_calls_on_one_row_at_the_same_time_end_with_its_entry_alone(
 ) -> None:
     """Whichever call is the last, its value is found, and no other."""
 
-    async def test(here: Here) -> None:
+    async def test(here: IndexedTable) -> None:
         for number in range(5):
             calls = [
                 here.table.upsert({"id": 1, "value": "abc"[n % 3], "n": number}) for n in range(12)
@@ -153,7 +153,7 @@ def test_calls_on_one_row_at_the_same_time_end_with_its_entry_alone(
 def test_without_its_indexlet_nothing_is_written(durability: Durability) -> None:
     """A write ends with RetryLater, surely not done, and goes on once there is another indexlet."""
 
-    async def test(here: Here) -> None:
+    async def test(here: IndexedTable) -> None:
         await here.table.upsert({"id": 1, "value": "a", "n": 1})
         await here.settled()
         held = here.indexlet().indexlet
@@ -180,7 +180,7 @@ def test_without_its_indexlet_nothing_is_written(durability: Durability) -> None
 def test_an_index_stays_with_its_column_and_goes_with_it(durability: Durability) -> None:
     """Renamed: the same entries, found by the new name. Dropped: nothing is asked of it."""
 
-    async def test(here: Here) -> None:
+    async def test(here: IndexedTable) -> None:
         await here.table.upsert([{"id": n, "value": "a", "n": n} for n in range(5)])
         await here.settled()
         before = here.indexlet().indexlet
@@ -200,7 +200,7 @@ def test_an_index_stays_with_its_column_and_goes_with_it(durability: Durability)
 def test_an_index_made_of_rows_under_load_lacks_none(durability: Durability) -> None:
     """Rows from before, and those that are written while it is filled."""
 
-    async def test(here: Here) -> None:
+    async def test(here: IndexedTable) -> None:
         await here.table.upsert([{"id": n, "value": "a", "n": n % 3} for n in range(40)])
 
         async def load() -> None:
@@ -221,7 +221,7 @@ def test_an_index_made_of_rows_under_load_lacks_none(durability: Durability) -> 
 def test_indexlets_that_grow_are_split_while_rows_are_written() -> None:
     """Every look finds every row; in the end several indexlets hold all of it."""
 
-    async def test(here: Here) -> None:
+    async def test(here: IndexedTable) -> None:
         for n in range(120):
             await here.table.upsert({"id": n, "value": f"{n % 7}", "n": n})
             here.watch.look()
@@ -238,7 +238,7 @@ def test_indexlets_that_grow_are_split_while_rows_are_written() -> None:
 def test_a_late_copy_of_an_insertion_is_refused() -> None:
     """Nothing that is over comes back: not of this epoch, and not of an older one."""
 
-    async def test(here: Here) -> None:
+    async def test(here: IndexedTable) -> None:
         for value in ("a", "b"):
             await here.table.upsert({"id": 1, "value": value, "n": 1})
         await here.settled()

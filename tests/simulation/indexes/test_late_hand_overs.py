@@ -29,7 +29,7 @@ from stelae.core.schema.durability import segments
 from stelae.core.schema.indexes import IndexletRecord
 from stelae.simulation.world.world import SimulationFailure
 from stelae.storage.indexes import indexlet as indexlet_storage
-from tests.simulation.indexes.test_index_writes import Here, run
+from tests.simulation.indexes.test_index_writes import IndexedTable, run
 from tests.simulation.raft.planted_hand_overs import planted
 from tests.simulation.tables.held_back import HeldBack, held_back
 
@@ -43,7 +43,7 @@ ROWS = 9
 class Leaving:
     """The only indexlet of a table, at a server that is to be retired."""
 
-    def __init__(self, here: Here) -> None:
+    def __init__(self, here: IndexedTable) -> None:
         self.here = here
         held = here.indexlet()
         self.server, self.indexlet = held.server, held.indexlet
@@ -91,7 +91,7 @@ class Leaving:
         assert found == successor.indexlet_id, "its successor was given up without need"
 
 
-async def finds_what_a_scan_finds(here: Here) -> None:
+async def finds_what_a_scan_finds(here: IndexedTable) -> None:
     rows = (await here.table.scan(timeout=SOON_S)).to_pylist()
     found = await here.ids("a")
     lacking = {row["id"] for row in rows if row["value"] == "a"} - set(found)
@@ -99,12 +99,12 @@ async def finds_what_a_scan_finds(here: Here) -> None:
     assert len(found) == len(rows), "all rows have that value"
 
 
-async def begin(here: Here) -> None:
+async def begin(here: IndexedTable) -> None:
     await here.table.upsert([{"id": n, "value": "a", "n": n} for n in range(ROWS)])
     await here.settled()
 
 
-async def leave(here: Here) -> Leaving:
+async def leave(here: IndexedTable) -> Leaving:
     """Its server is retired: from now on the masters have it make way."""
     await begin(here)
     leaving = Leaving(here)
@@ -113,7 +113,9 @@ async def leave(here: Here) -> Leaving:
     return leaving
 
 
-async def first_is_held(here: Here) -> tuple[Leaving, IndexletRecord, HeldBack[HandOverIndexlet]]:
+async def first_is_held(
+    here: IndexedTable,
+) -> tuple[Leaving, IndexletRecord, HeldBack[HandOverIndexlet]]:
     """The order to make way for the first successor is on its way for long."""
     with held_back(here.world, HAND_OVER_INDEXLET) as late:
         leaving = await leave(here)
@@ -122,7 +124,7 @@ async def first_is_held(here: Here) -> tuple[Leaving, IndexletRecord, HeldBack[H
     return leaving, first, late
 
 
-async def overtaken(here: Here) -> None:
+async def overtaken(here: IndexedTable) -> None:
     """The next successor has everything when the order about the first one arrives; then a row is
     written, and only then the indexlet is closed."""
     leaving, first, late = await first_is_held(here)
@@ -136,7 +138,7 @@ async def overtaken(here: Here) -> None:
     await leaving.until_replaced(second)
 
 
-async def overtaken_in_the_midst(here: Here) -> None:
+async def overtaken_in_the_midst(here: IndexedTable) -> None:
     """The next successor has everything but the last word when the order about the first one
     arrives; then rows are deleted, and nothing but their removal is forgotten at the source."""
     leaving, first, late = await first_is_held(here)
@@ -151,7 +153,7 @@ async def overtaken_in_the_midst(here: Here) -> None:
     await leaving.until_replaced(second)
 
 
-async def closed_late(here: Here) -> None:
+async def closed_late(here: IndexedTable) -> None:
     """The order to close comes when the successor for which it was given has died."""
     leaving = await leave(here)
     with held_back(here.world, CLOSE_INDEXLET, leaving.is_its_own_close) as late:
@@ -167,7 +169,7 @@ async def closed_late(here: Here) -> None:
     await leaving.until_replaced(second)
 
 
-async def opened_late(here: Here) -> None:
+async def opened_late(here: IndexedTable) -> None:
     """The order to open comes to the next run of its server, at the same address, which has a lease
     and no indexlet: that is with another server. Tablets have not heard of it yet."""
     await begin(here)
@@ -202,7 +204,7 @@ async def opened_late(here: Here) -> None:
     assert refused, "it was opened, and nothing came to it"
 
 
-Story = Callable[[Here], Awaitable[None]]
+Story = Callable[[IndexedTable], Awaitable[None]]
 
 
 def tell(story: Story) -> None:

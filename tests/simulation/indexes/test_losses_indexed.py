@@ -29,7 +29,7 @@ MOVED = range(4)
 ROWS = range(30)
 
 
-class Here(loss_cluster.Here):
+class IndexedLossFixture(loss_cluster.LossFixture):
     """A table with an index of ``value``, of one tablet, and whoever sees everything."""
 
     def __init__(self, world: World, durability: Durability) -> None:
@@ -90,13 +90,13 @@ class Here(loss_cluster.Here):
 
 
 def tell(
-    story: Callable[[Here], Awaitable[None]],
+    story: Callable[[IndexedLossFixture], Awaitable[None]],
     medium: str = "disk",
     seed: int = 1,
 ) -> None:
     servers = Servers(tservers=3, backups=5)
     world = World(seed, Options(servers=servers, keep_unsynced_rate=0.0))
-    here = Here(world, segments(medium, medium))
+    here = IndexedLossFixture(world, segments(medium, medium))
 
     async def run() -> None:
         await here.start()
@@ -107,7 +107,7 @@ def tell(
         world.run(run(), limit_s=900.0)
 
 
-async def accepted(here: Here, **given: Any) -> None:
+async def accepted(here: IndexedLossFixture, **given: Any) -> None:
     """All replicas of the head are gone, its tablet's owner too, and the indexlet is not."""
     indexlet = here.indexlet_server()
     await here.lose(here.holders()[-1])
@@ -116,7 +116,7 @@ async def accepted(here: Here, **given: Any) -> None:
     assert here.indexlet_server() == indexlet
 
 
-async def short(here: Here) -> None:
+async def short(here: IndexedLossFixture) -> None:
     """All backups lose their power, and with it the end of the head; nobody has to accept it."""
     here.indexlet_server()
     owner = here.owner

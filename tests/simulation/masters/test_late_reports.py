@@ -20,7 +20,7 @@ from stelae.core.schema.durability import Durability, segments
 from stelae.simulation.world.world import SimulationFailure
 from tests.simulation.indexes.entries import TABLE
 from tests.simulation.indexes.planted_indexes import planted
-from tests.simulation.indexes.test_index_writes import BOTH, Here, run
+from tests.simulation.indexes.test_index_writes import BOTH, IndexedTable, run
 from tests.simulation.tables.held_back import HeldBack, held_back
 
 LEADS_S = 2.0
@@ -45,7 +45,7 @@ async def _finds_all(reader: AsyncTable) -> None:
     assert found == [0, 1], f"look-ups find {found} only"
 
 
-async def _with_late_reports(here: Here, *, is_dropped: bool) -> None:
+async def _with_late_reports(here: IndexedTable, *, is_dropped: bool) -> None:
     """Make an index, look it up, and perhaps drop it, while heartbeats of before are on their way;
     those of the indexlet's owner arrive then. The order to close the indexlet is lost."""
     cluster, world = here.cluster, here.world
@@ -84,11 +84,11 @@ def _deliver(late: HeldBack[Heartbeat], owner: str, before: list[Heartbeat]) -> 
     late.let_go_of(is_wanted)
 
 
-async def _dropped(here: Here) -> None:
+async def _dropped(here: IndexedTable) -> None:
     await _with_late_reports(here, is_dropped=True)
 
 
-async def _kept(here: Here) -> None:
+async def _kept(here: IndexedTable) -> None:
     await _with_late_reports(here, is_dropped=False)
 
 
@@ -108,7 +108,7 @@ def test_a_heartbeat_of_before_an_indexlet_does_not_give_it_to_another(
 
 @pytest.mark.parametrize("scenario", [_dropped, _kept], ids=["dropped", "kept"])
 def test_without_its_protection_an_index_lacks_a_row(
-    scenario: Callable[[Here], Awaitable[None]],
+    scenario: Callable[[IndexedTable], Awaitable[None]],
 ) -> None:
     """Or the scenario would prove nothing."""
     bug = planted("overtaken_reports_count")

@@ -6,23 +6,21 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from stelae.client.database import AsyncDatabase
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import RetryLater
-from stelae.core.ids import ServerUuid
 from stelae.core.records.losses import LossReport
 from stelae.core.records.records import TabletRecord, TabletState
 from stelae.core.schema.durability import Durability, segments, wal
 from stelae.simulation import World
-from stelae.simulation.cluster import SimCluster
 from stelae.simulation.world.options import Options, Servers
 from tests.simulation.wal.wal_cluster import SCHEMA, text
+from tests.simulation.world.cluster_fixture import SimClusterFixture
 
 ROWS = 40
 CALL_S = 20.0
 
 
-class Here:
+class LossFixture(SimClusterFixture):
     """A cluster with one table of one tablet, on two disks."""
 
     durability: Durability = segments("disk", "disk")
@@ -30,16 +28,12 @@ class Here:
     """Settings that differ from those of other simulated clusters."""
 
     def __init__(self, world: World, **settings: Any) -> None:
-        self.world = world
-        self.cluster = SimCluster(world, segment_bytes=2000, **{**self.changes, **settings})
-        self.database: AsyncDatabase
+        super().__init__(world, segment_bytes=2000, **{**self.changes, **settings})
         self.table: AsyncTable
         self.versions: dict[int, int] = {}
 
     async def start(self) -> None:
-        await self.cluster.start()
-        self.database = self.cluster.database("client")
-        await self.until(self.cluster.leader, "a leader")
+        await super().start()
         self.table = await self.database.create_table(
             "t", SCHEMA, key="id", durability=self.durability, timeout=60.0
         )
@@ -51,31 +45,15 @@ class Here:
             row = {"id": key, "text": text(key)}
             self.versions[key] = int((await self.table.upsert(row, timeout=CALL_S))[0])
 
-    async def until(self, condition: Callable[[], object], what: str, limit_s: float = 60) -> None:
-        await self.world.wait_until(lambda: bool(condition()), limit_s, what)
-
-    @property
-    def master(self) -> Any:
-        name = self.cluster.leader()
-        assert name is not None, "no master leads"
-        return self.world.server(name)
-
     @property
     def tablet(self) -> TabletRecord:
-        (found,) = [t for t in self.master.catalog.tablets.values() if not t.state.is_gone]
+        (found,) = [t for t in self.leader.catalog.tablets.values() if not t.state.is_gone]
         assert isinstance(found, TabletRecord)
         return found
 
     @property
     def owner(self) -> str:
         return self.name_of(self.tablet.owner)
-
-    def name_of(self, uuid: ServerUuid) -> str:
-        for name in [*self.cluster.tservers, *self.cluster.backups]:
-            server = self.world.server(name)
-            if server is not None and server.info.uuid == uuid:
-                return name
-        raise AssertionError(f"nobody is {uuid}")
 
     def holders(self) -> list[list[str]]:
         """Of each segment, oldest first, the names of its backups."""
@@ -162,7 +140,7 @@ class Here:
         return report
 
 
-class WithTimeline(Here):
+class WithTimeline(LossFixture):
     """The same, but the end of its log is on three safekeepers."""
 
     durability = wal(3, ("disk", "disk"))
@@ -177,7 +155,7 @@ def tell(
     story: Callable[[Any], Awaitable[None]],
     seed: int = 1,
     backups: int = 5,
-    kind: type[Here] = Here,
+    kind: type[LossFixture] = LossFixture,
     **options: Any,
 ) -> World:
     safekeepers = 3 if issubclass(kind, WithTimeline) else 0
@@ -193,7 +171,7 @@ def tell(
     return world
 
 
-def spares_head(here: Here) -> list[str]:
+def spares_head(here: LossFixture) -> list[str]:
     """Two backups that together hold some segment, and not the head."""
     *sealed, head = here.holders()
     for pair in sealed:

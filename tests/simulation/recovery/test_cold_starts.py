@@ -14,7 +14,7 @@ from stelae.core.schema.durability import segments
 from stelae.simulation.runner import find_bug, run_seed, run_seeds
 from stelae.simulation.scenarios import load_scenario
 from stelae.simulation.world.options import Limits
-from tests.simulation.recovery.loss_cluster import CALL_S, Here, tell
+from tests.simulation.recovery.loss_cluster import CALL_S, LossFixture, tell
 from tests.simulation.recovery.planted_cold_starts import PLANTED
 from tests.simulation.wal.wal_cluster import SCHEMA
 
@@ -42,7 +42,7 @@ def test_a_planted_bug_of_the_register_is_found(bug: str) -> None:
 # ---- stories ----------------------------------------------------------------------------------
 
 
-async def until_missed(here: Here) -> LossReport:
+async def until_missed(here: LossFixture) -> LossReport:
     """The table's tablet waits for what is not there."""
     await here.until(
         lambda: here.cluster.leader() and here.tablet.state is TabletState.RECOVERING, "a recovery"
@@ -58,9 +58,9 @@ async def until_missed(here: Here) -> LossReport:
     raise AssertionError("nothing is missing")
 
 
-def known(here: Here) -> dict[str, BackupRecord]:
+def known(here: LossFixture) -> dict[str, BackupRecord]:
     """The register, by name."""
-    return {each.name: each for each in here.master.catalog.backups.known.values()}
+    return {each.name: each for each in here.leader.catalog.backups.known.values()}
 
 
 @pytest.mark.parametrize("snapshot_entries", [2, 1000])
@@ -68,7 +68,7 @@ def test_backups_that_no_master_has_heard_are_named_and_waited_for(snapshot_entr
     """By the report, the status and the check; to accept is refused with their names and the way
     out, until each is said to be gone. One that returns brings everything back."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         before = await here.rows()
         pair = sorted(here.holders()[-1])
         await here.start_cold(*pair)
@@ -98,7 +98,7 @@ def test_a_machine_that_burned_down_is_given_up_by_name() -> None:
     """It is counted on no more from then on, and stays on record; what comes back all the same is a
     backup as any other, and changes nothing of what was given up."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         before = await here.rows()
         pair = sorted(here.holders()[-1])
         first = known(here)
@@ -123,18 +123,18 @@ def test_a_machine_that_burned_down_is_given_up_by_name() -> None:
 def test_a_start_of_what_is_known_writes_nothing() -> None:
     """What changes at each start is not in the register."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         def is_known() -> bool:
             return sorted(known(here)) == here.cluster.backups
 
         await here.until(is_known, "all are registered")
         before = known(here)
-        (replica,) = here.master._replicas.values()
+        (replica,) = here.leader._replicas.values()
         index = replica.status().commit_index
         spare = next(n for n in here.cluster.backups if not any(n in h for h in here.holders()))
         here.world.crash(spare)
         await asyncio.sleep(5.0)
-        assert replica is next(iter(here.master._replicas.values())), "the same master leads"
+        assert replica is next(iter(here.leader._replicas.values())), "the same master leads"
         assert replica.status().commit_index == index
         await here.start_cold()
         await here.until(is_known, "the register is read back")
@@ -147,7 +147,7 @@ def test_a_start_of_what_is_known_writes_nothing() -> None:
 def test_a_table_waits_for_known_backups_and_is_refused_for_want_of_others() -> None:
     """The first may be had at any moment; the second is for the operator to change."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         count = len(here.cluster.backups)
         await here.start_cold(here.cluster.backups[0])
         await asyncio.sleep(35.0)
@@ -172,7 +172,7 @@ def test_a_backup_that_is_away_is_forgotten_once_it_is_retired_and_all_is_whole(
     """By its name, though this leader master never heard it. One with a new disk takes the place of
     the former one, and is not in its place while anything is missing."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         one, two = here.holders()[-1]
         await here.start_cold(one)
         await here.until_served()
@@ -184,8 +184,8 @@ def test_a_backup_that_is_away_is_forgotten_once_it_is_retired_and_all_is_whole(
         uuid = known(here)[two].uuid
         here.world.crash(two, lose_disk=True)
         await here.until(lambda: known(here)[two].uuid != uuid, "registered with another uuid")
-        assert uuid in here.master.catalog.backups.known
-        register = here.master.catalog.backups
+        assert uuid in here.leader.catalog.backups.known
+        register = here.leader.catalog.backups
         await here.until(lambda: uuid not in register.known, "forgotten", limit_s=100.0)
         assert here.cluster.is_whole(1, 2)
 

@@ -17,14 +17,14 @@ from stelae.core.records.losses import ACCEPT_LOSS, VERSIONS_SKIPPED, AcceptLoss
 from stelae.core.records.records import TabletState
 from stelae.recovery import plan
 from stelae.simulation.world.node import SimulationFailure
-from tests.simulation.recovery.loss_cluster import CALL_S, ROWS, Here, spares_head, tell
+from tests.simulation.recovery.loss_cluster import CALL_S, ROWS, LossFixture, spares_head, tell
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_it_says_what_is_missing_and_comes_back_by_itself(seed: int) -> None:
     """With the end of the log lost or not: nothing is served short, and one backup is enough."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         before = await here.rows()
         pair = here.holders()[-1]
         await here.lose(pair)
@@ -47,7 +47,7 @@ def test_it_says_what_is_missing_and_comes_back_by_itself(seed: int) -> None:
 def test_a_lost_segment_is_told_with_what_it_held_and_given_up_by_name() -> None:
     """Just its rows are gone; it is on record who said so; what returns later changes nothing."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         before = await here.rows()
         pair = spares_head(here)
         held = {name: here.held(name) for name in pair}
@@ -87,7 +87,7 @@ def test_what_has_decayed_everywhere_is_told_and_given_up_while_all_else_is_serv
     """The owner says which rows cannot be read; the backups have seen by themselves that what they
     hold of them is no good."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         before = await here.rows()
         decayed, *_ = here.holders()
         segment = sorted(set(here.held(decayed[0])) & set(here.held(decayed[1])))[0]
@@ -128,7 +128,7 @@ def test_what_has_decayed_everywhere_is_told_and_given_up_while_all_else_is_serv
 def test_without_the_end_of_the_log_versions_go_on_far_above(seed: int) -> None:
     """Nobody knows how many were given; and the old head that comes back is not read again."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         before = await here.rows()
         pair = here.holders()[-1]
         await here.lose(pair)
@@ -152,7 +152,7 @@ def test_without_the_end_of_the_log_versions_go_on_far_above(seed: int) -> None:
 def test_everything_gone_for_good_leaves_an_empty_tablet() -> None:
     """All backups lost their disks: after the word for it the table can be written to."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         backups = list(here.cluster.backups)
         await here.lose(backups, for_good=True)
         await here.bring_back(*backups)
@@ -173,7 +173,7 @@ def test_no_version_is_given_twice_however_often_the_end_of_a_log_is_lost() -> N
     """Each time what is left may end where it ended before: who remembers a version, as a client's
     condition or in an archive, must not take another row for it."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         seen = dict(here.versions)
         for number in range(3):
             backups = list(here.cluster.backups)
@@ -191,7 +191,7 @@ def test_no_version_is_given_twice_however_often_the_end_of_a_log_is_lost() -> N
 def test_a_second_loss_on_the_way_is_told_and_accepted_in_its_turn() -> None:
     """What was to be kept is gone as well, before the tablet was handed over."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         pair = spares_head(here)
         owner = here.owner
         await here.lose(pair)
@@ -221,7 +221,7 @@ def test_a_second_loss_on_the_way_is_told_and_accepted_in_its_turn() -> None:
 def test_nothing_is_given_up_that_is_not_lost_or_not_as_it_was_shown() -> None:
     """Refused: with nothing lost, with another report's word, of another tablet, by nobody."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         report = await here.database.losses()
         with pytest.raises(InvalidArgument, match="nothing is lost"):
             await here.accept(report)
@@ -246,7 +246,7 @@ def test_nothing_is_given_up_that_is_not_lost_or_not_as_it_was_shown() -> None:
 def test_an_acceptance_is_carried_out_once() -> None:
     """A copy of the request that comes late gives the same answer, and changes nothing."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         await here.lose(here.holders()[-1])
         report = await here.database.losses()
         gone = tuple(backup.uuid for backup in report.silent)
@@ -265,7 +265,7 @@ def test_an_acceptance_is_carried_out_once() -> None:
 def test_masters_that_change_in_the_midst_go_on_with_it() -> None:
     """The word is in the catalog: whoever leads next recovers what is kept."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         pair = spares_head(here)
         await here.lose(pair)
         report = await here.database.losses()
@@ -290,7 +290,7 @@ def test_a_plan_that_forgets_what_was_given_up_is_caught() -> None:
 
     real = plan.plan_recovery
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         pair = here.holders()[-1]
         await here.lose(pair)
         for name in here.cluster.tservers:

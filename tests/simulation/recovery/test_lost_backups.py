@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stelae.core.schema.durability import Durability, segments, wal
-from tests.simulation.backups.media_cluster import CALL_S, Here, tell
+from tests.simulation.backups.media_cluster import CALL_S, MediaFixture, tell
 from tests.simulation.wal.wal_cluster import SCHEMA, read_all, text, write
 
 
@@ -16,7 +16,7 @@ def test_copysets_hold_whole_segments_and_are_made_anew_when_a_member_is_lost() 
     """Six backups in groups of two: each segment lies in one. One dies for good: its group is no
     more, and by and by all segments lie in groups again, with never fewer replicas meanwhile."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
 
         def catalog() -> Any:
             return here.world.server(here.cluster.leader() or "").catalog
@@ -55,7 +55,7 @@ def test_several_lost_backups_are_made_up_for_heads_first_at_a_bounded_rate() ->
     """Two of five die: writes go on at once, the rest comes at the rate that was set, and status
     says how far it is."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(segments("disk", "disk", "disk"))
         await write(table, 0, 120)
         await here.until_whole(3)
@@ -96,7 +96,7 @@ def test_what_is_sealed_for_the_first_time_does_not_wait_for_what_is_made_anew(
     """However slowly lost replicas are to be replaced, a recovery seals the former head at once,
     and a log on safekeepers is sealed as it grows."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(durability)
         await write(table, 0, 60)
         await here.until(lambda: here.is_sealed(5), "segments on both disks", 5.0)
@@ -115,7 +115,7 @@ def test_a_cold_start_of_everything_with_or_without_one_machine(absent: int) -> 
     """All servers lose power at once; started again on their disks, one backup of them not, they
     serve all that was acknowledged, and are at full strength."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         here.world.options = here.world.options.but(keep_unsynced_rate=0.0)
         table = await here.create(segments("disk", "disk"))
         await write(table, 0, 60)
@@ -139,7 +139,7 @@ def test_segments_that_have_nowhere_to_go_hold_up_no_others() -> None:
     """One table's only replicas are lost, and no backup has room in memory for others: however many
     they are, another table's lost replicas are made anew at the rate that was set."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         here.world.crash(here.cluster.tservers[1], restart=False)  # the other has both tables
         stuck = await here.database.create_table(
             "stuck", SCHEMA, key="id", durability=segments("ram"), timeout=30.0

@@ -13,14 +13,14 @@ from stelae.core.errors import InvalidArgument, RetryLater
 from stelae.core.records.losses import LossReport
 from stelae.core.records.records import TabletState
 from stelae.simulation.world.node import SimulationFailure
-from tests.simulation.recovery.loss_cluster import CALL_S, ROWS, Here, WithTimeline, tell
+from tests.simulation.recovery.loss_cluster import CALL_S, ROWS, LossFixture, WithTimeline, tell
 from tests.simulation.tables.planted_moves import planted
 
 SLOWLY: dict[str, Any] = {"metadata_first": True, "load_bytes_per_s": 800.0}
 """Rows follow a recovery at about a segment in three seconds."""
 
 
-class Loading(Here):
+class Loading(LossFixture):
     """Its rows come back slowly after a recovery."""
 
     changes: ClassVar[dict[str, Any]] = SLOWLY
@@ -35,14 +35,14 @@ class LoadingWithTimeline(WithTimeline):
 KINDS = pytest.mark.parametrize("kind", [Loading, LoadingWithTimeline])
 
 
-def remote_of(here: Here) -> dict[int, list[str]]:
+def remote_of(here: LossFixture) -> dict[int, list[str]]:
     """Segments whose rows are not back, oldest first, and the names of the backups with them."""
     tablet = here.world.server(here.owner)._tablets.get(here.tablet.tablet_id)
     ids = [] if tablet is None else sorted(run.segment_id for run in tablet._remote._remote)
     return {each: [n for n in here.cluster.backups if each in here.held(n)] for each in ids}
 
 
-async def served_without_rows(here: Here) -> int:
+async def served_without_rows(here: LossFixture) -> int:
     """Another server serves the tablet, and its rows are elsewhere; the term."""
     if isinstance(here, WithTimeline):
         await here.until(lambda: len(here.trimmed()) > 3, "the timeline is trimmed")
@@ -61,7 +61,7 @@ async def served_without_rows(here: Here) -> int:
     return here.tablet.term
 
 
-async def lose_newest(here: Here) -> tuple[int, list[str]]:
+async def lose_newest(here: LossFixture) -> tuple[int, list[str]]:
     """The backups with the segment that is loaded last die; the segment, and their names."""
     *_, (segment, pair) = remote_of(here).items()
     for name in pair:
@@ -69,7 +69,7 @@ async def lose_newest(here: Here) -> tuple[int, list[str]]:
     return segment, pair
 
 
-async def told(here: Here, segment: int) -> LossReport:
+async def told(here: LossFixture, segment: int) -> LossReport:
     """Once operators are told that the segment is missing."""
     for _ in range(60):
         report = await here.database.losses()
@@ -79,7 +79,7 @@ async def told(here: Here, segment: int) -> LossReport:
     raise AssertionError("nobody is told that rows are missing")
 
 
-async def unread(here: Here) -> list[int]:
+async def unread(here: LossFixture) -> list[int]:
     """Keys of rows that cannot be read just now."""
     found = []
     for key in range(ROWS):
@@ -91,10 +91,10 @@ async def unread(here: Here) -> list[int]:
 
 
 @KINDS
-def test_it_is_told_and_goes_on_when_a_backup_comes_back(kind: type[Here]) -> None:
+def test_it_is_told_and_goes_on_when_a_backup_comes_back(kind: type[LossFixture]) -> None:
     """In the same term: one of the backups is enough, and all else is served meanwhile."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         before = await here.rows()
         term = await served_without_rows(here)
         segment, pair = await lose_newest(here)
@@ -120,10 +120,10 @@ def test_it_is_told_and_goes_on_when_a_backup_comes_back(kind: type[Here]) -> No
 
 @KINDS
 @pytest.mark.parametrize("seed", [1, 2])
-def test_it_is_given_up_by_name_and_all_else_is_there(kind: type[Here], seed: int) -> None:
+def test_it_is_given_up_by_name_and_all_else_is_there(kind: type[LossFixture], seed: int) -> None:
     """Also what was written since; the former term is over; what returns later is freed."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         before = await here.rows()
         term = await served_without_rows(here)
         segment, pair = await lose_newest(here)
@@ -150,10 +150,10 @@ def test_it_is_given_up_by_name_and_all_else_is_there(kind: type[Here], seed: in
 
 
 @KINDS
-def test_what_was_given_up_is_not_read_again(kind: type[Here]) -> None:
+def test_what_was_given_up_is_not_read_again(kind: type[LossFixture]) -> None:
     """Though backups have it again before the tablet, whose owner and leader master die."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         before = len(await here.rows())
         await served_without_rows(here)
         segment, pair = await lose_newest(here)
@@ -177,7 +177,7 @@ def test_what_was_given_up_is_not_read_again(kind: type[Here]) -> None:
 def test_of_what_is_there_again_nothing_is_given_up() -> None:
     """The operator's word is for what was shown; and all backups have to be asked."""
 
-    async def story(here: Here) -> None:
+    async def story(here: LossFixture) -> None:
         before = await here.rows()
         await served_without_rows(here)
         segment, pair = await lose_newest(here)
@@ -193,7 +193,7 @@ def test_of_what_is_there_again_nothing_is_given_up() -> None:
     tell(story, kind=Loading)
 
 
-async def dead_by_hearsay(here: Here) -> None:
+async def dead_by_hearsay(here: LossFixture) -> None:
     """Its loss is accepted while its owner does not hear the masters; the owner's host says that it
     has died, and clients reach it all the same: two servers must not answer for the tablet."""
     await here.rows()
@@ -208,7 +208,7 @@ async def dead_by_hearsay(here: Here) -> None:
     here.world.partition([former], here.cluster.masters)
     here.world.partition(here.cluster.masters, [former])
     await here.accept()
-    here.master.server_died(tablet.owner, tablet.owner_incarnation)
+    here.leader.server_died(tablet.owner, tablet.owner_incarnation)
     await here.until(
         lambda: here.tablet.owner != tablet.owner and here.tablet.state is TabletState.RUNNING,
         "another server serves it",
@@ -221,7 +221,7 @@ async def dead_by_hearsay(here: Here) -> None:
 
 
 @KINDS
-def test_nobody_else_gets_it_before_its_owners_lease_is_over(kind: type[Here]) -> None:
+def test_nobody_else_gets_it_before_its_owners_lease_is_over(kind: type[LossFixture]) -> None:
     """Whatever is said of the owner. With the bug there are two for a while."""
     tell(dead_by_hearsay, kind=kind)
     bug = "next_owner_does_not_wait"

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from stelae.client.database import AsyncDatabase
 from stelae.client.table.table import AsyncTable
 from stelae.coordinator.status.recoveries import PHASES
 from stelae.core.errors import RetryLater
@@ -16,27 +15,21 @@ from stelae.core.messages.servers import TabletProgress
 from stelae.core.records.records import TabletState
 from stelae.core.schema.durability import Durability, segments, wal
 from stelae.core.schema.partition import hash_partition
-from stelae.simulation.cluster import SimCluster
 from stelae.simulation.world.options import Limits, Options, Servers
 from stelae.simulation.world.world import World
 from tests.simulation.wal.wal_cluster import SCHEMA, text
+from tests.simulation.world.cluster_fixture import SimClusterFixture
 
 CALL_S = 120.0
 """Who asks a server that is gone, and is not told so, waits half a minute."""
 LOGS: list[Durability] = [segments("disk", "disk"), wal(3, segments=("disk", "disk"))]
 
 
-class Here:
+class RecoveredFixture(SimClusterFixture):
     """A calm cluster with one table."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.cluster = SimCluster(world)
-        self.database: AsyncDatabase
-
     async def create(self, tablets: int, durability: Durability) -> AsyncTable:
-        await self.cluster.start()
-        self.database = self.cluster.database("client")
+        await self.start()
         return await self.database.create_table(
             "t",
             SCHEMA,
@@ -56,13 +49,13 @@ class Here:
         return found
 
     async def until_served(self, tablets: int) -> None:
-        await self.world.wait_until(lambda: len(self.owners()) == tablets, 60.0, "all are served")
+        await self.until(lambda: len(self.owners()) == tablets, "all are served")
 
 
-def tell(story: Callable[[Here], Awaitable[None]]) -> None:
+def tell(story: Callable[[RecoveredFixture], Awaitable[None]]) -> None:
     servers = Servers(masters=3, tservers=3, backups=4, safekeepers=3)
     world = World(3, Options(servers=servers, limits=Limits(segment_size_bytes=4096)))
-    here = Here(world)
+    here = RecoveredFixture(world)
 
     async def run() -> None:
         await story(here)
@@ -74,7 +67,7 @@ def tell(story: Callable[[Here], Awaitable[None]]) -> None:
 def test_a_table_that_was_never_written_comes_back_empty(durability: Durability) -> None:
     """Nothing was written, and nothing is missing (RAM-572)."""
 
-    async def story(here: Here) -> None:
+    async def story(here: RecoveredFixture) -> None:
         table = await here.create(2, durability)
         await here.until_served(2)
         for name in dict.fromkeys(here.owners()):
@@ -89,7 +82,7 @@ def test_a_table_that_was_never_written_comes_back_empty(durability: Durability)
 def test_a_server_without_tablets_dies_and_nothing_is_recovered() -> None:
     """It is given up, and nobody else notices; once it is back it is as good as any other."""
 
-    async def story(here: Here) -> None:
+    async def story(here: RecoveredFixture) -> None:
         table = await here.create(1, LOGS[0])
         await here.until_served(1)
         idle = next(name for name in here.cluster.tservers if name not in here.owners())
@@ -114,7 +107,7 @@ def test_tablets_of_all_servers_come_back_to_those_that_are_left_or_join(
 ) -> None:
     """Two of three die at the same moment; then the third, and for a while there is nobody."""
 
-    async def story(here: Here) -> None:
+    async def story(here: RecoveredFixture) -> None:
         table = await here.create(6, durability)
         await here.until_served(6)
         await table.upsert([{"id": n, "text": text(n)} for n in range(60)], timeout=CALL_S)
@@ -139,7 +132,7 @@ def test_tablets_of_all_servers_come_back_to_those_that_are_left_or_join(
 def test_a_leader_that_dies_at_any_step_leaves_a_recovery_that_goes_on(phase: str) -> None:
     """What was handed over is not recovered again; what the other attempt began is given up."""
 
-    async def story(here: Here) -> None:
+    async def story(here: RecoveredFixture) -> None:
         table = await here.create(8, LOGS[0])
         await here.until_served(8)
         rows = [{"id": n, "text": text(n)} for n in range(120)]
@@ -168,7 +161,7 @@ def test_a_leader_that_dies_at_any_step_leaves_a_recovery_that_goes_on(phase: st
     tell(story)
 
 
-async def _reached(here: Here, phase: str) -> str:
+async def _reached(here: RecoveredFixture, phase: str) -> str:
     """The leader whose recovery has brought a tablet to that phase, in the very moment."""
     while True:
         leader = here.cluster.leader()
@@ -185,7 +178,7 @@ def test_a_key_that_is_made_again_after_a_crash_has_a_higher_version(
 ) -> None:
     """Also if its tombstone, in the open head, is the only trace of it."""
 
-    async def story(here: Here) -> None:
+    async def story(here: RecoveredFixture) -> None:
         table = await here.create(1, durability)
         last = 0
         for _ in range(3):

@@ -6,7 +6,7 @@ import pytest
 
 from stelae.core.schema.durability import Durability, segments
 from stelae.simulation.world.node import SimulationFailure
-from tests.simulation.backups.media_cluster import Here, tell
+from tests.simulation.backups.media_cluster import MediaFixture, tell
 from tests.simulation.tables.planted import planted
 
 
@@ -17,7 +17,7 @@ def test_rows_that_their_durability_does_not_keep_leave_their_versions_behind(
     """In a server's memory only, or on a disk that had not synced when power was lost: the row that
     comes next has a version that no client has seen."""
 
-    async def story(here: Here) -> None:
+    async def story(here: MediaFixture) -> None:
         table = await here.create(durability)
         seen = 0
         for number in range(3):
@@ -31,7 +31,7 @@ def test_rows_that_their_durability_does_not_keep_leave_their_versions_behind(
     tell(story)
 
 
-async def deleted_last(here: Here) -> None:
+async def deleted_last(here: MediaFixture) -> None:
     """The last that happens before a server dies is that a row is deleted."""
     table = await here.create(segments("disk", "disk"))
     for _ in range(3):

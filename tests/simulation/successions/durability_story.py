@@ -6,16 +6,14 @@ from collections.abc import Awaitable, Callable
 from itertools import permutations
 from typing import Any
 
-from stelae.client.database import AsyncDatabase
 from stelae.client.table.table import AsyncTable
-from stelae.core.ids import ServerUuid
 from stelae.core.records.records import TableRecord
 from stelae.core.schema.durability import Durability, replicas, segments, wal
 from stelae.core.schema.partition import hash_partition
 from stelae.simulation import World
-from stelae.simulation.cluster import SimCluster
 from stelae.simulation.world.options import Options, Servers
 from tests.simulation.wal.wal_cluster import SCHEMA
+from tests.simulation.world.cluster_fixture import SimClusterFixture
 
 KINDS: dict[str, Durability] = {
     "segments": segments("disk", "disk"),
@@ -25,18 +23,11 @@ KINDS: dict[str, Durability] = {
 DIRECTIONS = list(permutations(KINDS, 2))
 
 
-class Here:
+class DurabilityFixture(SimClusterFixture):
     """A cluster with servers of every kind, and a client."""
 
     def __init__(self, world: World, **options: Any) -> None:
-        self.world = world
-        self.cluster = SimCluster(world, **{"segment_bytes": 2000, **options})
-        self.database: AsyncDatabase
-
-    async def start(self) -> None:
-        await self.cluster.start()
-        self.database = self.cluster.database("client")
-        await self.until(self.cluster.leader, "a leader")
+        super().__init__(world, **{"segment_bytes": 2000, **options})
 
     async def create(self, durability: Durability, buckets: int = 2) -> AsyncTable:
         return await self.database.create_table(
@@ -49,27 +40,11 @@ class Here:
         )
 
     @property
-    def leader(self) -> Any:
-        name = self.cluster.leader()
-        assert name is not None, "no master leads"
-        return self.world.server(name)
-
-    def name_of(self, uuid: ServerUuid) -> str:
-        for name in self.cluster.tservers:
-            server = self.world.server(name)
-            if server is not None and server.info.uuid == uuid:
-                return name
-        raise AssertionError(f"nobody is {uuid}")
-
-    @property
     def record(self) -> TableRecord:
         """The table, as the catalog has it."""
         (found,) = self.leader.catalog.tables.values()
         assert isinstance(found, TableRecord)
         return found
-
-    async def until(self, condition: Callable[[], object], what: str, limit_s: float = 60) -> None:
-        await self.world.wait_until(lambda: bool(condition()), limit_s, what)
 
     def settled(self) -> bool:
         """No tablet is hidden, and nothing is left of those that have made way."""
@@ -91,10 +66,14 @@ class Here:
 
 
 def tell(
-    story: Callable[[Here], Awaitable[None]], seed: int = 1, *, tservers: int = 4, **options: Any
+    story: Callable[[DurabilityFixture], Awaitable[None]],
+    seed: int = 1,
+    *,
+    tservers: int = 4,
+    **options: Any,
 ) -> World:
     world = World(seed, Options(servers=Servers(tservers=tservers, backups=3, safekeepers=3)))
-    here = Here(world, **options)
+    here = DurabilityFixture(world, **options)
 
     async def run() -> None:
         await here.start()

@@ -16,7 +16,7 @@ from stelae.core.errors import (
 )
 from stelae.core.records.records import TableState
 from stelae.core.schema.durability import Durability, replicas, segments, wal
-from tests.simulation.successions.durability_story import DIRECTIONS, KINDS, Here, tell
+from tests.simulation.successions.durability_story import DIRECTIONS, KINDS, DurabilityFixture, tell
 from tests.simulation.wal.wal_cluster import read_all, write
 
 
@@ -25,7 +25,7 @@ def test_a_table_gets_another_durability_while_it_is_written(before: str, after:
     """What was acknowledged before, while and after stays, and survives the death of its servers;
     what was deleted stays deleted; and nothing is left of the tablets that were."""
 
-    async def story(here: Here) -> None:
+    async def story(here: DurabilityFixture) -> None:
         table = await here.create(KINDS[before])
         await write(table, 0, 60)
         for number in range(1000, 1020):
@@ -68,7 +68,7 @@ def test_a_table_gets_another_durability_while_it_is_written(before: str, after:
 def test_media_and_numbers_change_as_well(before: Durability, after: Durability) -> None:
     """Of the same kind too: by successors, and by healing for replicas."""
 
-    async def story(here: Here) -> None:
+    async def story(here: DurabilityFixture) -> None:
         table = await here.create(before)
         await write(table, 0, 30)
         await table.alter(durability=after, timeout=60.0)
@@ -82,7 +82,7 @@ def test_media_and_numbers_change_as_well(before: Durability, after: Durability)
 def test_a_table_goes_there_and_back_before_it_is_there() -> None:
     """An alter back takes the first one back; versions only grow."""
 
-    async def story(here: Here) -> None:
+    async def story(here: DurabilityFixture) -> None:
         table = await here.create(KINDS["segments"], buckets=5)
         await write(table, 0, 60)
         row = await table.get(7, with_version=True)
@@ -110,7 +110,7 @@ def test_what_there_are_too_few_servers_for_is_refused() -> None:
     """With numbers, and nothing is changed: for a while, as long as more may be heard of, and then
     for good. The refusal does not wait for servers as long as for tablets."""
 
-    async def story(here: Here) -> None:
+    async def story(here: DurabilityFixture) -> None:
         table = await here.create(KINDS["segments"])
         with pytest.raises(NotEnoughServers, match="5 live tservers, there are 4"):
             await table.alter(durability=replicas(5), timeout=2.0)
@@ -134,7 +134,7 @@ def test_what_there_are_too_few_servers_for_is_refused() -> None:
 def test_an_alter_that_takes_longer_than_its_caller_waits_goes_on() -> None:
     """The caller hears that it does, and for which tablets it waits."""
 
-    async def story(here: Here) -> None:
+    async def story(here: DurabilityFixture) -> None:
         table = await here.create(KINDS["segments"])
         await write(table, 0, 60)
         with pytest.raises(NotDoneYet, match=r"goes on by itself \(it waits for tablets [0-9a-f]"):
@@ -148,7 +148,7 @@ def test_an_alter_that_takes_longer_than_its_caller_waits_goes_on() -> None:
 def test_a_table_that_changes_can_be_dropped_and_renamed() -> None:
     """Nothing of it is left anywhere; a name changes at once."""
 
-    async def story(here: Here) -> None:
+    async def story(here: DurabilityFixture) -> None:
         table = await here.create(KINDS["replicas"], buckets=4)
         await write(table, 0, 40)
         await table.alter(durability=KINDS["wal"], wait=False)
@@ -166,7 +166,7 @@ def test_writes_wait_for_a_moment_only() -> None:
     """The longest pause of a writer while both tablets of its table change, in calm."""
     pauses: list[float] = []
 
-    async def story(here: Here) -> None:
+    async def story(here: DurabilityFixture) -> None:
         table = await here.create(KINDS["segments"])
         await write(table, 0, 100)
         task = asyncio.create_task(table.alter(durability=KINDS["wal"], timeout=60.0))

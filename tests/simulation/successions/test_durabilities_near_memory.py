@@ -14,7 +14,7 @@ from stelae.core.records.records import TableState
 from stelae.core.schema.durability import segments
 from stelae.core.schema.partition import hash_partition
 from stelae.simulation.world.node import SimulationFailure
-from tests.simulation.successions.durability_story import Here, tell
+from tests.simulation.successions.durability_story import DurabilityFixture, tell
 from tests.simulation.successions.planted_durabilities import planted
 from tests.simulation.wal.wal_cluster import SCHEMA
 
@@ -28,7 +28,7 @@ LITTLE: dict[str, Any] = {
 BEFORE, AFTER = segments("disk", "disk"), segments("disk")
 
 
-async def create(here: Here, name: str, rows: int) -> AsyncTable:
+async def create(here: DurabilityFixture, name: str, rows: int) -> AsyncTable:
     """A table of one tablet, with so many rows of about a kilobyte."""
     table = await here.database.create_table(
         name,
@@ -54,12 +54,12 @@ async def write_again(table: AsyncTable, for_s: float) -> int:
     return written
 
 
-def altering(here: Here, name: str) -> bool:
+def altering(here: DurabilityFixture, name: str) -> bool:
     record = here.leader.catalog.find(name)
     return bool(record.state is TableState.ALTERING)
 
 
-async def _waits_for_memory(here: Here) -> None:
+async def _waits_for_memory(here: DurabilityFixture) -> None:
     tables = [await create(here, f"big-{n}", 380) for n in range(3)]
     small = await create(here, "small", 20)
     writing = [asyncio.create_task(write_again(table, 20.0)) for table in tables]
@@ -89,7 +89,7 @@ def test_an_alter_waits_for_memory_and_harms_nobody_meanwhile() -> None:
     tell(_waits_for_memory, **LITTLE)
 
 
-async def _others_change(here: Here) -> None:
+async def _others_change(here: DurabilityFixture) -> None:
     """Two tablets cannot go on for want of memory; there is some for a smaller one."""
     tables = [await create(here, f"big-{n}", 380) for n in range(3)]
     small = await create(here, "small", 20)
@@ -112,7 +112,7 @@ async def _others_change(here: Here) -> None:
     ],
 )
 def test_a_planted_bug_of_who_has_memory_is_found(
-    bug: str, story: Callable[[Here], Awaitable[None]], what: str
+    bug: str, story: Callable[[DurabilityFixture], Awaitable[None]], what: str
 ) -> None:
     """What these stories tell is not so with the bug."""
     with planted(bug), pytest.raises(SimulationFailure, match=what):
@@ -128,7 +128,7 @@ def test_a_successor_for_which_memory_ran_out_is_given_up_and_made_elsewhere_lat
     """It was free when the server was chosen, and is not any more: those who write there keep what
     is left, the copy goes, and is made anew once there is memory."""
 
-    async def story(here: Here) -> None:
+    async def story(here: DurabilityFixture) -> None:
         tables = [await create(here, f"big-{n}", 380) for n in range(3)]
         writing = [asyncio.create_task(write_again(table, 60.0)) for table in tables]
         free = planted("memory_is_endless")

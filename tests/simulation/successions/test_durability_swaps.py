@@ -23,14 +23,14 @@ from stelae.core.records.records import TabletRecord
 from stelae.core.records.succession import SuccessionStage
 from stelae.core.schema.durability import Durability, segments
 from stelae.simulation.world.node import SimulationFailure
-from tests.simulation.successions.durability_story import KINDS, Here, tell
+from tests.simulation.successions.durability_story import KINDS, DurabilityFixture, tell
 from tests.simulation.successions.planted_durabilities import planted
 from tests.simulation.wal.wal_cluster import read_all, write
 
 # ---- who makes way dies before the masters have decided ------------------------------------
 
 
-async def slow_swap(here: Here, before: Durability, after: Durability) -> None:
+async def slow_swap(here: DurabilityFixture, before: Durability, after: Durability) -> None:
     """The tablet says that it has made way, and its server dies before the entry; a client writes
     as soon as it can. Whoever then serves it, the write is there after the alter."""
     table = await here.create(before, buckets=1)
@@ -86,7 +86,7 @@ def test_a_source_whose_server_dies_before_the_swap_loses_nothing(
     """An owner's word does not hold for the next owner; a group's log is heeded by the next
     leader. Without that a write is lost."""
 
-    async def story(here: Here) -> None:
+    async def story(here: DurabilityFixture) -> None:
         await slow_swap(here, KINDS[before], KINDS[after])
 
     tell(story)
@@ -94,7 +94,7 @@ def test_a_source_whose_server_dies_before_the_swap_loses_nothing(
         tell(story)
 
 
-async def stale_read(here: Here) -> None:
+async def stale_read(here: DurabilityFixture) -> None:
     """A client that knows the tablet that was asks it, after another one has written anew."""
     table = await here.create(KINDS["segments"], buckets=1)
     await write(table, 0, 5)
@@ -119,7 +119,7 @@ def test_a_source_answers_no_read_after_its_successor_may_have_been_written() ->
         tell(stale_read)
 
 
-async def same_request_twice(here: Here) -> None:
+async def same_request_twice(here: DurabilityFixture) -> None:
     """The answer to a write is lost, the table changes, and the same request comes once more."""
     table = await here.create(KINDS["segments"], buckets=1)
     await write(table, 0, 5)
@@ -139,7 +139,7 @@ async def same_request_twice(here: Here) -> None:
     assert row == {"id": 99, "text": "later"}
 
 
-async def call(here: Here, tablet: TabletRecord, method: Any, body: Any) -> Any:
+async def call(here: DurabilityFixture, tablet: TabletRecord, method: Any, body: Any) -> Any:
     """A call on whichever server serves a tablet."""
     for name in here.cluster.tservers:
         server = here.world.server(name)
@@ -159,7 +159,7 @@ def test_a_request_is_known_to_the_successor() -> None:
         tell(same_request_twice)
 
 
-async def taken_back(here: Here) -> None:
+async def taken_back(here: DurabilityFixture) -> None:
     """The backups do not hear the owner, which dies; what it then wrote is nowhere. The next owner
     gives the same versions to what is written next, and that has to be in the successor."""
     table = await here.create(KINDS["segments"], buckets=1)
@@ -197,7 +197,9 @@ def test_what_may_be_taken_back_is_not_brought_over() -> None:
 # ---- a recovery goes on while the table is altered ------------------------------------------
 
 
-async def altered_in_recovery(here: Here, before: Durability, after: Durability) -> None:
+async def altered_in_recovery(
+    here: DurabilityFixture, before: Durability, after: Durability
+) -> None:
     """An owner dies; while its backups are asked the table is altered, and altered back."""
     table = await here.create(before, buckets=1)
     await write(table, 0, 20)
@@ -235,7 +237,7 @@ def test_a_recovery_that_began_before_an_alter_back_finds_the_rows(
 ) -> None:
     """Its record of the tablet is an older one, and names the same log."""
 
-    async def story(here: Here) -> None:
+    async def story(here: DurabilityFixture) -> None:
         await altered_in_recovery(here, before, after)
 
     tell(story)
@@ -245,7 +247,7 @@ def test_a_recovery_that_takes_an_older_record_for_another_durability_loses_rows
     """With the bug they are thought to have been in memory only, and nobody looks for them. (Where
     another kind of log is named, the server refuses to open the tablet.)"""
 
-    async def story(here: Here) -> None:
+    async def story(here: DurabilityFixture) -> None:
         await altered_in_recovery(here, KINDS["segments"], segments())
 
     with planted("old_records_mislead"), pytest.raises(SimulationFailure, match="AssertionError"):

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from stelae.actors.tserver.pins import Pinned, Pins
-from stelae.client.database import AsyncDatabase
 from stelae.client.table.snapshots import PinnedTablet, TableSnapshot, keep, pin_table, read_pinned
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import SnapshotLost, StelaeError
@@ -18,31 +17,27 @@ from stelae.core.ids import TabletId
 from stelae.core.schema.durability import Durability, replicas, segments, wal
 from stelae.core.schema.partition import hash_partition
 from stelae.simulation import World
-from stelae.simulation.cluster import SimCluster
 from stelae.simulation.world.node import SimulationFailure
 from stelae.simulation.world.options import Options, Servers
 from tests.simulation.wal.wal_cluster import SCHEMA, text, write
+from tests.simulation.world.cluster_fixture import SimClusterFixture
 
 ROWS = 90
 STRIKES = ("none", "crash", "cut off", "pause", "retire")
 
 
-class Here:
+class PinnedFixture(SimClusterFixture):
     """A cluster with a table of some tablets, one reader, one writer."""
 
     def __init__(self, world: World, durability: Durability) -> None:
-        self.world = world
+        super().__init__(world, segment_bytes=2000)
         self.rng = world.rng("story")
         self.durability = durability
-        self.cluster = SimCluster(world, segment_bytes=2000)
-        self.database: AsyncDatabase
         self.table: AsyncTable
         self.written = 0
 
     async def start(self) -> None:
-        await self.cluster.start()
-        self.database = self.cluster.database("client")
-        await self.world.wait_until(lambda: bool(self.cluster.leader()), 60, "a leader")
+        await super().start()
         self.table = await self.database.create_table(
             "t",
             SCHEMA,
@@ -66,7 +61,7 @@ class Here:
             except StelaeError:
                 await asyncio.sleep(0.5)
 
-    def name_of(self, tablet: PinnedTablet) -> str:
+    def server_of(self, tablet: PinnedTablet) -> str:
         names = self.cluster.tservers
         return next(n for n in names if self.world.address(n) == tablet.address)
 
@@ -74,12 +69,9 @@ class Here:
         if kind == "crash":
             self.world.crash(name)
         elif kind == "cut off":
-            others = [n for n in [*self.world.nodes, "client"] if n != name]
-            self.world.partition([name], others)
-            self.world.partition(others, [name])
+            self.cut_off(name)
             await asyncio.sleep(self.rng.uniform(0.5, 5.0))
-            self.world.unpartition([name], others)
-            self.world.unpartition(others, [name])
+            self.join_again(name)
         elif kind == "pause":
             self.world.pause(name)
             await asyncio.sleep(self.rng.uniform(0.1, 4.0))
@@ -98,7 +90,7 @@ class Here:
         return found
 
 
-async def _story(here: Here, kind: str) -> int:
+async def _story(here: PinnedFixture, kind: str) -> int:
     """How many reads found the pin lost."""
     await here.start()
     runtime, lost = here.database.runtime, 0
@@ -110,7 +102,7 @@ async def _story(here: Here, kind: str) -> int:
     whole = pa.concat_tables(first.values()).sort_by("id")
     assert whole["id"].to_pylist() == list(range(ROWS))
     assert whole["text"].to_pylist() == [text(n) for n in range(ROWS)]
-    striking = asyncio.create_task(here.strike(kind, here.name_of(snapshot.tablets[0])))
+    striking = asyncio.create_task(here.strike(kind, here.server_of(snapshot.tablets[0])))
     for shares in (1, 2, 5):
         await asyncio.sleep(here.rng.uniform(0.0, 2.0))
         told = await keep(runtime, snapshot)
@@ -131,7 +123,7 @@ def tell(seed: int, durability: Durability, kind: str) -> int:
     safekeepers = 3 if "wal" in str(durability) else 0
     servers = Servers(tservers=3, backups=3, safekeepers=safekeepers)
     world = World(seed, Options(servers=servers))
-    return world.run(_story(Here(world, durability), kind), limit_s=900.0)
+    return world.run(_story(PinnedFixture(world, durability), kind), limit_s=900.0)
 
 
 @pytest.mark.parametrize("kind", STRIKES)

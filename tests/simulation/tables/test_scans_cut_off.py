@@ -8,16 +8,15 @@ from unittest.mock import patch
 
 import pytest
 
-from stelae.client.database import AsyncDatabase
 from stelae.client.table import owner_watch, scan
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import DeadlineExpired, OutcomeUnknown, RetryLater
 from stelae.core.schema.durability import Durability, Wal, segments, wal
 from stelae.simulation import World
-from stelae.simulation.cluster import SimCluster
 from stelae.simulation.world.node import SimulationFailure
 from stelae.simulation.world.options import Options, Servers
 from tests.simulation.wal.wal_cluster import SCHEMA, text, write
+from tests.simulation.world.cluster_fixture import SimClusterFixture
 
 ROWS = 60
 SOON_S = 10.0
@@ -25,19 +24,14 @@ SOON_S = 10.0
 that one piece may take."""
 
 
-class Here:
+class ScanFixture(SimClusterFixture):
     """A cluster with one tablet of `ROWS` rows, and a client that scans it."""
 
     def __init__(self, world: World) -> None:
-        self.world = world
-        self.cluster = SimCluster(world, segment_bytes=2000)
-        self.database: AsyncDatabase
+        super().__init__(world, segment_bytes=2000)
         self.table: AsyncTable
 
-    async def start(self, durability: Durability) -> None:
-        await self.cluster.start()
-        self.database = self.cluster.database("client")
-        await self.world.wait_until(lambda: bool(self.cluster.leader()), 60, "a leader")
+    async def create(self, durability: Durability) -> None:
         self.table = await self.database.create_table(
             "t", SCHEMA, key="id", durability=durability, timeout=30.0
         )
@@ -50,12 +44,6 @@ class Here:
     def owner(self) -> str:
         holding = (n for n in self.cluster.tservers if self.world.server(n).holders())
         return next(holding)
-
-    def cut_off(self, name: str) -> None:
-        """Nobody hears of it any more."""
-        others = [n for n in [*self.world.nodes, "client"] if n != name]
-        self.world.partition([name], others)
-        self.world.partition(others, [name])
 
     def open_scans(self, name: str) -> int:
         return len(self.world.server(name)._scans._scans)
@@ -75,19 +63,22 @@ class Here:
         return scanning
 
 
-def tell(story: Callable[[Here], Awaitable[None]], durability: Durability, seed: int = 1) -> None:
+def tell(
+    story: Callable[[ScanFixture], Awaitable[None]], durability: Durability, seed: int = 1
+) -> None:
     safekeepers = 3 if isinstance(durability, Wal) else 0
     world = World(seed, Options(servers=Servers(tservers=3, backups=3, safekeepers=safekeepers)))
-    here = Here(world)
+    here = ScanFixture(world)
 
     async def run() -> None:
-        await here.start(durability)
+        await here.start()
+        await here.create(durability)
         await story(here)
 
     world.run(run(), limit_s=600.0)
 
 
-async def _soon(here: Here) -> None:
+async def _soon(here: ScanFixture) -> None:
     scanning = await here.cut_off_in_the_midst()
     since_s = here.now_s
     await write(here.table, ROWS, 1)  # the next owner serves it
@@ -116,7 +107,7 @@ def test_without_the_masters_word_it_waits_for_the_piece() -> None:
 def test_the_callers_deadline_holds_whatever_is_gone() -> None:
     """Also before the masters have given the server up, and while they are silent themselves."""
 
-    async def story(here: Here) -> None:
+    async def story(here: ScanFixture) -> None:
         for timeout_s in (0.3, 1.0):
             since_s = here.now_s
             scanning = await here.cut_off_in_the_midst(timeout_s)
@@ -140,7 +131,7 @@ def test_the_callers_deadline_holds_whatever_is_gone() -> None:
 def test_a_server_that_is_slow_is_waited_for() -> None:
     """It is the owner, as the masters say: what it has begun is not begun again."""
 
-    async def story(here: Here) -> None:
+    async def story(here: ScanFixture) -> None:
         owner = here.owner()
         real = scan.PIECE_TIMEOUT_S
         assert real > 12.0

@@ -18,7 +18,7 @@ from stelae.core.messages.timelines import (
 )
 from stelae.core.records.timelines import SafekeeperId
 from tests.simulation.wal.wal_cluster import (
-    Here,
+    WalFixture,
     ask,
     move,
     records,
@@ -32,7 +32,7 @@ LATE_S = 25.0
 """For which the first copy of an order is on its way."""
 
 
-async def order_twice(here: Here, order: Callable[[], Awaitable[Any]]) -> tuple[Any, float]:
+async def order_twice(here: WalFixture, order: Callable[[], Awaitable[Any]]) -> tuple[Any, float]:
     """Its first copy is long on its way, and the second is answered: by what, and when the first
     one arrives."""
     leader = here.cluster.leader()
@@ -47,7 +47,7 @@ async def order_twice(here: Here, order: Callable[[], Awaitable[Any]]) -> tuple[
     return answer, arrives_s
 
 
-async def until_arrived(here: Here, arrives_s: float) -> None:
+async def until_arrived(here: WalFixture, arrives_s: float) -> None:
     """All that was ordered meanwhile is done, or stands, when the copy arrives; and after it."""
     assert here.world.loop.time() < arrives_s, "it is late no more"
     await asyncio.sleep(arrives_s - here.world.loop.time() + 3.0)
@@ -61,7 +61,7 @@ def others_than(members: tuple[SafekeeperId, ...], count: int) -> tuple[Safekeep
 def test_a_late_copy_of_a_move_does_not_undo_the_move_back(what: str) -> None:
     """A log is moved away, by one order or another, and back; then the first copy arrives."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         database, table = here.database, await here.create(buckets=1)
         await here.until_registered(6)
         await write(table, 0, 10)
@@ -92,7 +92,7 @@ def test_a_late_copy_of_an_abort_takes_no_later_move_back() -> None:
     """There was nothing to take back when it was ordered; now there is, for its new members are
     away and it stays joint. An abort that is ordered now does take it back."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         await here.create(buckets=1)
         await here.until_registered(6)
         ((tablet_id, first),) = timelines(here).items()
@@ -121,7 +121,7 @@ def test_what_was_refused_or_given_up_stays_so_and_a_copy_is_told_what_was_order
     def by(sequence: int, since: int = 0) -> RequestId:
         return RequestId(ClientId("operator"), sequence, since)
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         await here.create(buckets=1)
         await here.until_registered(5)
         ((tablet_id, first),) = timelines(here).items()

@@ -16,7 +16,7 @@ from stelae.core.records.timelines import SafekeeperId
 from stelae.core.schema.durability import wal
 from tests.simulation.wal.wal_cluster import (
     SCHEMA,
-    Here,
+    WalFixture,
     ask,
     move,
     read_all,
@@ -29,7 +29,7 @@ from tests.simulation.wal.wal_cluster import (
 def test_without_its_store_nothing_moves_and_everything_is_written() -> None:
     """The store is away: writes and recoveries go on, and a migration waits for it."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(4)
         ((tablet_id, first),) = timelines(here).items()
@@ -52,7 +52,9 @@ def test_without_its_store_nothing_moves_and_everything_is_written() -> None:
     tell(story, safekeepers=4, cas_store=True)
 
 
-def has_safekeepers(here: Here, tablet_id: TabletId, desired: tuple[SafekeeperId, ...]) -> bool:
+def has_safekeepers(
+    here: WalFixture, tablet_id: TabletId, desired: tuple[SafekeeperId, ...]
+) -> bool:
     """Whether a master leads and the timeline is on exactly these safekeepers."""
     return here.cluster.leader() is not None and timelines(here)[tablet_id].sk_set == desired
 
@@ -61,7 +63,7 @@ def test_a_store_that_starts_again_has_everything_and_the_next_leader_finds_it()
     """It listens elsewhere then, and heartbeats there; a new leader master goes on with what it has
     kept, while another move is under way."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(4)
         ((tablet_id, first),) = timelines(here).items()
@@ -99,7 +101,7 @@ def test_a_store_that_starts_again_has_everything_and_the_next_leader_finds_it()
 def test_a_cluster_without_its_store_server_says_so() -> None:
     """The status has it, alive and then not; nobody else is told of it."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         await here.until_registered(3)
 
         async def state() -> list[str]:
@@ -120,7 +122,7 @@ def test_a_table_waits_for_the_store_and_says_so() -> None:
     """Its timelines cannot begin without the store; the client is told why, and once the store is
     there the table is too."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         await here.until_registered(3)
         here.world.crash("cas-store", restart=False)
         with pytest.raises(StelaeError, match="its timeline cannot be created: nothing moves"):

@@ -19,7 +19,7 @@ from stelae.core.messages.timelines import (
 )
 from stelae.simulation.world.disk import SimDisk
 from tests.simulation.wal.wal_cluster import (
-    Here,
+    WalFixture,
     ask,
     read_all,
     tell,
@@ -29,13 +29,13 @@ from tests.simulation.wal.wal_cluster import (
 )
 
 
-async def broken(here: Here) -> int:
+async def broken(here: WalFixture) -> int:
     """Timelines that did nothing any more, by the word of the masters."""
     listed = await ask(here, LIST_SAFEKEEPERS, ListSafekeepers())
     return sum(one.broken for one in listed.safekeepers)
 
 
-def presences(here: Here) -> set[TimelinePresence]:
+def presences(here: WalFixture) -> set[TimelinePresence]:
     """How safekeepers that run have their timelines."""
     servers = [here.world.server(name) for name in here.cluster.safekeepers]
     found = [s.timelines for s in servers if s is not None]
@@ -47,7 +47,7 @@ def test_a_sync_that_fails_once_costs_no_member() -> None:
     opened anew from what is durable, without a restart; what was acknowledged outlives the loss of
     power on all three."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(3)
         ((_, first),) = timelines(here).items()
@@ -94,7 +94,7 @@ def test_a_disk_that_fails_while_safekeepers_start_costs_no_restart() -> None:
     """All three members start at once, and below each the sync of the log fails: nobody else could
     take their places. Each loads its timeline again, and all goes on."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(3)
         await write(table, 0, 10)
@@ -123,7 +123,7 @@ def test_a_disk_that_fails_while_safekeepers_start_costs_no_restart() -> None:
 def test_a_disk_that_fails_for_ever_is_not_tried_for_ever() -> None:
     """Nobody else can take over: the tries are bounded, and the other two members go on."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(3)
         name = here.keeper(2)
@@ -151,7 +151,7 @@ def test_full_disks_of_safekeepers_stop_writes_and_lose_nothing(seed: int) -> No
     passes, once the room is used up that was taken before; when there is room again, all goes on,
     and what was acknowledged is there."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(3)
         disks = [here.world.nodes[name].disk for name in here.cluster.safekeepers]
@@ -185,7 +185,7 @@ def test_a_safekeeper_whose_disk_is_gone_comes_back_as_another_one() -> None:
     """It has lost its vote and its log, so it must not answer as the member that it was: it gets
     another id, takes the lost one's place after the grace time, and is sent what it lacks."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(3)
         await write(table, 0, 20)

@@ -36,7 +36,7 @@ from stelae.simulation.timelines.recorder import TimelineRecorder
 from stelae.simulation.world.options import Servers
 from stelae.storage.files.timeline_control import TimelineControl
 from tests.simulation.wal.wal_cluster import (
-    Here,
+    WalFixture,
     move,
     placed,
     read_all,
@@ -52,7 +52,7 @@ def test_configurations_from_the_past_change_nothing() -> None:
     """A driver that slept through a migration comes with each older configuration, for each kind
     of call: members, who left and who never were one answer by what they know, and stay so."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         world, table = here.world, await here.create(buckets=1)
         await here.until_registered(4)
         await write(table, 0, 10)
@@ -95,7 +95,7 @@ def test_a_vote_that_a_crash_kept_from_being_told_is_given_again() -> None:
     commit = Timeline.commit
     struck: dict[SafekeeperId, ProposerId] = {}
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         async def strike(timeline: Timeline, control: TimelineControl) -> None:
             before = timeline.acceptor.voted_for
             await commit(timeline, control)
@@ -146,7 +146,7 @@ VICTIMS = ("driver", "old member", "new member", "proposer", "store")
 class Strike:
     """Crashes somebody when a migration has passed a step, once."""
 
-    def __init__(self, here: Here, step: Step, victim: str) -> None:
+    def __init__(self, here: WalFixture, step: Step, victim: str) -> None:
         self._here = here
         self._step = step
         self._victim = victim
@@ -189,7 +189,7 @@ class Strike:
             yield
 
 
-def stored(here: Here) -> list[TimelineRecord]:
+def stored(here: WalFixture) -> list[TimelineRecord]:
     """What the server of the configuration store has."""
     server = here.world.server("cas-store")
     return [_stored(rows[-1]).record for rows in server._backend._rows_by_key.values()]
@@ -201,7 +201,7 @@ def test_a_crash_after_each_step_of_a_migration_loses_nothing(step: Step, victim
     """ABC becomes ABD while a client writes: it ends, by itself, in what was asked for; who left
     holds nothing, and each acknowledged row is there when the owner dies after it."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(4)
         ((tablet_id, first),) = timelines(here).items()
@@ -230,7 +230,7 @@ def test_a_crash_after_each_step_of_a_migration_loses_nothing(step: Step, victim
     assert recorder.check() > 100
 
 
-async def until_finished(here: Here) -> None:
+async def until_finished(here: WalFixture) -> None:
     """Nothing is left to be done, and safekeepers have what they should."""
 
     def is_finished() -> bool:
@@ -249,7 +249,7 @@ async def until_finished(here: Here) -> None:
 class TwoOwners:
     """Of the only tablet, on A, B and C: the old one and its successor, with a client near each."""
 
-    def __init__(self, here: Here) -> None:
+    def __init__(self, here: WalFixture) -> None:
         self._here = here
         ((self._tablet_id, first),) = timelines(here).items()
         (spare,) = [SafekeeperId(n) for n in range(1, 5) if n not in first.sk_set]
@@ -310,7 +310,7 @@ def test_two_owners_with_a_majority_each_while_the_members_change() -> None:
     both commit; once the change is through, the successor goes on with B and D; whatever either
     of them acknowledged is there in the end."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         world, table = here.world, await here.create(buckets=1)
         await here.until_registered(4)
         owners = TwoOwners(here)
@@ -334,7 +334,7 @@ def test_two_owners_with_a_majority_each_while_the_members_change() -> None:
     recorder = TimelineRecorder()
     with recorder.installed():
         world = World(1, Options(servers=Servers(masters=1, tservers=2, safekeepers=4)))
-        here = Here(world, safekeeper_dead_after_s=300.0)
+        here = WalFixture(world, safekeeper_dead_after_s=300.0)
 
         async def run() -> None:
             await here.start()

@@ -10,7 +10,7 @@ from stelae.core.errors import InvalidArgument, RetryLater, TabletNotFound
 from stelae.core.messages.timelines import LIST_MIGRATIONS, ListMigrations
 from stelae.core.records.timelines import SafekeeperId
 from tests.simulation.wal.wal_cluster import (
-    Here,
+    WalFixture,
     ask,
     read_all,
     records,
@@ -26,7 +26,7 @@ def test_timelines_move_while_clients_write() -> None:
     """To other members, one safekeeper's all or so many; each ends by itself, and nothing is left
     behind; the writer follows to members that it has never heard of."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create()
         await here.until_registered(6)
         writing = asyncio.create_task(write(table, 0, 150))
@@ -61,7 +61,7 @@ def test_timelines_move_while_clients_write() -> None:
 def test_a_migration_goes_on_under_the_next_leader(seed: int) -> None:
     """The leader master dies somewhere in it; nobody has to ask again."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create()
         await here.until_registered(6)
         wanted = {}
@@ -83,7 +83,7 @@ def test_a_migration_goes_on_under_the_next_leader(seed: int) -> None:
 def test_a_migration_that_cannot_go_on_is_aborted() -> None:
     """The new members have gone: the old ones alone are members again, and writes go on."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(6)
         ((tablet_id, first),) = timelines(here).items()
@@ -114,7 +114,7 @@ def test_a_change_to_members_that_are_lost_takes_itself_back() -> None:
     """Nothing is committed without most of the new members: after the grace time the old ones are
     alone again, and the write that waited is acknowledged."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(6)
         ((tablet_id, first),) = timelines(here).items()
@@ -146,7 +146,7 @@ def test_members_that_cannot_be_are_refused_before_anything_is_begun(
 ) -> None:
     """With the reason; the store is as it was."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         await here.create(buckets=1)
         await here.until_registered(4)
         (tablet_id,) = timelines(here)
@@ -164,7 +164,7 @@ def test_members_that_cannot_be_are_refused_before_anything_is_begun(
 def test_operators_watch_a_migration_to_its_end() -> None:
     """By the client: listed, moved, waited for; and one that ends otherwise is told of."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         database = here.database
         table = await here.create(buckets=1)
         await here.until_registered(4)

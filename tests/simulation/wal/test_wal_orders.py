@@ -25,7 +25,7 @@ from stelae.core.records.configurations import MigrationOrder
 from stelae.core.records.timelines import SafekeeperId
 from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.wal.wal_cluster import (
-    Here,
+    WalFixture,
     ask,
     read_all,
     records,
@@ -42,7 +42,7 @@ IMPATIENT = RunnerSettings(
 )
 
 
-def others(here: Here, tablet_id: TabletId, count: int = 6) -> tuple[SafekeeperId, ...]:
+def others(here: WalFixture, tablet_id: TabletId, count: int = 6) -> tuple[SafekeeperId, ...]:
     """Safekeepers that its log is not on."""
     members = timelines(here)[tablet_id].members
     return tuple(SafekeeperId(n) for n in range(1, count + 1) if n not in members)
@@ -51,7 +51,7 @@ def others(here: Here, tablet_id: TabletId, count: int = 6) -> tuple[SafekeeperI
 def leaders_die_after_orders(seed: int) -> None:
     """The leader that took an order dies at once, or a moment after; so does the next one."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create()
         await here.until_registered(6)
         wanted = {tablet_id: others(here, tablet_id) for tablet_id in timelines(here)}
@@ -78,7 +78,7 @@ def test_an_order_outlives_the_leader_that_took_it(seed: int) -> None:
 def test_an_order_outlives_a_restart_of_the_only_master() -> None:
     """It has heard nobody yet when it leads again: that is no reason to give an order up."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(6)
         (tablet_id,) = timelines(here)
@@ -118,7 +118,7 @@ def test_an_order_waits_for_the_store_longer_than_a_driver_does() -> None:
     took the order dies: rows are written all the time, the order is shown as under way, and is
     carried out when the store is back."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(6)
         (tablet_id,) = timelines(here)
@@ -146,7 +146,7 @@ def test_an_abort_outlives_the_leader_that_took_it() -> None:
     """The new members are gone and the store is away, so that it cannot be decided at once. The
     abort takes the order of the move with it: that is not begun again."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(6)
         (tablet_id,), (first,) = timelines(here), timelines(here).values()
@@ -182,7 +182,7 @@ def test_an_abort_outlives_the_leader_that_took_it() -> None:
 def test_more_orders_than_a_leader_drives_at_a_time_are_all_carried_out() -> None:
     """One runs and one may wait; the others stay in the catalog, and are shown."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         await here.create(buckets=8)
         await here.until_registered(3)
         await until_at_rest(here)
@@ -206,7 +206,7 @@ def test_what_cannot_be_done_is_given_up_with_a_reason() -> None:
     """A member that is to join dies as it is ordered: the order ends, the catalog forgets it, and
     another one may be given."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         await here.create(buckets=1)
         await here.until_registered(6)
         ((tablet_id, first),) = timelines(here).items()
@@ -227,7 +227,7 @@ def test_a_table_that_is_dropped_takes_its_orders_along() -> None:
     """While one log of it is joint, and cannot go on, and the order for the other one waits: in the
     end no safekeeper of either set has anything, and nobody waits for the orders."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         await here.create()
         await here.until_registered(6)
         ids = list(timelines(here))

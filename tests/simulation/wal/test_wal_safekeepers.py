@@ -16,7 +16,7 @@ from stelae.core.messages.timelines import (
 )
 from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from tests.simulation.wal.wal_cluster import (
-    Here,
+    WalFixture,
     ask,
     move,
     read_all,
@@ -34,7 +34,7 @@ def test_a_dead_safekeeper_is_replaced_and_writes_go_on() -> None:
     """After the grace time another one has its place in every timeline; when it comes back it
     holds nothing any more."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create()
         await write(table, 0, 30)
         victim = here.keeper(next(iter(timelines(here).values())).sk_set[0])
@@ -60,7 +60,7 @@ def test_a_dead_safekeeper_that_never_heard_of_the_last_change_is_replaced() -> 
     """While it was away another member of its timeline changed: what is left to be told to it is
     begun again and again, and does not keep its replacement waiting."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(5)
         await write(table, 0, 10)
@@ -85,7 +85,7 @@ def test_a_dead_safekeeper_is_replaced_while_the_masters_change_their_leader() -
     """More often than it has to be silent: each new leader has not heard it either, as a follower,
     and waits only for those who may not have reached it yet."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(4)
         await write(table, 0, 10)
@@ -107,7 +107,7 @@ def test_a_member_below_which_the_disk_failed_is_replaced() -> None:
     """Its safekeeper lives, and keeps other timelines; this one does nothing there any more: it
     goes to another, and what is left of it is removed."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await here.until_registered(4)
         ((tablet_id, first),) = timelines(here).items()
@@ -141,7 +141,7 @@ def test_a_safekeeper_that_hangs_keeps_no_other_timeline_waiting() -> None:
     """Many tablets are created while one of their safekeepers does not answer, and is not known to
     be away yet: a majority is enough for each of them."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         await here.until_registered(3)
         here.world.pause("safekeeper-2")
         began = here.world.loop.time()
@@ -160,7 +160,7 @@ def test_a_safekeeper_that_hangs_keeps_no_other_timeline_waiting() -> None:
 def test_a_decommissioned_safekeeper_is_emptied_and_waited_for_no_more() -> None:
     """Its timelines go to others at once; what it cannot be told is nobody's work any more."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create()
         await here.until_registered(4)
         victim = next(iter(timelines(here).values())).sk_set[0]
@@ -184,7 +184,7 @@ def test_a_decommissioned_safekeeper_is_emptied_and_waited_for_no_more() -> None
     tell(story, safekeepers=4, safekeeper_dead_after_s=300.0)
 
 
-def ids_but(here: Here, but: SafekeeperId, count: int) -> tuple[SafekeeperId, ...]:
+def ids_but(here: WalFixture, but: SafekeeperId, count: int) -> tuple[SafekeeperId, ...]:
     known = sorted(here.leader.catalog.timelines.safekeepers)
     return tuple(SafekeeperId(number) for number in known if number != but)[:count]
 
@@ -193,7 +193,7 @@ def test_an_order_that_arrives_again_late_does_not_undo_a_later_one() -> None:
     """The first copy of "offline" is long on its way; the second is acknowledged, and so is
     "active" after it. Then the first one arrives, and changes nothing."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         await here.until_registered(3)
         world, database, leader = here.world, here.database, here.cluster.leader()
         assert leader is not None
@@ -217,7 +217,7 @@ def test_a_scrub_removes_what_is_proven_garbage_and_nothing_else() -> None:
     """A timeline that a safekeeper should have left, by the store, goes; one that the store does
     not know stays."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         await here.create()
         await until_at_rest(here)
         ids = here.leader.catalog.timelines.safekeepers

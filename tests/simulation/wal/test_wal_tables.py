@@ -14,7 +14,7 @@ from stelae.core.messages.rows import WRITE, Write, WriteOp
 from stelae.core.schema.durability import replicas, wal
 from tests.simulation.wal.wal_cluster import (
     SCHEMA,
-    Here,
+    WalFixture,
     read_all,
     records,
     tell,
@@ -28,7 +28,7 @@ def test_a_table_survives_its_tservers_and_a_safekeeper(cas_store: bool) -> None
     """What was acknowledged is read after the death of each tserver, and with a safekeeper less
     writes go on."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create()
         await write(table, 0, 40)
         for victim in here.owners():
@@ -44,7 +44,7 @@ def test_a_table_survives_its_tservers_and_a_safekeeper(cas_store: bool) -> None
 def test_too_few_safekeepers_are_said_to_be_too_few() -> None:
     """Which kind of server, how many are needed and how many there are; no table is left."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         await here.until_registered(3)
         with pytest.raises(NotEnoughServers, match="needs 5 live safekeepers, there are 3"):
             await here.database.create_table(
@@ -58,7 +58,7 @@ def test_too_few_safekeepers_are_said_to_be_too_few() -> None:
 def test_a_dropped_table_leaves_nothing_on_safekeepers() -> None:
     """Not even on one that was away when it was dropped; and its record says so for ever."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create()
         await here.create("stays")
         await write(table, 0, 10)
@@ -84,7 +84,7 @@ def test_servers_of_other_kinds_are_never_taken_for_each_other() -> None:
     """A safekeeper owns no tablet, is not among tservers or backups, and the status says what it
     is; a check finds nothing to complain of."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         await here.create()
         await here.database.create_table(
             "r", SCHEMA, key=["id"], durability=replicas(3), timeout=30.0
@@ -111,7 +111,7 @@ def test_an_owner_that_was_replaced_can_neither_acknowledge_nor_answer(seed: int
     """Cut off from the masters, but not from clients nor, for a while, from safekeepers: once
     another one owns its tablets, nothing that it says is wrong, and nothing it writes counts."""
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         world, cluster = here.world, here.cluster
         table = await here.create(buckets=1)
         await write(table, 0, 20)
@@ -141,7 +141,7 @@ def test_a_fetch_that_is_lost_costs_no_campaign() -> None:
     """A new owner that does not hear of the log's tail asks again, in the term that it has won."""
     lost: list[str] = []
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         table = await here.create(buckets=1)
         await write(table, 0, 20)
 
@@ -167,7 +167,7 @@ def test_a_lost_fetch_for_a_safekeeper_that_lags_is_not_asked_for_again_at_once(
     has them all the same."""
     asked_s: list[float] = []
 
-    async def story(here: Here) -> None:
+    async def story(here: WalFixture) -> None:
         world, table = here.world, await here.create(buckets=1)
         await here.until_registered(3)
         await write(table, 0, 5)

@@ -8,34 +8,26 @@ from typing import Any
 
 import pyarrow as pa
 
-from stelae.client.database import AsyncDatabase
 from stelae.client.routing.masters import MastersClient
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import MigrationUnderWay
-from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.ids import TabletId
 from stelae.core.records.configurations import TimelineRecord
 from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus, TimelineConfiguration
 from stelae.core.schema.durability import wal
 from stelae.core.schema.partition import hash_partition
 from stelae.simulation import Options, World
-from stelae.simulation.cluster import SimCluster
 from stelae.simulation.world.options import Servers
+from tests.simulation.world.cluster_fixture import SimClusterFixture
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
 
 
-class Here:
+class WalFixture(SimClusterFixture):
     """A cluster in a world, and what stories ask of it."""
 
     def __init__(self, world: World, **options: Any) -> None:
-        self.world = world
-        self.cluster = SimCluster(world, **{"segment_bytes": 2000, **options})
-        self.database: AsyncDatabase
-
-    async def start(self) -> None:
-        await self.cluster.start()
-        self.database = self.cluster.database("client")
-        await self.until(self.cluster.leader, "a leader")
+        super().__init__(world, **{"segment_bytes": 2000, **options})
 
     async def create(self, name: str = "t", count: int = 3, buckets: int = 2) -> AsyncTable:
         return await self.database.create_table(
@@ -47,19 +39,6 @@ class Here:
             timeout=30.0,
         )
 
-    @property
-    def leader(self) -> Any:
-        name = self.cluster.leader()
-        assert name is not None, "no master leads"
-        return self.world.server(name)
-
-    def name_of(self, uuid: ServerUuid) -> str:
-        for name in [*self.cluster.tservers, *self.cluster.safekeepers]:
-            server = self.world.server(name)
-            if server is not None and server.info.uuid == uuid:
-                return name
-        raise AssertionError(f"nobody is {uuid}")
-
     def owners(self) -> list[str]:
         """Names of tservers that own tablets."""
         tablets = self.leader.catalog.live_tablets()
@@ -69,9 +48,6 @@ class Here:
         """The name of a safekeeper."""
         name: str = self.leader.catalog.timelines.safekeepers[number].name
         return name
-
-    async def until(self, condition: Callable[[], object], what: str, limit_s: float = 60) -> None:
-        await self.world.wait_until(lambda: bool(condition()), limit_s, what)
 
     async def until_registered(self, count: int) -> None:
         """So many safekeepers have their ids, and are heard under them."""
@@ -92,14 +68,14 @@ class Here:
 
 
 def tell(
-    story: Callable[[Here], Awaitable[None]],
+    story: Callable[[WalFixture], Awaitable[None]],
     seed: int = 1,
     safekeepers: int = 3,
     masters: int = 3,
     **options: Any,
 ) -> World:
     world = World(seed, Options(servers=Servers(masters=masters, safekeepers=safekeepers)))
-    here = Here(world, **options)
+    here = WalFixture(world, **options)
 
     async def run() -> None:
         await here.start()
@@ -128,13 +104,13 @@ async def read_all(table: AsyncTable, count: int) -> None:
     assert sorted(found.column("id").to_pylist()) == list(range(count))
 
 
-async def ask(here: Here, method: Any, body: Any, timeout_s: float = 10.0) -> Any:
+async def ask(here: WalFixture, method: Any, body: Any, timeout_s: float = 10.0) -> Any:
     """A call of an operator's to whichever master leads."""
     masters = MastersClient(here.database.runtime, list(here.cluster.addresses.values()))
     return await masters.call(method, body, timeout_s=timeout_s)
 
 
-async def move(here: Here, tablet_id: TabletId, desired: tuple[SafekeeperId, ...]) -> None:
+async def move(here: WalFixture, tablet_id: TabletId, desired: tuple[SafekeeperId, ...]) -> None:
     """Order a migration, once the one before has put everything away."""
     async with asyncio.timeout(60.0):
         while True:
@@ -146,18 +122,18 @@ async def move(here: Here, tablet_id: TabletId, desired: tuple[SafekeeperId, ...
                 return
 
 
-def timelines(here: Here) -> dict[TabletId, TimelineConfiguration]:
+def timelines(here: WalFixture) -> dict[TabletId, TimelineConfiguration]:
     """Of all live tablets, as the catalog was told."""
     tablets = here.leader.catalog.live_tablets()
     return {t.tablet_id: t.timeline for t in tablets if t.timeline is not None}
 
 
-def records(here: Here) -> list[TimelineRecord]:
+def records(here: WalFixture) -> list[TimelineRecord]:
     """What the configuration store has, if that is the catalog."""
     return [stored.record for stored in here.leader.catalog.timelines.all()]
 
 
-def placed(here: Here) -> dict[str, list[TabletId]]:
+def placed(here: WalFixture) -> dict[str, list[TabletId]]:
     """Where timelines should be, by the catalog."""
     wanted: dict[str, list[TabletId]] = {name: [] for name in here.cluster.safekeepers}
     for tablet_id, configuration in timelines(here).items():
@@ -166,7 +142,7 @@ def placed(here: Here) -> dict[str, list[TabletId]]:
     return {name: sorted(held) for name, held in wanted.items()}
 
 
-async def until_at_rest(here: Here, limit_s: float = 90.0) -> None:
+async def until_at_rest(here: WalFixture, limit_s: float = 90.0) -> None:
     """Nothing is left to be done, and each safekeeper that runs has what it should have."""
 
     def is_at_rest() -> bool:

@@ -22,7 +22,7 @@ from stelae.core.records.configurations import TimelineId, TimelineRecord
 from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus
 from tests.unit.coordinator.timelines.timeline_world import (
     A,
-    Here,
+    DrivenLeader,
     configuration,
     ids,
     info,
@@ -59,7 +59,7 @@ def test_an_id_is_given_once_and_stays(beats: list[tuple[int, bool]]) -> None:
 
 def test_two_leaders_cannot_give_one_id_twice() -> None:
     """Both drafted from the same catalog: the entry that comes second changes nothing."""
-    here = Here(count=0)
+    here = DrivenLeader(count=0)
     one, other = (draft_register(here.catalog, info(name)) for name in ("k1", "k2"))
     assert isinstance(here.put(one), Applied)
     assert isinstance(here.put(other), Conflict)
@@ -73,7 +73,7 @@ def test_two_leaders_cannot_give_one_id_twice() -> None:
 def test_late_copies_of_an_order_do_not_undo_what_was_said_of_a_safekeeper_since() -> None:
     """Of one that changed something, of one that changed nothing, as it was said already, and of
     one that its client has given up; the last word may be another client's."""
-    here, offline, active = Here(), SafekeeperStatus.OFFLINE, SafekeeperStatus.ACTIVE
+    here, offline, active = DrivenLeader(), SafekeeperStatus.OFFLINE, SafekeeperStatus.ACTIVE
     first, same, lost = say(1, offline), say(1, offline, client="another"), say(2, offline)
     raced = draft_status(here.catalog, first)
     for order in (first, same):
@@ -90,7 +90,7 @@ def test_late_copies_of_an_order_do_not_undo_what_was_said_of_a_safekeeper_since
 
 def test_who_is_not_heard_counts_as_offline_and_who_lost_its_disk_as_gone() -> None:
     """By liveness; what operators have said of the others stands."""
-    here = Here()
+    here = DrivenLeader()
     here.put(draft_status(here.catalog, say(1, SafekeeperStatus.OFFLINE)))
     with pytest.raises(InvalidArgument, match="no safekeeper 77"):
         draft_status(here.catalog, say(2, SafekeeperStatus.ACTIVE, number=77))
@@ -105,7 +105,7 @@ def test_who_is_not_heard_counts_as_offline_and_who_lost_its_disk_as_gone() -> N
 
 def test_a_safekeeper_that_has_not_taken_its_id_up_gets_nothing() -> None:
     """It refuses everything until it has: it counts as not heard."""
-    here = Here(count=3)
+    here = DrivenLeader(count=3)
     here.put(draft_register(here.catalog, info("k4")))
     here.liveness.heartbeat(Heartbeat(info("k4"), here.now), here.now)
     assert here.fleet()[SafekeeperId(4)] is SafekeeperStatus.OFFLINE
@@ -116,7 +116,7 @@ def test_a_safekeeper_that_has_not_taken_its_id_up_gets_nothing() -> None:
 
 def test_of_two_writes_after_one_record_one_counts() -> None:
     """The compare-and-set is where the entry is applied, on every master alike."""
-    here = Here()
+    here = DrivenLeader()
     first = TimelineRecord(A, configuration(1, 1, 2, 3))
     assert isinstance(here.put(CatalogBatch(timelines=(stored(first, 1),))), Applied)
     one, other = (stored(first.joint_with(ids(*to)), 2) for to in ((2, 3, 4), (1, 3, 4)))
@@ -153,7 +153,7 @@ def test_pages_list_each_timeline_once_in_order(
 
 def test_catalogs_of_before_timelines_are_read() -> None:
     """Their snapshots have no such part."""
-    here = Here()
+    here = DrivenLeader()
     fields = msgspec.msgpack.decode(here.catalog.snapshot())
     fields[0] = 3
     older = Catalog()

@@ -46,7 +46,7 @@ from stelae.core.schema.durability import segments, wal
 from tests.unit.coordinator.timelines.timeline_world import (
     SILENCE_S,
     A,
-    Here,
+    DrivenLeader,
     configuration,
     ids,
     order,
@@ -58,7 +58,7 @@ from tests.unit.coordinator.timelines.timeline_world import (
 
 def test_new_timelines_are_spread_evenly() -> None:
     """Each on as many safekeepers as its table says; those with the fewest first."""
-    here = Here(count=5)
+    here = DrivenLeader(count=5)
     fleet = fleet_of(here.catalog, here.liveness, here.now)
 
     def choose(
@@ -96,7 +96,7 @@ def test_new_timelines_are_spread_evenly() -> None:
 
 def test_an_owner_is_told_where_its_timeline_lies() -> None:
     """The members of whom anything was heard, each with its server and address."""
-    here = Here(count=2)
+    here = DrivenLeader(count=2)
     source = source_of(here.catalog, here.liveness, here.tablet)
     assert source is not None
     assert source.configuration == configuration(1, 1, 2, 3)
@@ -110,7 +110,7 @@ def test_an_owner_is_told_where_its_timeline_lies() -> None:
 
 def test_the_catalog_is_told_what_is_newer_and_nothing_of_what_is_gone() -> None:
     """Told twice, or late, nothing changes."""
-    here = Here()
+    here = DrivenLeader()
     record = TimelineRecord(A, configuration(1, 1, 2, 3)).joint_with(ids(2, 3, 4))
     here.put(draft_notified(here.catalog, record))
     assert here.tablet.timeline == record.configuration
@@ -128,7 +128,7 @@ def test_the_catalog_is_told_what_is_newer_and_nothing_of_what_is_gone() -> None
 
 def test_what_is_created_and_what_is_removed_follows_from_the_tablet() -> None:
     """CREATING: its timeline is wanted; gone: its timeline is to go; RUNNING: neither."""
-    here = Here()
+    here = DrivenLeader()
     statuses = here.fleet()
     record = TimelineRecord(A, configuration(1, 1, 2, 3), 1, 1)
     assert [duty.request for duty in creations(here.catalog)] == [Create(ids(1, 2, 3))]
@@ -149,7 +149,7 @@ def test_what_is_created_and_what_is_removed_follows_from_the_tablet() -> None:
 
 def test_what_waits_for_a_safekeeper_that_is_away_is_left_until_it_is_back() -> None:
     """Nobody drives in vain; as soon as it is heard, it is finished."""
-    here = Here()
+    here = DrivenLeader()
     record = TimelineRecord(A, configuration(3, 2, 3, 4), 3, 3, departed=ids(1))
     here.now += 10.0
     for name in ("k2", "k3", "k4"):
@@ -164,7 +164,7 @@ def test_what_waits_for_a_safekeeper_that_is_away_is_left_until_it_is_back() -> 
 def test_a_lost_member_gives_way_after_the_grace_time_and_one_without_disk_at_once() -> None:
     """Silence alone waits: it may be restarted. Its successor of that name shows that its disk is
     gone."""
-    here = Here()
+    here = DrivenLeader()
     record = TimelineRecord(A, configuration(1, 1, 2, 3), 1, 1)
     here.now += 10.0
     for name in ("k2", "k3", "k4"):
@@ -174,7 +174,7 @@ def test_a_lost_member_gives_way_after_the_grace_time_and_one_without_disk_at_on
     for name in ("k2", "k3", "k4"):
         here.beat(name)
     assert [d.request for d in here.replacements([record])] == [MoveTo(ids(4, 2, 3))]
-    again = Here()
+    again = DrivenLeader()
     again.now += 10.0
     for name in ("k2", "k3", "k4"):
         again.beat(name)
@@ -185,7 +185,7 @@ def test_a_lost_member_gives_way_after_the_grace_time_and_one_without_disk_at_on
 def test_what_merely_finishes_keeps_no_replacement_waiting() -> None:
     """The lost member has never been told of the last change, so that is never finished; any other
     request is waited for."""
-    here = Here()
+    here = DrivenLeader()
     record = TimelineRecord(A, configuration(3, 1, 2, 3), 3, 1)
     here.now += 40.0
     for name in ("k2", "k3", "k4"):
@@ -203,7 +203,7 @@ def test_a_change_whose_new_members_are_lost_is_taken_back() -> None:
     record = TimelineRecord(A, configuration(1, 1, 2, 3)).joint_with(ids(3, 4, 5))
 
     def after(silence_s: float, *heard: int) -> list[Request]:
-        here = Here(count=5)
+        here = DrivenLeader(count=5)
         here.now += silence_s
         for number in heard:
             here.beat(f"k{number}")
@@ -213,7 +213,7 @@ def test_a_change_whose_new_members_are_lost_is_taken_back() -> None:
     assert after(10.0, 1, 2, 3) == []
     assert after(40.0, 1, 2, 3, 4) == []
     assert after(40.0, 3) == []
-    here = Here(count=5)
+    here = DrivenLeader(count=5)
     for number in (4, 5):
         here.put(draft_status(here.catalog, say(number, SafekeeperStatus.OFFLINE, number=number)))
     here.now += 40.0
@@ -242,7 +242,7 @@ def test_an_abort_or_a_removal_ends_what_runs() -> None:
 
 def test_the_catalog_keeps_the_last_order_until_that_very_one_is_decided() -> None:
     """Also through a snapshot; what is said of an earlier order does not touch a later one."""
-    here = Here()
+    here = DrivenLeader()
     move, back = order(1, ids(2, 3, 4)), order(2, None)
     here.put(CatalogBatch(orders=(move,), request=move.request))
     assert here.catalog.timelines.orders == {A: move}
@@ -259,7 +259,7 @@ def test_the_catalog_keeps_the_last_order_until_that_very_one_is_decided() -> No
 
 def test_an_order_is_void_once_its_tablet_is_gone() -> None:
     """However that came: then nobody moves its log."""
-    here, move = Here(), order(1, ids(2, 3, 4))
+    here, move = DrivenLeader(), order(1, ids(2, 3, 4))
     assert not is_void(here.catalog, move)
     here.set_tablet(state=TabletState.DELETED)
     assert is_void(here.catalog, move)
@@ -282,7 +282,7 @@ def test_what_decides_an_order_is_its_own_end_or_that_it_was_taken_back(verdict:
 
 def test_an_owner_is_told_of_a_newer_configuration_until_it_says_that_it_knows() -> None:
     """Level-triggered, by the generation in its report."""
-    here = Here()
+    here = DrivenLeader()
 
     def decided() -> list[object]:
         actions = decide(here.catalog, here.liveness, Pacing(), here.now, missing_after_s=2.0)
@@ -308,7 +308,7 @@ def test_choices_do_not_depend_on_the_order_of_heartbeats() -> None:
     """The same servers give the same members."""
     chosen = set()
     for seed in range(5):
-        here = Here(count=5)
+        here = DrivenLeader(count=5)
         names = [f"k{number}" for number in range(1, 6)]
         random.Random(seed).shuffle(names)
         for name in names:

@@ -83,7 +83,7 @@ def say(
     return SetSafekeeperStatus(request, SafekeeperId(number), status)
 
 
-class Here:
+class DrivenLeader:
     """A leader's catalog and liveness, driven by hand."""
 
     def __init__(self, count: int = 4) -> None:

@@ -103,7 +103,7 @@ def seen(indexlet: Indexlet) -> Any:
     )
 
 
-class Here:
+class ServedIndexlet:
     """A server with the one indexlet of a table of a few rows, and a caller."""
 
     def __init__(self, cluster: LocalCluster) -> None:
@@ -142,7 +142,7 @@ class Here:
         assert seen(self.indexlet) == before, body
 
 
-async def here(cluster: LocalCluster) -> Here:
+async def here(cluster: LocalCluster) -> ServedIndexlet:
     """With rows whose entries are in."""
     table = await cluster.database.create_table(
         "things",
@@ -154,7 +154,7 @@ async def here(cluster: LocalCluster) -> Here:
     )
     await table.upsert([{"id": i, "n": i % 3} for i in range(9)])
     assert (await table.find("n", 1))["id"].to_pylist() == [1, 4, 7]
-    at = Here(cluster)
+    at = ServedIndexlet(cluster)
     await until_async(at.is_quiet, 20.0, "no entries are on their way", poll_s=0.02)
     return at
 
@@ -256,7 +256,7 @@ async def test_fills_and_look_ups_that_ask_for_nothing_sound(tmp_path: Path) -> 
 class Filling:
     """An indexlet of that table that is filled, or is to succeed another one, in no server."""
 
-    def __init__(self, at: Here, *, succeeds: str = "") -> None:
+    def __init__(self, at: ServedIndexlet, *, succeeds: str = "") -> None:
         runtime, record = (
             at.cluster.client_runtime("heir" if succeeds else "holder"),
             at.indexlet.record,

@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stelae.client.database import AsyncDatabase
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import (
     ColumnNotFound,
@@ -27,24 +26,19 @@ from stelae.core.schema.alter import MAX_HISTORY, schema_change
 from stelae.core.schema.durability import segments
 from stelae.core.schema.partition import hash_partition
 from stelae.simulation import Options, World
-from stelae.simulation.cluster import SimCluster
 from stelae.simulation.world.options import Servers
+from tests.simulation.world.cluster_fixture import SimClusterFixture
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), False), pa.field("a", pa.string()), pa.field("b", pa.int64())]
 )
 
 
-class Here:
+class AlteredFixture(SimClusterFixture):
     """A small calm cluster with one table of two tablets, and a handle that is never refreshed."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.cluster = SimCluster(world)
-
     async def start(self) -> None:
-        await self.cluster.start()
-        self.database: AsyncDatabase = self.cluster.database("client")
+        await super().start()
         self.table: AsyncTable = await self.database.create_table(
             "t",
             SCHEMA,
@@ -74,12 +68,15 @@ class Here:
 
 
 def run(
-    scenario: Callable[[Here], Coroutine[Any, Any, None]], *, masters: int = 1, tservers: int = 2
+    scenario: Callable[[AlteredFixture], Coroutine[Any, Any, None]],
+    *,
+    masters: int = 1,
+    tservers: int = 2,
 ) -> None:
     world = World(5, Options(servers=Servers(masters=masters, tservers=tservers, backups=3)))
 
     async def main() -> None:
-        here = Here(world)
+        here = AlteredFixture(world)
         await here.start()
         await scenario(here)
 
@@ -94,7 +91,7 @@ def test_readers_and_writers_with_the_older_schema_go_on() -> None:
     """Renamed columns keep their old names for old handles; what an old handle writes for a
     dropped column is left out; an added one gets its default. One row, few, and Arrow alike."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: AlteredFixture) -> None:
         await here.old.upsert([{"id": n, "a": f"a{n}", "b": n} for n in range(6)])
         await here.table.alter(
             add_columns=[pa.field("c", pa.int32(), False)],
@@ -126,7 +123,7 @@ def test_readers_and_writers_with_the_older_schema_go_on() -> None:
 def test_a_handle_that_reads_a_dropped_column_learns_of_the_alter() -> None:
     """It loads the schema and makes the call again, once; naming the column is then an error."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: AlteredFixture) -> None:
         await here.old.upsert([{"id": n, "a": f"a{n}", "b": n} for n in range(4)])
         other, third = [await here.cluster.database(n).table("t") for n in ("x", "y")]
         await here.table.alter(drop_columns="a")
@@ -149,7 +146,7 @@ def test_a_handle_that_reads_a_dropped_column_learns_of_the_alter() -> None:
 def test_a_column_dropped_and_added_again_comes_back_empty_also_after_a_crash() -> None:
     """In heads, in sealed segments, and in both once they have been recovered."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: AlteredFixture) -> None:
         filler = "x" * 300
         for n in range(40):
             await here.old.upsert({"id": n, "a": filler, "b": n})
@@ -170,7 +167,7 @@ def test_kudu_1374_an_alter_whose_calls_were_never_sent_is_done_under_the_next_l
     """The leader cannot reach the tservers, and dies once the entry is committed: the next one
     sees which owners are behind, and tells them."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: AlteredFixture) -> None:
         await here.table.upsert([{"id": n, "a": "x", "b": n} for n in range(4)])
         leader = here.cluster.leader()
         assert leader is not None
@@ -199,7 +196,7 @@ def test_kudu_1374_an_alter_whose_calls_were_never_sent_is_done_under_the_next_l
 def test_an_alter_waits_for_every_tablet_and_says_for_which() -> None:
     """A tablet that is offline keeps the table ALTERING; it comes back with the newest schema."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: AlteredFixture) -> None:
         await here.table.upsert([{"id": n, "a": "x", "b": n} for n in range(8)])
         for name in here.cluster.tservers:
             here.world.crash(name, restart=False)
@@ -220,7 +217,7 @@ def test_an_alter_waits_for_every_tablet_and_says_for_which() -> None:
 def test_a_renamed_table_goes_on_under_old_handles_and_errors_use_its_new_name() -> None:
     """Handles are bound to the table's id; the name alone needs no waiting."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: AlteredFixture) -> None:
         await here.table.upsert({"id": 1, "a": "x", "b": 1})
         await here.database.rename_table("t", "u")
         assert here.record().state is TableState.RUNNING
@@ -254,7 +251,7 @@ def test_a_renamed_table_goes_on_under_old_handles_and_errors_use_its_new_name()
 def test_a_refused_alter_leaves_no_trace() -> None:
     """The record is the very same afterwards, and no request result is kept."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: AlteredFixture) -> None:
         before = here.record()
         for change in (
             {"drop_columns": "id"},
@@ -277,7 +274,7 @@ def test_a_refused_alter_leaves_no_trace() -> None:
 def test_a_repeated_alter_happens_once() -> None:
     """The second call with the same request id gets the first one's answer."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: AlteredFixture) -> None:
         request = RequestId(ClientId("c"), 1, 1)
         change = schema_change(add=[pa.field("c", pa.int8())])
         order = AlterTable(request, here.table.record.table_id, "t", "u", change)
@@ -297,7 +294,7 @@ def test_a_repeated_alter_happens_once() -> None:
 def test_a_request_with_a_newer_schema_waits_for_the_tablet() -> None:
     """A tserver that has not heard of the alter yet says so; the client repeats the call."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: AlteredFixture) -> None:
         await here.table.upsert({"id": 1, "a": "x", "b": 1})
         leader = here.cluster.leader()
         assert leader is not None
@@ -318,7 +315,7 @@ def test_a_request_with_a_newer_schema_waits_for_the_tablet() -> None:
 def test_a_schema_too_old_to_be_remembered_is_loaded_anew() -> None:
     """Writes and reads of a very old handle are made again with the newest schema, once."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: AlteredFixture) -> None:
         handles = [await here.cluster.database(f"h{n}").table("t") for n in range(4)]
         await here.table.alter(rename_columns={"a": "name"})
         for n in range(MAX_HISTORY + 1):
@@ -339,7 +336,7 @@ def test_a_changed_default_is_for_rows_written_from_then_on() -> None:
     """Also for rows of handles that know only the default before, as far as they leave it out;
     what is given, null too, is what is stored."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: AlteredFixture) -> None:
         await here.old.upsert({"id": 1, "a": "x"})
         await here.table.alter(defaults={"b": 5})
         await here.old.upsert({"id": 2, "a": "x"})
@@ -355,7 +352,7 @@ def test_a_changed_default_is_for_rows_written_from_then_on() -> None:
 def test_a_table_that_becomes_one_of_any_types_still_takes_small_calls_of_old_handles() -> None:
     """Decimals and lists do not travel as small rows; what an old handle sends is made columnar."""
 
-    async def scenario(here: Here) -> None:
+    async def scenario(here: AlteredFixture) -> None:
         price = pa.decimal128(10, 2)
         await here.old.upsert({"id": 1, "a": "x", "b": 1})
         await here.table.alter(
