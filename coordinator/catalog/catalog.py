@@ -497,12 +497,8 @@ class Catalog:
         """Live tablets with ``replicas(n)``; nobody owns them."""
         return (self.tablets[tablet_id] for tablet_id in self._groups)
 
-    def replicas_at(self, server: ServerUuid) -> Iterable[TabletRecord]:
-        """Live tablets of which this server is a member, by their configurations here."""
-        return (self.tablets[tablet_id] for tablet_id in self._of_member.get(server, ()))
-
     def count_replicas(self, server: ServerUuid) -> int:
-        """How many."""
+        """Of how many live tablets this server is a member, by their configurations here."""
         return len(self._of_member.get(server, ()))
 
     def mark(self, server: ServerUuid) -> ServerMark:

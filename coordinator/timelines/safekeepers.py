@@ -45,10 +45,6 @@ class Safekeeper(msgspec.Struct, frozen=True):
 Fleet = Mapping[SafekeeperId, Safekeeper]
 
 
-def statuses_of(fleet: Fleet) -> Statuses:
-    return {one.safekeeper_id: one.status for one in fleet.values()}
-
-
 def count_timelines(records: Iterable[TimelineRecord]) -> dict[SafekeeperId, int]:
     """How many timelines each safekeeper is a member of."""
     load: dict[SafekeeperId, int] = {}

@@ -25,7 +25,7 @@ from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.table.alter import NewColumns
 from stelae.client.table.blocking import BlockingTable
 from stelae.client.table.table import AsyncTable
-from stelae.core.errors import InvalidArgument, StelaeError
+from stelae.core.errors import StelaeError
 from stelae.core.messages.catalog import TabletLocation
 from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.durability import Durability
@@ -530,9 +530,3 @@ def _unpickled(connection: Connection, cluster: str, ray_address: str) -> Databa
     found = Database.over(connection, cluster)
     found.ray_address = ray_address
     return found
-
-
-def check_timeout(timeout: float) -> None:
-    """Raise `InvalidArgument` unless a timeout is a positive number of seconds."""
-    if not isinstance(timeout, int | float) or not timeout > 0:
-        raise InvalidArgument(f"timeout={timeout!r}: a number of seconds above 0")

@@ -75,7 +75,7 @@ def test_the_catalog_comes_back_from_a_snapshot_with_its_groups() -> None:
     copy = Catalog()
     copy.restore(world.catalog.snapshot())
     assert list(copy.groups()) == [tablet]
-    assert list(copy.replicas_at(ServerUuid("b"))) == [tablet]
+    assert copy.count_replicas(ServerUuid("b")) == 1
     assert (copy.live_count, copy.owners()) == (1, [])
     world.put(draft_delete(world.catalog, RequestId(ClientId("c"), 9, 9), tablet.table_id, "t"))
     assert (world.catalog.live_count, list(world.catalog.groups())) == (0, [])

@@ -18,7 +18,6 @@ from stelae.coordinator.timelines.safekeepers import (
     decide_replacements,
     decide_scrub,
     needs_work,
-    statuses_of,
 )
 from stelae.core.errors import InvalidArgument, NotEnoughServers, TooFewServers
 from stelae.core.ids import TableId, TabletId
@@ -137,7 +136,8 @@ def test_an_evacuation_moves_what_it_can_up_to_its_limit() -> None:
         record("d", 1, 3, 2).joint_with(ids(2, 3, 5)),
         record("e", 2, 3, 5),
     ]
-    statuses = statuses_of(fleet(keeper(1), keeper(4), keeper(6), keeper(7, status=OFFLINE)))
+    keepers = (keeper(1), keeper(4), keeper(6), keeper(7, status=OFFLINE))
+    statuses = {each.safekeeper_id: each.status for each in keepers}
     source, target = ids(1, 6)
     moves = decide_evacuation(records, statuses, source, target)
     assert [(m.timeline.tablet_id, m.request.desired) for m in moves] == [
