@@ -8,6 +8,7 @@
 #   make soak    fresh seeds of all scenarios:  make soak MINUTES=60 [SCENARIO="wal media"] [KEEP=1]
 #   make docs    the documentation as a site, in build/site
 #   make spec    the TLA+ models of spec/, the larger ones too (SPEC_ARGS="--workers 2 NAME ...")
+#   make mutants which protections no test would miss:  make mutants MUTANTS_ARGS="--only fences"
 #
 # Also: make soak-tests, make fuzz, make clean, make java (says which Java 17 is found).
 
@@ -45,8 +46,9 @@ FUZZED := tests/unit/runtime/tcp tests/unit/storage/files tests/unit/storage/ent
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 SPEC_ARGS ?=
+MUTANTS_ARGS ?=
 
-.PHONY: help venv java java-17 demo docs test test-feast test-feast-own test-cluster soak-cluster soak-tests fuzz gate lint lint-style lint-types lint-imports tree bench soak spec clean
+.PHONY: help venv java java-17 demo docs test test-feast test-feast-own test-cluster soak-cluster soak-tests fuzz mutants gate lint lint-style lint-types lint-imports tree bench soak spec clean
 
 help:
 	@sed -n '2,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
@@ -134,6 +136,10 @@ soak-tests: $(STAMP)
 # What reads bytes of others, with many fresh examples:  make fuzz EXAMPLES=20000
 fuzz: $(STAMP)
 	STELAE_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(PARALLEL) -m hypothesis --hypothesis-profile fuzz $(FUZZED)
+
+# Protections that are taken away one at a time, in copies of the checkout.
+mutants: $(STAMP)
+	$(RAY_TESTS) $(BIN)/python -m tests.mutants.run $(MUTANTS_ARGS)
 
 gate:
 	.ci/gate

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # Examples follow from the test alone, so that the same code passes or fails every time. A busy
 # machine is no failure either: a test that wants a bound on time sets it itself.
@@ -16,6 +16,14 @@ settings.register_profile("fresh", deadline=None)
 # Many, for `make fuzz`.
 settings.register_profile(
     "fuzz", deadline=None, max_examples=int(os.environ.get("STELAE_FUZZ_EXAMPLES", "5000"))
+)
+# For `make mutants`: that a test fails is all there is to know, so nothing is shrunk.
+settings.register_profile(
+    "mutants",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile("gate")
 

@@ -133,9 +133,11 @@ class Exclude(TraceEvent, frozen=True, kw_only=True, tag=True):
 
 class RestartSafekeeper(_AtSafekeeper, frozen=True, kw_only=True, tag=True):
     """What was read back from disk; ``voted_for`` has the vote of ``term``, and is empty if it was
-    raised without one."""
+    raised without one. ``is_pulled``: a copy was being installed, so it may be one that no line of
+    Pull told of."""
 
     voted_for: LifeOfProposer
+    is_pulled: bool = False
 
 
 # ---- proposers ----------------------------------------------------------------------------------

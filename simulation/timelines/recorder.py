@@ -49,6 +49,7 @@ from stelae.core.records.configurations import FIRST_GENERATION, StoredRecord
 from stelae.core.records.timelines import (
     SafekeeperId,
     SwitchReply,
+    TermHistory,
     TimelineConfiguration,
     joined_history,
     term_at,
@@ -74,6 +75,8 @@ class TimelineRecorder:
         self._revisions: dict[TabletId, int] = {}
         self._over: dict[TabletId, None] = {}
         self._here: dict[tuple[SafekeeperId, TabletId], None] = {}
+        self._installing: dict[tuple[SafekeeperId, TabletId], None] = {}
+        """Pulls that may be durable, and whose line is not written: a crash may keep it so."""
 
     def lines(self) -> bytes:
         """As it is written to a file."""
@@ -187,9 +190,11 @@ class TimelineRecorder:
 
     def _around_install(self, install: Callable[..., Any]) -> Callable[..., Any]:
         async def around(store: TimelineStore, control: TimelineControl, log: Any) -> Any:
+            self._installing[store.safekeeper, control.tablet_id] = None
             timeline = await install(store, control, log)
             tablet_id, state = control.tablet_id, timeline.acceptor
             self._here[store.safekeeper, tablet_id] = None
+            del self._installing[store.safekeeper, tablet_id]
             self.add(
                 trace.Pull,
                 tablet_id,
@@ -232,9 +237,11 @@ class TimelineRecorder:
                 configuration = self._stored[tablet_id][generation]
                 self.add(trace.Exclude, tablet_id, server=safekeeper, configuration=configuration)
 
-    def found(self, safekeeper: SafekeeperId, tablet_id: TabletId) -> None:
-        """An acceptor is made of what is on a disk."""
+    def found(self, safekeeper: SafekeeperId, tablet_id: TabletId) -> bool:
+        """An acceptor is made of what is on a disk. Returns whether that may be a copy that was
+        being installed."""
         self._here[safekeeper, tablet_id] = None
+        return (safekeeper, tablet_id) in self._installing
 
 
 def _change(
@@ -254,14 +261,16 @@ class _WatchedAcceptor(WalAcceptor):
     def __init__(self, recorder: TimelineRecorder, **given: Any) -> None:
         self._recorder = recorder
         self._steps: list[_Step] = []
+        self._began_after = False
         super().__init__(**given)
         state, log = given["state"], given["log"]
         history = joined_history(state.term_history, log.base_lsn, log.history)
-        recorder.found(self.safekeeper, self.timeline_id)
+        is_pulled = recorder.found(self.safekeeper, self.timeline_id)
         last = OpId(term_at(history, log.last_lsn), log.last_lsn)
-        self._step(trace.RestartSafekeeper, last, voted_for=self.voted_for)
+        vote = {"voted_for": self.voted_for, "is_pulled": is_pulled}
+        self._step(trace.RestartSafekeeper, last, **vote)
         self._tell()
-        if self._restart_after is not None:
+        if self._began_after:
             self._step(trace.BeginAfter)
 
     def _step(self, kind: type[trace.TraceEvent], last: OpId | None = None, **fields: Any) -> None:
@@ -307,17 +316,26 @@ class _WatchedAcceptor(WalAcceptor):
         if isinstance(self._messages[-1], WalVoteResponse):
             self._step(trace.Vote, proposer=request.proposer)
 
+    def _restart_log(self, horizon_lsn: int, history: TermHistory) -> None:
+        super()._restart_log(horizon_lsn, history)
+        self._began_after = True
+
     def _on_elected(self, session: Session, elected: ProposerElected) -> None:
-        history = self.history
-        common_lsn = last_common_lsn(elected.history, None, history, self.last_lsn)
+        """The line has what is there after it. Where the log went on after the horizon, the cut
+        before that is no state that anybody can see: it is as it should be."""
+        before, before_lsn = self.history, self.last_lsn
+        self._began_after = False
         super()._on_elected(session, elected)
         if not isinstance(self._messages[-1], WalAppendResponse):
             return
+        if not self._began_after:
+            self._step(trace.Elected, proposer=elected.proposer)
+            return
+        common_lsn = last_common_lsn(elected.history, None, before, before_lsn)
         assert common_lsn is not None
-        common = OpId(term_at(history, common_lsn), common_lsn)
+        common = OpId(term_at(before, common_lsn), common_lsn)
         self._step(trace.Elected, common, proposer=elected.proposer)
-        if common_lsn < elected.horizon_lsn:
-            self._step(trace.BeginAfter)
+        self._step(trace.BeginAfter)
 
     def _on_append(self, session: Session, request: WalAppendRequest) -> None:
         before_lsn = self.last_lsn

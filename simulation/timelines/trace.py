@@ -330,7 +330,8 @@ class TimelineTrace:
         if not acceptor.here and event.generation == 1 and event.flush_lsn == 0:
             return TermLog()
         is_ahead = not acceptor.here or event.position > acceptor.log.position
-        copy = self._copied(list(self.acceptors), event) if is_ahead else None
+        may_be_copy = is_ahead and event.is_pulled
+        copy = self._copied(list(self.acceptors), event) if may_be_copy else None
         if copy is None:
             self._refuse("its log is not what was durable")
         return copy

@@ -34,6 +34,9 @@ class SegmentReplica:
     medium: str
     backup: ServerUuid | None = None
     length: int = 0
+    """Bytes that its backup has received."""
+    certified: int = 0
+    """Bytes of them under a certificate: all that the backup would give to a recovery."""
     epoch: int = -1
     closed: bool = False
     sealed: bool = False

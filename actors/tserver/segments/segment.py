@@ -10,6 +10,7 @@ Invariants:
 - A byte counts as replicated once every replica has it under the segment's present epoch, and that
   epoch, if it was ever raised, stands in the catalog (`epoch_registered`).
 - A replacement gets no certificate before it has all bytes: half a copy never passes for a log.
+- What a replica has received counts from its certificate on: a recovery reads nothing past that.
 
 Source: seed RAMCloud master recovery, "Master Soft State"; SOSP 2011 paper, section 3.
 """
@@ -160,7 +161,7 @@ class ReplicatedSegment(ReplicaViews):
     def is_opened(self) -> bool:
         """The prologue is durable on all replicas (registration of an epoch may be pending)."""
         need = self._prologue.length
-        return self.is_sealed or all(r.closed or (r.length >= need > 0) for r in self.replicas)
+        return self.is_sealed or all(r.closed or r.certified >= need > 0 for r in self.replicas)
 
     def note_closed(self) -> bool:
         """Whether it was ever closed (or sealed) on all replicas, under an epoch that counts."""
@@ -221,7 +222,7 @@ class ReplicatedSegment(ReplicaViews):
         self._put(replica, None)
         replica.is_remade = replica.is_remade or replica.sealed
         replica.troubled_since = None
-        replica.length, replica.epoch = 0, -1
+        replica.length, replica.certified, replica.epoch = 0, 0, -1
         replica.closed = replica.sealed = replica.created = False
         self.wake()
         self._context.progressed()
@@ -377,7 +378,7 @@ class ReplicatedSegment(ReplicaViews):
         replica.created, replica.goes_alone = True, False
         replica.length = end
         if request.certificate is not None:
-            replica.epoch = request.epoch
+            replica.certified, replica.epoch = request.certificate.length, request.epoch
             replica.closed = replica.closed or request.close
 
     def _post(self, replica: SegmentReplica, target: ServerInfo) -> bool:

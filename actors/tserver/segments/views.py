@@ -52,14 +52,15 @@ class ReplicaViews(ABC):
 
     @property
     def committed_length(self) -> int:
-        """Bytes that every replica has, under an epoch that counts."""
+        """Bytes that every replica has under a certificate, in an epoch that counts."""
         if self.is_columnar:
             return self.length
         if not (self.may_fill and self._epoch_counts):
             return 0
         if any(r.epoch != self.epoch and not r.closed for r in self.replicas):
             return 0
-        return min((r.length for r in self.replicas), default=self.length)
+        # Not what they have received: without its certificate a piece is lost with this server.
+        return min((r.certified for r in self.replicas), default=self.length)
 
     @property
     def epoch_is_everywhere(self) -> bool:
@@ -129,7 +130,7 @@ class ReplicaViews(ABC):
             r.backup
             for r in self.replicas
             if r.backup is not None
-            and (r.sealed or r.closed or (r.length == self.length and r.epoch == self.epoch))
+            and (r.sealed or r.closed or (r.certified == self.length and r.epoch == self.epoch))
         ]
 
 

@@ -17,6 +17,7 @@ from stelae.actors.tserver.lease import Lease
 from stelae.actors.tserver.owned_tablet.indexing import Begun
 from stelae.actors.tserver.owned_tablet.tablet import Tablet
 from stelae.actors.tserver.segments.repair import ReplicaCensus
+from stelae.actors.tserver.segments.replica import SegmentReplica
 from stelae.actors.tserver.segments.segment import ReplicatedSegment
 from stelae.actors.tserver.segments.side_segments import SideSegments
 from stelae.actors.tserver.tablet_log.segment_log import SegmentLog
@@ -262,6 +263,17 @@ def _shared_appends_are_not_waited_for() -> Any:
     return patch.object(BackupWrites, "_outcome", hasty)
 
 
+def _pieces_count_uncertified() -> Any:
+    """Acknowledge what all replicas have received, whether a certificate covers it or not."""
+    certified = property(lambda self: self.length, lambda self, length: None)
+    return patch.object(SegmentReplica, "certified", certified)
+
+
+def _epochs_count_unregistered() -> Any:
+    """Acknowledge under an epoch of which the catalog does not know."""
+    return patch.object(ReplicatedSegment, "_epoch_counts", property(lambda self: True))
+
+
 def _both(*patches: Any) -> Any:
     stack = contextlib.ExitStack()
 
@@ -311,6 +323,11 @@ SHARED_AT_BACKUPS: dict[str, Callable[[], Any]] = {
 }
 """Found by a crash and a fence that are aimed
 (`tests/unit/actors/tserver/segments/test_shared_appends.py`)."""
+AIMED_AT_HEADS: dict[str, Callable[[], Any]] = {
+    "epochs_count_unregistered": _epochs_count_unregistered,
+    "pieces_count_uncertified": _pieces_count_uncertified,
+}
+"""Found by the deaths of `tests/simulation/tables/aimed_heads.py`."""
 
 
-planted = planting(BUGS, CLEANING_BUGS, SHARED, SHARED_AIMED, SHARED_AT_BACKUPS)
+planted = planting(BUGS, CLEANING_BUGS, SHARED, SHARED_AIMED, SHARED_AT_BACKUPS, AIMED_AT_HEADS)

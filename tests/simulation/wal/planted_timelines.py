@@ -75,6 +75,10 @@ async def _always_copied(self: PullReceiver, order: PullTimelineFrom, timeout_s:
     return await self._timelines.switch(order.timeline.tablet_id, order.configuration, 0, timeout_s)
 
 
+def _not_cut(self: WalAcceptor, last_lsn: int) -> None:
+    """What the leader's log does not have stays, below what it appends."""
+
+
 async def _any_generation(self: TimelineStore, tablet_id: TabletId, generation: int) -> bool:
     known = self.control(tablet_id).generation
     return await _exclude(self, tablet_id, max(generation, known))
@@ -101,6 +105,7 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a start forgets the vote": lambda: patch(
         "stelae.actors.safekeeper.timeline_store.files.decode_control", _without_vote
     ),
+    "no cut": lambda: patch.object(WalAcceptor, "_cut", _not_cut),
     "no term bump": lambda: patch.object(Knowledge, "take_sync_point", _no_term),
     "a reply has the term for that of the last entry": lambda: patch.object(
         WalAcceptor, "_position", _term_for_last_log_term

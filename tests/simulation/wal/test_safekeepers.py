@@ -74,6 +74,18 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     raise AssertionError(f"{bug!r} was not found")
 
 
+def test_a_cut_that_is_missing_is_seen_where_it_is_missing() -> None:
+    """The line of Elected has what the safekeeper has then, not what it should have."""
+    for seed in range(BUG_SEEDS):
+        failure = run_seed(SCENARIO, seed, bug="no cut").failure
+        if failure is not None:
+            refused = BaseExceptionGroup("found", [failure.error]).subgroup(NotInModelError)
+            assert refused is not None
+            assert "Elected(" in str(refused.exceptions[0])
+            return
+    raise AssertionError("not found")
+
+
 def test_a_trace_has_steps_of_every_kind() -> None:
     """Whole runs are replayed, and what is replayed is much: campaigns, votes, appends, switches,
     copies, cuts over the horizon, restarts, migrators' answers; and a line that is left out, or of

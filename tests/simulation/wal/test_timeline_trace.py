@@ -101,12 +101,20 @@ def test_a_restart_may_show_a_copy_that_was_not_told() -> None:
         number = index(steps, label)
         return [*steps[:number], (label, trace.RestartSafekeeper, found), *steps[number + 1 :]]
 
-    pulled = instead(GOOD, "4 pulls", at(4, 2, 1, 1, 2, voted_for=""))
+    pulled = instead(GOOD, "4 pulls", at(4, 2, 1, 1, 2, voted_for="", is_pulled=True))
     assert check_trace(events(pulled)) == len(GOOD)
     created = instead(GOOD, "create 3", at(3, 1, 0, 0, 0, voted_for=""))
     assert check_trace(events(created)) == len(GOOD)
     with pytest.raises(NotInModelError, match="what was durable"):
         check_trace(events(altered("4 pulls", last_log_term=2)(pulled)))
+
+
+def test_a_copy_that_no_line_told_of_is_noticed_at_the_restart() -> None:
+    """It is allowed only where a copy was being installed when the safekeeper stopped."""
+    number = index(GOOD, "4 pulls")
+    lost = ("4 restarts", trace.RestartSafekeeper, at(4, 2, 1, 1, 2, voted_for=""))
+    with pytest.raises(NotInModelError, match="what was durable"):
+        check_trace(events([*GOOD[:number], lost, *GOOD[number + 1 :]]))
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.rule)

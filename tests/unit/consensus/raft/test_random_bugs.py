@@ -52,6 +52,35 @@ def answer_too_much(
     return msgspec.structs.replace(answer, index=log.last.index)
 
 
+_become_leader, _become_follower = Raft._become_leader, Raft._become_follower
+
+
+def lease_before_a_commit(leader: Leader, now_us: int) -> bool:
+    """The planted bug: a majority that follows is enough, though the leader may not know yet what
+    the leader before it has committed."""
+    return now_us < leader.lease_until_us()
+
+
+class LeaseOfAFormerTerm:
+    """The planted bug: who leads once more goes on with the lease of its former term."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._confirmed: dict[int, int | None] = {}
+        monkeypatch.setattr(Leader, "has_lease", lease_before_a_commit)
+        monkeypatch.setattr(Raft, "_become_follower", lambda *a: self._become_follower(*a))
+        monkeypatch.setattr(Raft, "_become_leader", lambda core: self._become_leader(core))
+
+    def _become_follower(self, core: Raft, term: int, leader_uuid: Any) -> None:
+        if core.leader is not None:
+            self._confirmed[id(core)] = core.leader._confirmed_began_us
+        _become_follower(core, term, leader_uuid)
+
+    def _become_leader(self, core: Raft) -> None:
+        _become_leader(core)
+        assert core.leader is not None
+        core.leader._confirmed_began_us = self._confirmed.get(id(core))
+
+
 AIMED: dict[str, dict[str, float]] = {
     "vote not persisted": {
         "strike_rate": 0.9,
@@ -122,6 +151,10 @@ def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Leader, "may_commit", lambda self, index: True)
     elif bug == "shorter logs win votes":
         monkeypatch.setattr(VoteRequest, "last", property(lambda self: OpId(1 << 40, 0)))
+    elif bug == "lease before a commit":
+        monkeypatch.setattr(Leader, "has_lease", lease_before_a_commit)
+    elif bug == "lease of a former term":
+        LeaseOfAFormerTerm(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +166,8 @@ def plant(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
         "busy answer of too much",
         "commit of an old term",
         "shorter logs win votes",
+        "lease before a commit",
+        "lease of a former term",
     ],
 )
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:

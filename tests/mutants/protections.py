@@ -1,0 +1,20 @@
+"""All mutants: guards, fences, checks of epochs, terms and checksums, syncs, bounds."""
+
+from __future__ import annotations
+
+from tests.mutants import (
+    backup_mutants,
+    raft_mutants,
+    safekeeper_mutants,
+    storage_mutants,
+    wal_mutants,
+)
+from tests.mutants.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (
+    *raft_mutants.MUTANTS,
+    *wal_mutants.MUTANTS,
+    *storage_mutants.MUTANTS,
+    *backup_mutants.MUTANTS,
+    *safekeeper_mutants.MUTANTS,
+)
