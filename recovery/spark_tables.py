@@ -17,6 +17,7 @@ from stelae.client.routing.masters import MastersClient
 from stelae.core.errors import InvalidArgument, StelaeError
 from stelae.core.schema.casts import exact_cast
 from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.sizes import size_cuts
 from stelae.recovery.spark_link import ClusterLink, connected
 from stelae.runtime.real import RealRuntime
 
@@ -154,10 +155,8 @@ def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     gathered: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:
-        row_bytes = max(1, batch.nbytes // max(1, batch.num_rows))
-        step = max(1, WRITE_BYTES // row_bytes)
-        for start in range(0, batch.num_rows, step):
-            part = batch.slice(start, step)
+        for first, count in size_cuts(batch, WRITE_BYTES):
+            part = batch.slice(first, count)
             if gathered and size_bytes + part.nbytes > WRITE_BYTES:
                 yield pa.Table.from_batches(gathered)
                 gathered, size_bytes = [], 0
