@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from stelae.actors.tserver.tablet import reads as tablet_reads
+from stelae.actors.tserver.tablet.input import encode_found
 from stelae.client.input import given
 from stelae.client.table import reads as client_reads
 from stelae.core.errors import DeadlineExpired, OutcomeUnknown, TooLarge
@@ -73,15 +73,14 @@ def test_an_answer_beyond_one_message_comes_in_pieces(
     table.upsert(rows)
     table.create_index("name")
     sizes: list[tuple[int, int]] = []
-    encode = tablet_reads.encode_found
 
     def measured(*asked: Any) -> Any:
-        encoded, places = encode(*asked)
+        encoded, places = encode_found(*asked)
         sizes.append((encoded.size, len(places)))
         return encoded, places
 
     monkeypatch.setattr(client_reads, "PIECE_BYTES", bound)
-    monkeypatch.setattr(tablet_reads, "encode_found", measured)
+    monkeypatch.setattr("stelae.actors.tserver.tablet.reads.encode_found", measured)
     keys = [*range(500, 450, -1), *range(441, -1, -1), 3, 440, 3]
     wanted = [key for key in keys if key < 442]
     texts = dict(zip(rows["id"].to_pylist(), rows["name"].to_pylist(), strict=True))
