@@ -52,10 +52,10 @@ class RetryLater(StelaeError):
 class OutcomeUnknown(StelaeError):
     """Done or not done; only the same request id may be repeated safely."""
 
-    template = "{0} did not answer {1} within {2} s; it may or may not have been carried out"
+    template = "{0} did not answer {1} within {2:.4g} s; it may or may not have been carried out"
 
     def __init__(self, address: str, method: str, timeout_s: float) -> None:
-        super().__init__(address, method, timeout_s)
+        super().__init__(address, method, max(timeout_s, 0.0))
 
 
 class ClosedMeanwhile(OutcomeUnknown):
@@ -466,7 +466,9 @@ class DeadlineExpired(RetryLater):
 
     template = "{0}: the deadline passed before it was begun (waited for {1})"
 
-    def __init__(self, method: str, waited_for: str) -> None:
+    def __init__(
+        self, method: str, waited_for: str = "no server: it had passed when the call began"
+    ) -> None:
         super().__init__(method, waited_for)
 
 

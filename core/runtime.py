@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -105,6 +105,14 @@ class Peers(Protocol):
         ...
 
 
+class Space(NamedTuple):
+    """Bytes of a file system."""
+
+    free_bytes: int
+    """Bytes that a server may still write there."""
+    total_bytes: int
+
+
 class File(Protocol):
     """One open file. Writes are seen by reads at once; they survive a crash after ``sync``."""
 
@@ -139,8 +147,8 @@ class File(Protocol):
         ...
 
     @property
-    def room_bytes(self) -> int:
-        """What the file system that it lies on has left, for whoever writes to it."""
+    def space(self) -> Space:
+        """The file system that it lies on, whoever else writes to it."""
         ...
 
     @property

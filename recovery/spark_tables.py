@@ -6,22 +6,19 @@ worker starts quickly. The DataFrames around it are made by `stelae.spark`. Impl
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from stelae.client.database import AsyncDatabase
 from stelae.client.routing.locations import TableCache, look_up
 from stelae.client.routing.masters import MastersClient
-from stelae.core.errors import InvalidArgument, StelaeError
+from stelae.core.errors import InvalidArgument
 from stelae.core.schema.casts import exact_cast
 from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.sizes import size_cuts
 from stelae.recovery.spark_link import ClusterLink, connected
-from stelae.runtime.real import RealRuntime
 
 SCAN_TIMEOUT_S = 600.0
-WRITE_TIMEOUT_S = 120.0
 WRITE_BYTES = 8 << 20
 """Of rows in one call: far below the limit of a call, whatever the table's types make of them."""
 
@@ -113,51 +110,13 @@ def _nested_type(kind: pa.DataType) -> pa.DataType | None:
 # ---- a partition into a table ---------------------------------------------------------------
 
 
-def write_partition(
-    link: ClusterLink, table: str, mode: str, batches: Iterable[pa.RecordBatch]
-) -> tuple[int, str]:
-    """Runs in a Spark task: write a partition; how many rows were, and why the rest was not.
-
-    What the cluster refuses is told as text: raised here, Spark would run the task four times.
-    """
-    count = 0
-    with connected(link) as (runtime, run):
-        try:
-            write_rows = run(_open(runtime, link, table, mode))
-            for rows in pieces(batches):
-                run(write_rows(rows))
-                count += rows.num_rows
-        except StelaeError as error:
-            return count, f"{type(error).__name__}: {error}"
-    return count, ""
-
-
-async def _open(
-    runtime: RealRuntime, link: ClusterLink, table: str, mode: str
-) -> Callable[[pa.Table], Any]:
-    database = AsyncDatabase(runtime, link.masters, link.settings)
-    opened = await database.table(table)
-    calls: dict[str, Callable[..., Awaitable[Any]]] = {
-        "upsert": opened.upsert,
-        "update": opened.update,
-        "delete": opened.delete,
-    }
-
-    async def write_rows(rows: pa.Table) -> None:
-        await calls[mode](from_spark(rows, opened.record.schema), timeout=WRITE_TIMEOUT_S)
-
-    return write_rows
-
-
 def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """The rows of batches, in order, as tables of about `WRITE_BYTES`."""
     gathered: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:
-        row_bytes = max(1, batch.nbytes // max(1, batch.num_rows))
-        step = max(1, WRITE_BYTES // row_bytes)
-        for start in range(0, batch.num_rows, step):
-            part = batch.slice(start, step)
+        for first, count in size_cuts(batch, WRITE_BYTES):
+            part = batch.slice(first, count)
             if gathered and size_bytes + part.nbytes > WRITE_BYTES:
                 yield pa.Table.from_batches(gathered)
                 gathered, size_bytes = [], 0

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from stelae.core.errors import AlreadyRunning, InvalidArgument
 from stelae.core.rpc import Blob
+from stelae.core.runtime import Space
 from stelae.runtime.near_files import CachedFile, open_near, place_of
 from stelae.runtime.processes import boot_id
 from stelae.runtime.sync_pace import SyncPace
@@ -131,9 +132,9 @@ class LocalFile:
             self._size = size
 
     @property
-    def room_bytes(self) -> int:
+    def space(self) -> Space:
         found = os.fstatvfs(self._descriptor)
-        return found.f_bavail * found.f_frsize
+        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
     @property
     def place(self) -> str:

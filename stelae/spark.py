@@ -357,8 +357,6 @@ def _made(
     durability: Durability | None,
 ) -> TableRecord | None:
     """The table to write to; None: there is nothing to do."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     try:
         record = locate(link, table).table
     except TableNotFound as error:
@@ -366,11 +364,28 @@ def _made(
             if mode not in ("update", "delete"):
                 error.add_note("with key=, the write makes the table")
             raise
-        schema = to_arrow_schema(df.schema)
-        return create_table(link, table, schema, key, partition, durability)
+        return create_table(link, table, arrow_schema(df.schema), key, partition, durability)
     if mode in ("error", "errorifexists"):
         raise TableExists(table)
     return None if mode == "ignore" else record
+
+
+def arrow_schema(kind: StructType) -> pa.Schema:
+    """A DataFrame's columns in Arrow's types. Raises `InvalidArgument`: one has none."""
+    from pyspark.errors import PySparkTypeError
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        return to_arrow_schema(kind)
+    except PySparkTypeError as error:
+        raise InvalidArgument(
+            f"a column of the DataFrame has a type that no table has: {error}; drop or cast it"
+        ) from error
+
+
+def quoted(name: str) -> str:
+    """A column's name for Spark, to which a dot would be the way to a field."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _write(
@@ -385,7 +400,9 @@ def _write(
         context = TaskContext.get()
         yield outcome(plan, context.partitionId() if context else 0, batches)
 
-    found = df.select(*names).mapInArrow(task, "rows long, problem binary").collect()
+    if list(names) != df.columns:
+        df = df.select(*[quoted(name) for name in names])
+    found = df.mapInArrow(task, "rows long, problem binary").collect()
     return rows_of([(row.rows, row.problem) for row in found], f"write to {record.name!r}")
 
 

@@ -36,17 +36,27 @@ from stelae.actors.backup.media import PIECE_BYTES, MeasuredRate
 from stelae.actors.backup.replicas import NEVER, Batch, Facts, Replica, blob_size, skip_bytes
 from stelae.core.buffers import BufferPool
 from stelae.core.errors import CorruptData, DiskFailed, NoSpace, Overloaded
+from stelae.core.messages.backup_loads import reserve_bytes
 from stelae.core.messages.backups import ImagePlace, ReplicaState
 from stelae.core.rpc import Blob
-from stelae.core.runtime import File, Runtime
+from stelae.core.runtime import File, Runtime, Space
 
 AHEAD_BYTES = 512 << 10
 """How far zeros are written ahead of small appends."""
 SMALL_BYTES = 64 << 10
 LAZY_BYTES_MAX = 8 << 20
 """With sync ``on_seal``: what may wait for a sync before one is made anyway."""
+KEPT_OF_DISK = 32
+KEPT_BYTES_MAX = 256 << 20
+"""Frame files leave one part in so many of a file system to other files, and at most so much."""
 KEPT_BYTES = 48 << 20
 """Memory of large reads that is kept for the next ones."""
+
+
+def room_beside_others(space: Space) -> int:
+    """Bytes that frame files may still take of a file system. They leave some to other files: the
+    masters and tablet servers of the machine write their logs there, too, and stop without room."""
+    return max(0, space.free_bytes - min(space.total_bytes // KEPT_OF_DISK, KEPT_BYTES_MAX))
 
 
 class FrameMedium:
@@ -98,12 +108,17 @@ class FrameMedium:
         return self._used_frames * self.layout.frame_bytes
 
     @property
+    def capacity_bytes(self) -> int:
+        """Its size; without one the file system, of which other files are used as well."""
+        return self._spec.size_bytes or self._file.space.total_bytes
+
+    @property
     def free_bytes(self) -> int:
         """Free frames, and how far the file may still grow: to its size, or as the disk has room.
 
         Backups whose files lie on one disk each count all of what it has left.
         """
-        room = self._file.room_bytes
+        room = room_beside_others(self._file.space)
         if self._spec.size_bytes is not None:
             room = min(room, max(0, self._spec.size_bytes - self.layout.file_bytes))
         further = room // (RECORD_BLOCKS_BYTES + self.layout.frame_bytes)
@@ -156,7 +171,7 @@ class FrameMedium:
                 await self.settle()
             if len(self.allocator) >= needed:
                 return
-            count = self.layout.next_extent(needed, self._spec.size_bytes)
+            count = self._next_extent(needed)
             if count == 0:
                 raise NoSpace(self._server, self.name)
             old = self._superblock
@@ -180,6 +195,21 @@ class FrameMedium:
             first = self.layout.frame_count
             self.layout = layout
             self.allocator.release(range(first, layout.frame_count))
+
+    def _next_extent(self, needed: int) -> int:
+        """Frames of the extent to add; 0: there is no room for ``needed``.
+
+        Of a file system's reserve no more is taken than is needed: frames of other backups, for
+        deletes and survivors, come out of it as well.
+        """
+        space, end = self._file.space, self.layout.file_bytes
+        room = room_beside_others(space)
+        reserve = reserve_bytes(space.total_bytes, self.layout.frame_bytes)
+        for limit, at_most in ((end + max(0, room - reserve), None), (end + room, needed)):
+            bounded = min(limit, self._spec.size_bytes or limit)
+            if count := self.layout.next_extent(needed, bounded):
+                return min(count, at_most or count)
+        return 0
 
     async def _make_room(self, replica: Replica, end: int) -> None:
         """Prolong the replica's chain so that it holds ``end`` bytes, or leave it as it is."""

@@ -39,6 +39,11 @@ class Medium(Protocol):
     def free_bytes(self) -> int: ...
 
     @property
+    def capacity_bytes(self) -> int:
+        """Bytes that it has in all, and of which a share is its reserve."""
+        ...
+
+    @property
     def bytes_per_s(self) -> float:
         """What it was seen to do of late; 0: nothing was measured."""
         ...
@@ -117,6 +122,10 @@ class MemoryMedium:
         self.bytes_per_s = 0.0
         self._limit_bytes = spec.size_bytes
         self._server = server
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._limit_bytes
 
     @property
     def free_bytes(self) -> int:

@@ -282,12 +282,13 @@ class Backup:
             replicas=self._count_held(),
             closed_for=self._closing.closed_for,
             media_used_bytes=tuple([medium.used_bytes for medium in self._media.values()]),
+            media_free_bytes=tuple([medium.free_bytes for medium in self._media.values()]),
         )
 
     def _load_of(self, medium: Medium) -> MediumLoad:
         frame_bytes = frame_bytes_for(self._settings.segment_bytes)
         free = whole_segments(medium.free_bytes, frame_bytes)
-        low = is_low(medium.used_bytes, medium.free_bytes, frame_bytes)
+        low = is_low(medium.capacity_bytes, medium.free_bytes, frame_bytes)
         return MediumLoad(medium.name, free, rounded_rate(medium.bytes_per_s), low)
 
     def measure(self) -> None:

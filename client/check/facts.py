@@ -119,6 +119,12 @@ class ServerFacts(msgspec.Struct, frozen=True):
     """That it has."""
     segments: int = 0
     """Of a backup: replicas and blobs that it has."""
+    used_bytes: Mapping[str, int] = {}
+    """By medium of a backup: bytes of replicas."""
+    media_free_bytes: Mapping[str, int] = {}
+    """By medium of a backup: bytes that replicas may still take."""
+    media_low: tuple[str, ...] = ()
+    """Media of a backup that have their reserve left, and no more."""
 
     @property
     def is_live(self) -> bool:

@@ -34,6 +34,10 @@ NEVER_HEARD = (
     "`stelae server retire {name}`, or a smaller backups.count in cluster.yaml and "
     "`stelae apply`"
 )
+MEDIUM_FULL = (
+    "delete rows, free space on its disk (other files may lie there, too), or raise backups.count "
+    "or the medium's size in cluster.yaml and `stelae apply`"
+)
 NONE_LIVE = "start one, or raise {kind}s.count in cluster.yaml and `stelae apply`"
 INDEX_FILLS = (
     "it is filled by itself; how far it is: `stelae table index list`. Meanwhile "

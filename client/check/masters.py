@@ -163,6 +163,7 @@ def judge_servers(status: StatusFacts) -> list[Finding]:
             found.append(Finding("servers", server.id, f"is being retired: {left}", NOTE))
         if server.maintenance:
             found.append(Finding("servers", server.id, "is in maintenance", NOTE))
+        found += _judge_media(server)
         if server.status == SafekeeperStatus.OFFLINE:
             found.append(Finding("servers", server.id, "is set offline: it gets no new logs", NOTE))
         if server.status == SafekeeperStatus.DECOMMISSIONED:
@@ -173,6 +174,20 @@ def judge_servers(status: StatusFacts) -> list[Finding]:
     for kind in none:
         hint = check_hints.NONE_LIVE.format(kind=kind.value)
         found.append(Finding("servers", "", f"no {kind.value} is live", ERROR, hint))
+    return found
+
+
+def _judge_media(backup: ServerFacts) -> list[Finding]:
+    """Media that have their reserve left, which deletes and the cleaner may use, and rows not."""
+    found = []
+    for medium in backup.media_low:
+        used = backup.used_bytes.get(medium, 0) / 1e6
+        free = backup.media_free_bytes.get(medium, 0) / 1e6
+        text = (
+            f"medium {medium!r} holds {used:,.1f} MB and has {free:,.1f} MB free, which is its "
+            "reserve: it takes deletes, and no rows"
+        )
+        found.append(Finding("servers", backup.id, text, WARNING, check_hints.MEDIUM_FULL))
     return found
 
 

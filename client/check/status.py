@@ -18,6 +18,13 @@ def problems_of(status: dict[str, Any]) -> list[str]:
         for backup in status.get("backups_not_heard", ())
         if backup["id"] not in live and not backup["retiring"]
     ]
+    found += [
+        f"{server['id']} has only its reserve left on medium {medium!r}, which takes deletes and "
+        "no rows: delete some, free its disk, or add backups"
+        for server in status["servers"]
+        if server["state"] == "live"
+        for medium in server.get("media_low", ())
+    ]
     if not any(s.get("role") == "leader" and s["id"] in live for s in status["servers"]):
         found.append("no master leads")
     for tablet in status["tablets"]:

@@ -55,7 +55,9 @@ class HttpTableCalls:
 
     async def refresh(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Ask anew what the table is like, under whatever name. Raises `TableNotFound`."""
-        found = await self._transport.read("/v1/tables", what="tables", timeout_s=timeout_s)
+        found = await self._transport.read(
+            "/v1/tables", what=f"a look at table {self._record.name!r}", timeout_s=timeout_s
+        )
         for record in map(table_record, found["tables"]):
             if record.table_id == self._record.table_id:
                 self._use(record)

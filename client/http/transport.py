@@ -109,8 +109,8 @@ class HttpTransport:
         while True:
             wait_s = 0.0
             left_s = deadline - loop.time()
-            if left_s <= 0:
-                raise unknown or last or DeadlineExpired(what, "nothing: it had passed at the call")
+            if left_s < SHORTEST_S:
+                raise unknown or last or DeadlineExpired(what)
             if unknown is not None and method != "GET" and loop.time() - began > REPEAT_S:
                 raise unknown  # servers may have forgotten its id, and would carry it out again
             try:

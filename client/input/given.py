@@ -15,13 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from stelae.client.input.convert import RowCodec, is_table, one_column, to_arrow
-from stelae.core.errors import InvalidArgument
+from stelae.core.errors import InvalidArgument, TooLarge
 from stelae.core.messages.catalog import LINEARIZABLE
 from stelae.core.messages.rows import WriteOp
 from stelae.core.schema.alter import check_new_index
 from stelae.core.schema.durability import Durability, Replicas, Segments, Wal
 from stelae.core.schema.exact import exact_array
-from stelae.core.schema.schema import TableSchema
+from stelae.core.schema.schema import MAX_CALL_BYTES, TableSchema
+from stelae.core.schema.sizes import size_cuts
 from stelae.core.schema.values import WireRow, check_batch, rows_to_batch
 
 _VERSION_END = 1 << 63
@@ -172,6 +173,33 @@ def written_columns(op: WriteOp, given: Sequence[str], schema: TableSchema) -> t
     else:
         needed = schema.required
     return tuple(name for name in schema.arrow.names if name in given or name in needed)
+
+
+def load_parts(
+    rows: pa.Table, schema: TableSchema, table: str, bytes_max: int
+) -> list[tuple[int, int]]:
+    """Rows to upsert in several calls, as (first row, number of rows). All of them are checked, so
+    that no call is refused for its rows after others have written theirs.
+
+    Raises:
+        InvalidArgument, ColumnNotFound: they are no rows of the table.
+        TooLarge: a row is above its limit.
+    """
+    columns = written_columns(WriteOp.UPSERT, rows.column_names, schema)
+    parts: list[tuple[int, int]] = []
+    due = size_cuts(rows, min(bytes_max, MAX_CALL_BYTES))[::-1]
+    while due:
+        first, count = due.pop()
+        try:
+            check_batch(rows.slice(first, count), schema, columns=columns, table=table)
+        except TooLarge as error:
+            if count == 1:
+                raise TooLarge(f"row {first}", *error.args[1:]) from None
+            # The table's types take more than the given ones, or one row is too large.
+            due += [(first + count // 2, count - count // 2), (first, count // 2)]
+        else:
+            parts.append((first, count))
+    return parts
 
 
 def check_key_given(columns: Collection[str], schema: TableSchema) -> None:

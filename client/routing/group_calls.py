@@ -110,7 +110,8 @@ class GroupCall(Generic[T]):
             return last
         said = "; ".join(route.answers.values()) or str(last or "")
         waits_for = route.location.problem or f"a leader of tablet {route.tablet_id}"
-        return DeadlineExpired(self._what, f"{waits_for}: {said}" if said else waits_for)
+        what = self._cache.named(self._what)
+        return DeadlineExpired(what, f"{waits_for}: {said}" if said else waits_for)
 
     # ---- at the leader ----------------------------------------------------------------------
 

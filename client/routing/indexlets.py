@@ -134,7 +134,7 @@ async def look_up(
         at = cache.covering(index_id, low, high, is_reverse=is_reverse)
         left_s = deadline - clock.monotonic()
         if left_s <= 0:
-            raise last or DeadlineExpired("find", "nothing: it had passed at the call")
+            raise last or DeadlineExpired("find by index {}, table {}".format(*what))
         if at is not None and at.address and _may_answer(at, waits=waits):
             order = _order(at, low, high, limit, is_reverse)
             try:

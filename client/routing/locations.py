@@ -62,6 +62,10 @@ class TableCache:
         route.take(location)
         return route
 
+    def named(self, what: str) -> str:
+        """A call with the table that it is on, for messages."""
+        return f"{what} on table {self.table.name!r}"
+
     def take_record(self, table: TableRecord) -> None:
         """Believe what a master says of the table, unless something newer is known."""
         if table.generation > self.table.generation:

@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from stelae.core.errors import (
+    DeadlineExpired,
     InvalidArgument,
     NoQuorum,
     NotLeader,
@@ -98,19 +99,21 @@ class MastersClient:
             Rejected, StaleTerm, …: what the leader answered.
             RetryLater: what the leader answered last; surely no attempt was carried out.
             NoQuorum: no leader was found in time.
+            DeadlineExpired: there was no time to ask any master.
             OutcomeUnknown: the deadline passed with an attempt whose answer was lost.
         """
         clock = self._runtime.clock
         deadline = clock.monotonic() + timeout_s
         maybe_done: OutcomeUnknown | None = None
         refused: RetryLater | None = None
-        hint = Address("")
+        hint, was_asked = Address(""), False
         followed: dict[Address, None] = {}  # hints, since all masters were asked
         while True:
             left_s = deadline - clock.monotonic()
             if left_s < (MOMENT_S if refused is None else PAUSE_S):
                 # What was said last tells more than an attempt that has no time to be answered.
-                raise maybe_done or refused or NoQuorum(", ".join(self._masters))
+                raise maybe_done or refused or self._at_deadline(method.name, was_asked)
+            was_asked = True
             address = hint or self._masters[self._leader % len(self._masters)]
             hint = Address("")
             try:
@@ -158,7 +161,7 @@ class MastersClient:
         while True:
             left_s = deadline - clock.monotonic()
             if left_s < MOMENT_S:
-                raise last or NoQuorum(", ".join(self._masters))
+                raise last or self._at_deadline(method.name, tried > 0)
             address = self._masters[(self._reader + tried) % len(self._masters)]
             tried += 1
             try:
@@ -173,6 +176,12 @@ class MastersClient:
                     self._refresh(address)
             if tried % len(self._masters) == 0:
                 await clock.sleep(PAUSE_S)
+
+    def _at_deadline(self, name: str, was_asked: bool) -> StelaeError:
+        masters = ", ".join(self._masters)
+        if was_asked:
+            return NoQuorum(masters)
+        return DeadlineExpired(name, f"the masters {masters}: it had passed when the call began")
 
     def _prefer(self, address: Address) -> None:
         """It leads, as far as is known; it may be a master that was added lately."""

@@ -27,6 +27,7 @@ from stelae.core.errors import (
     SchemaChanged,
     StelaeError,
     TabletNotReady,
+    TooStale,
 )
 from stelae.core.messages.catalog import LINEARIZABLE, TabletLocation
 from stelae.core.runtime import Runtime
@@ -107,7 +108,7 @@ async def _at_owner(
     while True:
         left_s = deadline - clock.monotonic()
         if left_s <= 0:
-            raise unknown or last or DeadlineExpired(what, "nothing: it had passed at the call")
+            raise unknown or _at_deadline(cache, what, last)
         where = _where(cache, number, unknown or last)
         if where.tablet.is_group:
             raise _NoOwner(unknown or last)
@@ -115,7 +116,8 @@ async def _at_owner(
             if where.address:
                 limit_s = min(left_s, ATTEMPT_TIMEOUT_S)
                 return await attempt(where, where.tablet.owner, limit_s)
-            last = DeadlineExpired(what, where.problem or f"tablet {where.tablet.tablet_id}")
+            waits_for = where.problem or f"tablet {where.tablet.tablet_id}"
+            last = DeadlineExpired(cache.named(what), waits_for)
         except (OutOfMemory, NoSpace) as error:
             if unknown is not None:
                 raise unknown from error
@@ -134,6 +136,15 @@ async def _at_owner(
             last = error if isinstance(error, RetryLater) else last
         except TimeoutError:
             continue  # to the deadline, which tells what was waited for
+
+
+def _at_deadline(cache: TableCache, what: str, last: StelaeError | None) -> StelaeError:
+    """The error that ends a call whose deadline has passed; surely no attempt was carried out."""
+    if last is None:
+        return DeadlineExpired(cache.named(what))
+    if isinstance(last, RetryLater | TooStale):
+        return last
+    return DeadlineExpired(cache.named(what), str(last))  # there is no other server to ask now
 
 
 async def parts_of(

@@ -15,6 +15,9 @@ from stelae.core.messages.rows import Get, GetMany
 from stelae.core.schema.schema import VERSION_COLUMN
 from stelae.core.schema.values import WireRow
 
+PIECE_BYTES = 32 << 20
+"""Maximum bytes of rows in one answer to a `get_many`: a message has up to 128 MiB."""
+
 
 @dataclass(slots=True)
 class OneKey:
@@ -49,7 +52,8 @@ class ManyKeys:
 
     def request(self, where: TabletLocation) -> GetMany:
         version = self.known.schema.version
-        return GetMany(where.tablet.tablet_id, self.columns, version, self.max_staleness_s)
+        tablet_id, age_s = where.tablet.tablet_id, self.max_staleness_s
+        return GetMany(tablet_id, self.columns, version, age_s, PIECE_BYTES)
 
     @property
     def names(self) -> list[str]:

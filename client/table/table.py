@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from stelae.client.finds.shared_finds import SharedFinds
 from stelae.client.finds.table_finds import TableFinds
-from stelae.client.input.convert import Key, Rows, decode_batch
+from stelae.client.input.convert import Key, Rows, decode_batch, encode_batch
 from stelae.client.input.filters import Where, normalize_filters
 from stelae.client.input.given import chosen_columns, key_rows, staleness
 from stelae.client.input.known import KnownTable
@@ -43,8 +43,9 @@ from stelae.core.errors import (
 )
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.catalog import TabletLocation
-from stelae.core.messages.rows import GET, GET_MANY, GetReply, WriteOp
+from stelae.core.messages.rows import GET, GET_MANY, GetManyReply, GetReply, WriteOp
 from stelae.core.records.records import TableRecord
+from stelae.core.rpc import Reply
 from stelae.core.runtime import Runtime
 from stelae.core.schema.schema import VERSION_COLUMN
 from stelae.core.tasks import all_or_first_error
@@ -250,43 +251,55 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
 
     async def _find_many(self, wanted: ManyKeys, timeout_s: float) -> list[Found]:
         turns = asyncio.Semaphore(CONCURRENT_TABLETS)
-
-        clock = self.runtime.clock
-        deadline = clock.monotonic() + timeout_s
+        deadline = self.runtime.clock.monotonic() + timeout_s
 
         async def part(number: int, places: NDArray[np.int64], blob: pa.Buffer) -> list[Found]:
-            async def attempt(
-                where: TabletLocation, owner: ServerUuid | None, limit_s: float
-            ) -> Any:
-                return await self.runtime.peers.call(
-                    where.address,
-                    GET_MANY,
-                    wanted.request(where),
-                    timeout_s=limit_s,
-                    blobs=[blob],
-                    destination=owner,
-                )
-
-            try:
-                async with turns:
-                    reply = await on_tablet(
-                        self.runtime,
-                        self.cache,
-                        number,
-                        "get_many",
-                        attempt,
-                        timeout_s=deadline - clock.monotonic(),
-                        max_staleness_s=wanted.max_staleness_s,
-                    )
-            except WasSplit:
-                again = await self.runtime.offload(self.writer.split, decode_batch(blob))
-                cut = [part(n, places[rows], keys) for n, (_, rows, keys) in again.items()]
-                return [found for each in await all_or_first_error(cut) for found in each]
-            at = np.frombuffer(reply.blobs[1], np.int32)
-            return [(decode_batch(reply.blobs[0]), places[at])]
+            found: list[Found] = []
+            while True:
+                try:
+                    async with turns:
+                        reply = await self._ask_many(wanted, number, blob, deadline)
+                except WasSplit:
+                    again = await self.runtime.offload(self.writer.split, decode_batch(blob))
+                    cut = [part(n, places[rows], keys) for n, (_, rows, keys) in again.items()]
+                    parts_found = await all_or_first_error(cut)
+                    return found + [rows for each in parts_found for rows in each]
+                at = np.frombuffer(reply.blobs[1], np.int32)
+                found.append((decode_batch(reply.blobs[0]), places[at]))
+                if not (read := reply.body.keys_read):
+                    return found
+                # The answer was cut: the other keys are asked for, until none is left.
+                places, blob = places[read:], encode_batch(decode_batch(blob).slice(read))
 
         parts = [part(number, *wanted.parts[number][1:]) for number in sorted(wanted.parts)]
         return [found for each in await all_or_first_error(parts) for found in each]
+
+    async def _ask_many(
+        self, wanted: ManyKeys, number: int, blob: pa.Buffer, deadline: float
+    ) -> Reply[GetManyReply]:
+        """Ask one tablet for the rows of keys, given as an Arrow IPC stream. Raises `WasSplit`."""
+
+        async def attempt(
+            where: TabletLocation, owner: ServerUuid | None, limit_s: float
+        ) -> Reply[GetManyReply]:
+            return await self.runtime.peers.call(
+                where.address,
+                GET_MANY,
+                wanted.request(where),
+                timeout_s=limit_s,
+                blobs=[blob],
+                destination=owner,
+            )
+
+        return await on_tablet(
+            self.runtime,
+            self.cache,
+            number,
+            "get_many",
+            attempt,
+            timeout_s=deadline - self.runtime.clock.monotonic(),
+            max_staleness_s=wanted.max_staleness_s,
+        )
 
     def table_of(self, wanted: ManyKeys, found: list[Found]) -> pa.Table:
         """The rows that tablets found, in the order of the keys. May run in any thread."""

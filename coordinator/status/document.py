@@ -145,6 +145,8 @@ def _server(inputs: StatusInputs, seen: Seen) -> dict[str, Any]:
         found["drained"] = is_drained(mark, seen)
         names = [load.medium for load in beat.media]
         found["used_bytes"] = dict(zip(names, beat.media_used_bytes, strict=False))
+        found["media_free_bytes"] = dict(zip(names, beat.media_free_bytes, strict=False))
+        found["media_low"] = [load.medium for load in beat.media if load.is_low]
     elif server.kind is ServerKind.SAFEKEEPER:
         number = inputs.catalog.timelines.id_of(server.uuid)
         record = None if number is None else inputs.catalog.timelines.safekeepers[number]

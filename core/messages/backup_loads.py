@@ -46,10 +46,14 @@ def whole_segments(free_bytes: int, frame_bytes: int) -> int:
     return 1 << (count.bit_length() - 1) if count else 0
 
 
-def is_low(used_bytes: int, free_bytes: int, frame_bytes: int) -> bool:
+def reserve_bytes(capacity_bytes: int, frame_bytes: int) -> int:
+    """Bytes of a medium that rows are not written into."""
+    return int(min(RESERVE_SHARE * capacity_bytes, RESERVE_FRAMES * frame_bytes))
+
+
+def is_low(capacity_bytes: int, free_bytes: int, frame_bytes: int) -> bool:
     """Whether a medium has no more free than its reserve."""
-    reserve_bytes = min(RESERVE_SHARE * (used_bytes + free_bytes), RESERVE_FRAMES * frame_bytes)
-    return free_bytes < reserve_bytes
+    return free_bytes < reserve_bytes(capacity_bytes, frame_bytes)
 
 
 def rounded_rate(bytes_per_s: float) -> int:

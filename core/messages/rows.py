@@ -138,6 +138,8 @@ class GetMany(Body, frozen=True):
     schema_version: int = 0
     """As in `Get`."""
     max_staleness_s: float = LINEARIZABLE
+    bytes_max: int = 0
+    """Maximum bytes of rows in the answer, which has one row at least; 0: no maximum."""
 
 
 class GetManyReply(Body, frozen=True):
@@ -145,6 +147,9 @@ class GetManyReply(Body, frozen=True):
     their keys in the request, ascending."""
 
     row_count: int
+    keys_read: int = 0
+    """Number of keys, from the first, that were looked for before ``bytes_max`` was reached; 0:
+    all. The caller asks for the others with another call."""
 
 
 class Scan(Body, frozen=True):

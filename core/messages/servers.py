@@ -216,6 +216,9 @@ class Heartbeat(Body, frozen=True):
     """Of a tserver: rows of recovered tablets cannot come into its memory, as they do not fit."""
     media_used_bytes: tuple[int, ...] = ()
     """Of each of ``media``: what is taken by replicas."""
+    media_free_bytes: tuple[int, ...] = ()
+    """Of each of ``media``: what replicas may still take. Media on one disk each count all of it;
+    empty: not said."""
 
 
 class HeartbeatReply(Body, frozen=True):

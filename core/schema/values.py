@@ -17,12 +17,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from stelae.core.errors import InvalidArgument, TooLarge
 from stelae.core.schema.casts import exact_cast
-from stelae.core.schema.schema import MAX_CALL_BYTES, MAX_ROW_BYTES, TableSchema
+from stelae.core.schema.schema import MAX_CALL_BYTES, TableSchema
+from stelae.core.schema.sizes import check_row_sizes
 
 WireValue: TypeAlias = int | float | str | bytes | bool | None
 WireRow: TypeAlias = tuple[WireValue, ...]
@@ -294,7 +293,7 @@ def check_batch(
     batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(list(wanted)))
     if batch.nbytes > MAX_CALL_BYTES:
         raise TooLarge("the call", batch.nbytes, MAX_CALL_BYTES)
-    _check_row_sizes(batch)
+    check_row_sizes(batch)
     return batch
 
 
@@ -332,39 +331,3 @@ def _has_part_days(column: pa.Array) -> bool:
 def _check_nulls(column: pa.Array, field: pa.Field) -> None:
     if column.null_count and not field.nullable:
         raise InvalidArgument(f"column {field.name!r} has nulls, and may not")
-
-
-# ---- sizes ----------------------------------------------------------------------------------
-
-
-def _check_row_sizes(batch: pa.RecordBatch) -> None:
-    if batch.nbytes <= MAX_ROW_BYTES:
-        return
-    sizes = np.zeros(batch.num_rows, np.int64)
-    for column in batch.columns:
-        sizes += value_sizes(column)
-    largest = int(sizes.argmax())
-    if sizes[largest] > MAX_ROW_BYTES:
-        raise TooLarge(f"row {largest} of the call", int(sizes[largest]), MAX_ROW_BYTES)
-
-
-def value_sizes(column: pa.Array) -> NDArray[np.int64]:
-    """Bytes of data of each value of a column (offsets and validity not counted)."""
-    kind = column.type
-    if isinstance(column, pa.ExtensionArray):
-        return value_sizes(column.storage)
-    if pa.types.is_null(kind):
-        return np.zeros(len(column), np.int64)
-    if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
-        return np.full(len(column), -(-kind.bit_width // 8), np.int64)
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        lengths = pc.fill_null(pc.binary_length(column), 0)
-        return lengths.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
-        offsets = column.offsets.to_numpy()
-        inner = column.values  # the whole child, to which offsets refer
-        before = np.concatenate(([0], np.cumsum(value_sizes(inner))))
-        return before[offsets[1:]] - before[offsets[:-1]]  # type: ignore[no-any-return]
-    if pa.types.is_struct(kind) and kind.num_fields:
-        return np.sum([value_sizes(child) for child in column.flatten()], axis=0)  # type: ignore[no-any-return]
-    return np.array([column.slice(i, 1).nbytes for i in range(len(column))], np.int64)

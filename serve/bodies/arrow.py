@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from stelae.core.errors import InvalidArgument, TooLarge
-from stelae.core.schema.values import value_sizes
+from stelae.core.schema.sizes import value_sizes
 from stelae.serve.bodies.problems import MalformedBody
 
 SCHEMA, DICTIONARY, _HEADER_BATCH = 1, 2, 3

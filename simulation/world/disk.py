@@ -21,7 +21,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from stelae.core.rpc import Blob
-from stelae.core.runtime import NearFile
+from stelae.core.runtime import NearFile, Space
 from stelae.simulation.world.content import Content, Pending, apply
 from stelae.simulation.world.options import Options
 from stelae.simulation.world.process import Process
@@ -29,7 +29,7 @@ from stelae.simulation.world.process import Process
 SECTOR_BYTES = 512
 SLOW_SYNC_PROBABILITY = 0.5
 ROOM_BYTES = 1 << 40
-"""What a disk says that it has left while it is not full."""
+"""Bytes that a disk without a capacity says that it has, and has left while it is not full."""
 
 
 class InjectedDiskError(OSError):
@@ -184,6 +184,16 @@ class SimDisk:
         if full:
             self._note("disk is full")
             raise InjectedDiskError(self.refusal, os.strerror(self.refusal))
+
+    @property
+    def space(self) -> Space:
+        total = ROOM_BYTES if self.capacity_bytes is None else self.capacity_bytes
+        if self.full:
+            return Space(0, total)
+        if self.capacity_bytes is None:
+            return Space(ROOM_BYTES, total)
+        used = sum([content.allocated for content in self._files.values()])
+        return Space(max(0, total - used), total)
 
     def find(self, path: str) -> Content | None:
         return self._files.get(path)
@@ -344,9 +354,9 @@ class SimFile:
             self._content.apply(Pending(size, None))
 
     @property
-    def room_bytes(self) -> int:
+    def space(self) -> Space:
         self._check()
-        return 0 if self._disk.full else ROOM_BYTES
+        return self._disk.space
 
     @property
     def place(self) -> str:

@@ -237,7 +237,13 @@ def _room(server: dict[str, Any]) -> str:
     """What a server uses of its memory, and what is free on its disk: whatever it tells."""
     memory = _memory(server) if "memory_bytes" in server else ""
     free = f"{megabytes(server['free_bytes'])} free" if "free_bytes" in server else ""
-    return ", ".join(filter(None, [memory, free]))
+    media = ", ".join(
+        f"{name}: {megabytes(used)} used, {megabytes(server['media_free_bytes'][name])} free"
+        + (" (its reserve)" if name in server["media_low"] else "")
+        for name, used in server.get("used_bytes", {}).items()
+        if name in server.get("media_free_bytes", {})
+    )
+    return ", ".join(filter(None, [memory, media or free]))
 
 
 def _memory(entry: dict[str, Any]) -> str:

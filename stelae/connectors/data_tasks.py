@@ -43,6 +43,7 @@ from stelae.client.table.table import AsyncTable
 from stelae.core.errors import RowExists, StelaeError
 from stelae.core.ids import ClientId, job_client, stream_client
 from stelae.core.messages.rows import WriteOp
+from stelae.core.schema.sizes import size_cuts
 from stelae.recovery.spark_link import ClusterLink, Run
 from stelae.runtime.client import client_runtime
 from stelae.runtime.real import RealRuntime
@@ -279,7 +280,5 @@ def _calls(blocks: Iterable[Any], schema: pa.Schema) -> Iterator[pa.Table]:
     """The rows of blocks in the order given, cut into calls; the cuts depend on the rows alone."""
     for block in blocks:
         rows = to_arrow(block, schema).combine_chunks()
-        row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
-        step = max(1, CALL_BYTES // row_bytes)
-        for start in range(0, rows.num_rows, step):
-            yield rows.slice(start, step)
+        for first, count in size_cuts(rows, CALL_BYTES):
+            yield rows.slice(first, count)

@@ -29,6 +29,7 @@ from stelae.core.errors import (
 )
 from stelae.core.schema.durability import Durability
 from stelae.core.schema.partition import hash_partition
+from stelae.core.schema.sizes import size_cuts
 
 WRITE_BYTES = 16 << 20
 """Of one call."""
@@ -202,6 +203,5 @@ def _by_presence(rows: pa.Table, versions: list[int]) -> tuple[Due, Due]:
 
 def _calls(rows: pa.Table, versions: list[int]) -> Iterator[tuple[pa.Table, list[int]]]:
     """In parts that one call may carry."""
-    step = max(1, WRITE_BYTES // max(1, rows.nbytes // max(1, rows.num_rows)))
-    for start in range(0, rows.num_rows, step):
-        yield rows.slice(start, step), versions[start : start + step]
+    for first, count in size_cuts(rows, WRITE_BYTES):
+        yield rows.slice(first, count), versions[first : first + count]

@@ -184,7 +184,16 @@ class WritePlan:
 
 
 def check_columns(names: Sequence[str], schema: TableSchema, mode: str, table: str) -> list[str]:
-    """The columns written. Raises `ColumnNotFound`; `InvalidArgument`: a key is missing."""
+    """The columns written.
+
+    Raises `ColumnNotFound`; `InvalidArgument`: a key is missing, or a column is there twice, as a
+    join leaves it.
+    """
+    twice = next((name for name in names if list(names).count(name) > 1), None)
+    if twice is not None:
+        raise InvalidArgument(
+            f"the DataFrame has two columns {twice!r}: drop one, or give it another name"
+        )
     schema.check_columns(names, table)
     missing = [name for name in schema.key if name not in names]
     if missing:

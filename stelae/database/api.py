@@ -21,6 +21,7 @@ from stelae.client.connection import Connection, DirectCaller, Opened, Origin, T
 from stelae.client.database import DEFAULT_DURABILITY, AsyncDatabase
 from stelae.client.input.convert import Key, Rows, to_arrow
 from stelae.client.input.filters import Where
+from stelae.client.input.given import load_parts
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.table.alter import NewColumns
 from stelae.client.table.blocking import BlockingTable
@@ -119,7 +120,8 @@ class Table(TableIndexes):
     def load(
         self, rows: Any, *, batch_bytes: int = LOAD_BATCH_BYTES, timeout: float = DEFAULT_TIMEOUT_S
     ) -> int:
-        """Upsert any amount of rows, in several calls; returns how many. Not atomic as a whole."""
+        """Upsert any amount of rows, in several calls; returns how many. Not atomic as a whole, but
+        nothing is written unless each row fits the table."""
         data, done = to_arrow(rows, self.schema), 0
         with count_bar(f"load of {self.name}", None) as tell:
             for part in self.load_batches(data, batch_bytes, timeout):
@@ -132,10 +134,9 @@ class Table(TableIndexes):
     ) -> Iterator[pa.Table]:
         """`load`, handing out each part once it is durable: for progress bars."""
         data = to_arrow(rows, self.schema)
-        row_bytes = max(1, data.nbytes // max(1, data.num_rows))
-        step = max(1, batch_bytes // row_bytes)
-        for start in range(0, data.num_rows, step):
-            part = data.slice(start, step)
+        record = self._table.record
+        for first, count in load_parts(data, record.schema, record.name, batch_bytes):
+            part = data.slice(first, count)
             self.upsert(part, timeout=timeout)
             yield part
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,16 @@ class Located:
         if wanted:
             raise RowsAbsent(wanted)
 
+    def first(self, count: int) -> Located:
+        """The first ``count`` of the rows found."""
+        pieces: list[tuple[Run, NDArray[np.int64], NDArray[np.int64] | None]] = []
+        for run, rows, at in self.pieces:
+            if at is None:
+                pieces.append((run, rows[:count], None))
+            elif (kept := at < count).any():
+                pieces.append((run, rows[kept], at[kept]))
+        return replace(self, found=self.found[:count], pieces=pieces)
+
     def gather(self, columns: Sequence[str] = ()) -> pa.RecordBatch:
         """The rows found, in the order of the keys: ``columns`` (empty: all) and ``_version``.
 
@@ -63,7 +73,7 @@ class Located:
         schema = read_schema(self.schema, names)
         if not self.pieces:
             return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
-        if len(self.pieces) == 1:
+        if len(self.pieces) == 1 and self.pieces[0][2] is None:
             rows = self.pieces[0][0].take(self.pieces[0][1], names)
         else:
             taken = [_as(run.take(rows, names), schema) for run, rows, _ in self.pieces]

@@ -47,6 +47,10 @@ WELL: dict[str, Any] = {
             lambda s: s["tablets"][0].update(under_replicated=1, replicas=[]),
             "tablet 0 of 't' lacks 1 of its replicas",
         ),
+        (
+            lambda s: s["servers"][2].update(media_low=["disk"]),
+            "tserver-1 has only its reserve left on medium 'disk'",
+        ),
     ],
 )
 def test_status_says_what_is_not_well(change: Callable[[Any], Any], problem: str) -> None:
@@ -56,6 +60,29 @@ def test_status_says_what_is_not_well(change: Callable[[Any], Any], problem: str
     found = "; ".join(problems_of(status))
     assert problem in found
     assert bool(problem) == bool(found)
+
+
+def test_status_shows_how_full_each_medium_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What replicas take, what is left, and whether that is the reserve."""
+    for name, value in WIDE.items():
+        monkeypatch.setenv(name, value)
+    backup = {
+        "id": "backup-1",
+        "state": "live",
+        "address": "b:1",
+        "pid": 7,
+        "free_bytes": 12_000_000,
+        "used_bytes": {"disk": 140_000_000, "flash": 0},
+        "media_free_bytes": {"disk": 7_000_000, "flash": 5_000_000},
+        "media_low": ["disk"],
+    }
+    document = {"cluster": "c", "servers": [backup], "tables": [], "recoveries": [], "copies": []}
+    show_status(document, [])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "disk: 140.0 MB used, 7.0 MB free (its reserve)" in shown
+    assert "flash: 0.0 MB used, 5.0 MB free" in shown
 
 
 def test_locations_show_leader_and_other_replicas(

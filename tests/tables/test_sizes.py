@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
+from stelae.actors.tserver.tablet.input import encode_found
+from stelae.client.input import given
+from stelae.client.table import reads as client_reads
 from stelae.core.errors import DeadlineExpired, OutcomeUnknown, TooLarge
+from stelae.core.schema import values
 from stelae.core.schema.partition import hash_partition
 from stelae.database.api import Table
 from tests.tables.conftest import SCHEMA, Make
@@ -54,6 +60,69 @@ def test_one_row_of_any_size_is_written_by_itself(make: Make) -> None:
         assert table.get(key) == {**row, "reading": 1.5}
     with pytest.raises(TooLarge, match="row"):
         table.upsert({"id": 9, "name": "x" * (MIB + 1)})
+
+
+def test_an_answer_beyond_one_message_comes_in_pieces(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the rows' sizes: no piece is above its bound unless it is one row, and the answer is
+    the same. The bound is 64 KiB here, and 32 MiB of a message's 128 outside of tests."""
+    table, bound = make(), 64 << 10
+    small, large = wide(0, 400, 20), wide(400, 40, 30_000)
+    rows = pa.concat_tables([small, large, wide(440, 2, 200_000)])
+    table.upsert(rows)
+    table.create_index("name")
+    sizes: list[tuple[int, int]] = []
+
+    def measured(*asked: Any) -> Any:
+        encoded, places = encode_found(*asked)
+        sizes.append((encoded.size, len(places)))
+        return encoded, places
+
+    monkeypatch.setattr(client_reads, "PIECE_BYTES", bound)
+    monkeypatch.setattr("stelae.actors.tserver.tablet.reads.encode_found", measured)
+    keys = [*range(500, 450, -1), *range(441, -1, -1), 3, 440, 3]
+    wanted = [key for key in keys if key < 442]
+    texts = dict(zip(rows["id"].to_pylist(), rows["name"].to_pylist(), strict=True))
+    found = table.get_many(keys, columns=["name", "id"])
+    assert found["id"].to_pylist() == wanted
+    assert found["name"].to_pylist() == [texts[key] for key in wanted]
+    assert table.get_many([441, 600])["id"].to_pylist() == [441]
+    assert len(sizes) > 15
+    assert all(size < bound + 4096 or count == 1 for size, count in sizes)
+    by_value = table.find("name", between=(None, None), columns=["id"])
+    assert by_value["id"].to_pylist() == list(range(442))
+    by_value = table.find("name", between=("0", "9"), reverse=True)
+    assert by_value["name"].to_pylist() == [texts[key] for key in range(441, -1, -1)]
+
+
+def test_a_load_is_cut_by_the_real_size_of_its_rows(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A categorical column takes an index a row until it is written out, and a few rows may have
+    most of the bytes. A call has 2 MiB here in place of 64."""
+    for module in (values, given):
+        monkeypatch.setattr(module, "MAX_CALL_BYTES", 2 * MIB)
+    table = make()
+    texts = [letter * 20_000 for letter in "abc"]
+    names = pd.Categorical([texts[n % 3] for n in range(300)], categories=texts)
+    assert table.load(pd.DataFrame({"id": range(300), "name": names})) == 300
+    assert table.get(299) == {"id": 299, "name": texts[2], "reading": None}
+    skewed = pa.concat_tables([wide(300, 1000, 10), wide(1300, 15, 300_000)])
+    assert table.load(skewed, batch_bytes=256 << 10) == 1015
+    assert table.count() == 1315
+    ids = [pa.scalar(n % 100, pa.int8()) for n in range(50)]
+    narrow = pa.table({"id": pa.array(ids), "name": ["n" * 40_000] * 50})
+    assert table.load(narrow, batch_bytes=64 * MIB) == 50
+
+
+def test_a_load_with_a_row_that_is_too_large_writes_nothing(make: Make) -> None:
+    """The row is named by its place among all of them."""
+    table = make()
+    rows = pa.concat_tables([wide(0, 60, 40_000), wide(60, 1, MIB + 1), wide(61, 5, 10)])
+    with pytest.raises(TooLarge, match="row 60 is"):
+        table.load(rows, batch_bytes=256 << 10)
+    assert table.count() == 0
 
 
 def test_large_calls_side_by_side_all_come_through(make: Make) -> None:

@@ -28,7 +28,10 @@ from stelae.storage.rows.memory import TabletMemory
 from stelae.storage.segments.remote import Piece, RemoteRun, RemoteSegment, RowsAbsent
 from stelae.storage.segments.shares import picks_of
 
-WHAT_HELPS = "rows wait for the cleaner, deletes do not; delete some or add backups"
+WHAT_HELPS = (
+    "rows are refused until the cleaner has freed some, deletes are taken; delete rows, free their "
+    "disks, or add backups (`stelae check` shows how full each one is)"
+)
 
 
 class LoadingTablet(TabletReads):
@@ -129,7 +132,7 @@ class LoadingTablet(TabletReads):
     def no_room(self) -> NoSpace | None:
         """Why no more rows are taken: what is left of backups' disks is for the cleaner."""
         medium = self._log.short_medium
-        return NoSpace("too many backups", medium, WHAT_HELPS) if medium else None
+        return NoSpace("each of too many backups", medium, WHAT_HELPS) if medium else None
 
     # ---- what cleaning asks for ---------------------------------------------------------------
 

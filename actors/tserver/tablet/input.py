@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from stelae.core.errors import InvalidArgument, SchemaChanged
 from stelae.core.ids import RequestId
@@ -20,6 +22,7 @@ from stelae.core.runtime import Runtime
 from stelae.core.schema.schema import TableSchema
 from stelae.core.schema.values import check_batch
 from stelae.storage.replicated.commands import is_stream_of
+from stelae.storage.rows.gather import Located
 from stelae.storage.rows.schemas import TabletSchemas
 from stelae.storage.rows.shapes import check_names
 from stelae.storage.rows.versions import SchemaView
@@ -117,12 +120,27 @@ def payload_of(executed: Executed, rows: Any, blobs: Sequence[memoryview]) -> tu
     return blobs[0], blobs[0].nbytes
 
 
-def encode_found(located: Any, columns: Sequence[str], view: SchemaView | None) -> pa.Buffer:
-    """The rows of a `Located` as an Arrow IPC stream, named as in ``view``. Runs off the loop."""
+def encode_found(
+    located: Located, columns: Sequence[str], view: SchemaView | None, bytes_max: int, guess: int
+) -> tuple[pa.Buffer, NDArray[np.int32]]:
+    """The first rows of a `Located`, of up to ``bytes_max`` bytes (0: all) but one at least, as an
+    Arrow IPC stream, named as in ``view``; and the places of their keys. Runs off the loop.
+
+    ``guess``: number of rows that are expected to fit; at most twice as many are gathered first.
+    """
+    count = len(located.found)
+    if bytes_max and count > 2 * guess:
+        count = 2 * guess
+        located = located.first(count)
     rows = located.gather(columns)
+    while bytes_max and rows.nbytes > bytes_max and count > 1:
+        # Rows differ in size: each step takes at most half of those before, so there are few.
+        count = max(1, min(count // 2, count * bytes_max // rows.nbytes))
+        located = located.first(count)
+        rows = located.gather(columns)
     if view is not None:
         rows = rows.rename_columns(view.shown(rows.schema.names))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_batch(rows)
-    return sink.getvalue()
+    return sink.getvalue(), located.found

@@ -91,7 +91,8 @@ class TabletReads(ABC):
         if not (self._memory.schema if view is None else view.asked).is_plain:
             batch = rows_to_batch(request.keys, self._memory.schema.key_schema)
             asked = request.schema_version, request.columns
-            return Reply(GetReply(()), await self._find(batch, *asked, left_s))
+            encoded, places, _ = await self._find(batch, *asked, left_s)
+            return Reply(GetReply(()), [encoded, places])
         try:
             rows, newest = self._get(request)
         except RowsAbsent as absent:
@@ -146,8 +147,10 @@ class TabletReads(ABC):
         schema, name = self._memory.schema, self._schemas.table.name
         keys = decode_rows(call.blobs[0], schema, name, schema.key)
         asked = call.body.schema_version, call.body.columns
-        encoded, places = await self._find(keys, *asked, call.timeout_s)
-        return Reply(GetManyReply(places.nbytes // _PLACE_BYTES), [encoded, places])
+        bytes_max = max(call.body.bytes_max, 0)
+        encoded, places, keys_read = await self._find(keys, *asked, call.timeout_s, bytes_max)
+        reply = GetManyReply(places.nbytes // _PLACE_BYTES, keys_read)
+        return Reply(reply, [encoded, places])
 
     def _check_readable(self) -> None:
         succession = self.succession
@@ -185,9 +188,15 @@ class TabletReads(ABC):
         return None, columns
 
     async def _find(
-        self, keys: pa.RecordBatch, version: int, asked: tuple[str, ...], timeout_s: float
-    ) -> tuple[pa.Buffer, memoryview]:
-        """The rows found, as an Arrow IPC stream, and which keys they are of, as int32.
+        self,
+        keys: pa.RecordBatch,
+        version: int,
+        asked: tuple[str, ...],
+        timeout_s: float,
+        bytes_max: int = 0,
+    ) -> tuple[pa.Buffer, memoryview, int]:
+        """The rows found, as an Arrow IPC stream, which keys they are of, as int32, and how many
+        keys were looked for before ``bytes_max`` (see `GetMany`); 0: all of them.
         ``asked``: columns, as a caller with that version of the schema calls them."""
         locate = partial(self._locate, keys, version, asked)
         try:
@@ -196,12 +205,15 @@ class TabletReads(ABC):
             found, timeout_s = await self._fetched(absent, locate, timeout_s)
             located, columns, view = found
         row_bytes = self._memory.memory_bytes // max(1, self._memory.row_count)
+        encode = partial(encode_found, located, columns, view, bytes_max)
+        guess = max(1, bytes_max // max(1, row_bytes))
         if keys.num_rows * row_bytes <= 4 * SMALL_BATCH_BYTES:
-            encoded = encode_found(located, columns, view)
+            encoded, places = encode(guess)
         else:
-            encoded = await self._runtime.offload(encode_found, located, columns, view)
+            encoded, places = await self._runtime.offload(encode, guess)
         await self._committed(located.index, timeout_s)
-        return encoded, memoryview(located.found.data)
+        left = located.found[len(places) :]
+        return encoded, memoryview(places.data), int(left[0]) if len(left) else 0
 
     def _locate(
         self, keys: pa.RecordBatch, version: int, asked: tuple[str, ...]

@@ -100,6 +100,9 @@ SMALL = {
     )
 }
 """Room for less than so many frames, and their records."""
+UNBOUNDED = {"disk": MediumSpec(name="disk", path="disk")}
+"""As far as the disk has room, which other files lie on as well."""
+DISK_BYTES = (FRAMES + 2) * (SEGMENT_BYTES * 5 // 4 + 8192)
 RESERVE_SHARE = 0.4
 """Of so few frames; rows come in faster here than backups say how many are left."""
 
@@ -130,7 +133,14 @@ async def write_once_there_is_room(table: AsyncTable, key: int) -> None:
                 return
 
 
+def bound_disks(here: MediaFixture) -> None:
+    """Give the disks of backups an end, and whatever is on them."""
+    for name in here.cluster.backups:
+        here.world.nodes[name].disk.capacity_bytes = DISK_BYTES
+
+
 async def empty_a_full_cluster(here: MediaFixture) -> None:
+    bound_disks(here)
     table = await here.create(segments("disk", "disk"))
     count = await fill_up(here, table)
     assert count > 100, "there was room"
@@ -149,16 +159,44 @@ async def empty_a_full_cluster(here: MediaFixture) -> None:
     assert {row["id"]: row for row in found} == {key: large(key) for key in kept}
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_cluster_with_full_disks_can_be_emptied_and_filled_again(seed: int) -> None:
+async def start_a_full_cluster_again(here: MediaFixture) -> None:
+    """All servers end while disks are full, and start again."""
+    bound_disks(here)
+    table = await here.create(segments("disk", "disk"))
+    count = await fill_up(here, table)
+    for name in (*here.cluster.tservers, *here.cluster.backups):
+        here.world.crash(name)
+    await asyncio.sleep(1.0)
+    assert (await table.scan(columns=["id"], timeout=60.0)).num_rows >= count
+    for key in range(count):
+        await table.delete(key, timeout=CALL_S)
+    await write_once_there_is_room(table, count)
+    await here.until_whole()
+
+
+@pytest.mark.parametrize(
+    ("seed", "media"),
+    [(1, SMALL), (2, SMALL), (3, SMALL), (1, UNBOUNDED), (2, UNBOUNDED), (3, UNBOUNDED)],
+)
+def test_a_cluster_with_full_disks_can_be_emptied_and_filled_again(
+    seed: int, media: dict[str, MediumSpec]
+) -> None:
     """Rows are refused while there is room yet for deletes, survivors and heads: what dies is
     cleaned away, though the log is not long for its rows, and rows are taken again."""
     with patch("stelae.core.messages.backup_loads.RESERVE_SHARE", RESERVE_SHARE):
-        tell(empty_a_full_cluster, seed=seed, media=SMALL, segment_bytes=SEGMENT_BYTES)
+        tell(empty_a_full_cluster, seed=seed, media=media, segment_bytes=SEGMENT_BYTES)
 
 
-def test_this_would_see_disks_without_a_reserve() -> None:
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_cluster_with_full_disks_starts_again(seed: int) -> None:
+    """Its tables come back and are counted, deletes are taken, and then rows."""
+    with patch("stelae.core.messages.backup_loads.RESERVE_SHARE", RESERVE_SHARE):
+        tell(start_a_full_cluster_again, seed=seed, media=UNBOUNDED, segment_bytes=SEGMENT_BYTES)
+
+
+@pytest.mark.parametrize("media", [SMALL, UNBOUNDED])
+def test_this_would_see_disks_without_a_reserve(media: dict[str, MediumSpec]) -> None:
     """The last frame is given to a row: nothing can be deleted, or moved to where it takes less."""
     spent = patch("stelae.core.messages.backup_loads.RESERVE_SHARE", 0.0)
     with spent, pytest.raises(SimulationFailure):
-        tell(empty_a_full_cluster, media=SMALL, segment_bytes=SEGMENT_BYTES)
+        tell(empty_a_full_cluster, media=media, segment_bytes=SEGMENT_BYTES)

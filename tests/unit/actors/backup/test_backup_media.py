@@ -259,3 +259,62 @@ def test_a_superblock_that_decayed_is_known_from_the_other_place(place: int) -> 
             await owner.write(rows, segment_id=SEGMENT + 1000 + len(held))  # with a sync
 
     run(scenario)
+
+
+DISK_BYTES = 40 * 16384
+"""Of a file system: room for about so many frames, and their records."""
+
+
+async def fill(owner: Owner) -> int:
+    """Write segments until there is no room; how many."""
+    for number in itertools.count():
+        try:
+            await owner.write(Rows(), segment_id=SEGMENT + number)
+        except NoSpace:
+            return number
+    raise AssertionError("a count has no end")
+
+
+def test_a_medium_without_a_size_leaves_room_to_others_on_its_disk() -> None:
+    """It grows by what is left, however little an extent then has; a share of the file system is
+    for other files. Once that is all, the medium is full until something is freed."""
+
+    async def scenario(owner: Owner) -> None:
+        disk, rows = owner.world.nodes["b1"].disk, Rows()
+        disk.capacity_bytes = DISK_BYTES
+        count = await fill(owner)
+        medium = owner.world.server("b1")._media["disk"]
+        assert count > 2 * EXTENT_FRAMES + 2, "the last extent has as many frames as fit"
+        assert 0 <= disk.space.free_bytes - DISK_BYTES // frame_medium.KEPT_OF_DISK < 16384
+        assert medium.free_bytes == 0
+        assert medium.capacity_bytes == DISK_BYTES
+        await owner.free(SEGMENT)
+        await owner.write(rows, segment_id=SEGMENT + count)
+        disk.capacity_bytes = 2 * DISK_BYTES
+        await owner.write(rows, segment_id=SEGMENT + count + 1)
+        await owner.restart()
+        assert len(await owner.inventory()) == count + 1
+
+    run(scenario)
+
+
+def test_no_medium_takes_the_whole_reserve_of_its_disk() -> None:
+    """Of the last sixteenth each takes a frame when it needs one: a segment that holds deletes
+    needs frames of several backups, which may have one disk."""
+
+    async def scenario(owner: Owner) -> None:
+        disk, rows = owner.world.nodes["b1"].disk, Rows()
+        disk.capacity_bytes = DISK_BYTES
+        reserve_bytes = DISK_BYTES // 16 + DISK_BYTES // frame_medium.KEPT_OF_DISK
+        number = 0
+        while disk.space.free_bytes >= reserve_bytes + 16384:
+            await owner.write(rows, segment_id=SEGMENT + number)
+            number += 1
+        medium = owner.world.server("b1")._media["disk"]
+        while len(medium.allocator):
+            await owner.write(rows, segment_id=SEGMENT + number)
+            number += 1
+        await owner.write(rows, segment_id=SEGMENT + number)
+        await owner.write(rows, segment_id=SEGMENT + number + 1, medium="flash")
+
+    run(scenario)

@@ -50,7 +50,7 @@ def test_the_reserve_is_a_share_of_a_medium_and_bounded(
     used: int, free: int, *, expected: bool
 ) -> None:
     """A sixteenth, or some frames of a large one; of a very small one nothing until it is full."""
-    assert is_low(used * FRAME, free * FRAME, FRAME) is expected
+    assert is_low((used + free) * FRAME, free * FRAME, FRAME) is expected
 
 
 def test_rows_wait_once_too_few_backups_have_more_than_their_reserve() -> None:

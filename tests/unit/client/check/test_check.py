@@ -187,6 +187,18 @@ SERVER_CASES: list[tuple[list[ServerFacts], list[tuple[Severity, str]]]] = [
     ),
     ([server("t1", state="dead"), server("t1"), server("backup-1")], []),
     (
+        [
+            server("t1"),
+            server(
+                "backup-1",
+                used_bytes={"disk": 140_000_000, "ram": 1},
+                media_free_bytes={"disk": 7_000_000, "ram": 5_000_000},
+                media_low=("disk",),
+            ),
+        ],
+        [(WARNING, "backup-1: medium 'disk' holds 140.0 MB and has 7.0 MB free, which is its")],
+    ),
+    (
         [server("t1"), server("t2", state="dead", maintenance=True), server("backup-1")],
         [(NOTE, "t2: is away, in maintenance")],
     ),

@@ -77,7 +77,7 @@ def test_what_is_left_of_a_deadline_after_rounding_is_nothing() -> None:
             raise AssertionError("there is no time to look for a leader")
 
     runtime: Any = SimpleNamespace(clock=Clock(), rng=random.Random(1))
-    cache: Any = SimpleNamespace(group=lambda number: Nowhere(), refresh=None)
+    cache: Any = SimpleNamespace(group=lambda number: Nowhere(), refresh=None, named=str)
 
     async def attempt(*_: Any) -> None:
         raise AssertionError("there is no leader")

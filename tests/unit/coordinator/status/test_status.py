@@ -44,14 +44,17 @@ def test_the_document_shows_what_a_backup_holds_and_has_room_for() -> None:
         memory_bytes=10,
         memory_limit_bytes=30,
         free_bytes=500,
-        media=(MediumLoad("disk", 4), MediumLoad("ram", 2)),
+        media=(MediumLoad("disk", 4, is_low=True), MediumLoad("ram", 2)),
         media_used_bytes=(70, 10),
+        media_free_bytes=(500, 20),
     )
     assert shown["state"] == "live"
     assert (shown["media"], shown["logs"]) == (["disk", "ram"], 1)
     assert (shown["memory_bytes"], shown["memory_limit_bytes"]) == (10, 30)
     assert shown["free_bytes"] == 500
     assert shown["used_bytes"] == {"disk": 70, "ram": 10}
+    assert shown["media_free_bytes"] == {"disk": 500, "ram": 20}
+    assert shown["media_low"] == ["disk"]
     assert shown["silent_s"] == 0.5
 
 

@@ -21,7 +21,6 @@ from stelae.core.schema.values import (
     from_wire,
     rows_to_batch,
     to_wire,
-    value_sizes,
 )
 
 UTC = dt.UTC
@@ -298,21 +297,3 @@ def test_rows_over_1_mib_and_calls_over_64_mib_are_too_large() -> None:
         check_batch(batch([1 << 19, 1 << 19, (1 << 20) + 4]), schema)
     with pytest.raises(TooLarge, match="the call"):
         check_batch(batch([1 << 19] * 129), schema)
-
-
-def test_sizes_of_values_count_what_each_row_holds() -> None:
-    """Fixed, variable and nested values; slices count their own part only."""
-    rows: dict[str, tuple[pa.Array, list[int]]] = {
-        "fixed": (pa.array([1, None, 3], pa.int32()), [4, 4, 4]),
-        "bool": (pa.array([True, False, None]), [1, 1, 1]),
-        "text": (pa.array(["é", None, "abc"]), [2, 0, 3]),
-        "list": (pa.array([["a", "bc"], [], ["d"]]), [3, 0, 1]),
-        "struct": (
-            pa.array([{"a": 1, "b": "x"}, {"a": 2, "b": ""}, {"a": 3, "b": "yz"}]),
-            [9, 8, 10],
-        ),
-        "null": (pa.nulls(3), [0, 0, 0]),
-    }
-    for name, (column, sizes) in rows.items():
-        assert value_sizes(column).tolist() == sizes, name
-        assert value_sizes(column.slice(1)).tolist() == sizes[1:], name

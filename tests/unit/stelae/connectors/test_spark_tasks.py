@@ -4,8 +4,10 @@ overwrite takes out, and batches of streams."""
 from __future__ import annotations
 
 import asyncio
+import datetime
 import pickle
 from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from stelae.connectors.data_tasks import WriteId, release
 from stelae.connectors.spark_streams import is_noted, last_batch, note_batch
 from stelae.connectors.spark_tasks import (
     WritePlan,
+    check_columns,
     delete_share,
     outcome,
     pin_and_hold,
@@ -28,9 +31,10 @@ from stelae.connectors.spark_tasks import (
     rows_of,
     write_partition,
 )
-from stelae.core.errors import InvalidArgument, RowExists, TableNotFound
+from stelae.core.errors import ColumnNotFound, InvalidArgument, RowExists, TableNotFound, TooLarge
 from stelae.core.schema.durability import replicas, segments
 from stelae.core.schema.partition import hash_partition
+from stelae.core.schema.schema import TableSchema
 from stelae.recovery.spark_tables import locate
 from tests.cluster_fixture import SETTINGS
 from tests.served import Served, served
@@ -133,6 +137,77 @@ def test_an_append_that_runs_again_in_another_order_finds_its_own_rows(tmp_path:
         twice = pa.concat_tables([rows(-5, 3), rows(-5, 3, "x")]).combine_chunks()
         with pytest.raises(InvalidArgument, match="given twice"):
             write_partition(plan_of(here, "append", "three"), 0, batches(twice))
+
+
+BAD: dict[str, pa.Table] = {
+    "text for a number": pa.table({"id": ["one"], "word": ["a"]}),
+    "half of a number": pa.table({"id": [1.5], "word": ["a"]}),
+    "a number for text": pa.table({"id": [1], "word": [7]}),
+    "no key": pa.table({"id": pa.array([None], pa.int64()), "word": ["a"]}),
+    "too large for a row": pa.table({"id": [1], "word": ["a" * ((1 << 20) + 1)]}),
+    "beyond 64 bits": pa.table({"id": [Decimal(1 << 70)], "word": ["a"]}),
+    "a list for text": pa.table({"id": [1], "word": [["a"]]}),
+    "a struct for a number": pa.table({"id": [{"n": 1}], "word": ["a"]}),
+    "a time for a number": pa.table({"id": [datetime.datetime(2024, 1, 1)], "word": ["a"]}),
+    "no utf-8": pa.table({"id": [1], "word": pa.array([b"\xff"], pa.binary())}),
+}
+
+
+@pytest.mark.parametrize("mode", ["upsert", "append", "overwrite"])
+def test_bad_data_is_refused_as_such(tmp_path: Path, mode: str) -> None:
+    """The driver hears that the rows are wrong, and not that something could not be reached; Spark
+    does not run the task again."""
+    with served(tmp_path) as here:
+        table = create(here)
+        for what, bad in BAD.items():
+            told = outcome(plan_of(here, mode, what), 0, batches(bad))
+            with pytest.raises((InvalidArgument, TooLarge)) as raised:
+                rows_of([(told["rows"][0].as_py(), told["problem"][0].as_py())], "a write")
+            assert "1 of 1 partitions" in raised.value.__notes__[0], what
+        assert here.run(table.count()) == 0
+
+
+def test_columns_of_a_dataframe_are_checked_before_a_task_runs(tmp_path: Path) -> None:
+    """None at all, one twice, one that the table lacks, and names with dots."""
+    dotted = pa.schema([pa.field("user.id", pa.int64(), False), ("a`b", pa.string())])
+    schema = TableSchema.of(dotted, "user.id")
+    assert check_columns(["a`b", "user.id"], schema, "upsert", "t") == ["a`b", "user.id"]
+    assert check_columns(["a`b", "user.id"], schema, "delete", "t") == ["user.id"]
+    assert [spark.quoted(name) for name in schema.arrow.names] == ["`user.id`", "`a``b`"]
+    with pytest.raises(InvalidArgument, match=r"two columns 'user.id'"):
+        check_columns(["user.id", "a`b", "user.id"], schema, "upsert", "t")
+    with pytest.raises(InvalidArgument, match=r"lacks the key column 'user.id'"):
+        check_columns([], schema, "upsert", "t")
+    with pytest.raises(ColumnNotFound, match="user"):
+        check_columns(["user", "user.id"], schema, "upsert", "t")
+    with served(tmp_path) as here:
+        create_dotted = here.cluster.database.create_table("d", dotted, key="user.id")
+        table = here.run(create_dotted)
+        rows_d = pa.table({"user.id": [1, 2], "a`b": ["x", None]}, schema=dotted)
+        plan = WritePlan(
+            here.link, "d", locate(here.link, "d").table.schema, "upsert", WriteId("d")
+        )
+        assert write_partition(plan, 0, batches(rows_d)) == 2
+        snapshot, held = pin_and_hold(here.link, "d")
+        for columns in ([], ["user.id", "user.id"]):
+            with pytest.raises(InvalidArgument):
+                plan_read(here.link, snapshot, columns, None, 8000)
+        read = plan_read(here.link, snapshot, ["user.id"], [("user.id", ">", 1)], 8000)
+        found = [n for batch in read_share(read, 0) for n in batch["user.id"].to_pylist()]
+        assert found == [2]
+        assert here.run(table.count()) == 2
+        held.end()
+        release(here.link, snapshot)
+
+
+def test_types_of_sparks_that_no_table_has_are_refused() -> None:
+    """Where a write is to make its table."""
+    types = pytest.importorskip("pyspark.sql.types")
+    fine = types.StructType([types.StructField("user.id", types.LongType(), False)])
+    assert spark.arrow_schema(fine).names == ["user.id"]
+    interval = types.StructType([types.StructField("every", types.YearMonthIntervalType())])
+    with pytest.raises(InvalidArgument, match="drop or cast"):
+        spark.arrow_schema(interval)
 
 
 @pytest.mark.parametrize("mode", ["update", "delete", "upsert"])

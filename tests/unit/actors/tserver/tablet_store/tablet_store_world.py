@@ -35,7 +35,7 @@ from stelae.core.records.replication import (
     TermAndVote,
 )
 from stelae.core.rpc import Blob
-from stelae.core.runtime import File, NearFile
+from stelae.core.runtime import File, NearFile, Space
 from stelae.core.schema.durability import segments
 from stelae.core.schema.partition import Partitioning
 from stelae.core.schema.schema import TableSchema
@@ -129,8 +129,8 @@ class SteppedFile:
         return self._file.size
 
     @property
-    def room_bytes(self) -> int:
-        return self._file.room_bytes
+    def space(self) -> Space:
+        return self._file.space
 
     @property
     def place(self) -> str:

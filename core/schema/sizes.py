@@ -1,0 +1,91 @@
+"""Bytes of data that rows have, and rows cut into calls by them.
+
+An average says little: a dictionary's values take an index each until they are written out, and a
+few rows may have most of the bytes. Calls are bounded in bytes, so cuts go by each row's own size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from stelae.core.errors import TooLarge
+from stelae.core.schema.schema import MAX_ROW_BYTES
+
+_OFFSET_BYTES = 4
+"""Bytes of a value of a column next to its data, about."""
+
+
+def check_row_sizes(batch: pa.RecordBatch) -> None:
+    """Raise `TooLarge` if a row is above `MAX_ROW_BYTES`."""
+    if batch.nbytes <= MAX_ROW_BYTES:
+        return
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        sizes += value_sizes(column)
+    largest = int(sizes.argmax())
+    if sizes[largest] > MAX_ROW_BYTES:
+        raise TooLarge(f"row {largest} of the call", int(sizes[largest]), MAX_ROW_BYTES)
+
+
+def size_cuts(rows: pa.Table | pa.RecordBatch, bytes_max: int) -> list[tuple[int, int]]:
+    """Rows in order as (first row, number of rows): each part has up to ``bytes_max`` bytes once
+    its dictionaries are written out, and one row at least. Depends on the rows' values alone."""
+    sizes = np.zeros(rows.num_rows, np.int64)
+    for column in rows.columns:
+        chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+        if chunks:
+            sizes += np.concatenate([value_sizes(chunk) for chunk in chunks]) + _OFFSET_BYTES
+    ends = np.cumsum(sizes)
+    cuts: list[tuple[int, int]] = []
+    first = before = 0
+    while first < len(ends):
+        end = max(first + 1, int(np.searchsorted(ends, before + bytes_max, side="right")))
+        cuts.append((first, end - first))
+        first, before = end, int(ends[end - 1])
+    return cuts
+
+
+def value_sizes(column: pa.Array) -> NDArray[np.int64]:
+    """Bytes of data of each value of a column (offsets and validity not counted); of a dictionary's
+    value those of the value that it stands for."""
+    kind: Any = column.type
+    if isinstance(column, pa.ExtensionArray):
+        return value_sizes(column.storage)
+    if pa.types.is_null(kind):
+        return np.zeros(len(column), np.int64)
+    if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
+        return np.full(len(column), -(-kind.bit_width // 8), np.int64)
+    if pa.types.is_fixed_size_binary(kind):
+        return np.full(len(column), kind.byte_width, np.int64)
+    if kind in (pa.string_view(), pa.binary_view()):
+        column, kind = column.cast(pa.large_binary()), pa.large_binary()
+    if _has_length(kind):
+        lengths = pc.fill_null(pc.binary_length(column), 0)
+        return lengths.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
+    if pa.types.is_dictionary(kind):
+        return _taken(column)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        offsets = column.offsets.to_numpy()
+        inner = column.values  # the whole child, to which offsets refer
+        before = np.concatenate(([0], np.cumsum(value_sizes(inner))))
+        return before[offsets[1:]] - before[offsets[:-1]]  # type: ignore[no-any-return]
+    if pa.types.is_struct(kind) and kind.num_fields:
+        return np.sum([value_sizes(child) for child in column.flatten()], axis=0)  # type: ignore[no-any-return]
+    return np.array([column.slice(i, 1).nbytes for i in range(len(column))], np.int64)
+
+
+def _has_length(kind: pa.DataType) -> bool:
+    is_small = pa.types.is_string(kind) or pa.types.is_binary(kind)
+    return bool(is_small or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
+
+
+def _taken(column: pa.Array) -> NDArray[np.int64]:
+    """The sizes of a dictionary's values where they are used."""
+    sizes = pa.array(value_sizes(column.dictionary))
+    used = pc.fill_null(pc.take(sizes, column.indices), 0)
+    return used.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
