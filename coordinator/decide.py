@@ -11,6 +11,8 @@ A tablet's life, each arrow one catalog entry that compares the record's generat
 - owner dead, and surely not serving any more: -> a new owner in the next term, RECOVERING, or
   CREATING if it never ran (then nothing was acknowledged, and it starts empty);
 - owner live but FAILED in this term, or no longer reporting what it should serve: the same;
+- owner live but waiting in vain for servers that masters hear, or not to be told anything: the
+  same, after a while (`stelae.coordinator.backoff.owners`); what it serves it is told to close;
 - CREATING for too long, whoever was given it: REPLACED, and a tablet with a new id is CREATING in
   its place, in one entry. Whatever of the old one turns up late is closed;
 - DELETED or REPLACED: tservers are told to close it, backups to free it.
@@ -305,8 +307,12 @@ class _Round:
             self._stuck.setdefault(tablet.table_id, []).append(tablet)
         elif report is not None:
             self._reported(tablet, seen, report)
+        elif reason := self._pacing.owners.given_up(tablet.tablet_id, tablet.term):
+            self._give_up_owner(tablet, reason)
         elif tablet.state is not TabletState.RUNNING:
-            if self._pacing.may_order(tablet.tablet_id, self._now):
+            if self._pacing.owners.is_untold(tablet.tablet_id, tablet.term, self._now):
+                self._give_up_owner(tablet, f"{seen.server.name} cannot be told to open it")
+            elif self._pacing.may_order(tablet.tablet_id, self._now):
                 order = Open if tablet.state is TabletState.CREATING else Recover
                 self._orders.append(order(tablet, seen.server))
         elif (departure := self._pacing.departures.of(tablet)) is not None:
@@ -338,10 +344,17 @@ class _Round:
         """Its live owner speaks of it, in the right term."""
         if knows_less(tablet, report):
             self._orders.append(Learn(tablet, seen.server))
+        waits_in_vain = self._waits_in_vain(tablet, report)
         if report.progress is TabletProgress.FAILED:
-            if self._pacing.may_move(tablet.tablet_id, self._now):
-                self._move(tablet, f"{seen.server.name} gave it up: {report.problem}")
-                self._failed[tablet.tablet_id] = tablet.owner
+            if self._pacing.owners.may_move(tablet.tablet_id, self._now):
+                self._give_up_owner(tablet, f"{seen.server.name} gave it up: {report.problem}")
+        elif waits_in_vain:
+            reason = f"{seen.server.name} does not reach what others may: {report.problem}"
+            if tablet.may_be_served:  # it answers by its lease, until it has closed it
+                self._pacing.owners.give_up(tablet.tablet_id, tablet.term, reason)
+                self._orders.append(Close(seen.server, tablet.tablet_id, tablet.term))
+            else:
+                self._give_up_owner(tablet, reason)
         elif tablet.state is TabletState.RUNNING:
             if report.progress is TabletProgress.PREPARED:
                 self._orders.append(Serve(tablet, seen.server))
@@ -363,6 +376,21 @@ class _Round:
                     generation=tablet.generation + 1,
                 )
             )
+
+    def _waits_in_vain(self, tablet: TabletRecord, report: TabletReport) -> bool:
+        """Whether its owner has waited for long for servers that this master hears."""
+        in_vain = (
+            tablet.state is not TabletState.CREATING
+            and any(self._liveness.live_server(each, self._now) for each in report.unreached)
+            and any(load.server.uuid != tablet.owner for load in self._all_loads())
+        )
+        key = tablet.tablet_id
+        return self._pacing.owners.waits(key, tablet.term, self._now, in_vain=in_vain)
+
+    def _give_up_owner(self, tablet: TabletRecord, reason: str) -> None:
+        """It failed where it is, and goes elsewhere."""
+        self._move(tablet, reason)
+        self._failed[tablet.tablet_id] = tablet.owner
 
     def _is_stuck(self, tablet: TabletRecord) -> bool:
         """It has been CREATING for too long, whoever was given it."""
@@ -389,7 +417,7 @@ class _Round:
             if isinstance(durability, Replicas):
                 holders = self._choose_members(table_id, stuck, durability.count)
             else:
-                avoid = {t.tablet_id: t.owner for t in stuck}
+                avoid = {t.tablet_id: {t.owner: self._now} for t in stuck}
                 owners = self._choose(table_id, stuck, avoid)
                 holders = {tablet_id: (owner,) for tablet_id, owner in owners.items()}
             timelines = self._new_timelines(durability, len(stuck)) if holders else None
@@ -439,7 +467,11 @@ class _Round:
     def _moves(self) -> list[Action]:
         """Choose new owners. Without any live tserver everything waits."""
         moves: list[Action] = []
-        avoid = {**self._pacing.failed_at, **self._failed}
+        avoid = {
+            tablet.tablet_id: self._avoided_by(tablet.tablet_id)
+            for waiting in self._waits.values()
+            for tablet, _ in waiting
+        }
         for table_id, waiting in self._waits.items():
             tablets = [tablet for tablet, _ in waiting]
             owners = self._choose(table_id, tablets, avoid)
@@ -451,11 +483,18 @@ class _Round:
             moves.append(Move(table_id, records, reasons, failed_at))
         return moves
 
+    def _avoided_by(self, tablet_id: TabletId) -> dict[ServerUuid, float]:
+        """The servers where a tablet failed, and until when each is paused."""
+        avoid = dict(self._pacing.owners.avoid(tablet_id))
+        if (owner := self._failed.get(tablet_id)) is not None:
+            avoid[owner] = max(self._now, *avoid.values()) if avoid else self._now
+        return avoid
+
     def _choose(
         self,
         table_id: TableId,
         tablets: Iterable[TabletRecord],
-        avoid: Mapping[TabletId, ServerUuid],
+        avoid: Mapping[TabletId, Mapping[ServerUuid, float]],
     ) -> dict[TabletId, ServerInfo]:
         """Owners of tablets of one table, apart from its others; empty if there is nobody."""
         leaving = {tablet.tablet_id: tablet for tablet in tablets}

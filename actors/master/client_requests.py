@@ -302,6 +302,9 @@ class ClientRequests:
         elif tablet.state is TabletState.DELETED:
             problem = f"deleted with table {self._master.catalog.tables[tablet.table_id].name!r}"
         if tablet.state is not TabletState.RUNNING:
+            report = seen.reports.get(tablet.tablet_id) if seen is not None else None
+            if not problem and report is not None and report.term == tablet.term:
+                problem = report.problem  # what its owner waits for
             return TabletLocation(tablet, Address(""), problem or tablet.state.value)
         if tablet.is_group:
             return self._locate_group(tablet, problem, now)

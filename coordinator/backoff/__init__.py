@@ -3,7 +3,8 @@
 It is the only memory of `stelae.coordinator.decide`. It is lost with the leadership, which does no
 harm: a new leader only tries again sooner. What is over is forgotten, so memory is bounded.
 
-- `pacing`: pauses of orders and retries, by tablet; where a tablet has failed already.
+- `pacing`: pauses of orders and retries, by tablet.
+- `owners`: owners that tablets failed at, and when an owner that only waits is given up.
 - `successions`: which changes of durability are stuck or refused, and what they wait for.
 
 Read first: `pacing`. Also searched for as: retry, exponential backoff, throttle, cooldown.

@@ -14,15 +14,12 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from stelae.coordinator.backoff.owners import FailedOwners
 from stelae.coordinator.backoff.successions import SuccessionPacing
 from stelae.coordinator.groups.health import Unwell
 from stelae.coordinator.groups.replacements import Additions
 from stelae.coordinator.moves.departures import Departures
-from stelae.core.backoff import doubled_s
-from stelae.core.ids import ServerUuid, TabletId
-
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 10.0
+from stelae.core.ids import TabletId
 
 
 @dataclass(slots=True)
@@ -33,10 +30,8 @@ class Pacing:
     """
 
     _not_ordered_before: dict[TabletId, float] = field(default_factory=dict)
-    _not_moved_before: dict[TabletId, float] = field(default_factory=dict)
-    _failures: dict[TabletId, int] = field(default_factory=dict)
-    failed_at: dict[TabletId, ServerUuid] = field(default_factory=dict)
-    """Where a tablet failed last: it goes elsewhere if it can."""
+    owners: FailedOwners = field(default_factory=FailedOwners)
+    """Where tablets failed: they go elsewhere if they can."""
     unwell: Unwell = field(default_factory=Unwell)
     """Replicas that are in doubt, since when."""
     additions: Additions = field(default_factory=Additions)
@@ -63,17 +58,6 @@ class Pacing:
     def may_order(self, tablet_id: TabletId, now: float) -> bool:
         return now >= self._not_ordered_before.get(tablet_id, now)
 
-    def failed(self, tablet_id: TabletId, server: ServerUuid, now: float) -> None:
-        """It failed at ``server`` and is moved now; next time only after a pause that doubles."""
-        failures = self._failures.get(tablet_id, 0)
-        pause_s = doubled_s(FIRST_PAUSE_S, failures, LONGEST_PAUSE_S)
-        self._failures[tablet_id] = failures + 1
-        self._not_moved_before[tablet_id] = now + pause_s
-        self.failed_at[tablet_id] = server
-
-    def may_move(self, tablet_id: TabletId, now: float) -> bool:
-        return now >= self._not_moved_before.get(tablet_id, now)
-
     def moved(self, tablet_id: TabletId) -> None:
         """It has a new owner, who can be told at once."""
         self._not_ordered_before.pop(tablet_id, None)
@@ -81,9 +65,7 @@ class Pacing:
     def succeeded(self, tablet_id: TabletId) -> None:
         """The tablet runs."""
         self._not_ordered_before.pop(tablet_id, None)
-        self._not_moved_before.pop(tablet_id, None)
-        self._failures.pop(tablet_id, None)
-        self.failed_at.pop(tablet_id, None)
+        self.owners.succeeded(tablet_id)
 
 
 K = TypeVar("K", bound=Hashable)

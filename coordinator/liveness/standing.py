@@ -125,6 +125,7 @@ def _is_settled(tablet: TabletRecord, report: TabletReport | None) -> bool:
         and report.progress is TabletProgress.SERVING
         and report.term == tablet.term
         and not knows_less(tablet, report)
+        and not report.unreached
     )
 
 

@@ -79,13 +79,14 @@ def beside_of(tablets: Iterable[TabletRecord]) -> dict[ServerUuid, int]:
 def choose_owners(
     tablets: Sequence[TabletId],
     loads: Sequence[Load],
-    avoid: Mapping[TabletId, ServerUuid] | None = None,
+    avoid: Mapping[TabletId, Mapping[ServerUuid, float]] | None = None,
     beside: Mapping[ServerUuid, int] | None = None,
     wishes: Mapping[TabletId, ServerUuid] | None = None,
 ) -> dict[TabletId, ServerInfo]:
     """Choose an owner for each tablet of one table, and count it into ``loads``.
 
-    ``avoid`` names the server where a tablet failed last; it gets it again only if it is alone.
+    ``avoid`` names the servers where a tablet failed, and until when each is paused: they come
+    last, and of them the one first whose pause ends first.
     ``beside``: how many tablets of the same table each server has already. ``wishes``: where a
     tablet is to go, if that server is among them.
 
@@ -97,7 +98,7 @@ def choose_owners(
     table = _TableSpread(loads, beside or {})
     chosen: dict[TabletId, ServerInfo] = {}
     for tablet_id in tablets:
-        shunned = avoid.get(tablet_id) if avoid else None
+        shunned = avoid.get(tablet_id, {}) if avoid else {}
         wished = wishes.get(tablet_id) if wishes else None
         wanted = [load for load in loads if load.server.uuid == wished]
         load = min(wanted or loads, key=lambda load: _cost(load, shunned, table))
@@ -197,7 +198,7 @@ def _best_member(
     taken = {member.uuid: None for member in members}
 
     def cost(load: Load) -> tuple[Any, ...]:
-        return (nodes.count(load.server.process.node), *_cost(load, None, table))
+        return (nodes.count(load.server.process.node), *_cost(load, {}, table))
 
     free = [load for load in loads if load.server.uuid not in taken]
     return min(free, key=cost, default=None)
@@ -229,11 +230,11 @@ class _TableSpread:
 
 
 def _cost(
-    load: Load, shunned: ServerUuid | None, table: _TableSpread
-) -> tuple[bool, bool, int, tuple[int, float], int, int, str]:
+    load: Load, shunned: Mapping[ServerUuid, float], table: _TableSpread
+) -> tuple[tuple[bool, float], bool, int, tuple[int, float], int, int, str]:
     uuid = load.server.uuid
     return (
-        uuid == shunned,
+        (uuid in shunned, shunned.get(uuid, 0.0)),
         load.is_full,
         load.opening,
         table.cost(load.server),

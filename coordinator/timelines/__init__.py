@@ -5,7 +5,8 @@ earlier driver did. It may be interrupted anywhere, and several drivers may run 
 generation there is one configuration. A change under way is finished or taken back, never replaced.
 
 1. `duties` finds timelines to create, to move, to finish and to remove.
-2. `safekeepers` chooses the new members, and finds members that are lost.
+2. `safekeepers` chooses the new members, and finds members that are lost; `vain_members` those
+   that never get the log, and remembers who was chosen in vain.
 3. `migration_wish` judges what is wanted by the record that the store has now.
 4. `migration` writes the joint configuration, has new members catch up, and then switches.
 5. `migration_knowledge` says from the answers whether the conditions of a switch hold.

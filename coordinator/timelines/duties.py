@@ -35,6 +35,7 @@ from stelae.coordinator.timelines.migration_steps import (
 )
 from stelae.coordinator.timelines.placement import timeline_of
 from stelae.coordinator.timelines.safekeepers import (
+    Avoided,
     Fleet,
     decide_replacements,
     is_hopeless,
@@ -124,6 +125,7 @@ def replacements(
     grace_s: float,
     limit: int,
     broken: Mapping[TimelineId, Collection[SafekeeperId]] = MappingProxyType({}),
+    avoid: Avoided = MappingProxyType({}),
 ) -> list[Duty]:
     """Members that are lost for good, as far as anybody can tell, give way to others; a change is
     taken back if they are those that it needs.
@@ -136,7 +138,14 @@ def replacements(
         Duty(record.timeline, Abort(), "most of the new members are lost") for record in hopeless
     ]
     moves = decide_replacements(
-        records, fleet, now, silence_s=silence_s, grace_s=grace_s, limit=limit, broken=broken
+        records,
+        fleet,
+        now,
+        silence_s=silence_s,
+        grace_s=grace_s,
+        limit=limit,
+        broken=broken,
+        avoid=avoid,
     )
     return aborts + [
         Duty(move.timeline, move.request, move.reason)

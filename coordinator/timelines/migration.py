@@ -342,7 +342,8 @@ class Migration:
                 continue
             ping = Ping(member)
             if self._calls.failures(ping) >= self._settings.pings_max:
-                self._end(Verdict.UNREACHABLE, f"safekeeper {member} does not answer")
+                why = f"safekeeper {member} does not answer"
+                self._end(Verdict.UNREACHABLE, why, unreached=(member,))
                 return
             self._order(ping)
         is_there = known.record.generation > FIRST_GENERATION or known.has_old_majority()
@@ -502,6 +503,6 @@ class Migration:
             waits_for = ", ".join(self._calls.waits_for) or "nothing"
             self._end(self.verdict or Verdict.WAITING, f"nothing moves; it waits for {waits_for}")
 
-    def _end(self, verdict: Verdict, reason: str) -> None:
+    def _end(self, verdict: Verdict, reason: str, unreached: tuple[SafekeeperId, ...] = ()) -> None:
         self.verdict, self.reason = verdict, reason
-        self.outcome = Outcome(verdict, reason, self.stored)
+        self.outcome = Outcome(verdict, reason, self.stored, unreached)

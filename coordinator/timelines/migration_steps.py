@@ -113,6 +113,8 @@ class Outcome:
     verdict: Verdict
     reason: str
     stored: StoredRecord | None
+    unreached: tuple[SafekeeperId, ...] = ()
+    """Those that were to join, and do not answer."""
 
     @property
     def is_finished(self) -> bool:

@@ -7,6 +7,8 @@ anything: the answers are requests for migrations, and orders to remove under a 
   as far as there are nodes, the least loaded first.
 - A safekeeper that is silent for the grace time is replaced, where it can be; a decommissioned one
   at once; an offline one is expected back.
+- What was tried in vain for a timeline is tried after a pause, and after all others
+  (`stelae.coordinator.timelines.vain_members`).
 - Garbage is only what the store proves to be such.
 
 Implements seed 004 ("API", node management, migrate, scrub); design §10.
@@ -43,6 +45,8 @@ class Safekeeper(msgspec.Struct, frozen=True):
 
 
 Fleet = Mapping[SafekeeperId, Safekeeper]
+Avoided = Mapping[TimelineId, Mapping[SafekeeperId, float]]
+"""Safekeepers that a timeline leaves alone, and until when each, by the coordinator's clock."""
 
 
 def count_timelines(records: Iterable[TimelineRecord]) -> dict[SafekeeperId, int]:
@@ -71,8 +75,10 @@ def _pick(
     kept: Collection[Safekeeper],
     count: int,
     load: Mapping[SafekeeperId, int],
+    last: Collection[SafekeeperId] = (),
 ) -> list[Safekeeper]:
-    """``count`` of the candidates: on nodes that have the fewest members, then the least loaded."""
+    """``count`` of the candidates: on nodes that have the fewest members, then the least loaded;
+    those of ``last`` after all others."""
     chosen: list[Safekeeper] = []
     taken = {one.safekeeper_id for one in kept}
     used = [one.node for one in kept]
@@ -83,6 +89,7 @@ def _pick(
         best = min(
             free,
             key=lambda one: (
+                one.safekeeper_id in last,
                 used.count(one.node),
                 load.get(one.safekeeper_id, 0),
                 one.safekeeper_id,
@@ -131,13 +138,15 @@ def decide_replacements(
     grace_s: float,
     limit: int,
     broken: Mapping[TimelineId, Collection[SafekeeperId]] = MappingProxyType({}),
+    avoid: Avoided = MappingProxyType({}),
 ) -> list[Move]:
     """Whose members are to be replaced: those silent for ``grace_s``, and the decommissioned.
 
     A timeline that is being changed is left alone, and so is one of which no majority is heard:
     it could not be changed. At most ``limit`` moves; the most endangered first.
 
-    ``broken``: members that are heard, and whose timeline does nothing any more.
+    ``broken``: members that are heard, and whose timeline does nothing any more. ``avoid``: those
+    that were chosen in vain, and until when each is left alone.
     """
     assert silence_s <= grace_s
     load = count_timelines(records)
@@ -162,7 +171,14 @@ def decide_replacements(
         if not lost or 2 * len(heard) <= len(members):
             continue
         kept = [one for number, one in enumerate(members) if one and number not in lost]
-        chosen = _pick(candidates, kept, len(lost), load)
+        vain = avoid.get(record.timeline, {})
+        free = [
+            one
+            for one in candidates
+            if one.safekeeper_id not in configuration.sk_set
+            and now >= vain.get(one.safekeeper_id, now)
+        ]
+        chosen = _pick(free, kept, len(lost), load, vain)
         if not chosen:
             continue
         move = _replace(record, lost[: len(chosen)], chosen)

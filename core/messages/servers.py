@@ -162,6 +162,9 @@ class TabletReport(Body, frozen=True):
     """While such a tablet is served: segments that no live backup holds either, but its memory."""
     is_whole: bool = False
     """Backups have all of its rows in its own log, on as many of them as the durability names."""
+    unreached: tuple[ServerUuid, ...] = ()
+    """Safekeepers or backups without which its log cannot be opened, or written, and which do not
+    answer its owner; masters may hear them."""
 
 
 FULL = 0

@@ -318,7 +318,7 @@ class Coordinator:
         for tablet in done:
             former = action.failed_at.get(tablet.tablet_id)
             if former is not None:
-                self.pacing.failed(tablet.tablet_id, former, now)
+                self.pacing.owners.failed(tablet.tablet_id, former, now)
             self.pacing.moved(tablet.tablet_id)
         raised = (tablet.tablet_id for tablet in done)
         self.recoveries.reached(raised, "raised", now, began=began)  # the round may have begun

@@ -356,9 +356,12 @@ class RecoveryRounds:
             )
         except StelaeError as error:
             self._note(tablet_id, f"{owner.name} could not be told to open it: {error}")
+            now = self._runtime.clock.monotonic()
+            self._pacing.owners.untold(tablet_id, job.tablet.term, now)
             self._pause(tablet_id, RETRY_S)
             return
         self._note(tablet_id, "")
+        self._pacing.owners.told(tablet_id)
         self._pause(tablet_id, RESEND_S)
         self._recoveries.note(tablet_id, owner=owner.name)
         self._reached([job], "opened")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +48,13 @@ from stelae.coordinator.timelines.migration_steps import (
 )
 from stelae.coordinator.timelines.placement import fleet_of, where_is
 from stelae.coordinator.timelines.safekeepers import Fleet
+from stelae.coordinator.timelines.vain_members import VainMembers
 from stelae.core.config.settings import Settings
 from stelae.core.errors import MigrationUnderWay, Overloaded, StelaeError, TabletNotReady
 from stelae.core.ids import TabletId
 from stelae.core.messages.timelines import MigrationProgress, MigrationResult
 from stelae.core.records.configurations import PAGE_MAX, MigrationOrder, TimelineId, TimelineRecord
-from stelae.core.records.timelines import SafekeeperStatus
+from stelae.core.records.timelines import SafekeeperId, SafekeeperStatus
 from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 
@@ -115,6 +116,7 @@ class TimelineKeeper:
         """Orders of which nothing is left to be done, and which the catalog still has."""
         self._scan_now = asyncio.Event()
         self.broken = BrokenTimelines(runtime, catalog, ports.safekeepers)
+        self.vain = VainMembers()
         self.results: dict[TimelineId, MigrationResult] = {}
         """How the last request about each ended, the newest last."""
         self.problems: dict[TabletId, str] = {}
@@ -283,6 +285,8 @@ class TimelineKeeper:
         order = self._catalog.timelines.orders.get(timeline)
         if order is not None and decides(request, outcome.verdict, order):
             self._decided[timeline] = order
+        for safekeeper in outcome.unreached:
+            self.vain.failed(timeline, safekeeper, now())
         generation = outcome.stored.record.generation if outcome.stored is not None else 0
         result = MigrationResult(
             timeline,
@@ -350,6 +354,10 @@ class TimelineKeeper:
         grace_s = max(silence_s, self._settings.safekeeper_dead_after_s)
         under_way = {timeline: job.request for timeline, job in self._jobs.items()}
         under_way |= {order.timeline: wish_of(order) for order in self._open_orders()}
+        self.vain.look(records, self._held_by, now, grace_s)
+        broken = dict(self.broken.lasting(grace_s))
+        for timeline, lacking in self.vain.lasting(now, grace_s).items():
+            broken[timeline] = (*broken.get(timeline, ()), *lacking)
         self._take(
             replacements(
                 records,
@@ -359,9 +367,17 @@ class TimelineKeeper:
                 silence_s=silence_s,
                 grace_s=grace_s,
                 limit=REPLACEMENTS_MAX,
-                broken=self.broken.lasting(grace_s),
+                broken=broken,
+                avoid=self.vain.avoid,
             )
         )
+
+    def _held_by(self, safekeeper: SafekeeperId) -> Container[TabletId] | None:
+        """The timelines that a safekeeper says it holds; None: it has not told this leader."""
+        record = self._catalog.timelines.safekeepers.get(safekeeper)
+        now = self._runtime.clock.monotonic()
+        seen = None if record is None else self._liveness.live_server(record.uuid, now)
+        return seen.picture.logs if seen is not None and seen.picture.is_exact else None
 
     def _take(self, duties: Iterable[Duty]) -> None:
         now = self._runtime.clock.monotonic()

@@ -212,6 +212,7 @@ class Tablet(OwnedRequests, OwnedSuccession, LoadingTablet, OwnedIndexing):
             lacks=self._log.lacks or self._missing.lacks,
             in_memory_only=self._missing.in_memory_only,
             is_whole=self.progress is TabletProgress.SERVING and not self._log.inherits,
+            unreached=() if self.progress is TabletProgress.FAILED else self._log.unreached,
         )
 
     @property

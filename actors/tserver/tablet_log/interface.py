@@ -120,6 +120,10 @@ class TabletLog(Protocol):
         """What `read` or `wait_opened` cannot do without, and does not get; empty: nothing."""
 
     @property
+    def unreached(self) -> tuple[ServerUuid, ...]:
+        """Safekeepers and backups that it waits for, and that do not answer."""
+
+    @property
     def lacks(self) -> tuple[SegmentFacts, ...]:
         """Segments without which `read` cannot go on, and which no live backup holds."""
 

@@ -44,7 +44,7 @@ from stelae.core.errors import (
     TabletNotHere,
     TabletNotReady,
 )
-from stelae.core.ids import OpId, TabletId, make_uuid
+from stelae.core.ids import OpId, ServerUuid, TabletId, make_uuid
 from stelae.core.records.replication import Entry, EntryKind
 from stelae.core.records.timelines import (
     CAMPAIGN_BITS,
@@ -295,6 +295,19 @@ class TimelineProposer:
         problems = [f"{k}: {v}" for k, v in sorted(self._answered.items()) if isinstance(v, str)]
         said = f"waiting for a majority of safekeepers {of}; heard of {', '.join(heard) or 'none'}"
         return "; ".join([said, *problems])
+
+    @property
+    def unreached(self) -> tuple[ServerUuid, ...]:
+        """Members that do not answer, while nothing can be committed without some of them."""
+        core = self._core
+        configuration = (core.configuration if core is not None else None) or self._configuration
+        heard: dict[SafekeeperId, object] = dict(self._found)
+        if core is not None:
+            heard = {k: None for k, link in core.links.items() if link.is_heard}
+        if self._is_closed or (self._is_open and configuration.agreed(heard)):
+            return ()
+        places = [self._links.find(each) for each in configuration.members if each not in heard]
+        return tuple([place[1] for place in places if place is not None])
 
     # ---- writing ----------------------------------------------------------------------------
 

@@ -58,6 +58,10 @@ RaiseEpoch = Callable[[int, int], Awaitable[None]]
 """(segment id, epoch): durable in the catalog on return; raises StaleTerm if fenced."""
 
 
+STILL_S = 2.0
+"""Time without progress after which a log names the backups that its server avoids."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Pending:
     """An entry that not all replicas have yet."""
@@ -114,6 +118,9 @@ class SegmentLog(LogWaits):
         self._handed_over = asyncio.Event()
         self._seal_work = asyncio.Event()
         self._segments_made = 0
+        self._mark: tuple[int, tuple[tuple[int, bool], ...]] = (0, ())
+        """How far the log was at the last look of `unreached`."""
+        self._still_since = 0.0
         self.side = SideSegments(self, self._segments, media)
         self._shortage = ShortageWatch()
 
@@ -216,8 +223,22 @@ class SegmentLog(LogWaits):
 
     @property
     def waits_for(self) -> str:
-        """Missing backups show in ``under_replicated``."""
-        return ""
+        """Missing backups show in ``under_replicated``; here only what stops it."""
+        silent = len(self.unreached)
+        return f"waits for its head's replicas; {silent} backups do not answer" if silent else ""
+
+    @property
+    def unreached(self) -> tuple[ServerUuid, ...]:
+        """Backups that its server avoids, once the log has not moved for `STILL_S`."""
+        now = self.runtime.clock.monotonic()
+        is_waiting = bool(self._unsealed) and (bool(self._pending) or not self.head.is_opened)
+        replicas = [(each.length, each.sealed) for s in self._unsealed for each in s.replicas]
+        mark = (self.committed_index, tuple(replicas))
+        if not is_waiting or self._mark != mark:
+            self._mark, self._still_since = mark, now
+        if now - self._still_since < STILL_S:
+            return ()
+        return tuple(self.traffic.avoided.at(now))
 
     @property
     def on_backups(self) -> list[int]:

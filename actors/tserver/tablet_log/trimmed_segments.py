@@ -19,7 +19,7 @@ from stelae.actors.server.membership import Membership
 from stelae.actors.tserver.tablet_log.recovery import FetchedSegment, Intake, fetch_segments
 from stelae.core.config.settings import Settings
 from stelae.core.errors import SegmentsMissing, StelaeError
-from stelae.core.ids import TabletId, segment_name
+from stelae.core.ids import ServerUuid, TabletId, segment_name
 from stelae.core.messages.backups import FENCE_LOGS, FenceLogs, LogInventory
 from stelae.core.messages.servers import SegmentSource
 from stelae.core.records.losses import SegmentFacts
@@ -53,6 +53,8 @@ class TrimmedSegments:
         """In words; empty: nothing."""
         self.lacks: tuple[SegmentFacts, ...] = ()
         """Segments that no live backup holds."""
+        self.unreached: tuple[ServerUuid, ...] = ()
+        """Backups that did not answer the last look."""
         self._log = log
         self._intake = intake
         self._given_up = frozenset(given_up)
@@ -76,7 +78,7 @@ class TrimmedSegments:
                 except SegmentsMissing as error:  # what a backup finds damaged it offers no more
                     self._wait(error)
                 else:
-                    self.waits_for = ""
+                    self.waits_for, self.unreached = "", ()
                     return found
             with self._intake.waiting():
                 await self._log.runtime.clock.sleep(LOOK_AGAIN_S)
@@ -93,11 +95,14 @@ class TrimmedSegments:
     async def _look(self) -> dict[ServerInfo, LogInventory]:
         """What all live backups hold now, fenced in this term: one that comes back has not been."""
         backups = self._log.members.all_backups()
-        asked = await asyncio.gather(*(self._ask(backup) for backup in backups))
+        silent: dict[ServerUuid, None] = {}
+        asked = await asyncio.gather(*(self._ask(backup, silent) for backup in backups))
+        self.unreached = tuple(silent)
         pairs = zip(backups, asked, strict=True)
         return {backup: inventory for backup, inventory in pairs if inventory is not None}
 
-    async def _ask(self, backup: ServerInfo) -> LogInventory | None:
+    async def _ask(self, backup: ServerInfo, silent: dict[ServerUuid, None]) -> LogInventory | None:
+        """What it has of the log. ``silent``: those that do not answer."""
         log = self._log
         try:
             reply = await log.runtime.peers.call(
@@ -109,6 +114,7 @@ class TrimmedSegments:
             )
         except StelaeError:
             log.runtime.metrics.count("inventories_failed")
+            silent[backup.uuid] = None
             return None
         return next((each for each in reply.body.logs if each.tablet_id == log.tablet_id), None)
 

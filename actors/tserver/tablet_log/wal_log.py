@@ -225,6 +225,10 @@ class WalLog(LogWaits):
         return self._trimmed.waits_for or self._proposer.waits_for
 
     @property
+    def unreached(self) -> tuple[ServerUuid, ...]:
+        return self._trimmed.unreached or self._proposer.unreached
+
+    @property
     def lacks(self) -> tuple[SegmentFacts, ...]:
         return self._trimmed.lacks
 

@@ -305,9 +305,9 @@ def test_owners_are_those_with_the_least_to_do() -> None:
     full = [Load(info("s1"), memory_bytes=99, memory_limit_bytes=100), Load(info("s2"), tablets=9)]
     assert choose_owners(ids[:1], full)[ids[0]].name == "s2"
     two = [Load(info("s1")), Load(info("s2"), tablets=9)]
-    assert choose_owners(ids[:1], two, {ids[0]: ServerUuid("s1")})[ids[0]].name == "s2"
+    assert choose_owners(ids[:1], two, {ids[0]: {ServerUuid("s1"): 1.0}})[ids[0]].name == "s2"
     alone = [Load(info("s1"))]
-    assert choose_owners(ids[:1], alone, {ids[0]: ServerUuid("s1")})[ids[0]].name == "s1"
+    assert choose_owners(ids[:1], alone, {ids[0]: {ServerUuid("s1"): 1.0}})[ids[0]].name == "s1"
 
 
 def on_node(name: str, node: str) -> ServerInfo:
