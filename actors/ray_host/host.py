@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import functools
 import importlib
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,6 +113,21 @@ class Measured(Protocol):
     def measure(self) -> None: ...
 
 
+def full_disk(error: BaseException, folder: str) -> str:
+    """What a server says that ended for want of disk space; empty: ``error`` is another one."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    try:
+        usage = shutil.disk_usage(folder)
+        left = f"{usage.free / 1e6:,.1f} MB of {usage.total / 1e6:,.1f} MB are free"
+    except OSError as unknown:
+        left = f"what is free is not known: {unknown}"
+    return (
+        f"the disk of {folder} is full ({left}). Free some: the server then starts by itself, with "
+        "all that it had"
+    )
+
+
 class ServerHost:
     """The actor class. Its methods are control calls; data goes over the server's own TCP port."""
 
@@ -127,6 +144,7 @@ class ServerHost:
         self._files = FileKeeper(Path(plan.folder).parent, plan.secret)
         self._started = asyncio.Event()
         self._problem = "not started yet"
+        self._noted = ""
         context = ray.get_runtime_context() if ray.is_initialized() else None
         self._is_restart = context is not None and context.was_current_actor_reconstructed
         loop = asyncio.get_running_loop()
@@ -213,17 +231,21 @@ class ServerHost:
         calm_collector()
         self._started.set()
         failure = await self._server.tasks.wait_failed()
-        logger.critical("%s ends: a background task failed", self._plan.name, exc_info=failure)
+        if full := full_disk(failure, self._plan.folder):
+            logger.critical("%s ends: %s", self._plan.name, full)
+        else:
+            logger.critical("%s ends: a background task failed", self._plan.name, exc_info=failure)
         os._exit(EXIT_FAILED)
 
     def _note_problem(self, error: Exception) -> None:
         """Log what keeps the server from starting, once for as long as it is the same."""
-        problem = str(error) or repr(error)
-        if problem != self._problem:
+        said = str(error) or repr(error)
+        problem = full_disk(error, self._plan.folder) or said
+        if said != self._noted:  # how much is free differs each time
             foreseen = isinstance(error, StelaeError | OSError)
             name = self._plan.name
             logger.warning("%s does not start yet: %s", name, problem, exc_info=not foreseen)
-        self._problem = problem
+        self._problem, self._noted = problem, said
 
     async def _start(self, disk: LocalDisk) -> None:
         plan = self._plan

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,11 @@ class Reader:
         self._environment = dict(os.environ)
         self._environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
-    def follow(self, page: Path) -> int:
-        """Run all blocks of a page. How many there were."""
+    def follow(self, page: Path, chosen: Callable[[Block], bool] = lambda block: True) -> int:
+        """Run all blocks of a page that are chosen. How many there were."""
         done = 0
         for block in blocks_of(page):
-            if block.language not in SHOWN:
+            if block.language not in SHOWN and chosen(block):
                 text = block.text
                 for name, here in self._elsewhere.items():
                     text = text.replace(name, here)

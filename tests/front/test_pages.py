@@ -23,6 +23,7 @@ from stelae.recovery.spark_session import check_spark, stop_session
 from tests.front.pages import DOCS, README, SHOWN, Reader, blocks_of
 from tests.grafana_double import TOKEN, GrafanaDouble
 from tests.java_compiler import needed_jar
+from tests.served import served
 
 FOLLOWED = [
     "tutorial.md",
@@ -91,6 +92,35 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     python = (reference / "python.html").read_text()
     for name in ("get_many", "create_index", "export_table", "launch", "prune_backups"):
         assert name in python
+
+
+NEED_RAY_OR_SPARK = ("spark", "ray.data", "stelae.data")
+"""Words of Python blocks that are run with a real Ray only, below."""
+
+
+def test_readmes_blocks_on_tables_are_one_session(tmp_path: Path) -> None:
+    """In their order, each goes on from those before: a name or a column that a block needs and
+    none has made is an error here. Servers are real, without Ray."""
+    folder = tmp_path / "bucket"
+    elsewhere = {'stelae.launch("cluster.yaml")': "the_database", "s3://bucket": str(folder)}
+    with served(tmp_path / "cluster", tservers=3) as here, here.database() as database:
+        reader = Reader(tmp_path, elsewhere)
+        reader.names["the_database"] = database
+        found = reader.follow(
+            README,
+            lambda block: (
+                block.language == "python"
+                and not any(word in block.text for word in NEED_RAY_OR_SPARK)
+            ),
+        )
+        assert found == 5
+        for name in ("flights", "flights_2", "flights_before"):
+            rows = database[name].scan().sort_by("id").to_pylist()
+            assert [(row["id"], row["dest"], row["seats"]) for row in rows] == [
+                (41, "BOS", 180),
+                (42, "LAX", 180),
+                (43, "LAX", 180),
+            ]
 
 
 @pytest.fixture

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import logging
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +54,25 @@ async def test_a_folder_that_cannot_be_used_is_what_ready_tells(tmp_path: Path) 
     """An actor that cannot start says why, whoever the error is from."""
     (tmp_path / "file").write_text("")
     assert "Not a directory" in await _problem(_plan(tmp_path / "file" / "tserver-1"))
+
+
+async def test_a_full_disk_is_told_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the folder, what is free, and what to do; without a traceback. Nothing else is called a
+    full disk."""
+
+    async def refused(host: Any, disk: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "cmeta")
+
+    monkeypatch.setattr(ServerHost, "_start", refused)
+    problem = await _problem(_plan(tmp_path / "tserver-1"))
+    assert f"the disk of {tmp_path / 'tserver-1'} is full" in problem
+    assert "MB are free). Free some" in problem
+    (record,) = [each for each in caplog.records if "does not start yet" in each.message]
+    assert not record.exc_info
+    assert ray_host.full_disk(OSError(errno.EIO, "bad sector"), str(tmp_path)) == ""
+    assert "not known" in ray_host.full_disk(OSError(errno.EDQUOT, "quota"), str(tmp_path / "no"))
 
 
 async def test_a_bug_in_starting_is_told_and_logged_once(
