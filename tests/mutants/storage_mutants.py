@@ -31,7 +31,11 @@ MUTANTS = [
                 "    if data[crc_at:rest_at] != _checksum(data[offset:crc_at], data[rest_at:end]):\n        return None\n",
                 "",
             ),
-            ("    if end > len(data):\n        return None\n", ""),
+            (
+                "    if end > len(data):\n        return None\n",
+                "",
+                "what is left of a record that is cut does not match its checksum either",
+            ),
             (
                 "        if entry.index != expected or entry.term < term:\n",
                 "        if entry.index != expected:\n",

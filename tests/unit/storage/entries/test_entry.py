@@ -19,6 +19,7 @@ from stelae.storage.entries.entry import (
     EntryKind,
     Prologue,
     Result,
+    certify_entries,
     decode_batch,
     decode_prologue,
     decode_rows,
@@ -111,6 +112,24 @@ def test_any_changed_bit_is_found(entries: list[Entry], data: st.DataObject) -> 
     wrong = Certificate(certificates[-1].length, certificates[-1].crc ^ (1 << bit % 32))
     with pytest.raises(CorruptData):
         read_entries(log, wrong, "log")
+
+
+def test_only_whole_and_undamaged_entries_are_certified() -> None:
+    """Whoever keeps entries for others checks them as they come: each, to its last byte."""
+    entries = [Entry(1, n, EntryKind.ROWS, n, 1, (), b"x" * 40) for n in (1, 2)]
+    data, certificates = log_of(entries)
+    first = certificates[1]
+    assert certify_entries(certificates[0], data, "log") == certificates[-1]
+    assert certify_entries(first, data[first.length :], "log") == certificates[-1]
+    for damaged in (HEADER_BYTES + 9, len(data) - 9):
+        flipped = bytearray(data)
+        flipped[damaged] ^= 1
+        with pytest.raises(CorruptData, match="bad checksum of an entry"):
+            certify_entries(certificates[0], bytes(flipped), "log")
+    with pytest.raises(CorruptData, match="an entry is cut"):
+        certify_entries(certificates[0], data[:-8], "log")
+    with pytest.raises(CorruptData, match="no whole entry header"):
+        certify_entries(certificates[0], data[: first.length + 4], "log")
 
 
 def test_a_certificate_of_another_length_is_refused() -> None:

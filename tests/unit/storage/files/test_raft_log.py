@@ -25,6 +25,7 @@ from stelae.storage.files.consensus_metadata import (
     encode_snapshot,
 )
 from stelae.storage.files.raft_log import (
+    check_sequence,
     decode_file,
     encode_file_header,
     encode_record,
@@ -144,6 +145,18 @@ def test_another_tablets_file_is_refused() -> None:
     image = encode_file_header(TabletId("other"), 1)
     with pytest.raises(CorruptData, match="wals/x"):
         decode_file("wals/x", GROUP, 1, image, newest=True)
+
+
+def test_entries_of_all_files_follow_one_another() -> None:
+    """Neither is one missing, nor does a term fall."""
+
+    def entry(term: int, index: int) -> Entry:
+        return Entry(term, index, EntryKind.COMMAND, b"")
+
+    check_sequence("f", [entry(2, 1), entry(2, 2), entry(4, 3)])
+    for after in (entry(2, 4), entry(1, 3)):
+        with pytest.raises(CorruptData, match="follows"):
+            check_sequence("f", [entry(2, 1), entry(2, 2), after])
 
 
 def test_a_gap_between_valid_records_is_an_error() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 import msgspec
 import pyarrow as pa
@@ -16,11 +17,13 @@ from stelae.core.records.replication import Configuration, Peer, Snapshot, TermA
 from stelae.core.schema.durability import segments
 from stelae.core.schema.partition import Partitioning
 from stelae.core.schema.schema import TableSchema
+from stelae.storage.files import sealed as sealed_files
 from stelae.storage.files.consensus_metadata import (
     ConsensusMetadata,
     merge_consensus_metadata,
     pristine,
 )
+from stelae.storage.files.sealed import seal, unseal
 from stelae.storage.files.superblock import (
     NOTHING,
     StoredFile,
@@ -99,6 +102,21 @@ def test_any_flipped_bit_and_any_cut_of_a_superblock_is_noticed() -> None:
                 decode_superblock("tablet-meta/x", TABLET, bytes(damaged))
         with pytest.raises(CorruptData, match="tablet-meta/x"):
             decode_superblock("tablet-meta/x", TABLET, data[:position])
+
+
+def test_a_file_of_another_length_kind_or_version_says_so() -> None:
+    """Each by itself, with a checksum that is right."""
+    body = msgspec.msgpack.encode(7)
+    sealed = seal(b"STELTEST", body)
+    assert unseal("f", b"STELTEST", sealed, int) == 7
+    with pytest.raises(CorruptData, match="header says"):
+        unseal("f", b"STELTEST", sealed + b"x", int)
+    with pytest.raises(CorruptData, match="version 1, not"):
+        unseal("f", b"STELOTHR", sealed, int)
+    with patch.object(sealed_files, "FORMAT_VERSION", 2):
+        newer = seal(b"STELTEST", body)
+    with pytest.raises(CorruptData, match="version 2, not"):
+        unseal("f", b"STELTEST", newer, int)
 
 
 def test_the_superblock_of_another_tablet_is_refused() -> None:

@@ -112,6 +112,10 @@ def test_a_control_file_that_no_step_made_is_corrupt(wrong: TimelineControl) -> 
         decode_control("c", TABLET, encode_control(wrong))
 
 
+COPY = TimelineSnapshot(TABLET, STATE, 2, OpId(5, 9), LogCut(3, 5), ())
+"""Of generation 3."""
+
+
 @pytest.mark.parametrize(
     "step",
     [
@@ -125,6 +129,7 @@ def test_a_control_file_that_no_step_made_is_corrupt(wrong: TimelineControl) -> 
         lambda: created(LIVE, members(9), 2),
         lambda: created(GONE, members(4), 2),
         lambda: created(deleted(LIVE, FOREVER), members(1 << 40), 2),
+        lambda: pulled(deleted(LIVE, 3), COPY, STATE, 2),
     ],
 )
 def test_steps_that_would_break_a_promise_are_bugs(step: Callable[[], object]) -> None:

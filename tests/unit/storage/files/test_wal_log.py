@@ -94,6 +94,46 @@ def test_damage_before_what_proves_it_durable_is_corruption() -> None:
         decode(bytes(image))
 
 
+def test_a_range_has_the_entries_that_were_asked_for() -> None:
+    """Whole records of other entries are not what was read."""
+    entries = entries_from(5, [b"a", b"b"])
+    data = file_of(entries, 4)
+    at = decode(data).offsets[0]
+    with pytest.raises(CorruptData, match="entry 6 is damaged"):
+        decode_range("f", data[at:], at, 6)
+
+
+def test_files_follow_one_another_without_a_gap_and_terms_do_not_fall() -> None:
+    """What was between two files is missing, and an older term cannot come after a newer one."""
+    index = WalIndex(4)
+    index.loaded("f", NAME, decode(file_of(entries_from(5, [b"a"], term=3), 4)))
+
+    def next_file(first: int, term: int) -> None:
+        name = WalName(first, 2)
+        data = file_of(entries_from(first, [b"b"], term), 5, name)
+        decoded = decode_wal_file(
+            "g", TABLET, name, data, newest=True, cut=LogCut(2, 5), commit_lsn=0
+        )
+        index.loaded("g", name, decoded)
+
+    with pytest.raises(CorruptData, match="entries 6 to 6 are missing"):
+        next_file(7, 3)
+    with pytest.raises(CorruptData, match="term 2 follows 3"):
+        next_file(6, 2)
+    next_file(6, 3)
+    assert index.last_lsn == 6
+
+
+def test_only_files_wholly_up_to_there_are_trimmed() -> None:
+    """A file with one entry that is needed stays, and so do all after it."""
+    index = WalIndex(4)
+    for first in (5, 7, 9):
+        entries = entries_from(first, [b"a", b"b"])
+        index.begun(WalName(first, 2))
+        index.appended(entries, 0)
+    assert [index.trimmable(lsn) for lsn in (5, 6, 7, 8, 10)] == [4, 6, 6, 8, 8]
+
+
 def test_what_a_cut_removed_is_not_looked_at() -> None:
     """Damaged or not, it does not count; and neither does the file of another tablet."""
     entries = entries_from(5, [b"one", b"two", b"three"])

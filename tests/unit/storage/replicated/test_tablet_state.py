@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,13 @@ from stelae.storage.replicated.commands import (
     encode_alter,
     encode_mark,
 )
-from stelae.storage.replicated.manifest import decode_manifest, droppable, open_image
+from stelae.storage.replicated.manifest import (
+    ImageFile,
+    check_image,
+    decode_manifest,
+    droppable,
+    open_image,
+)
 from stelae.storage.rows.memory import SegmentStats
 from tests.unit.storage.replicated.group_model import TABLET, Group, record_of
 from tests.unit.storage.replicated.tablet_commands import (
@@ -308,6 +315,17 @@ def test_what_updates_keep_counts_for_the_flush(monkeypatch: pytest.MonkeyPatch)
     flush(group.replicas[0])
     group.replicas[0].restart()
     group.check()
+
+
+def test_an_image_has_the_length_and_the_checksum_of_its_manifest() -> None:
+    """Whoever takes a file of another server looks at both, before anything else is read."""
+    content = b"image" * 20
+    file = ImageFile(1, len(content), crc32c(content), 1)
+    check_image(file, content, "image")
+    with pytest.raises(CorruptData, match="the manifest says 100 bytes"):
+        check_image(file, content[:-1], "image")
+    with pytest.raises(CorruptData, match="checksum is not the manifest's"):
+        check_image(file, content[:-1] + b"!", "image")
 
 
 @pytest.mark.parametrize("damage", ["bit", "cut", "other tablet", "missing image", "image bit"])
