@@ -26,9 +26,9 @@ class Text(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
-ECHO = Method("test.echo", Text, Text)
-SLOW = Method("test.slow", Text, Text)
-FAIL = Method("test.fail", Text, Empty)
+ECHO = Method("test.echo", Text, Text, "of tests, with one server")
+SLOW = Method("test.slow", Text, Text, "of tests, with one server")
+FAIL = Method("test.fail", Text, Empty, "of tests, with one server")
 
 
 class Servers:

@@ -41,7 +41,7 @@ class Keeps(msgspec.Struct, frozen=True, array_like=True):
     raw: msgspec.Raw
 
 
-RAW = Method("test.echo", Keeps, Keeps)
+RAW = Method("test.echo", Keeps, Keeps, "of tests, with one server")
 
 
 # ---- answers --------------------------------------------------------------------------------
@@ -186,10 +186,10 @@ async def test_a_call_for_another_server_is_refused(servers: Servers) -> None:
 async def test_unknown_methods_and_bodies_are_refused(servers: Servers) -> None:
     """What this version does not know is refused in plain words."""
     server, client = await servers.listening(), servers.peers()
-    absent = Method("test.absent", Text, Text)
+    absent = Method("test.absent", Text, Text, "of tests, with one server")
     with pytest.raises(InvalidArgument, match=r"no method 'test\.absent'"):
         await client.call(server.address, absent, Text("x"), timeout_s=10.0)
-    wrong = Method("test.echo", Empty, Text)
+    wrong = Method("test.echo", Empty, Text, "of tests, with one server")
     with pytest.raises(InvalidArgument, match=r"test\.echo: the request cannot be read"):
         await client.call(server.address, wrong, Empty(), timeout_s=10.0)
 
@@ -197,7 +197,7 @@ async def test_unknown_methods_and_bodies_are_refused(servers: Servers) -> None:
 async def test_a_reply_that_cannot_be_read_is_an_unknown_outcome(servers: Servers) -> None:
     """The handler has run, so nothing better can be said."""
     server, client = await servers.listening(), servers.peers()
-    wrong = Method("test.echo", Text, Numbered)
+    wrong = Method("test.echo", Text, Numbered, "of tests, with one server")
     with pytest.raises(OutcomeUnknown):
         await client.call(server.address, wrong, Text("x"), timeout_s=10.0)
 
