@@ -24,6 +24,7 @@ from stelae.runtime.tcp.limits import Limits
 from tests.unit.runtime.tcp.peers_world import (
     ECHO,
     FAIL,
+    KEEP,
     OTHER_UUID,
     SLOW,
     UUID,
@@ -181,6 +182,15 @@ async def test_a_call_for_another_server_is_refused(servers: Servers) -> None:
     with pytest.raises(WrongServer) as caught:
         await echo(client, server.address, "x", destination=OTHER_UUID)
     assert caught.value.args == (OTHER_UUID, UUID)
+
+
+async def test_a_call_that_names_no_server_is_refused(servers: Servers) -> None:
+    """Unless its method says why it may: somebody else may listen at that address by now."""
+    server, client = await servers.listening(), servers.peers()
+    with pytest.raises(InvalidArgument, match=r"test\.keep must name the server"):
+        await client.call(server.address, KEEP, Text("x"), timeout_s=10.0)
+    reply = await client.call(server.address, KEEP, Text("x"), timeout_s=10.0, destination=UUID)
+    assert reply.body == Text("x")
 
 
 async def test_unknown_methods_and_bodies_are_refused(servers: Servers) -> None:
