@@ -28,6 +28,11 @@ Blob: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 """Bulk bytes that travel beside the msgspec body and are never copied into it."""
 
 
+ANY_MASTER = "masters are known by their addresses; any of them may answer, or say who leads"
+BY_TABLET = "of a hint only the address is known; who has or leads no such tablet refuses"
+ANY_STORE = "servers of the configuration store are known by their addresses, and are alike"
+
+
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Q, R]):
     """One remote method: its name, and the types of its request and reply bodies."""
@@ -35,6 +40,9 @@ class Method(Generic[Q, R]):
     name: str
     request: type[Q]
     reply: type[R]
+    untagged: str = ""
+    """Why a call need not carry the UUID of the server that it is for; empty: every call does, as
+    an address may be another server's by now."""
 
 
 class Call(msgspec.Struct, Generic[Q], frozen=True):

@@ -65,7 +65,9 @@ class Peers(Protocol):
     ) -> Reply[R]:
         """Call a remote method and wait for its answer.
 
-        ``memory`` gives the place for an answer that is large, so that it can be used again.
+        ``destination`` is the server that the call is for, whoever listens there by now; methods
+        that go without one say why (`Method.untagged`). ``memory`` gives the place for an answer
+        that is large, so that it can be used again.
 
         Raises:
             Unavailable: no connection could be made; the request was certainly not sent.

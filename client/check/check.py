@@ -337,18 +337,23 @@ async def _digests_of(
     leader = leader_of(tablet)
     if leader is None or leader.uuid not in addresses:
         return found
-    address = addresses[leader.uuid]
+    uuid = leader.uuid
     for attempt in range(MARKS_MAX):
         if attempt:
             await runtime.clock.sleep(LOOK_AGAIN_S)
         try:
             mark = await runtime.peers.call(
-                address, MARK_REPLICA, MarkReplica(tablet.id), timeout_s=ASK_TIMEOUT_S
+                addresses[uuid],
+                MARK_REPLICA,
+                MarkReplica(tablet.id),
+                timeout_s=ASK_TIMEOUT_S,
+                destination=uuid,
             )
         except StelaeError as error:
             found = TabletDigests(tablet, (), str(error))
-            if isinstance(error, NotLeader) and error.leader:
-                address = Address(error.leader)
+            if isinstance(error, NotLeader):
+                named = [each for each, at in addresses.items() if at == error.leader]
+                uuid = named[0] if named else uuid
             continue
         found = await _digests_at(runtime, tablet, mark.body.index, addresses)
         live = [each for each in found.answers if each.voter and each.error != SERVER_DEAD]

@@ -240,7 +240,9 @@ WAL_TO_ACCEPTOR: Method[ProposerMail, AcceptorReply] = Method(
     "wal.to_acceptor", ProposerMail, AcceptorReply
 )
 """Raises TabletNotFound, TabletTombstoned: this safekeeper has no such timeline."""
-WAL_TO_PROPOSER: Method[AcceptorMail, Empty] = Method("wal.to_proposer", AcceptorMail, Empty)
+WAL_TO_PROPOSER: Method[AcceptorMail, Empty] = Method(
+    "wal.to_proposer", AcceptorMail, Empty, "names the life of a proposer, which is on one server"
+)
 
 
 # ---- reading and control ------------------------------------------------------------------------

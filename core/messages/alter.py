@@ -6,7 +6,7 @@ from stelae.core.ids import RequestId, TableId, TabletId
 from stelae.core.messages.catalog import TableReply
 from stelae.core.messages.servers import TabletReport
 from stelae.core.records.records import TableRecord
-from stelae.core.rpc import Body, Method
+from stelae.core.rpc import ANY_MASTER, Body, Method
 from stelae.core.schema.alter import SchemaChange
 from stelae.core.schema.durability import Durability
 
@@ -59,6 +59,6 @@ class AlterTablet(Body, frozen=True):
     table: TableRecord
 
 
-ALTER_TABLE = Method("master.alter_table", AlterTable, TableReply)
-IS_ALTER_DONE = Method("master.is_alter_done", IsAlterDone, IsAlterDoneReply)
+ALTER_TABLE = Method("master.alter_table", AlterTable, TableReply, ANY_MASTER)
+IS_ALTER_DONE = Method("master.is_alter_done", IsAlterDone, IsAlterDoneReply, ANY_MASTER)
 ALTER_TABLET = Method("tserver.alter_tablet", AlterTablet, TabletReport)

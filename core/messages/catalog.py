@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from stelae.core.ids import Address, RequestId, ServerUuid, TableId, TabletId
 from stelae.core.records.records import TableRecord, TabletRecord
-from stelae.core.rpc import Body, Empty, Method
+from stelae.core.rpc import ANY_MASTER, Body, Empty, Method
 from stelae.core.schema.durability import Durability
 from stelae.core.schema.partition import Partitioning
 from stelae.core.schema.schema import TableSchema
@@ -131,10 +131,12 @@ class StatusReply(Body, frozen=True):
     document: bytes
 
 
-CREATE_TABLE = Method("master.create_table", CreateTable, TableReply)
-DELETE_TABLE = Method("master.delete_table", DeleteTable, Empty)
-GET_TABLE = Method("master.get_table", GetTable, TableLocations)
-LIST_TABLES = Method("master.list_tables", ListTables, TableList)
-STATUS = Method("master.status", GetStatus, StatusReply)
-GET_TABLET_LOCATIONS = Method("master.get_tablet_locations", GetTabletLocations, TabletLocations)
-IS_CREATE_DONE = Method("master.is_create_done", IsCreateDone, CreateProgress)
+CREATE_TABLE = Method("master.create_table", CreateTable, TableReply, ANY_MASTER)
+DELETE_TABLE = Method("master.delete_table", DeleteTable, Empty, ANY_MASTER)
+GET_TABLE = Method("master.get_table", GetTable, TableLocations, ANY_MASTER)
+LIST_TABLES = Method("master.list_tables", ListTables, TableList, ANY_MASTER)
+STATUS = Method("master.status", GetStatus, StatusReply, ANY_MASTER)
+GET_TABLET_LOCATIONS = Method(
+    "master.get_tablet_locations", GetTabletLocations, TabletLocations, ANY_MASTER
+)
+IS_CREATE_DONE = Method("master.is_create_done", IsCreateDone, CreateProgress, ANY_MASTER)

@@ -7,7 +7,7 @@ from typing import Any
 from stelae.core.ids import RequestId, TableId
 from stelae.core.messages.catalog import TableReply
 from stelae.core.messages.indexes import IndexletProgress
-from stelae.core.rpc import Body, Method
+from stelae.core.rpc import ANY_MASTER, Body, Method
 from stelae.core.schema.indexes import IndexId, IndexletRecord, IndexletState
 
 
@@ -142,6 +142,6 @@ class IndexList(Body, frozen=True):
     indexes: tuple[IndexView, ...]
 
 
-CREATE_INDEX = Method("master.create_index", CreateIndex, TableReply)
-DROP_INDEX = Method("master.drop_index", DropIndex, TableReply)
-LIST_INDEXES = Method("master.list_indexes", ListIndexes, IndexList)
+CREATE_INDEX = Method("master.create_index", CreateIndex, TableReply, ANY_MASTER)
+DROP_INDEX = Method("master.drop_index", DropIndex, TableReply, ANY_MASTER)
+LIST_INDEXES = Method("master.list_indexes", ListIndexes, IndexList, ANY_MASTER)

@@ -58,7 +58,7 @@ import msgspec
 
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
 from stelae.core.records.records import TableRecord
-from stelae.core.rpc import Body, Empty, Method
+from stelae.core.rpc import ANY_MASTER, BY_TABLET, Body, Empty, Method
 from stelae.core.schema.indexes import END, IndexId, IndexletId, IndexletRecord
 
 ENTRIES_MAX = 512
@@ -123,7 +123,7 @@ class IndexletLocations(Body, frozen=True):
     """`TabletRecord.number` of the tablet that asks: replicas of groups are not told."""
 
 
-LOCATE_INDEXLETS = Method("master.locate_indexlets", LocateIndexlets, IndexletLocations)
+LOCATE_INDEXLETS = Method("master.locate_indexlets", LocateIndexlets, IndexletLocations, ANY_MASTER)
 
 
 # ---- tablets to indexlets -------------------------------------------------------------------
@@ -282,7 +282,7 @@ class FillReply(Body, frozen=True):
     piece is to be asked for again."""
 
 
-FILL_ENTRIES = Method("tserver.fill_entries", FillEntries, FillReply)
+FILL_ENTRIES = Method("tserver.fill_entries", FillEntries, FillReply, BY_TABLET)
 
 
 # ---- an indexlet to those that are to succeed it --------------------------------------------
@@ -437,4 +437,4 @@ OPEN_INDEXLET = Method("indexlet.open", OpenIndexlet, IndexletReport)
 SERVE_INDEXLET = Method("indexlet.serve", ServeIndexlet, IndexletReport)
 HAND_OVER_INDEXLET = Method("indexlet.hand_over", HandOverIndexlet, IndexletReport)
 CLOSE_INDEXLET = Method("indexlet.close", CloseIndexlet, Empty)
-INDEXLET_REPORTED = Method("master.indexlet_reported", IndexletReported, Empty)
+INDEXLET_REPORTED = Method("master.indexlet_reported", IndexletReported, Empty, ANY_MASTER)

@@ -10,7 +10,7 @@ import enum
 
 from stelae.core.ids import Address, OpId, RequestId, ServerUuid
 from stelae.core.records.records import MasterMember, ServerInfo
-from stelae.core.rpc import Body, Empty, Method
+from stelae.core.rpc import ANY_MASTER, Body, Empty, Method
 
 
 class MasterState(enum.StrEnum):
@@ -84,7 +84,7 @@ class RemoveMaster(Body, frozen=True):
     master: str
 
 
-MASTER_INFO = Method("master.info", AskMaster, MasterInfo)
-LIST_MASTERS = Method("master.list_masters", Empty, MasterSet)
-ADD_MASTER = Method("master.add_master", AddMaster, MasterSet)
-REMOVE_MASTER = Method("master.remove_master", RemoveMaster, MasterSet)
+MASTER_INFO = Method("master.info", AskMaster, MasterInfo, ANY_MASTER)
+LIST_MASTERS = Method("master.list_masters", Empty, MasterSet, ANY_MASTER)
+ADD_MASTER = Method("master.add_master", AddMaster, MasterSet, ANY_MASTER)
+REMOVE_MASTER = Method("master.remove_master", RemoveMaster, MasterSet, ANY_MASTER)

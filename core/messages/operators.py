@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from stelae.core.ids import RequestId, TabletId
 from stelae.core.records.records import ServerMark, TabletRecord
-from stelae.core.rpc import Body, Empty, Method
+from stelae.core.rpc import ANY_MASTER, Body, Empty, Method
 
 
 class MarkServer(Body, frozen=True):
@@ -93,8 +93,8 @@ class RebalancingState(Body, frozen=True):
     """Replicas that are being moved now, whoever wanted it."""
 
 
-MARK_SERVER = Method("master.mark_server", MarkServer, ServerProgress)
-GET_SERVER = Method("master.get_server", GetServer, ServerProgress)
-MOVE_REPLICA = Method("master.move_replica", MoveReplica, MoveProgress)
-SET_REBALANCING = Method("master.set_rebalancing", SetRebalancing, RebalancingState)
-GET_REBALANCING = Method("master.get_rebalancing", Empty, RebalancingState)
+MARK_SERVER = Method("master.mark_server", MarkServer, ServerProgress, ANY_MASTER)
+GET_SERVER = Method("master.get_server", GetServer, ServerProgress, ANY_MASTER)
+MOVE_REPLICA = Method("master.move_replica", MoveReplica, MoveProgress, ANY_MASTER)
+SET_REBALANCING = Method("master.set_rebalancing", SetRebalancing, RebalancingState, ANY_MASTER)
+GET_REBALANCING = Method("master.get_rebalancing", Empty, RebalancingState, ANY_MASTER)

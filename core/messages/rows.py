@@ -14,7 +14,7 @@ from typing import Any
 
 from stelae.core.ids import RequestId, TabletId
 from stelae.core.messages.catalog import LINEARIZABLE
-from stelae.core.rpc import Body, Method
+from stelae.core.rpc import BY_TABLET, Body, Method
 
 WRITES_MAX = 256
 """Of one `WriteMany`, and of one `WriteEach`."""
@@ -219,12 +219,12 @@ class KeepPinsReply(Body, frozen=True):
     """Those that are not kept any more."""
 
 
-WRITE = Method("tserver.write", Write, WriteReply)
-WRITE_MANY = Method("tserver.write_many", WriteMany, WriteManyReply)
-WRITE_EACH = Method("tserver.write_each", WriteEach, WriteEachReply)
-GET = Method("tserver.get", Get, GetReply)
-GET_EACH = Method("tserver.get_each", GetEach, GetEachReply)
-GET_MANY = Method("tserver.get_many", GetMany, GetManyReply)
-SCAN = Method("tserver.scan", Scan, ScanReply)
-PIN = Method("tserver.pin", Pin, PinReply)
-KEEP_PINS = Method("tserver.keep_pins", KeepPins, KeepPinsReply)
+WRITE = Method("tserver.write", Write, WriteReply, BY_TABLET)
+WRITE_MANY = Method("tserver.write_many", WriteMany, WriteManyReply, BY_TABLET)
+WRITE_EACH = Method("tserver.write_each", WriteEach, WriteEachReply, BY_TABLET)
+GET = Method("tserver.get", Get, GetReply, BY_TABLET)
+GET_EACH = Method("tserver.get_each", GetEach, GetEachReply, BY_TABLET)
+GET_MANY = Method("tserver.get_many", GetMany, GetManyReply, BY_TABLET)
+SCAN = Method("tserver.scan", Scan, ScanReply, BY_TABLET)
+PIN = Method("tserver.pin", Pin, PinReply, BY_TABLET)
+KEEP_PINS = Method("tserver.keep_pins", KeepPins, KeepPinsReply, BY_TABLET)

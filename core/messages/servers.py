@@ -17,7 +17,7 @@ from stelae.core.records.records import MasterMember, ServerInfo, TableRecord, T
 from stelae.core.records.replication import Configuration
 from stelae.core.records.succession import SuccessionReport
 from stelae.core.records.timelines import SafekeeperId, TimelineSource
-from stelae.core.rpc import Body, Empty, Method
+from stelae.core.rpc import ANY_MASTER, Body, Empty, Method
 from stelae.core.schema.indexes import IndexletId
 
 # ---- servers to masters ---------------------------------------------------------------------
@@ -283,9 +283,9 @@ class TabletOpened(Body, frozen=True):
     report: TabletReport
 
 
-HEARTBEAT = Method("master.heartbeat", Heartbeat, HeartbeatReply)
-RAISE_EPOCH = Method("master.raise_epoch", RaiseEpoch, Empty)
-TABLET_OPENED = Method("master.tablet_opened", TabletOpened, Empty)
+HEARTBEAT = Method("master.heartbeat", Heartbeat, HeartbeatReply, ANY_MASTER)
+RAISE_EPOCH = Method("master.raise_epoch", RaiseEpoch, Empty, ANY_MASTER)
+TABLET_OPENED = Method("master.tablet_opened", TabletOpened, Empty, ANY_MASTER)
 
 
 # ---- masters to tservers --------------------------------------------------------------------

@@ -22,7 +22,7 @@ from stelae.core.records.timelines import (
     SafekeeperStatus,
     TimelineConfiguration,
 )
-from stelae.core.rpc import Body, Method
+from stelae.core.rpc import ANY_MASTER, Body, Method
 
 
 class SafekeeperView(Body, frozen=True):
@@ -207,13 +207,19 @@ class TimelineList(Body, frozen=True):
     """As the catalog was told."""
 
 
-LIST_SAFEKEEPERS = Method("master.list_safekeepers", ListSafekeepers, SafekeeperList)
-SET_SAFEKEEPER_STATUS = Method("master.set_safekeeper_status", SetSafekeeperStatus, SafekeeperView)
-MIGRATE_TIMELINE = Method("master.migrate_timeline", MigrateTimeline, ScheduledMigrations)
-MIGRATE_TABLE = Method("master.migrate_table", MigrateTable, ScheduledMigrations)
-MIGRATE_SAFEKEEPER = Method("master.migrate_safekeeper", MigrateSafekeeper, ScheduledMigrations)
-ABORT_MIGRATION = Method("master.abort_migration", AbortMigration, MigrationResult)
-LIST_MIGRATIONS = Method("master.list_migrations", ListMigrations, MigrationList)
-LOCATE_TIMELINE = Method("master.locate_timeline", LocateTimeline, TimelineView)
-LIST_TIMELINES = Method("master.list_timelines", TablesTimelines, TimelineList)
-SCRUB_SAFEKEEPER = Method("master.scrub_safekeeper", ScrubSafekeeper, ScrubReply)
+LIST_SAFEKEEPERS = Method("master.list_safekeepers", ListSafekeepers, SafekeeperList, ANY_MASTER)
+SET_SAFEKEEPER_STATUS = Method(
+    "master.set_safekeeper_status", SetSafekeeperStatus, SafekeeperView, ANY_MASTER
+)
+MIGRATE_TIMELINE = Method(
+    "master.migrate_timeline", MigrateTimeline, ScheduledMigrations, ANY_MASTER
+)
+MIGRATE_TABLE = Method("master.migrate_table", MigrateTable, ScheduledMigrations, ANY_MASTER)
+MIGRATE_SAFEKEEPER = Method(
+    "master.migrate_safekeeper", MigrateSafekeeper, ScheduledMigrations, ANY_MASTER
+)
+ABORT_MIGRATION = Method("master.abort_migration", AbortMigration, MigrationResult, ANY_MASTER)
+LIST_MIGRATIONS = Method("master.list_migrations", ListMigrations, MigrationList, ANY_MASTER)
+LOCATE_TIMELINE = Method("master.locate_timeline", LocateTimeline, TimelineView, ANY_MASTER)
+LIST_TIMELINES = Method("master.list_timelines", TablesTimelines, TimelineList, ANY_MASTER)
+SCRUB_SAFEKEEPER = Method("master.scrub_safekeeper", ScrubSafekeeper, ScrubReply, ANY_MASTER)

@@ -20,7 +20,7 @@ import msgspec
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import RequestId, TableId, TabletId
 from stelae.core.records.timelines import SafekeeperId, TimelineConfiguration
-from stelae.core.rpc import Body, Method
+from stelae.core.rpc import ANY_STORE, Body, Method
 
 MEMBERS_MAX = 15
 """Of one member set."""
@@ -296,7 +296,9 @@ class ConfigurationPage(Body, frozen=True):
     stored: tuple[StoredRecord, ...]
 
 
-GET_CONFIGURATION = Method("cas_store.get", GetConfiguration, ConfigurationReply)
-CAS_CONFIGURATION = Method("cas_store.cas", CasConfiguration, CasReply)
-LIST_CONFIGURATIONS = Method("cas_store.list", ListConfigurations, ConfigurationPage)
-CONFIGURATION_HISTORY = Method("cas_store.history", GetConfigurationHistory, ConfigurationPage)
+GET_CONFIGURATION = Method("cas_store.get", GetConfiguration, ConfigurationReply, ANY_STORE)
+CAS_CONFIGURATION = Method("cas_store.cas", CasConfiguration, CasReply, ANY_STORE)
+LIST_CONFIGURATIONS = Method("cas_store.list", ListConfigurations, ConfigurationPage, ANY_STORE)
+CONFIGURATION_HISTORY = Method(
+    "cas_store.history", GetConfigurationHistory, ConfigurationPage, ANY_STORE
+)

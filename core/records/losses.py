@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from stelae.core.ids import RequestId, ServerUuid, TableId, TabletId
-from stelae.core.rpc import Body, Method
+from stelae.core.rpc import ANY_MASTER, Body, Method
 
 VERSIONS_SKIPPED = 1 << 40
 """More than any term of a tablet gives: it has no more rows than bytes written."""
@@ -173,8 +173,8 @@ class AcceptedLosses(Body, frozen=True):
     records: tuple[LossRecord, ...]
 
 
-GET_LOSSES = Method("master.get_losses", GetLosses, LossReport)
-ACCEPT_LOSS = Method("master.accept_loss", AcceptLoss, AcceptedLosses)
+GET_LOSSES = Method("master.get_losses", GetLosses, LossReport, ANY_MASTER)
+ACCEPT_LOSS = Method("master.accept_loss", AcceptLoss, AcceptedLosses, ANY_MASTER)
 
 
 class Shortage(Body, frozen=True):

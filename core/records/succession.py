@@ -13,7 +13,7 @@ import enum
 import msgspec
 
 from stelae.core.ids import Address, ServerUuid, TabletId
-from stelae.core.rpc import Body, Method
+from stelae.core.rpc import BY_TABLET, Body, Method
 
 
 class SuccessionStage(enum.IntEnum):
@@ -110,4 +110,4 @@ class ImportReply(Body, frozen=True):
 
 
 TRANSFER_TABLET = Method("tserver.transfer_tablet", TransferTablet, SuccessionReport)
-IMPORT_CHANGES = Method("tserver.import_changes", ImportChanges, ImportReply)
+IMPORT_CHANGES = Method("tserver.import_changes", ImportChanges, ImportReply, BY_TABLET)

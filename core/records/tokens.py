@@ -13,7 +13,7 @@ import msgspec
 
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import RequestId
-from stelae.core.rpc import Body, Method
+from stelae.core.rpc import ANY_MASTER, Body, Method
 from stelae.core.schema.schema import DOT_SEGMENTS
 
 MAX_TOKENS = 1000
@@ -87,9 +87,9 @@ class TokenList(Body, frozen=True):
     """None: the caller has them."""
 
 
-PUT_TOKEN = Method("master.put_token", PutToken, TokenList)
-DROP_TOKEN = Method("master.drop_token", DropToken, TokenList)
-LIST_TOKENS = Method("master.list_tokens", ListTokens, TokenList)
+PUT_TOKEN = Method("master.put_token", PutToken, TokenList, ANY_MASTER)
+DROP_TOKEN = Method("master.drop_token", DropToken, TokenList, ANY_MASTER)
+LIST_TOKENS = Method("master.list_tokens", ListTokens, TokenList, ANY_MASTER)
 
 
 def hash_token(token: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from stelae.core.ids import RequestId
-from stelae.core.rpc import Body, Method
+from stelae.core.rpc import ANY_MASTER, Body, Method
 
 TURN_S = 30.0
 """Of silence, after which somebody else may have it."""
@@ -64,5 +64,5 @@ class TurnReply(Body, frozen=True):
     turn: Turn
 
 
-TAKE_TURN = Method("master.take_turn", TakeTurn, TurnReply)
-END_TURN = Method("master.end_turn", EndTurn, TurnReply)
+TAKE_TURN = Method("master.take_turn", TakeTurn, TurnReply, ANY_MASTER)
+END_TURN = Method("master.end_turn", EndTurn, TurnReply, ANY_MASTER)

@@ -72,6 +72,7 @@ class _Route:
     handler: Handler
     decoder: msgspec.msgpack.Decoder[Any]
     is_prompt: bool
+    takes_untagged: bool
     gathered: Gathered[Any] | None = None
 
 
@@ -102,6 +103,7 @@ class Service:
                 handler,
                 msgspec.msgpack.Decoder(method.request),
                 getattr(handler, "is_prompt", False),
+                bool(method.untagged),
                 handler if isinstance(handler, Gathered) else None,
             )
         self.running: dict[int, asyncio.Task[None]] = {}
@@ -340,6 +342,12 @@ class Inbound:
         if route is None:
             name = request.name.decode(errors="replace")
             return InvalidArgument(f"server {service.server_uuid} has no method {name!r}")
+        if request.destination == NO_DESTINATION and not route.takes_untagged:
+            # An address is given to another server once its first one has ended.
+            text = (
+                f"{route.name} must name the server that it is for; {service.server_uuid} is here"
+            )
+            return InvalidArgument(text)
         if timeout_s <= 0:
             return DeadlineExpired(route.name, "the network")
         if self._running >= service.limits.requests:

@@ -379,6 +379,9 @@ class SimPeers:
         if self.closed:
             raise Unavailable(address, "this end is closed")
         assert isinstance(request, method.request), f"{method.name} takes {method.request}"
+        # Of servers alone: a story's own client may ask whoever is at an address.
+        is_told = destination is not None or bool(method.untagged)
+        assert is_told or self._server_uuid is None, f"{method.name} must name its server"
         sent = _Request(
             number=self._network.next_number(),
             sender=self,

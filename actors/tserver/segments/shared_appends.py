@@ -58,9 +58,15 @@ class _To(NamedTuple):
         done: Callable[[Reply[Any] | StelaeError], None],
         blobs: Sequence[Blob],
     ) -> bool:
-        address, backup = self.backup.address, self.backup.uuid
-        limits: dict[str, Any] = {"timeout_s": self.timeout_s, "destination": backup}
-        return self.runtime.peers.post(address, method, request, done, blobs=blobs, **limits)
+        return self.runtime.peers.post(
+            self.backup.address,
+            method,
+            request,
+            done,
+            timeout_s=self.timeout_s,
+            blobs=blobs,
+            destination=self.backup.uuid,
+        )
 
 
 @dataclass(slots=True)

@@ -98,13 +98,13 @@ class Told(Body, frozen=True):
     record: TimelineRecord
 
 
-PING = Method("model.ping", Empty, Empty)
-PUT = Method("model.put", Put, PutReply)
-PULL = Method("model.pull", Pull, PutReply)
-LOOK = Method("model.look", Named, SlotReply)
-EXCLUDE = Method("model.exclude", Drop, Empty)
-PROPOSE = Method("model.propose", Propose, ProposeReply)
-TELL = Method("model.tell", Told, Empty)
+PING = Method("model.ping", Empty, Empty, "of a story, with fixed servers")
+PUT = Method("model.put", Put, PutReply, "of a story, with fixed servers")
+PULL = Method("model.pull", Pull, PutReply, "of a story, with fixed servers")
+LOOK = Method("model.look", Named, SlotReply, "of a story, with fixed servers")
+EXCLUDE = Method("model.exclude", Drop, Empty, "of a story, with fixed servers")
+PROPOSE = Method("model.propose", Propose, ProposeReply, "of a story, with fixed servers")
+TELL = Method("model.tell", Told, Empty, "of a story, with fixed servers")
 
 
 def node_name(safekeeper: SafekeeperId) -> str:

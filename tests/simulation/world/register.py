@@ -48,8 +48,8 @@ class Key(msgspec.Struct, frozen=True, array_like=True):
     key: str
 
 
-STORE = Method("store", Row, Empty)
-FETCH = Method("fetch", Key, Row)
+STORE = Method("store", Row, Empty, "of a story, with fixed servers")
+FETCH = Method("fetch", Key, Row, "of a story, with fixed servers")
 
 
 class Replica:

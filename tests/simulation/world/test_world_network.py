@@ -31,10 +31,10 @@ class Text(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
-ECHO = Method("echo", Text, Text)
-FAIL = Method("fail", Text, Text)
-HANG = Method("hang", Text, Text)
-NOBODY = Method("nobody", Text, Text)
+ECHO = Method("echo", Text, Text, "of a story, with fixed servers")
+FAIL = Method("fail", Text, Text, "of a story, with fixed servers")
+HANG = Method("hang", Text, Text, "of a story, with fixed servers")
+NOBODY = Method("nobody", Text, Text, "of a story, with fixed servers")
 
 
 class Echo:

@@ -81,7 +81,9 @@ async def jobs_of(cluster: LocalCluster, name: str) -> list[RecoveryJob]:
         held = {}
         for backup in cluster.backups:
             request = Inventory((tablet.tablet_id,))
-            reply = await peers.call(backup.info.address, INVENTORY, request, timeout_s=5.0)
+            reply = await peers.call(
+                backup.info.address, INVENTORY, request, timeout_s=5.0, destination=backup.info.uuid
+            )
             held[backup.info] = reply.body.logs[0]
         owner = next(t.info for t in cluster.tservers if t.info.uuid == tablet.owner)
         sources = plan_recovery(tablet, len(durability.media), held)

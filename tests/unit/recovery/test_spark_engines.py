@@ -186,7 +186,9 @@ async def test_a_tserver_that_is_told_to_open_natively_waits_for_spark_no_more(
         peers = cluster.client_runtime("leader").peers
         for job in await asyncio.wait_for(engine.given, 10.0):
             order = OpenTablet(job.table, job.tablet, job.sources, RecoveryEngine.NATIVE)
-            await peers.call(job.owner.address, OPEN_TABLET, order, timeout_s=5.0)
+            await peers.call(
+                job.owner.address, OPEN_TABLET, order, timeout_s=5.0, destination=job.owner.uuid
+            )
         assert await contents(cluster.database) == before
 
 

@@ -128,13 +128,14 @@ async def test_a_late_offer_changes_nothing(tmp_path: Path) -> None:
         report = server.indexlets.reports()[0]
         stamp = TabletStamp(0, epoch_of(0, 99), 0)
         late = OfferEntries(report.indexlet_id, report.term, stamp, 0, 1)
+        to: dict[str, Any] = {"timeout_s": 5.0, "destination": server.info.uuid}
         address = server.info.address
-        await peers.call(address, OFFER_ENTRIES, late, timeout_s=5.0, blobs=[b""])
+        await peers.call(address, OFFER_ENTRIES, late, blobs=[b""], **to)
         stale = OfferEntries(report.indexlet_id, report.term - 1, stamp, 0, 1)
         with pytest.raises(StaleTerm):
-            await peers.call(address, OFFER_ENTRIES, stale, timeout_s=5.0, blobs=[b""])
+            await peers.call(address, OFFER_ENTRIES, stale, blobs=[b""], **to)
         await asyncio.sleep(0)
         await check(cluster, wanted)
         other = OfferEntries(IndexletId("0" * 32), 1, stamp, 0, 1)
         with pytest.raises(IndexletNotHere):
-            await peers.call(address, OFFER_ENTRIES, other, timeout_s=5.0, blobs=[b""])
+            await peers.call(address, OFFER_ENTRIES, other, blobs=[b""], **to)

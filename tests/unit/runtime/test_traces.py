@@ -34,8 +34,8 @@ class Touch(Body, frozen=True):
     tablet_id: TabletId
 
 
-TOUCH = Method("t.touch", Touch, Empty)
-ONWARD = Method("t.onward", Touch, Empty)
+TOUCH = Method("t.touch", Touch, Empty, "of tests, with one server")
+ONWARD = Method("t.onward", Touch, Empty, "of tests, with one server")
 TABLET = TabletId("ef" * 16)
 
 

@@ -120,7 +120,9 @@ class Pair:
         """What the follower has to say at once."""
         body = RaftMessages(GROUP, self.leader.address, (message,))
         address = self.runtime.peers.address
-        reply = await self.leader.call(address, RAFT_MESSAGE, body, timeout_s=10.0)
+        reply = await self.leader.call(
+            address, RAFT_MESSAGE, body, timeout_s=10.0, destination=FOLLOWER
+        )
         self.heard.extend(reply.body.messages)
         return reply.body.messages
 
@@ -146,8 +148,10 @@ async def until_sent(pair: Pair) -> None:
     """Everything that the follower had to send before has come: this goes the same way."""
     peers = pair.runtime.peers
     mail, messages = RaftMail(peers.address, ()), RaftMessages(GROUP, peers.address, ())
-    await peers.call(pair.leader.address, RAFT_MAIL, mail, timeout_s=10.0)
-    await peers.call(pair.leader.address, RAFT_MESSAGE, messages, timeout_s=10.0)
+    await peers.call(pair.leader.address, RAFT_MAIL, mail, timeout_s=10.0, destination=LEADER)
+    await peers.call(
+        pair.leader.address, RAFT_MESSAGE, messages, timeout_s=10.0, destination=LEADER
+    )
 
 
 @pytest.fixture

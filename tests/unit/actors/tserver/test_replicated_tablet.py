@@ -74,7 +74,10 @@ class Three:
             await self.call(info.address, CREATE_REPLICA, order)
 
     async def call(self, address: Address, method: Any, request: Any, blobs: Any = ()) -> Any:
-        return await self.client.peers.call(address, method, request, timeout_s=10.0, blobs=blobs)
+        (to,) = [s.info.uuid for s in self.servers if s.info.address == address]
+        return await self.client.peers.call(
+            address, method, request, timeout_s=10.0, blobs=blobs, destination=to
+        )
 
     async def leader(self) -> TabletServer:
         found: list[TabletServer] = []

@@ -54,7 +54,12 @@ class Wire:
     async def call(self, method: Any, body: Any, *blobs: Any) -> Any:
         where = self.table.cache.tablet(0)
         return await self.table.runtime.peers.call(
-            where.address, method, body, timeout_s=10.0, blobs=blobs
+            where.address,
+            method,
+            body,
+            timeout_s=10.0,
+            blobs=blobs,
+            destination=where.tablet.owner,
         )
 
     def request(self) -> RequestId:

@@ -26,9 +26,11 @@ class Text(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
-ECHO = Method("test.echo", Text, Text)
-SLOW = Method("test.slow", Text, Text)
-FAIL = Method("test.fail", Text, Empty)
+ECHO = Method("test.echo", Text, Text, "of tests, with one server")
+SLOW = Method("test.slow", Text, Text, "of tests, with one server")
+FAIL = Method("test.fail", Text, Empty, "of tests, with one server")
+KEEP = Method("test.keep", Text, Text)
+"""Names its server in every call."""
 
 
 class Servers:
@@ -53,6 +55,7 @@ class Servers:
             ECHO: self.echo,
             SLOW: self.slow,
             FAIL: self.fail,
+            KEEP: self.echo,
         }
         await peers.listen(UUID, handlers)
         return peers

@@ -98,7 +98,7 @@ async def test_a_large_answer_comes_back_whole(world: World) -> None:
 
     route = world.server._service.routes[b"test.echo"]  # type: ignore[union-attr]
     world.server._service.routes[b"test.echo"] = type(route)(  # type: ignore[union-attr]
-        route.name, long, route.decoder, route.is_prompt
+        route.name, long, route.decoder, route.is_prompt, route.takes_untagged
     )
     assert await world.call("a") == "y" * 500_000
     assert await world.call("a") == "y" * 500_000

@@ -205,7 +205,10 @@ async def test_a_request_that_took_longer_to_arrive_than_its_deadline_is_not_beg
 
     errors: list[BaseException] = []
     service = Service(
-        ServerUuid("a" * 32), {Method("m", Text, Text): handler}, Limits(), errors.append
+        ServerUuid("a" * 32),
+        {Method("m", Text, Text, "of tests, with one server"): handler},
+        Limits(),
+        errors.append,
     )
     inbound = Inbound(service, ServerHandshake(Credentials("demo", bytes(32)), "a peer"))
     connection = SentOnly()

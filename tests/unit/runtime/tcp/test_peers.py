@@ -24,6 +24,7 @@ from stelae.runtime.tcp.limits import Limits
 from tests.unit.runtime.tcp.peers_world import (
     ECHO,
     FAIL,
+    KEEP,
     OTHER_UUID,
     SLOW,
     UUID,
@@ -41,7 +42,7 @@ class Keeps(msgspec.Struct, frozen=True, array_like=True):
     raw: msgspec.Raw
 
 
-RAW = Method("test.echo", Keeps, Keeps)
+RAW = Method("test.echo", Keeps, Keeps, "of tests, with one server")
 
 
 # ---- answers --------------------------------------------------------------------------------
@@ -183,13 +184,22 @@ async def test_a_call_for_another_server_is_refused(servers: Servers) -> None:
     assert caught.value.args == (OTHER_UUID, UUID)
 
 
+async def test_a_call_that_names_no_server_is_refused(servers: Servers) -> None:
+    """Unless its method says why it may: somebody else may listen at that address by now."""
+    server, client = await servers.listening(), servers.peers()
+    with pytest.raises(InvalidArgument, match=r"test\.keep must name the server"):
+        await client.call(server.address, KEEP, Text("x"), timeout_s=10.0)
+    reply = await client.call(server.address, KEEP, Text("x"), timeout_s=10.0, destination=UUID)
+    assert reply.body == Text("x")
+
+
 async def test_unknown_methods_and_bodies_are_refused(servers: Servers) -> None:
     """What this version does not know is refused in plain words."""
     server, client = await servers.listening(), servers.peers()
-    absent = Method("test.absent", Text, Text)
+    absent = Method("test.absent", Text, Text, "of tests, with one server")
     with pytest.raises(InvalidArgument, match=r"no method 'test\.absent'"):
         await client.call(server.address, absent, Text("x"), timeout_s=10.0)
-    wrong = Method("test.echo", Empty, Text)
+    wrong = Method("test.echo", Empty, Text, "of tests, with one server")
     with pytest.raises(InvalidArgument, match=r"test\.echo: the request cannot be read"):
         await client.call(server.address, wrong, Empty(), timeout_s=10.0)
 
@@ -197,7 +207,7 @@ async def test_unknown_methods_and_bodies_are_refused(servers: Servers) -> None:
 async def test_a_reply_that_cannot_be_read_is_an_unknown_outcome(servers: Servers) -> None:
     """The handler has run, so nothing better can be said."""
     server, client = await servers.listening(), servers.peers()
-    wrong = Method("test.echo", Text, Numbered)
+    wrong = Method("test.echo", Text, Numbered, "of tests, with one server")
     with pytest.raises(OutcomeUnknown):
         await client.call(server.address, wrong, Text("x"), timeout_s=10.0)
 

@@ -31,7 +31,7 @@ class Text(msgspec.Struct, frozen=True, array_like=True):
     text: str
 
 
-ECHO = Method("test.echo", Text, Text)
+ECHO = Method("test.echo", Text, Text, "of tests, with one server")
 
 
 def contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:

@@ -129,8 +129,10 @@ class ServedIndexlet:
         return self.codec.encode_one(n, (key,))
 
     async def send(self, method: Any, body: Any, blobs: Sequence[Blob] = ()) -> Any:
-        address = self.server.info.address
-        return await self.peers.call(address, method, body, timeout_s=5.0, blobs=blobs)
+        info = self.server.info
+        return await self.peers.call(
+            info.address, method, body, timeout_s=5.0, blobs=blobs, destination=info.uuid
+        )
 
     async def refused(
         self, error: type[Exception], text: str, method: Any, body: Any, *blobs: Blob
