@@ -36,7 +36,7 @@ from stelae.actors.backup.media import PIECE_BYTES, MeasuredRate
 from stelae.actors.backup.replicas import NEVER, Batch, Facts, Replica, blob_size, skip_bytes
 from stelae.core.buffers import BufferPool
 from stelae.core.errors import CorruptData, DiskFailed, NoSpace, Overloaded
-from stelae.core.messages.backup_loads import reserve_bytes
+from stelae.core.messages.backup_loads import is_low, reserve_bytes
 from stelae.core.messages.backups import ImagePlace, ReplicaState
 from stelae.core.rpc import Blob
 from stelae.core.runtime import File, Runtime, Space
@@ -80,6 +80,7 @@ class FrameMedium:
         self.next_side: dict[int, int] = {}
         """Per frame, which of its two record blocks to write next; absent: 0."""
         self.sequence = 0
+        self.is_low = False
         self._spec = spec
         self._lazy = spec.sync == "on_seal"
         self._runtime = runtime
@@ -220,6 +221,8 @@ class FrameMedium:
             if taken is not None:
                 replica.frames += taken
                 self._used_frames += missing
+                frame_bytes = self.layout.frame_bytes
+                self.is_low = is_low(self.capacity_bytes, self.free_bytes, frame_bytes)
                 return
             if len(self.allocator) >= missing:  # enough, but in too many pieces
                 await self.grow(len(self.allocator) + missing)

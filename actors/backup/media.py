@@ -28,6 +28,8 @@ class Medium(Protocol):
 
     is_lasting: ClassVar[bool]
     """Whether what it holds outlives the process."""
+    is_low: bool
+    """Whether it had its reserve left, and no more, when that was looked at last."""
 
     @property
     def name(self) -> str: ...
@@ -119,6 +121,7 @@ class MemoryMedium:
         assert spec.size_bytes is not None
         self.name = spec.name
         self.used_bytes = 0
+        self.is_low = False
         self.bytes_per_s = 0.0
         self._limit_bytes = spec.size_bytes
         self._server = server

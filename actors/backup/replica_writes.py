@@ -38,10 +38,13 @@ from stelae.core.messages.backups import (
     ReplicaState,
     SealReplica,
     WriteReplica,
+    WriteReplicaReply,
 )
 from stelae.core.rpc import EMPTY, Blob, Call, Empty, Handlers, Reply, prompt
 from stelae.core.runtime import Runtime
 from stelae.storage.segments.image import IMAGE_TRAILER_BYTES, summary_range
+
+HAS_ROOM, IS_LOW = Reply(WriteReplicaReply()), Reply(WriteReplicaReply(is_low=True))
 
 
 class ReplicaWrites:
@@ -93,11 +96,11 @@ class ReplicaWrites:
     # ---- appends and copies -----------------------------------------------------------------
 
     @prompt
-    async def _write_replica(self, call: Call[WriteReplica]) -> Reply[Empty]:
+    async def _write_replica(self, call: Call[WriteReplica]) -> Reply[WriteReplicaReply]:
         batch = await self._take(call.body, call.blobs)
         if batch is not None:
             await batch.wait()
-        return EMPTY
+        return IS_LOW if self._medium(call.body.medium).is_low else HAS_ROOM
 
     async def _take(self, request: WriteReplica, blobs: Sequence[memoryview]) -> Batch | None:
         async with self._holdings.lock(request.tablet_id, request.segment_id):

@@ -288,8 +288,8 @@ class Backup:
     def _load_of(self, medium: Medium) -> MediumLoad:
         frame_bytes = frame_bytes_for(self._settings.segment_bytes)
         free = whole_segments(medium.free_bytes, frame_bytes)
-        low = is_low(medium.capacity_bytes, medium.free_bytes, frame_bytes)
-        return MediumLoad(medium.name, free, rounded_rate(medium.bytes_per_s), low)
+        medium.is_low = is_low(medium.capacity_bytes, medium.free_bytes, frame_bytes)
+        return MediumLoad(medium.name, free, rounded_rate(medium.bytes_per_s), medium.is_low)
 
     def measure(self) -> None:
         """Tell the metrics of its media; for the host, now and then."""

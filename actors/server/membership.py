@@ -11,6 +11,10 @@ from stelae.core.messages.servers import HeartbeatReply
 from stelae.core.records.records import ServerInfo, ServerKind
 from stelae.core.records.timelines import SafekeeperId
 
+LOW_S = 2.0
+"""Time for which a backup's own word counts that a medium is low: longer than its heartbeat takes
+to come round by the masters."""
+
 
 class Membership:
     """The newest list of live servers. A hint: every call is fenced by what the receiver knows."""
@@ -23,6 +27,8 @@ class Membership:
         """Of the list, as the masters number them; 0: there is none yet."""
         self.backups_view = BackupsView(0)
         self._loads: dict[tuple[ServerUuid, str], MediumLoad] = {}
+        self._low: dict[tuple[ServerUuid, str], asyncio.TimerHandle] = {}
+        """Media of backups that have just said that they are low, until that is forgotten."""
         self._short: dict[tuple[str, ...], str] = {}
         """What `short_medium` has found, until anything differs: each write asks."""
 
@@ -71,6 +77,19 @@ class Membership:
         """What it said last of that medium; None: nothing yet."""
         return self._loads.get((backup, medium))
 
+    def note_low(self, backup: ServerUuid, medium: str) -> None:
+        """A backup says itself that it has its reserve left on a medium, and no more."""
+        at = backup, medium
+        if at in self._low:
+            self._low[at].cancel()
+        else:
+            self._short.clear()
+        self._low[at] = asyncio.get_running_loop().call_later(LOW_S, self._forget_low, at)
+
+    def _forget_low(self, at: tuple[ServerUuid, str]) -> None:
+        del self._low[at]
+        self._short.clear()
+
     def update(self, servers: Iterable[ServerInfo]) -> None:
         """Take a list; wakes whoever waits if anything differs."""
         by_uuid = {server.uuid: server for server in servers}
@@ -113,11 +132,16 @@ class Membership:
             # One that is to be retired takes rows while it is needed, and is chosen last.
             gone = {*self.retiring}.difference(self.backups_view.needed)
             live = [each for each in self.backups(medium) if each.uuid not in gone]
-            loads = [self.load_of(backup.uuid, medium) for backup in live]
-            roomy = sum(not load or not (load.is_low or not load.free_segments) for load in loads)
+            roomy = sum(self._takes_rows(backup.uuid, medium) for backup in live)
             return roomy < media.count(medium) <= len(live)
 
         return is_short
+
+    def _takes_rows(self, backup: ServerUuid, medium: str) -> bool:
+        if (backup, medium) in self._low:
+            return False
+        load = self.load_of(backup, medium)
+        return load is None or not (load.is_low or not load.free_segments)
 
     def staying_backups(self) -> list[ServerInfo]:
         """Live backups that are not to be retired, in order of their UUIDs."""

@@ -53,6 +53,12 @@ class WriteReplica(Body, frozen=True):
     close: bool = False
 
 
+class WriteReplicaReply(Body, frozen=True):
+    is_low: bool = False
+    """Whether the medium has its reserve left, and no more. Heartbeats tell it too late for rows
+    that come in fast."""
+
+
 class WriteReplicas(Body, frozen=True):
     """Writes to replicas on one medium, each with one blob, at most `APPENDS_MAX`: each is carried
     out as a `WriteReplica` by itself, and all are answered once what was taken of them is durable.
@@ -168,7 +174,7 @@ class DropLogs(Body, frozen=True):
     logs: tuple[TabletId, ...]
 
 
-WRITE_REPLICA = Method("backup.write_replica", WriteReplica, Empty)
+WRITE_REPLICA = Method("backup.write_replica", WriteReplica, WriteReplicaReply)
 WRITE_REPLICAS = Method("backup.write_replicas", WriteReplicas, WriteReplicasReply)
 SEAL_REPLICA = Method("backup.seal_replica", SealReplica, Empty)
 FENCE_LOGS = Method("backup.fence_logs", FenceLogs, InventoryReply)

@@ -360,7 +360,7 @@ class ReplicatedSegment(ReplicaViews):
     async def _write(self, replica: SegmentReplica, target: ServerInfo) -> None:
         context = self._context
         request, end = self._next_write(replica)
-        await context.runtime.peers.call(
+        reply = await context.runtime.peers.call(
             target.address,
             WRITE_REPLICA,
             request,
@@ -368,6 +368,8 @@ class ReplicatedSegment(ReplicaViews):
             blobs=sliced(self._content, self._ends, request.offset, end),
             destination=target.uuid,
         )
+        if reply.body.is_low:  # it gave this replica a frame, perhaps of its reserve
+            context.members.note_low(target.uuid, replica.medium)
         self._written(replica, target, request, end)
 
     def _written(

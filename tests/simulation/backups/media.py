@@ -31,6 +31,7 @@ from stelae.core.errors import (
     RetryLater,
 )
 from stelae.core.ids import ServerUuid
+from stelae.core.records.losses import SilentBackup
 from stelae.core.records.records import TabletState
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.history import History
@@ -251,11 +252,17 @@ class Worst:
             try:
                 report = await self._database.losses()
                 if report.waiting:
-                    gone = [backup.uuid for backup in report.silent if backup.name in lost]
+                    gone = [b.uuid for b in report.silent if b.name in lost or self._is_replaced(b)]
                     await self._database.accept_loss(report, by="the scenario", gone=gone)
             except (InvalidArgument, RetryLater, OutcomeUnknown):
                 pass  # something has come back meanwhile, or somebody does not answer yet
             await asyncio.sleep(0.5)
+
+    def _is_replaced(self, backup: SilentBackup) -> bool:
+        """Whether its name is back with another disk: the faults before have taken the former."""
+        server = self._world.server(backup.name)
+        info = getattr(server, "info", None)  # it has none before it is ready
+        return info is not None and bool(info.uuid != backup.uuid)
 
     async def _until_whole(self, lost: Sequence[str]) -> None:
         """If all that is left of a segment has decayed, its tablet is served without those rows,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 
 from stelae.actors.backup.frames import MediumSpec
+from stelae.actors.server.membership import Membership
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import NoSpace, OutcomeUnknown, OutOfMemory
 from stelae.core.schema.durability import segments
@@ -159,6 +162,23 @@ async def empty_a_full_cluster(here: MediaFixture) -> None:
     assert {row["id"]: row for row in found} == {key: large(key) for key in kept}
 
 
+async def empty_after_fast_writes(here: MediaFixture) -> None:
+    """Rows come in faster than heartbeats say that disks are low: two segments a call."""
+    bound_disks(here)
+    table = await here.create(segments("disk", "disk"))
+    count = 0
+    with contextlib.suppress(NoSpace, OutcomeUnknown):
+        while count < 2000:
+            rows = [large(number) for number in range(count, count + 20)]
+            await table.upsert(pa.Table.from_pylist(rows, schema=table.schema), timeout=5.0)
+            count += 20
+    assert 60 <= count < 2000, "there was room, and an end to it"
+    for key in range(count + 20):
+        await table.delete(key, timeout=CALL_S)
+    await write_once_there_is_room(table, count + 20)
+    await here.until_whole()
+
+
 async def start_a_full_cluster_again(here: MediaFixture) -> None:
     """All servers end while disks are full, and start again."""
     bound_disks(here)
@@ -192,6 +212,21 @@ def test_a_cluster_with_full_disks_starts_again(seed: int) -> None:
     """Its tables come back and are counted, deletes are taken, and then rows."""
     with patch("stelae.core.messages.backup_loads.RESERVE_SHARE", RESERVE_SHARE):
         tell(start_a_full_cluster_again, seed=seed, media=UNBOUNDED, segment_bytes=SEGMENT_BYTES)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_rows_that_come_in_fast_leave_the_reserve_to_deletes(seed: int) -> None:
+    """A backup says with its answer that a frame may have been one of its reserve."""
+    with patch("stelae.core.messages.backup_loads.RESERVE_SHARE", 0.25):
+        tell(empty_after_fast_writes, seed=seed, media=UNBOUNDED, segment_bytes=SEGMENT_BYTES)
+
+
+def test_this_would_see_reserves_that_heartbeats_alone_tell_of() -> None:
+    """They come too late: what was for deletes is taken by rows."""
+    share = patch("stelae.core.messages.backup_loads.RESERVE_SHARE", 0.25)
+    deaf = patch.object(Membership, "note_low", lambda *_: None)
+    with share, deaf, pytest.raises(SimulationFailure):
+        tell(empty_after_fast_writes, media=UNBOUNDED, segment_bytes=SEGMENT_BYTES)
 
 
 @pytest.mark.parametrize("media", [SMALL, UNBOUNDED])

@@ -182,7 +182,7 @@ async def _no_room_anywhere(crowd: Crowd) -> None:
 
 STORIES: dict[str, tuple[Callable[[], object], str]] = {
     "absent_rows_weigh_nothing": (
-        lambda: tell(_followed_slowly, Crowd(5, load_bytes_per_s=50e3)),
+        lambda: tell(_followed_slowly, Crowd(7, load_bytes_per_s=50e3)),
         "moved again",
     ),
     "rooms_are_endless": (lambda: tell(_no_room_anywhere, Crowd(6, fill=0.84)), "something moved"),

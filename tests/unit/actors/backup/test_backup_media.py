@@ -315,6 +315,7 @@ def test_no_medium_takes_the_whole_reserve_of_its_disk() -> None:
             await owner.write(rows, segment_id=SEGMENT + number)
             number += 1
         await owner.write(rows, segment_id=SEGMENT + number)
+        assert medium.is_low, "the answer says so, before any heartbeat"
         await owner.write(rows, segment_id=SEGMENT + number + 1, medium="flash")
 
     run(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stelae.actors.server import membership
 from stelae.actors.server.membership import Membership
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages.backup_loads import (
@@ -15,6 +16,7 @@ from stelae.core.messages.backup_loads import (
 )
 from stelae.core.records.records import ServerInfo, ServerKind
 from stelae.core.runtime import ProcessIdentity
+from tests.until import until_async
 
 FRAME = 9 << 20
 
@@ -66,6 +68,24 @@ def test_rows_wait_once_too_few_backups_have_more_than_their_reserve() -> None:
     assert members.short_medium(("flash",) * 3) == ""
     members.see_backups(BackupsView(3))
     assert members.short_medium(("disk", "disk")) == ""
+
+
+async def test_a_backups_own_word_counts_until_heartbeats_have_come_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is newer than what the masters pass on, and is forgotten: they may have nothing new to
+    say of a medium that was low for a moment."""
+    monkeypatch.setattr(membership, "LOW_S", 0.01)
+    members = Membership()
+    members.update([backup(name) for name in "abc"])
+    members.note_low(ServerUuid("a"), "disk")
+    assert members.short_medium(("disk", "disk")) == ""
+    members.note_low(ServerUuid("b"), "disk")
+    members.note_low(ServerUuid("b"), "disk")
+    members.see_backups(BackupsView(1, (load("a"), load("b"), load("c"))))
+    assert members.short_medium(("disk", "disk")) == "disk"
+    assert members.short_medium(("flash", "flash")) == ""
+    await until_async(lambda: not members.short_medium(("disk", "disk")), 10.0, "it is forgotten")
 
 
 def test_rows_do_not_wait_while_a_backup_that_is_to_go_is_needed_and_has_room() -> None:
