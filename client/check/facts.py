@@ -119,6 +119,8 @@ class ServerFacts(msgspec.Struct, frozen=True):
     """That it has."""
     segments: int = 0
     """Of a backup: replicas and blobs that it has."""
+    avoided_by: tuple[str, ...] = ()
+    """Of a backup: live tservers that it does not answer."""
 
     @property
     def is_live(self) -> bool:

@@ -219,6 +219,8 @@ class Heartbeat(Body, frozen=True):
     """Of a tserver: rows of recovered tablets cannot come into its memory, as they do not fit."""
     media_used_bytes: tuple[int, ...] = ()
     """Of each of ``media``: what is taken by replicas."""
+    avoids: tuple[ServerUuid, ...] = ()
+    """Of a tserver: backups that did not take its replicas, more than once."""
 
 
 class HeartbeatReply(Body, frozen=True):

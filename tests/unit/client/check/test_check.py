@@ -187,6 +187,10 @@ SERVER_CASES: list[tuple[list[ServerFacts], list[tuple[Severity, str]]]] = [
     ),
     ([server("t1", state="dead"), server("t1"), server("backup-1")], []),
     (
+        [server("t1"), server("backup-1", avoided_by=("t1", "t2"))],
+        [(WARNING, "backup-1: does not take what t1, t2 write to it")],
+    ),
+    (
         [server("t1"), server("t2", state="dead", maintenance=True), server("backup-1")],
         [(NOTE, "t2: is away, in maintenance")],
     ),
