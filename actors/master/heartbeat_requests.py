@@ -11,6 +11,7 @@ from stelae.coordinator.catalog.catalog import CatalogBatch
 from stelae.coordinator.ddl.tables import draft_raise_epoch
 from stelae.coordinator.liveness.backup_loads import who_retires
 from stelae.coordinator.liveness.liveness import Run
+from stelae.coordinator.liveness.shunned_backups import shunned_backups
 from stelae.coordinator.liveness.standing import standing_of
 from stelae.coordinator.placement.known_backups import ToldServers
 from stelae.coordinator.placement.known_backups import draft_register as draft_known
@@ -130,13 +131,14 @@ class ServerRequests:
 
     def _backups_for(self, beat: Heartbeat) -> BackupsView | None:
         """What a server is told of backups, if it has not heard it."""
-        catalog = self._master.catalog
+        catalog, now = self._master.catalog, self._master.runtime.clock.monotonic()
         retiring = retiring_uuids(catalog)
         match beat.server.kind:
             case ServerKind.TSERVER:
                 loads = self._master.liveness.backup_loads
                 groups = catalog.backups.copysets.groups
-                view = loads.view(groups, retiring, needed_uuids(catalog))
+                shunned = shunned_backups(self._master.liveness, now)
+                view = loads.view(groups, retiring, needed_uuids(catalog), shunned)
             case ServerKind.SAFEKEEPER:
                 view = who_retires(retiring)
             case _:

@@ -52,6 +52,11 @@ class Membership:
         return self.backups_view.retiring
 
     @property
+    def shunned(self) -> tuple[ServerUuid, ...]:
+        """Backups that do not answer those who place replicas; few."""
+        return self.backups_view.shunned
+
+    @property
     def leaving_backups(self) -> tuple[ServerUuid, ...]:
         """Live backups that are to be retired."""
         live = (self._by_uuid.get(uuid) for uuid in self.retiring)

@@ -268,6 +268,7 @@ class TabletServer:
             backups_version=self.members.backups_view.version,
             live_bytes=self.cleaner.live_bytes_most,
             lacks_memory=any(tablet.lacks_memory for tablet in self._tablets.values()),
+            avoids=self._traffic.avoided.lasting(sent),
         )
         return beat, report
 

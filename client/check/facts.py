@@ -125,6 +125,8 @@ class ServerFacts(msgspec.Struct, frozen=True):
     """By medium of a backup: bytes that replicas may still take."""
     media_low: tuple[str, ...] = ()
     """Media of a backup that have their reserve left, and no more."""
+    avoided_by: tuple[str, ...] = ()
+    """Of a backup: live tservers that it does not answer."""
 
     @property
     def is_live(self) -> bool:

@@ -38,6 +38,10 @@ MEDIUM_FULL = (
     "delete rows, free space on its disk (other files may lie there, too), or raise backups.count "
     "or the medium's size in cluster.yaml and `stelae apply`"
 )
+AVOIDED = (
+    "masters hear it: look at the network between these machines, and at its disk. Meanwhile "
+    "replicas go to other backups"
+)
 NONE_LIVE = "start one, or raise {kind}s.count in cluster.yaml and `stelae apply`"
 INDEX_FILLS = (
     "it is filled by itself; how far it is: `stelae table index list`. Meanwhile "

@@ -25,6 +25,11 @@ def problems_of(status: dict[str, Any]) -> list[str]:
         if server["state"] == "live"
         for medium in server.get("media_low", ())
     ]
+    found += [
+        f"{server['id']} does not take what {', '.join(server['avoided_by'])} write to it"
+        for server in status["servers"]
+        if server["state"] == "live" and server.get("avoided_by")
+    ]
     if not any(s.get("role") == "leader" and s["id"] in live for s in status["servers"]):
         found.append("no master leads")
     for tablet in status["tablets"]:

@@ -8,7 +8,8 @@ that was given up gets no lease again. Times are seconds of this master's monoto
 2. `liveness` says until when a lease is granted, and when a silent run is dead.
 3. `stelae.coordinator.decide` gives up a dead run; `free_at` says when its lease has ended.
 4. `standing` compares what each server holds with the catalog, and keeps that until either changes.
-5. `backup_loads` collects loads and copysets of backups, for the servers that place replicas.
+5. `backup_loads` collects loads and copysets of backups, for the servers that place replicas;
+   `shunned_backups` finds those that do not answer these servers.
 
 Read first: `liveness`. Also searched for as: failure detector, lease, heartbeat, fencing, STONITH.
 """

@@ -51,11 +51,13 @@ class BackupLoads:
         copysets: tuple[tuple[ServerUuid, ...], ...],
         retiring: tuple[ServerUuid, ...] = (),
         needed: tuple[ServerUuid, ...] = (),
+        shunned: tuple[ServerUuid, ...] = (),
     ) -> BackupsView:
-        """All of it, with the catalog's groups, who is to be retired, and who not before long."""
+        """All of it, with the catalog's groups, who is to be retired, who not before long, and who
+        does not answer."""
         view = self._view
-        new = (copysets, retiring, needed)
-        if view is None or (view.copysets, view.retiring, view.needed) != new:
+        new = (copysets, retiring, needed, shunned)
+        if view is None or (view.copysets, view.retiring, view.needed, view.shunned) != new:
             loads = tuple(BackupLoad(u, self._media[u]) for u in sorted(self._media))
             view = self._view = _numbered(BackupsView(0, loads, *new))
         return view
@@ -67,6 +69,7 @@ def who_retires(retiring: tuple[ServerUuid, ...]) -> BackupsView:
 
 
 def _numbered(view: BackupsView) -> BackupsView:
-    content = msgspec.msgpack.encode((view.loads, view.copysets, view.retiring, view.needed))
+    said = (view.loads, view.copysets, view.retiring, view.needed, view.shunned)
+    content = msgspec.msgpack.encode(said)
     digest = hashlib.blake2b(content, digest_size=7).digest()
     return msgspec.structs.replace(view, version=int.from_bytes(digest, "big") + 1)

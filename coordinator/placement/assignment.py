@@ -3,8 +3,14 @@
 Pure and deterministic: the same loads give the same choice. Tablets still being opened count first,
 so that a batch (a new table, a dead server's tablets) is spread over all servers and is opened in
 parallel; then tablets of the same table, on the server and on its node, so that what fails together
-holds little of any table; then all tablets, then memory; the UUID breaks ties. The best of all is
-taken, not of two drawn at random as in Kudu: one leader chooses, and counts what it has given.
+holds little of any table; then those that have fewest tablets in common with the other members;
+then all tablets, then memory; the UUID breaks ties. The best of all is taken, not of two drawn at
+random as in Kudu: one leader chooses, and counts what it has given.
+
+Members of one tablet are spread over all pairs of servers, so that after a death all others take
+part in making copies anew, and in leading. More sets of servers then hold all replicas of some
+tablet: where operators ask for copysets (Cidon et al., ATC 2013), pairs are not counted, and the
+same servers go on together.
 
 Source: seed Kudu multi-master (a cold tserver cache must not pile tablets up: every master knows
 all servers); Kudu's placement policy; RAMCloud, which once chose the same recovery masters again
@@ -40,6 +46,9 @@ class Load:
     memory_limit_bytes: int = 0
     reports: Mapping[TabletId, TabletReport] = field(default_factory=dict)
     """What it says of its tablets."""
+    partners: dict[ServerUuid, int] | None = None
+    """Tablets with ``replicas(n)`` that it has in common with each other server; None: not to be
+    counted."""
 
     @property
     def is_full(self) -> bool:
@@ -51,6 +60,8 @@ def count_loads(loads: Mapping[ServerUuid, Load], catalog: Catalog) -> None:
     for uuid, load in loads.items():
         load.tablets += catalog.count_owned(uuid, load.server.incarnation)
         load.tablets += catalog.count_replicas(uuid)
+    if not catalog.backups.copysets.groups:
+        _count_partners(loads, catalog)
     for tablet in catalog.groups():
         for coming in tablet.configuration.non_voters if tablet.configuration else ():
             if coming.uuid in loads and tablet.state is TabletState.RUNNING:
@@ -64,6 +75,24 @@ def count_loads(loads: Mapping[ServerUuid, Load], catalog: Catalog) -> None:
         owner = loads.get(tablet.owner)
         if owner is not None and owner.server.incarnation == tablet.owner_incarnation:
             owner.opening += 1
+
+
+def _count_partners(loads: Mapping[ServerUuid, Load], catalog: Catalog) -> None:
+    """Note which servers have tablets in common."""
+    for load in loads.values():
+        load.partners = {}
+    for tablet in catalog.groups():
+        if tablet.configuration is not None:
+            members = [peer.uuid for peer in tablet.configuration.peers]
+            _pair([loads[uuid] for uuid in members if uuid in loads], members)
+
+
+def _pair(loads: Iterable[Load], members: Sequence[ServerUuid]) -> None:
+    """Count one more tablet that these have in common with each other member."""
+    for load in loads:
+        for uuid in members if load.partners is not None else ():
+            if load.partners is not None and uuid != load.server.uuid:
+                load.partners[uuid] = load.partners.get(uuid, 0) + 1
 
 
 def beside_of(tablets: Iterable[TabletRecord]) -> dict[ServerUuid, int]:
@@ -118,7 +147,8 @@ def choose_members(
     """Choose ``count`` servers for the replicas of each tablet of one table; count them in.
 
     Of one tablet no two replicas are on one server, and none on a node that has one already while
-    there is another node; then as in `choose_owners`, with ``beside`` as there.
+    there is another node; then as in `choose_owners`, with ``beside`` as there. Of servers that are
+    alike in that, those come first that have fewest tablets in common with the other members.
 
     Raises:
         NotEnoughServers: there are fewer live tservers than replicas.
@@ -128,15 +158,17 @@ def choose_members(
     table = _TableSpread(loads, beside or {})
     chosen: dict[TabletId, tuple[ServerInfo, ...]] = {}
     for tablet_id in tablets:
-        members: dict[ServerUuid, ServerInfo] = {}
+        members: dict[ServerUuid, Load] = {}
         for _ in range(count):
-            load = _best_member(loads, tuple(members.values()), table)
+            together = tuple([each.server for each in members.values()])
+            load = _best_member(loads, together, table)
             assert load is not None, "there are at least as many servers as replicas"
             load.opening += 1
             load.tablets += 1
             table.add(load.server)
-            members[load.server.uuid] = load.server
-        chosen[tablet_id] = tuple(members.values())
+            members[load.server.uuid] = load
+        _pair(members.values(), tuple(members))
+        chosen[tablet_id] = tuple([each.server for each in members.values()])
     return chosen
 
 
@@ -198,7 +230,11 @@ def _best_member(
     taken = {member.uuid: None for member in members}
 
     def cost(load: Load) -> tuple[Any, ...]:
-        return (nodes.count(load.server.process.node), *_cost(load, {}, table))
+        *first, tablets, memory_bytes, uuid = _cost(load, {}, table)
+        common = [(load.partners or {}).get(member, 0) for member in taken]
+        shared = max(common, default=0), sum(common)
+        crowd = nodes.count(load.server.process.node)
+        return (crowd, *first, shared, tablets, memory_bytes, uuid)
 
     free = [load for load in loads if load.server.uuid not in taken]
     return min(free, key=cost, default=None)

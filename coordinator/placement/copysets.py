@@ -5,8 +5,8 @@ at once loses something. In groups only as many sets count as there are groups. 
 record of the catalog, so that they stay as they are under whichever master leads:
 
 - a group whose members are all there, or will be soon, stays;
-- one of which a member has been away for long, or is to be retired, is dissolved: its members are
-  free again;
+- one of which a member has been away for long, or has not answered tservers for long, or is to be
+  retired, is dissolved: its members are free again;
 - of free backups new groups are made, each over as many machines as it can be; those left over wait
   for more. Owners move the segments of a dissolved group by and by
   (`stelae.actors.tserver.segments.copyset_moves`).
@@ -67,15 +67,23 @@ def _new_groups(free: Sequence[ServerInfo], size: int) -> list[Group]:
 
 
 def draft_copysets(
-    catalog: Catalog, liveness: Liveness, now: float, *, size: int, gone_after_s: float
+    catalog: Catalog,
+    liveness: Liveness,
+    now: float,
+    *,
+    size: int,
+    gone_after_s: float,
+    shunned: Collection[ServerUuid] = (),
 ) -> CatalogBatch | None:
-    """The groups as they should be; None: they are so already."""
+    """The groups as they should be; None: they are so already. ``shunned``: backups that have not
+    answered tservers for long: they count as gone."""
     known = catalog.backups.copysets
     if size == 0 and not known.groups:
         return None
     live = staying_backups(catalog, liveness, now)
     members = [member for group in known.groups for member in group]
-    gone = [
+    gone: list[ServerUuid] = [*shunned]
+    gone += [
         member
         for member in members
         if catalog.mark(member).retiring or liveness.missed_s(member, now) >= gone_after_s

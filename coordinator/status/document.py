@@ -12,6 +12,7 @@ import msgspec
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.ddl.alter import problem_of
 from stelae.coordinator.liveness.liveness import Liveness, Run, Seen, run_of
+from stelae.coordinator.liveness.shunned_backups import avoided_by
 from stelae.coordinator.placement.known_backups import never_heard
 from stelae.coordinator.placement.leaving_backups import is_drained
 from stelae.coordinator.status.cleaning import describe_cleaning
@@ -143,6 +144,8 @@ def _server(inputs: StatusInputs, seen: Seen) -> dict[str, Any]:
         mark = inputs.catalog.mark(server.uuid)
         found.update(retiring=mark.retiring, segments=beat.replicas)
         found["drained"] = is_drained(mark, seen)
+        by = avoided_by(inputs.liveness, inputs.now).get(server.uuid, ())
+        found["avoided_by"] = [each.server.name for each in by]
         names = [load.medium for load in beat.media]
         found["used_bytes"] = dict(zip(names, beat.media_used_bytes, strict=False))
         found["media_free_bytes"] = dict(zip(names, beat.media_free_bytes, strict=False))

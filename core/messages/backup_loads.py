@@ -38,6 +38,8 @@ class BackupsView(Body, frozen=True):
     """Servers that are to be retired: what is on them goes elsewhere, and nothing new there."""
     needed: tuple[ServerUuid, ...] = ()
     """Those of them that are not before they are: the others are too few, or too full, without."""
+    shunned: tuple[ServerUuid, ...] = ()
+    """Backups that masters hear, and that do not answer those who place replicas: taken last."""
 
 
 def whole_segments(free_bytes: int, frame_bytes: int) -> int:

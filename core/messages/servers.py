@@ -222,6 +222,8 @@ class Heartbeat(Body, frozen=True):
     media_free_bytes: tuple[int, ...] = ()
     """Of each of ``media``: what replicas may still take. Media on one disk each count all of it;
     empty: not said."""
+    avoids: tuple[ServerUuid, ...] = ()
+    """Of a tserver: backups that did not take its replicas, more than once."""
 
 
 class HeartbeatReply(Body, frozen=True):

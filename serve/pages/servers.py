@@ -105,6 +105,8 @@ def _duty(server: Mapping[str, Any]) -> Iterator[str]:
         yield text(", ".join(str(medium) for medium in server["media"]))
     if (status := server.get("status")) is not None:
         yield text(status) if status == "active" else badge(status or "unknown", "warn")
+    if server.get("avoided_by"):
+        yield " " + badge("does not answer tservers", "warn")
     if server.get("retiring"):
         yield " " + badge("drained" if server.get("drained") else "retiring", "warn")
     if server.get("maintenance"):

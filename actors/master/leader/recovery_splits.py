@@ -15,6 +15,7 @@ from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.catalog.operations import Operations
 from stelae.coordinator.groups.tserver_loads import tserver_loads
 from stelae.coordinator.liveness.liveness import Liveness
+from stelae.coordinator.liveness.shunned_backups import shunned_backups
 from stelae.coordinator.placement.assignment import Load
 from stelae.coordinator.placement.leaving_backups import retiring_uuids
 from stelae.coordinator.placement.splitting import draft_split, parts_wanted
@@ -127,5 +128,6 @@ class RecoverySplits:
         """Parts write their rows anew, and what they inherit is freed only after the last of them
         has: without room for both, none would ever be whole."""
         loads, segment_bytes = self._liveness.backup_loads, self._settings.segment_bytes
-        retiring = retiring_uuids(self._catalog)
-        return loads.have_room(media_of(durability), log_bytes, segment_bytes, retiring)
+        now = self._runtime.clock.monotonic()
+        leave_out = {*retiring_uuids(self._catalog), *shunned_backups(self._liveness, now)}
+        return loads.have_room(media_of(durability), log_bytes, segment_bytes, leave_out)

@@ -9,6 +9,8 @@ Rules:
 3. Avoided is not excluded: where nothing else is left, the one is tried whose pause ends first.
    After the owner itself was cut off it finds them all again, and does not wait.
 4. A backup that answers is not avoided any more.
+5. Masters are told of those that failed more than once. What most tservers avoid, all take last
+   (`stelae.coordinator.liveness.shunned_backups`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from stelae.core.backoff import doubled_s
 from stelae.core.ids import ServerUuid
 
 LONGEST_PAUSE_S = 60.0
+REPORTED_AFTER_S = 60.0
+"""Time after a pause for which masters are told: then it is tried again, as nobody probes it."""
 FORGOTTEN_AFTER_S = 600.0
 """Time after a pause until the failures before it are forgotten."""
 
@@ -48,6 +52,11 @@ class AvoidedBackups:
         """It took something."""
         if self._known:
             self._known.pop(backup, None)
+
+    def lasting(self, now: float) -> tuple[ServerUuid, ...]:
+        """Those that failed again after a pause, and have not answered since: for the masters."""
+        old = now - REPORTED_AFTER_S
+        return tuple([u for u, each in self._known.items() if each.count > 1 and each.until > old])
 
     def at(self, now: float) -> dict[ServerUuid, float]:
         """Those that are avoided now, and until when."""

@@ -1,11 +1,12 @@
 """On which backup a segment's replica is put: the rule, and its use by a log.
 
-None twice for a segment, none that is full, and one with no more than its reserve, or one that is
-to be retired, only if there is no other. A machine without a replica of the segment if there is
-one, and then another one than the owner's, which has the rows in memory: what goes with one machine
-is one copy. Of what is left a few are drawn at random, and of these the one is taken from which the
-owner's data would be read soonest: (its replicas there + 1) × segment size ÷ the rate that was
-measured. Chance and a few choices spread load nearly evenly, without anybody who knows all loads.
+None twice for a segment, and none that is full. One with no more than its reserve, one that is to
+be retired, or one that does not answer many owners is taken only if there is no other. A machine
+without a replica of the segment if there is one, and then another one than the owner's, which has
+the rows in memory: what goes with one machine is one copy. Of what is left a few are drawn at
+random, and of these the one is taken from which the owner's data would be read soonest: (its
+replicas there + 1) × segment size ÷ the rate that was measured. Chance and a few choices spread
+load nearly evenly, without anybody who knows all loads.
 
 With copysets the replicas of a segment lie in one group, so that few sets of machines are such that
 their loss at once loses anything. Groups are a wish: where none fits, a replica goes to any backup,
@@ -52,6 +53,8 @@ class Candidate:
     """It has its reserve left, and no more."""
     is_retiring: bool = False
     """It is to be rid of what it has."""
+    is_shunned: bool = False
+    """It does not answer half of all tservers."""
 
 
 def choose_backup(
@@ -72,6 +75,7 @@ def choose_backup(
     open_ones = [candidate for candidate in candidates if candidate.has_room]
     if not open_ones:
         return None
+    open_ones = [candidate for candidate in open_ones if not candidate.is_shunned] or open_ones
     open_ones = [candidate for candidate in open_ones if not candidate.is_retiring] or open_ones
     open_ones = [candidate for candidate in open_ones if not candidate.is_low] or open_ones
     among = _in_groups(open_ones, used, groups, replicas, home) or open_ones
@@ -147,7 +151,8 @@ def misplaced(
         if len(inside) == len(holders):
             return None
         free = [by_uuid[u] for u in group if u in by_uuid and u not in holders]
-        free = [candidate for candidate in free if candidate.has_room and not candidate.is_retiring]
+        free = [each for each in free if each.has_room and not each.is_retiring]
+        free = [candidate for candidate in free if not candidate.is_shunned]
         if len(inside) + len(free) < len(holders):
             continue
         away = [uuid for uuid in (*inside, *(each.uuid for each in free)) if uuid not in at_home]
@@ -191,6 +196,7 @@ def candidates_for(
                 load is None or load.free_segments > 0,
                 load is not None and load.is_low,
                 server.uuid in members.retiring,
+                server.uuid in members.shunned,
             )
         )
     return found

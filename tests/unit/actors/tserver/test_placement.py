@@ -58,6 +58,11 @@ def chosen(
 PLAIN = [backup(name) for name in "abc"]
 CASES: dict[str, tuple[set[str], set[str]]] = {
     "any of those that are there": (chosen(PLAIN), {"a", "b", "c"}),
+    "who does not answer half of all owners comes last": (
+        chosen([backup("a", is_shunned=True), backup("b", is_retiring=True)]),
+        {"b"},
+    ),
+    "but before nobody": (chosen([backup("a", is_shunned=True)]), {"a"}),
     "nobody": (chosen([]), {"None"}),
     "the reserve of one only if there is no other": (
         chosen([backup("a", is_low=True), backup("b"), backup("c", has_room=False)]),

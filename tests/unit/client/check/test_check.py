@@ -199,6 +199,10 @@ SERVER_CASES: list[tuple[list[ServerFacts], list[tuple[Severity, str]]]] = [
         [(WARNING, "backup-1: medium 'disk' holds 140.0 MB and has 7.0 MB free, which is its")],
     ),
     (
+        [server("t1"), server("backup-1", avoided_by=("t1", "t2"))],
+        [(WARNING, "backup-1: does not take what t1, t2 write to it")],
+    ),
+    (
         [server("t1"), server("t2", state="dead", maintenance=True), server("backup-1")],
         [(NOTE, "t2: is away, in maintenance")],
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stelae.actors.tserver.segments.avoided import (
     FORGOTTEN_AFTER_S,
     LONGEST_PAUSE_S,
+    REPORTED_AFTER_S,
     AvoidedBackups,
 )
 from stelae.core.ids import ServerUuid
@@ -49,3 +50,18 @@ def test_a_pause_has_an_end_and_failures_are_forgotten() -> None:
     avoided.failed(B, now + 3 + FORGOTTEN_AFTER_S, 2.0)
     avoided.failed(A, now + 3 + FORGOTTEN_AFTER_S, 2.0)
     assert avoided.at(now + 3 + FORGOTTEN_AFTER_S)[A] == now + 5 + FORGOTTEN_AFTER_S
+
+
+def test_masters_are_told_of_what_failed_again_until_it_is_tried_or_answers() -> None:
+    """One failure is no news; nobody probes a backup, so it has to come up for a try again."""
+    avoided = AvoidedBackups()
+    avoided.failed(A, 0.0, 2.0)
+    assert avoided.lasting(0.0) == ()
+    avoided.failed(A, 2.0, 2.0)
+    assert avoided.lasting(2.0) == (A,)
+    assert avoided.lasting(6.0 + REPORTED_AFTER_S - 0.1) == (A,)
+    assert avoided.lasting(6.0 + REPORTED_AFTER_S) == ()
+    avoided.failed(A, 70.0, 2.0)
+    assert avoided.lasting(70.0) == (A,)
+    avoided.answered(A)
+    assert avoided.lasting(70.0) == ()
