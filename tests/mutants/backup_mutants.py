@@ -59,8 +59,8 @@ MUTANTS = [
         _CRASHES,
         [
             (
-                "            await batch.wait()\n        return EMPTY\n\n    async def _take(",
-                "            pass\n        return EMPTY\n\n    async def _take(",
+                "            await batch.wait()\n        return IS_LOW if",
+                "            pass\n        return IS_LOW if",
             ),
             (
                 "            await check_certificate(self._runtime, base, certificate, views, replica.where)\n",
