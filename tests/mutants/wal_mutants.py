@@ -66,7 +66,11 @@ MUTANTS = [
                 "        if self.last_lsn < state.commit_lsn or log.base_lsn > horizon_lsn:\n",
                 "        if log.base_lsn > horizon_lsn:\n",
             ),
-            ("            or self.voted_for != durable.voted_for\n", ""),
+            (
+                "            or self.voted_for != durable.voted_for\n",
+                "",
+                "a vote is given only in a term that is new here, so the term has changed as well",
+            ),
             ("            or self.term != durable.term\n", ""),
             (
                 "commit_lsn = min(self.commit_lsn, self._durable_lsn)",

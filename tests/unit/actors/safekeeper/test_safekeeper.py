@@ -212,8 +212,9 @@ def test_mail_that_a_timeline_cannot_carry_out_is_answered_all_the_same() -> Non
                 takes_replies=True,
             )
             began_s = here.client.clock.monotonic()
+            server = here.server(1).info
             reply = await here.client.peers.call(
-                here.server(1).info.address, WAL_TO_ACCEPTOR, mail, timeout_s=1.0
+                server.address, WAL_TO_ACCEPTOR, mail, timeout_s=1.0, destination=server.uuid
             )
         assert reply.body.messages == ()
         assert here.client.clock.monotonic() - began_s < REPLY_WAIT_S / 2

@@ -91,9 +91,10 @@ def test_a_safekeeper_gets_its_id_from_the_masters_and_keeps_it() -> None:
             lambda: master.beats[-1].server.safekeeper_id == ME, 5.0, "it says its id"
         )
         await here.ports.ping(ME, timeout_s=1.0)
+        server, other = here.server(1).info, Ping(SafekeeperId(2))
         with pytest.raises(InvalidArgument, match="its id is 1"):
             await here.client.peers.call(
-                here.server(1).info.address, PING, Ping(SafekeeperId(2)), timeout_s=1.0
+                server.address, PING, other, timeout_s=1.0, destination=server.uuid
             )
         master.reply = {}
         await here.put(1, members(1, 1))

@@ -23,7 +23,7 @@ from stelae.consensus.wal.messages import (
     WalVoteRequest,
     WalVoteResponse,
 )
-from stelae.consensus.wal.sessions import PROPOSERS_MAX, WAITING_MAX
+from stelae.consensus.wal.sessions import PROPOSERS_MAX, WAITING_BYTES_MAX, WAITING_MAX
 from stelae.core.errors import (
     ConfigurationMismatch,
     CorruptData,
@@ -31,6 +31,7 @@ from stelae.core.errors import (
     TabletTombstoned,
 )
 from stelae.core.ids import OpId
+from stelae.core.records.replication import Entry, EntryKind
 from stelae.core.records.timelines import (
     NOBODY,
     ProposerId,
@@ -324,6 +325,20 @@ def test_what_waits_is_bounded() -> None:
         host.greet(proposer=ProposerId(f"other {number}"))
     refusal = host.say(WalVoteRequest, term=2)
     assert refusal.reason is RefusalReason.SESSION
+
+
+def test_what_waits_is_bounded_in_bytes_and_counted_once() -> None:
+    """Large messages that are early are dropped, to be sent again; what is over takes no room."""
+    host = Host()
+    host.elect(1, (1, 1))
+    large = (Entry(1, 2, EntryKind.COMMAND, bytes(WAITING_BYTES_MAX // 4)),)
+    append = host.make(WalAppendRequest, OpId(1, 1), large, 0, 0, 0)
+    for sequence in (1, *range(4, 14), 4, 1):
+        host.core.receive(replace(append, sequence=sequence))
+    session = host.core._sessions.find(append)
+    assert session is not None
+    assert list(session.waiting) == [4, 5, 6, 7]
+    assert session.waiting_bytes == WAITING_BYTES_MAX
 
 
 def test_bump_term_is_refused_for_a_lower_generation() -> None:

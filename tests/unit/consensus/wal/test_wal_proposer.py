@@ -374,6 +374,125 @@ def test_the_horizon_never_passes_the_commit_and_is_learned_from_safekeepers() -
     assert bench.core.needed_from == 2
 
 
+def test_answers_of_another_term_count_for_nothing() -> None:
+    """Votes that were given to an earlier campaign, and what a log had become by then."""
+    bench = Bench()
+    bench.greet(FIRST.members, term=3)
+    for who in FIRST.members:
+        bench.answer(WalVoteResponse, who, (), 0, 0, 0, term=3)
+    bench.ready()
+    assert bench.phase() is Phase.VOTING
+    bench.vote(FIRST.members)
+    bench.ack(FIRST.members, 0)
+    for who in FIRST.members:
+        bench.answer(WalAppendResponse, who, 1, 0, 0, 0, term=3)
+    bench.ready()
+    assert bench.committed == []
+    bench.ack([S1, S2], 1)
+    assert [entry.op_id for entry in bench.committed] == [OpId(4, 1)]
+
+
+def test_what_was_never_sent_cannot_be_acknowledged() -> None:
+    """It is told loudly, and the safekeeper counts as little as before."""
+    bench = Bench()
+    bench.lead(FIRST.members)
+    for who in (S1, S2):
+        bench.answer(WalAppendResponse, who, 9, 0, 0, 0)
+    assert len(bench.ready().alarms) == 2
+    assert bench.committed == []
+    bench.ack([S1, S2], 1)
+    assert len(bench.committed) == 1
+
+
+def test_it_ends_where_its_donor_trimmed_meanwhile() -> None:
+    """Between the vote and the answer to the fetch."""
+    bench = Bench()
+    bench.greet(FIRST.members)
+    bench.vote([S1, S2], 1, 1, 1)
+    (fetch,) = [number for number in [bench.core._recovery_fetch] if number is not None]
+    bench.core.fetched(fetch, FetchedEntries((), 1, FIRST, 2))
+    bench.ready()
+    assert (bench.phase(), bench.core.end) == (Phase.ENDED, EndReason.TRIMMED)
+
+
+@pytest.mark.parametrize(
+    ("voters_start", "flush_lsn"),
+    [pytest.param(1, 3, id="it ends before the base"), pytest.param(6, 9, id="another term")],
+)
+def test_a_majority_without_the_base_is_told_loudly(voters_start: int, flush_lsn: int) -> None:
+    """What backups hold was committed, so every majority has it, or a promise was broken."""
+    bench = Bench(base=OpId(1, 5))
+    bench.greet(FIRST.members)
+    for who in (S1, S2):
+        bench.answer(WalVoteResponse, who, (TermStart(1, voters_start),), flush_lsn, 0, 0)
+    assert bench.ready().alarms
+    assert bench.core.end is EndReason.DIVERGED
+
+
+def test_a_majority_without_what_was_committed_is_told_loudly() -> None:
+    """A longer log does not take the place of what this proposer has acknowledged."""
+    bench = Bench()
+    bench.lead(FIRST.members)
+    bench.ack([S1, S2], 1)
+    assert len(bench.committed) == 1
+    bench.core.campaign()
+    bench.greet(FIRST.members, term=4)
+    for who in (S2, S3):
+        bench.answer(WalVoteResponse, who, (TermStart(4, 1),), 2, 0, 0)
+    assert bench.ready().alarms
+    assert bench.core.end is EndReason.DIVERGED
+
+
+def test_entries_for_one_that_lags_are_checked_before_they_are_passed_on() -> None:
+    """Those of another term, or at other places, are not of this log."""
+    bench = Bench(inflight_bytes_max=10, retained_bytes_max=0, batch_bytes_max=10)
+    fetch = lag_behind(bench, [S1, S2], S3).fetches[0]
+    sent = bench.last[S3]
+    wrong = (Entry(2, 3, EntryKind.COMMAND, b"y" * 10),)
+    bench.core.fetched(fetch.number, FetchedEntries(wrong, 1, FIRST, 0))
+    bench.ready()
+    assert bench.last[S3] == sent
+
+
+def test_entries_for_one_that_lags_are_asked_only_of_who_has_them() -> None:
+    """Others that lag do not; the masters are told, as nobody may have them any more."""
+    five = TimelineConfiguration(1, (S1, S2, S3, S4, S5))
+    bench = Bench(five, inflight_bytes_max=10, retained_bytes_max=0, batch_bytes_max=10)
+    ready = lag_behind(bench, [S1, S2, S3], S4, silent=[S1, S2, S3])
+    assert ready.fetches == ()
+    assert ready.lagging == (S4,)
+
+
+def lag_behind(
+    bench: Bench,
+    quick: Collection[SafekeeperId],
+    slow: SafekeeperId,
+    silent: Collection[SafekeeperId] = (),
+) -> ProposerReady:
+    """That one needs entries which are not held here any more; ``silent`` begin anew by then."""
+    bench.lead(bench.conf.members)
+    for lsn in range(2, 30):
+        bench.core.propose(EntryKind.COMMAND, b"x" * 10)
+        bench.ready()
+        bench.ack(quick, lsn)
+        bench.ready()
+    for who in silent:
+        bench.core.links[who].reset()
+    bench.answer(WalAppendResponse, slow, 2, 0, 0, 0)
+    return bench.ready()
+
+
+def test_reads_beyond_what_may_wait_are_refused() -> None:
+    """Before the first commit, and while a round is awaited."""
+    bench = Bench(pending_reads_max=2)
+    bench.lead(FIRST.members)
+    bench.core.read(1)
+    bench.ack([S1, S2], 1)
+    bench.core.read(2)
+    with pytest.raises(Overloaded, match="pending reads"):
+        bench.core.read(3)
+
+
 def test_settings_that_cannot_work_are_refused() -> None:
     """Before anything begins."""
     with pytest.raises(InvalidArgument):

@@ -244,6 +244,19 @@ def test_what_was_brought_over_is_there_after_a_recovery() -> None:
     assert known.result.outcome == b"outcome"
 
 
+def test_an_import_of_other_versions_than_its_entry_says_is_corrupt() -> None:
+    """What was brought over was numbered by another log: the entry alone says where it begins."""
+    source, target = Source(), fresh()
+    source.write(KEYS, 1, bulk=True)
+    changes = source.memory.changes_since(1, 10_000)
+    assert changes is not None
+    opened, brought = entry_of(target, changes.batch, changes.next_version)
+    for first_version in (brought.first_version + 1, brought.first_version - 1):
+        log = encoded([opened, msgspec.structs.replace(brought, first_version=first_version)])
+        with pytest.raises(CorruptData, match="other versions"):
+            RecoveredSegment.from_entries(read_entries(log, None, "here"), target.codec, "here")
+
+
 def test_the_next_version_is_there_after_a_recovery_without_rows() -> None:
     """No version is given twice, even if the newest ones left no rows."""
     target = fresh()
