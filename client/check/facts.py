@@ -124,9 +124,9 @@ class ServerFacts(msgspec.Struct, frozen=True):
     media_free_bytes: Mapping[str, int] = {}
     """By medium of a backup: bytes that replicas may still take."""
     media_low: tuple[str, ...] = ()
-    """Media of a backup that have their reserve left, and no more."""
+    """Media of a backup whose free space is within their reserve: they take deletes and no rows."""
     avoided_by: tuple[str, ...] = ()
-    """Of a backup: live tservers that it does not answer."""
+    """Live tservers whose replicas a backup did not take in the last minutes."""
 
     @property
     def is_live(self) -> bool:

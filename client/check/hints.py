@@ -39,8 +39,8 @@ MEDIUM_FULL = (
     "or the medium's size in cluster.yaml and `stelae apply`"
 )
 AVOIDED = (
-    "masters hear it: look at the network between these machines, and at its disk. Meanwhile "
-    "replicas go to other backups"
+    "the backup answers masters, but not these tablet servers: check the network between the "
+    "machines, and the backup's disk. Until then replicas go to other backups"
 )
 NONE_LIVE = "start one, or raise {kind}s.count in cluster.yaml and `stelae apply`"
 INDEX_FILLS = (

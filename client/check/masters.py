@@ -162,7 +162,7 @@ def judge_servers(status: StatusFacts) -> list[Finding]:
             left = f"{count} {what} are left" if count else "it may be stopped"
             found.append(Finding("servers", server.id, f"is being retired: {left}", NOTE))
         if server.avoided_by:
-            text = f"does not take what {', '.join(server.avoided_by)} write to it"
+            text = f"took no replicas from {', '.join(server.avoided_by)} in the last minutes"
             found.append(Finding("servers", server.id, text, WARNING, check_hints.AVOIDED))
         if server.maintenance:
             found.append(Finding("servers", server.id, "is in maintenance", NOTE))

@@ -26,7 +26,7 @@ def problems_of(status: dict[str, Any]) -> list[str]:
         for medium in server.get("media_low", ())
     ]
     found += [
-        f"{server['id']} does not take what {', '.join(server['avoided_by'])} write to it"
+        f"{server['id']} took no replicas from {', '.join(server['avoided_by'])} in the last minutes"
         for server in status["servers"]
         if server["state"] == "live" and server.get("avoided_by")
     ]

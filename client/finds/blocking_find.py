@@ -52,7 +52,7 @@ class KnownPlaces(Protocol):
 
 
 class BlockingReads(Protocol):
-    """Of a `BlockingTable`: direct calls to the servers of its table."""
+    """The part of a `BlockingTable` that makes direct calls to the servers of its table."""
 
     @property
     def table(self) -> KnownPlaces: ...

@@ -10,7 +10,7 @@ from stelae.core.runtime import Runtime
 
 
 class ReadTable(Protocol):
-    """Of an `AsyncTable`: where its tablets are, and how reads of them are shared."""
+    """The part of an `AsyncTable` that knows where tablets are, and shares reads of them."""
 
     @property
     def runtime(self) -> Runtime: ...

@@ -43,7 +43,7 @@ Entries: TypeAlias = list[bytes] | pa.BinaryArray
 
 
 class FoundTable(ReadTable, Protocol):
-    """Of an `AsyncTable`: what finding rows of it takes."""
+    """The part of an `AsyncTable` that finding rows takes."""
 
     @property
     def name(self) -> str: ...

@@ -191,7 +191,8 @@ def load_parts(
     while due:
         first, count = due.pop()
         try:
-            check_batch(rows.slice(first, count), schema, columns=columns, table=table)
+            part = rows.slice(first, count)
+            check_batch(part, schema, columns=columns, table=table, first_row=first)
         except TooLarge as error:
             if count == 1:
                 raise TooLarge(f"row {first}", *error.args[1:]) from None

@@ -102,6 +102,16 @@ def _retrieve(task: asyncio.Task[None]) -> None:
         task.exception()  # every waiter has it; nobody waiting is no reason to complain
 
 
+def _at_deadline(what: tuple[str, str], last: StelaeError | None) -> StelaeError:
+    """The error that ends a look-up whose deadline has passed."""
+    find = "find by index {}, table {}".format(*what)
+    if last is None:
+        return DeadlineExpired(find)
+    if isinstance(last, RetryElsewhere):  # there is no other server to ask now
+        return DeadlineExpired(find, str(last))
+    return last
+
+
 async def look_up(
     runtime: Runtime,
     cache: IndexletCache,
@@ -134,7 +144,7 @@ async def look_up(
         at = cache.covering(index_id, low, high, is_reverse=is_reverse)
         left_s = deadline - clock.monotonic()
         if left_s <= 0:
-            raise last or DeadlineExpired("find by index {}, table {}".format(*what))
+            raise _at_deadline(what, last)
         if at is not None and at.address and _may_answer(at, waits=waits):
             order = _order(at, low, high, limit, is_reverse)
             try:

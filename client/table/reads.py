@@ -13,6 +13,7 @@ from stelae.client.input.known import KnownTable
 from stelae.core.messages.catalog import TabletLocation
 from stelae.core.messages.rows import Get, GetMany
 from stelae.core.schema.schema import VERSION_COLUMN
+from stelae.core.schema.sizes import cuts_of, row_sizes
 from stelae.core.schema.values import WireRow
 
 PIECE_BYTES = 32 << 20
@@ -87,6 +88,10 @@ Found = tuple[pa.RecordBatch, NDArray[np.int64]]
 """Rows of one tablet, and the places of their keys among those asked for."""
 
 
+TAKE_BYTES = 1 << 30
+"""Of rows that are put in order at a time: a column of text has offsets of 31 bits."""
+
+
 def merge_found(found: list[Found], columns: list[str], schema: pa.Schema) -> pa.Table:
     """Rows found in several tablets, put back into the order of the keys asked for."""
     fields = [
@@ -101,4 +106,7 @@ def merge_found(found: list[Found], columns: list[str], schema: pa.Schema) -> pa
         return wanted.empty_table()
     table = pa.Table.from_batches([rows for rows, _ in parts]).combine_chunks()
     order = np.argsort(np.concatenate([places for _, places in parts]), kind="stable")
-    return table.take(pa.array(order))
+    cuts = [(0, len(order))]
+    if table.nbytes > TAKE_BYTES:
+        cuts = cuts_of(row_sizes(table)[order], TAKE_BYTES)
+    return pa.concat_tables([table.take(pa.array(order[i : i + count])) for i, count in cuts])

@@ -37,10 +37,7 @@ from stelae.client.table.scan import scan_all, scan_wanted
 from stelae.client.table.scan_pages import ScanPage, ScanPlace, scan_page
 from stelae.client.table.writer import TableWriter
 from stelae.core.config.settings import Settings
-from stelae.core.errors import (
-    SchemaChanged,
-    StelaeError,
-)
+from stelae.core.errors import DeadlineExpired, SchemaChanged, StelaeError
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.catalog import TabletLocation
 from stelae.core.messages.rows import GET, GET_MANY, GetManyReply, GetReply, WriteOp
@@ -258,6 +255,7 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
             while True:
                 try:
                     async with turns:
+                        self._check_left(deadline, number, len(found))
                         reply = await self._ask_many(wanted, number, blob, deadline)
                 except WasSplit:
                     again = await self.runtime.offload(self.writer.split, decode_batch(blob))
@@ -273,6 +271,12 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
 
         parts = [part(number, *wanted.parts[number][1:]) for number in sorted(wanted.parts)]
         return [found for each in await all_or_first_error(parts) for found in each]
+
+    def _check_left(self, deadline: float, number: int, pieces: int) -> None:
+        """Raises DeadlineExpired: of an answer in pieces not all came in time."""
+        if pieces and self.runtime.clock.monotonic() >= deadline:
+            waited_for = f"tablet {number}, of which {pieces} pieces had come"
+            raise DeadlineExpired(self.cache.named("get_many"), waited_for)
 
     async def _ask_many(
         self, wanted: ManyKeys, number: int, blob: pa.Buffer, deadline: float

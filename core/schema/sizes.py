@@ -17,7 +17,7 @@ from stelae.core.errors import TooLarge
 from stelae.core.schema.schema import MAX_ROW_BYTES
 
 _OFFSET_BYTES = 4
-"""Bytes of a value of a column next to its data, about."""
+"""Bytes of a value next to its data, about: its offset, and its bit of validity."""
 
 
 def check_row_sizes(batch: pa.RecordBatch) -> None:
@@ -35,11 +35,21 @@ def check_row_sizes(batch: pa.RecordBatch) -> None:
 def size_cuts(rows: pa.Table | pa.RecordBatch, bytes_max: int) -> list[tuple[int, int]]:
     """Rows in order as (first row, number of rows): each part has up to ``bytes_max`` bytes once
     its dictionaries are written out, and one row at least. Depends on the rows' values alone."""
+    return cuts_of(row_sizes(rows), bytes_max)
+
+
+def row_sizes(rows: pa.Table | pa.RecordBatch) -> NDArray[np.int64]:
+    """Bytes of each row, with what values of every depth take next to their data."""
     sizes = np.zeros(rows.num_rows, np.int64)
     for column in rows.columns:
         chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
         if chunks:
-            sizes += np.concatenate([value_sizes(chunk) for chunk in chunks]) + _OFFSET_BYTES
+            sizes += np.concatenate([value_sizes(chunk, _OFFSET_BYTES) for chunk in chunks])
+    return sizes
+
+
+def cuts_of(sizes: NDArray[np.int64], bytes_max: int) -> list[tuple[int, int]]:
+    """As `size_cuts`, of rows with these sizes."""
     ends = np.cumsum(sizes)
     cuts: list[tuple[int, int]] = []
     first = before = 0
@@ -50,12 +60,16 @@ def size_cuts(rows: pa.Table | pa.RecordBatch, bytes_max: int) -> list[tuple[int
     return cuts
 
 
-def value_sizes(column: pa.Array) -> NDArray[np.int64]:
-    """Bytes of data of each value of a column (offsets and validity not counted); of a dictionary's
-    value those of the value that it stands for."""
-    kind: Any = column.type
+def value_sizes(column: pa.Array, beside: int = 0) -> NDArray[np.int64]:
+    """Bytes of data of each value of a column, and ``beside`` for it and for each value within it;
+    of a dictionary's value those of the value that it stands for."""
     if isinstance(column, pa.ExtensionArray):
-        return value_sizes(column.storage)
+        return value_sizes(column.storage, beside)
+    return _data_sizes(column, beside) + beside
+
+
+def _data_sizes(column: pa.Array, beside: int) -> NDArray[np.int64]:
+    kind: Any = column.type
     if pa.types.is_null(kind):
         return np.zeros(len(column), np.int64)
     if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
@@ -69,13 +83,23 @@ def value_sizes(column: pa.Array) -> NDArray[np.int64]:
         return lengths.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
     if pa.types.is_dictionary(kind):
         return _taken(column)
+    if pa.types.is_struct(kind) and kind.num_fields:
+        return np.sum([value_sizes(child, beside) for child in column.flatten()], axis=0)  # type: ignore[no-any-return]
+    return _sizes_of_lists(column, beside)
+
+
+def _sizes_of_lists(column: pa.Array, beside: int) -> NDArray[np.int64]:
+    """Of lists of any kind; of other types as Arrow counts each value."""
+    kind: Any = column.type
+    if pa.types.is_fixed_size_list(kind):
+        first, count = column.offset * kind.list_size, len(column) * kind.list_size
+        inner = value_sizes(column.values, beside)[first : first + count]
+        return inner.reshape(len(column), kind.list_size).sum(axis=1)  # type: ignore[no-any-return]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
         offsets = column.offsets.to_numpy()
         inner = column.values  # the whole child, to which offsets refer
-        before = np.concatenate(([0], np.cumsum(value_sizes(inner))))
+        before = np.concatenate(([0], np.cumsum(value_sizes(inner, beside))))
         return before[offsets[1:]] - before[offsets[:-1]]  # type: ignore[no-any-return]
-    if pa.types.is_struct(kind) and kind.num_fields:
-        return np.sum([value_sizes(child) for child in column.flatten()], axis=0)  # type: ignore[no-any-return]
     return np.array([column.slice(i, 1).nbytes for i in range(len(column))], np.int64)
 
 

@@ -265,6 +265,7 @@ def check_batch(
     columns: Sequence[str] | None = None,
     table: str = "",
     validate: bool = False,
+    first_row: int = 0,
 ) -> pa.RecordBatch:
     """The data as one record batch in the table's types, with ``columns`` (all, if None) in order.
 
@@ -272,6 +273,7 @@ def check_batch(
     that the data has beyond ``columns`` are left out; columns that the table does not have are an
     error. Casts are those that lose nothing; NaN is a value like others. ``validate`` checks the
     data's buffers and text first, for data that comes from the network: kernels believe offsets.
+    ``first_row``: number of the first row, for messages.
 
     Raises:
         ColumnNotFound: the data or ``columns`` names a column that the table does not have.
@@ -289,7 +291,7 @@ def check_batch(
         except pa.ArrowException as error:
             raise InvalidArgument(f"malformed Arrow data: {error}") from None
     wanted = schema.arrow if columns is None else [schema.arrow.field(name) for name in columns]
-    arrays = [_column(data, field, schema) for field in wanted]
+    arrays = [_column(data, field, schema, first_row) for field in wanted]
     batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(list(wanted)))
     if batch.nbytes > MAX_CALL_BYTES:
         raise TooLarge("the call", batch.nbytes, MAX_CALL_BYTES)
@@ -297,7 +299,9 @@ def check_batch(
     return batch
 
 
-def _column(data: pa.Table | pa.RecordBatch, field: pa.Field, schema: TableSchema) -> pa.Array:
+def _column(
+    data: pa.Table | pa.RecordBatch, field: pa.Field, schema: TableSchema, first_row: int
+) -> pa.Array:
     place = data.schema.get_field_index(field.name)
     if place < 0:
         if field.name in schema.required:
@@ -305,7 +309,7 @@ def _column(data: pa.Table | pa.RecordBatch, field: pa.Field, schema: TableSchem
         return schema.default_arrays([field.name], data.num_rows)[0]
     column = data.column(place)
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    first_rows = accumulate(map(len, chunks), initial=0)
+    first_rows = accumulate(map(len, chunks), initial=first_row)
     cast = [
         exact_cast(chunk, field.type, f"column {field.name!r}", first_row)
         for chunk, first_row in zip(chunks, first_rows, strict=False)

@@ -231,6 +231,7 @@ async def alter_table(request: Request, table: str) -> Response:
             raise
         return await _renamed_before(request, table, wanted.name, body, timeout_s)
     added = _requested_fields(wanted)
+    deadline = handle.runtime.clock.monotonic() + timeout_s
     try:
         await ordering_on(request, handle, b"alter", body).alter(
             add_columns=added,
@@ -245,18 +246,19 @@ async def alter_table(request: Request, table: str) -> Response:
         )
     finally:
         gateway.forget(table)
-    return await _altered(handle)
+    return await _altered(handle, deadline)
 
 
-async def _altered(handle: AsyncTable) -> Response:
-    """The table after an alter, as the masters see it now.
+async def _altered(handle: AsyncTable, deadline: float) -> Response:
+    """The table after an alter, as the masters see it by ``deadline``.
 
-    If they are silent just now, it is as their answer to the alter told: that was executed, which a
-    503 would deny.
+    If they do not answer, or the table was deleted meanwhile, the response has what they answered
+    to the alter. That was executed, which a 503 or 404 would deny.
     """
     try:
-        await handle.refresh()
-    except (RetryLater, RetryElsewhere, OutcomeUnknown) as error:
+        left_s = deadline - handle.runtime.clock.monotonic()
+        await handle.cache.refresh_within(left_s, f"a look at table {handle.name!r}")
+    except (RetryLater, RetryElsewhere, OutcomeUnknown, TableNotFound) as error:
         logger.warning("table %r was altered, and is shown as it was then: %s", handle.name, error)
     return _described(handle.record)
 
@@ -269,13 +271,14 @@ async def _renamed_before(
     gateway = gateway_of(request)
     try:
         handle = await gateway.look_up(name, timeout_s)
+        deadline = handle.runtime.clock.monotonic() + timeout_s
         order = ordering_on(request, handle, b"alter", body)
         await order.alter(rename_to=name, if_edition=GONE, wait=False, timeout=timeout_s)
     except (TableNotFound, TableChanged, KeyReused):
         raise TableNotFound(table) from None
     finally:
         gateway.forget(name)
-    return await _altered(handle)
+    return await _altered(handle, deadline)
 
 
 @router.delete(

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 
 from stelae.client.http.protocol import SCHEMA_VERSION_HEADER
-from stelae.client.table.table import AsyncTable
+from stelae.client.routing.locations import TableCache
 from stelae.core.errors import (
     ColumnNotFound,
     InvalidArgument,
     RetryLater,
+    StelaeError,
     TableExists,
     TableNotFound,
 )
@@ -68,20 +69,22 @@ async def test_patch_alters_columns_and_answers_with_the_table(
     assert (await http.get(f"{path}/rows/2")).json() == {"id": 2, "name": "?", "c": "2020-01-02"}
 
 
-async def test_an_alter_that_was_executed_is_not_denied_by_masters_that_fall_silent(
-    world: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [RetryLater("no master leads"), TableNotFound("told")], ids=repr)
+async def test_an_alter_that_was_executed_is_not_denied_afterwards(
+    world: World, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, error: StelaeError
 ) -> None:
-    """503 would say that it was not executed; a client that sends it again would get a 404."""
-    path = await make(world, http, "told")
-    refresh = AsyncTable.refresh
+    """By masters that fall silent, or as the table was deleted since: 503 and 404 would say that it
+    was not executed."""
+    path = await make(world, http, f"told{type(error).__name__}")
+    refresh = TableCache.refresh
 
-    async def silent(table: AsyncTable) -> None:
-        if table.record.schema.version > 1:
-            raise RetryLater("no master leads")
-        await refresh(table)
+    async def silent(cache: TableCache) -> None:
+        if cache.table.schema.version > 1:
+            raise error
+        await refresh(cache)
 
     with monkeypatch.context() as patch:
-        patch.setattr(AsyncTable, "refresh", silent)
+        patch.setattr(TableCache, "refresh", silent)
         answer = await http.patch(path, json={"drop_columns": ["b"]})
     assert answer.status_code == 200, answer.text
     assert [column["name"] for column in answer.json()["columns"]] == ["id", "a"]

@@ -13,7 +13,7 @@ import pytest
 from stelae.actors.tserver.tablet.input import encode_found
 from stelae.client.input import given
 from stelae.client.table import reads as client_reads
-from stelae.core.errors import DeadlineExpired, OutcomeUnknown, TooLarge
+from stelae.core.errors import DeadlineExpired, InvalidArgument, OutcomeUnknown, TooLarge
 from stelae.core.schema import values
 from stelae.core.schema.partition import hash_partition
 from stelae.database.api import Table
@@ -80,6 +80,7 @@ def test_an_answer_beyond_one_message_comes_in_pieces(
         return encoded, places
 
     monkeypatch.setattr(client_reads, "PIECE_BYTES", bound)
+    monkeypatch.setattr(client_reads, "TAKE_BYTES", 3 * bound)
     monkeypatch.setattr("stelae.actors.tserver.tablet.reads.encode_found", measured)
     keys = [*range(500, 450, -1), *range(441, -1, -1), 3, 440, 3]
     wanted = [key for key in keys if key < 442]
@@ -90,6 +91,9 @@ def test_an_answer_beyond_one_message_comes_in_pieces(
     assert table.get_many([441, 600])["id"].to_pylist() == [441]
     assert len(sizes) > 15
     assert all(size < bound + 4096 or count == 1 for size, count in sizes)
+    sizes.clear()
+    assert table.get_many(keys, columns=["id"])["id"].to_pylist() == wanted
+    assert len(sizes) <= 2, "chosen columns are small, and fill a piece all the same"
     by_value = table.find("name", between=(None, None), columns=["id"])
     assert by_value["id"].to_pylist() == list(range(442))
     by_value = table.find("name", between=("0", "9"), reverse=True)
@@ -122,6 +126,9 @@ def test_a_load_with_a_row_that_is_too_large_writes_nothing(make: Make) -> None:
     rows = pa.concat_tables([wide(0, 60, 40_000), wide(60, 1, MIB + 1), wide(61, 5, 10)])
     with pytest.raises(TooLarge, match="row 60 is"):
         table.load(rows, batch_bytes=256 << 10)
+    ids = [*range(62), 62.5, *range(63, 100)]
+    with pytest.raises(InvalidArgument, match="row 62"):
+        table.load(pa.table({"id": ids, "name": ["n" * 10_000] * 100}), batch_bytes=256 << 10)
     assert table.count() == 0
 
 

@@ -128,19 +128,31 @@ def encode_found(
 
     ``guess``: number of rows that are expected to fit; at most twice as many are gathered first.
     """
-    count = len(located.found)
-    if bytes_max and count > 2 * guess:
-        count = 2 * guess
-        located = located.first(count)
-    rows = located.gather(columns)
-    while bytes_max and rows.nbytes > bytes_max and count > 1:
-        # Rows differ in size: each step takes at most half of those before, so there are few.
-        count = max(1, min(count // 2, count * bytes_max // rows.nbytes))
-        located = located.first(count)
-        rows = located.gather(columns)
+    part, rows = _first_rows(located, columns, bytes_max, guess)
     if view is not None:
         rows = rows.rename_columns(view.shown(rows.schema.names))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_batch(rows)
-    return sink.getvalue(), located.found
+    return sink.getvalue(), part.found
+
+
+def _first_rows(
+    located: Located, columns: Sequence[str], bytes_max: int, guess: int
+) -> tuple[Located, pa.RecordBatch]:
+    """The first of them, of up to ``bytes_max`` bytes; at least half of that, if there are more."""
+    total = len(located.found)
+    count = min(total, 2 * guess) if bytes_max else total
+    grows = bool(bytes_max)
+    while True:
+        part = located if count == total else located.first(count)
+        rows = part.gather(columns)
+        size_bytes = max(1, rows.nbytes)
+        if bytes_max and size_bytes > bytes_max and count > 1:
+            # Rows differ in size: each step takes at most half of those before, so there are few.
+            count, grows = max(1, min(count // 2, count * bytes_max // size_bytes)), False
+        elif grows and count < total and 2 * size_bytes <= bytes_max:
+            # The chosen columns may be a small part of the rows. Each step at least doubles.
+            count = min(total, count * bytes_max // size_bytes)
+        else:
+            return part, rows

@@ -200,7 +200,7 @@ SERVER_CASES: list[tuple[list[ServerFacts], list[tuple[Severity, str]]]] = [
     ),
     (
         [server("t1"), server("backup-1", avoided_by=("t1", "t2"))],
-        [(WARNING, "backup-1: does not take what t1, t2 write to it")],
+        [(WARNING, "backup-1: took no replicas from t1, t2 in the last minutes")],
     ),
     (
         [server("t1"), server("t2", state="dead", maintenance=True), server("backup-1")],

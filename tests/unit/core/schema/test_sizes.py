@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,11 @@ def test_sizes_of_values_count_what_each_row_holds() -> None:
         "struct": (
             pa.array([{"a": 1, "b": "x"}, {"a": 2, "b": ""}, {"a": 3, "b": "yz"}]),
             [9, 8, 10],
+        ),
+        "fixed list": (pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int16(), 2)), [4, 4, 4]),
+        "map": (
+            pa.array([[("a", 1)], [], [("bc", 2)]], pa.map_(pa.string(), pa.int64())),
+            [9, 0, 10],
         ),
         "null": (pa.nulls(3), [0, 0, 0]),
         "large text": (pa.array(["é", None, "abc"], pa.large_string()), [2, 0, 3]),
@@ -53,3 +59,34 @@ def test_parts_are_cut_by_each_rows_own_size(
         assert size <= bytes_max or count == 1
         after = first + count
         assert after == len(lengths) or size + lengths[after] + 4 > bytes_max
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.StructArray.from_arrays(
+            [pa.nulls(5000, pa.string())] * 30, [f"f{i}" for i in range(30)]
+        ),
+        pa.array([[""] * 40] * 5000),
+        pa.array([[None] * 40] * 5000, pa.list_(pa.string())),
+        pa.array([[0.0] * 16] * 5000, pa.list_(pa.float32(), 16)),
+    ],
+    ids=["struct of nulls", "empty texts", "nulls", "fixed lists"],
+)
+def test_values_within_values_count_where_they_have_no_data(column: pa.Array) -> None:
+    """Offsets and validity at every depth: no part is much above its bound, or far below it."""
+    rows = pa.table({"a": column})
+    cuts = size_cuts(rows, 100_000)
+    sizes = [pa.table({"a": column.slice(first, count)}).nbytes for first, count in cuts]
+    assert max(sizes) <= 110_000
+    assert sum(sizes) / len(sizes) > 40_000
+
+
+def test_the_same_rows_are_cut_alike_however_they_lie_in_memory() -> None:
+    """Slices and chunks change nothing: a write that is run again makes the same calls."""
+    values = [[1.0, 2.0], None, [3.0, 4.0], [5.0, 6.0]] * 20
+    column = pa.array(values, pa.list_(pa.float32(), 2))
+    sliced = pa.array([[0.0, 0.0], *values], pa.list_(pa.float32(), 2)).slice(1)
+    chunked = pa.chunked_array([column.slice(0, 7), column.slice(7)])
+    cuts = [size_cuts(pa.table({"a": each}), 100) for each in (column, sliced, chunked)]
+    assert cuts[0] == cuts[1] == cuts[2]
