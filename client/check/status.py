@@ -26,7 +26,7 @@ def problems_of(status: dict[str, Any]) -> list[str]:
         for medium in server.get("media_low", ())
     ]
     found += [
-        f"{server['id']} took no replicas from {', '.join(server['avoided_by'])} in the last minutes"
+        f"{server['id']} took no replicas from {', '.join(server['avoided_by'])} of late"
         for server in status["servers"]
         if server["state"] == "live" and server.get("avoided_by")
     ]
