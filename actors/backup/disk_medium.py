@@ -123,6 +123,8 @@ class FrameMedium:
         if self._spec.size_bytes is not None:
             room = min(room, max(0, self._spec.size_bytes - self.layout.file_bytes))
         further = room // (RECORD_BLOCKS_BYTES + self.layout.frame_bytes)
+        if not self.layout.may_grow:  # the disk has room, and the file has no use for it
+            further = 0
         free = self._frames_allowed(len(self.allocator) + len(self._freed) + further)
         return free * self.layout.frame_bytes
 
@@ -201,15 +203,16 @@ class FrameMedium:
         """Frames of the extent to add; 0: there is no room for ``needed``.
 
         Of a file system's reserve no more is taken than is needed: frames of other backups, for
-        deletes and survivors, come out of it as well.
+        deletes and survivors, come out of it as well. It is so as long as the file may have many
+        small extents.
         """
         space, end = self._file.space, self.layout.file_bytes
         room = room_beside_others(space)
         reserve = reserve_bytes(space.total_bytes, self.layout.frame_bytes)
-        for limit, at_most in ((end + max(0, room - reserve), None), (end + room, needed)):
+        for limit, in_reserve in ((end + max(0, room - reserve), False), (end + room, True)):
             bounded = min(limit, self._spec.size_bytes or limit)
             if count := self.layout.next_extent(needed, bounded):
-                return min(count, at_most or count)
+                return needed if in_reserve and self.layout.may_grow_little else count
         return 0
 
     async def _make_room(self, replica: Replica, end: int) -> None:

@@ -43,6 +43,7 @@ RECORD_BLOCKS_BYTES = 2 * BLOCK_BYTES
 """Per frame: its two record blocks."""
 EXTENT_FRAMES = 16
 EXTENTS_MAX = 512
+"""What fits into a superblock. An extent cannot be made longer: its record blocks come first."""
 RUNS_MAX = 32
 """Runs of adjacent frames in one chain: what fits into a record."""
 TABLET_ID_BYTES_MAX = 64
@@ -301,12 +302,23 @@ class FrameLayout:
             length -= size
         return pieces
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether the superblock has a place for another extent."""
+        return len(self.extents) < EXTENTS_MAX
+
+    @property
+    def may_grow_little(self) -> bool:
+        """Whether an extent may be smaller than there is room for. Half of the places are kept for
+        ordinary ones: with small ones alone they would be used up for good."""
+        return 2 * len(self.extents) < EXTENTS_MAX
+
     def next_extent(self, needed: int, limit_bytes: int | None) -> int:
         """Frames of the extent to add when ``needed`` are wanted at once; 0: no room for them.
 
         An eighth of what there is: a large file has few extents, a small one grows little.
         """
-        if len(self.extents) >= EXTENTS_MAX:
+        if not self.may_grow:
             return 0
         count = max(EXTENT_FRAMES, self.frame_count // 8, needed)
         if limit_bytes is not None:

@@ -65,7 +65,10 @@ class Membership:
     def can_spare(self, media: tuple[str, ...]) -> bool:
         """Whether backups that stay are enough for a segment with replicas on ``media``, by the
         room they have: a full one is not chosen."""
-        staying = [[m for m in s.media if self._has_room(s, m)] for s in self.staying_backups()]
+        # Placement takes a retiring backup before a shunned one. If a shunned one counted here, the
+        # head would leave the retiring backup, and its follower would be put there again.
+        answering = [s for s in self.staying_backups() if s.uuid not in self.shunned]
+        staying = [[m for m in s.media if self._has_room(s, m)] for s in answering]
         of_each = all(sum(m in roomy for roomy in staying) >= media.count(m) for m in {*media})
         return of_each and sum(not {*media}.isdisjoint(r) for r in staying) >= len(media)
 
@@ -136,9 +139,15 @@ class Membership:
         def is_short(medium: str) -> bool:
             # One that is to be retired takes rows while it is needed, and is chosen last.
             gone = {*self.retiring}.difference(self.backups_view.needed)
-            live = [each for each in self.backups(medium) if each.uuid not in gone]
-            roomy = sum(self._takes_rows(backup.uuid, medium) for backup in live)
-            return roomy < media.count(medium) <= len(live)
+            live = [each.uuid for each in self.backups(medium) if each.uuid not in gone]
+            answering = [uuid for uuid in live if uuid not in self.shunned]
+            count = media.count(medium)
+            roomy = sum(self._takes_rows(uuid, medium) for uuid in answering)
+            # Placement takes the reserve of others before a shunned backup, which so is room only
+            # for the replicas that the others are too few for.
+            shunned = sum(self._takes_rows(u, medium) for u in live if u in self.shunned)
+            roomy += min(shunned, max(0, count - len(answering)))
+            return roomy < count <= len(live)
 
         return is_short
 

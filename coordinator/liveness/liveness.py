@@ -147,6 +147,18 @@ class Reporters:
     """Kept by `stelae.coordinator.decide_groups`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Avoidance:
+    """Which backups live tservers avoid, as of one roster and one state of what they say."""
+
+    roster: Roster
+    version: int
+    by: dict[ServerUuid, tuple[Seen, ...]]
+    """The tservers that avoid each, by name."""
+    shunned: tuple[ServerUuid, ...]
+    """Backups that are avoided by too many, ascending."""
+
+
 class Liveness:
     """The masters' notion of every server; followers keep it warm, the leader acts on it."""
 
@@ -162,6 +174,10 @@ class Liveness:
         self._roster: Roster | None = None
         self._reporters = Reporters((), {})
         self.backup_loads = BackupLoads()
+        self.avoids_version = 0
+        """Raised whenever a tserver names other backups that it avoids than before."""
+        self.avoidance: Avoidance | None = None
+        """Kept by `stelae.coordinator.liveness.shunned_backups`."""
         self.on_look: Callable[[float], None] = lambda now: None
         """Called at each look of a leader's coordinator, for those who tell people what changes."""
         self._is_leader = False
@@ -222,6 +238,7 @@ class Liveness:
             return Noted(False, 0 < heartbeat.number <= seen.picture.number)
         if is_first or heartbeat.server != seen.server or not self.is_live(run, now):
             self._roster = None
+        self.avoids_version += heartbeat.avoids != seen.heartbeat.avoids
         seen.heartbeat, seen.heard_at, seen.slept_before = heartbeat, now, self._slept_s
         if heartbeat.server.kind is ServerKind.BACKUP:
             self.backup_loads.note(run.uuid, heartbeat.media)

@@ -18,6 +18,7 @@ import msgspec
 
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.liveness.liveness import Liveness, Run, Seen, run_of
+from stelae.coordinator.liveness.shunned_backups import shunned_backups
 from stelae.coordinator.placement.assignment import check_media, count_placed
 from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.core.ids import ServerUuid
@@ -48,12 +49,16 @@ def staying_backups(
 def _roomy_backups(
     catalog: Catalog, liveness: Liveness, now: float, but: ServerMark
 ) -> list[ServerInfo]:
-    """Those that stay, each with its media on which there is room: owners choose none that is full.
+    """Those that stay and answer tservers, each with its media on which there is room: owners
+    choose none that is full, and choose a retiring backup before a shunned one.
 
     To somebody who is needed a reserve is no room: so it does not come and go with each segment.
     """
+    shunned = shunned_backups(liveness, now)
     found = []
     for server in staying_backups(catalog, liveness, now, but=but.uuid):
+        if server.uuid in shunned:
+            continue
         seen = liveness.newest(server.uuid)
         loads = () if seen is None else seen.heartbeat.media
         full = {m.medium for m in loads if not m.free_segments or (but.needed and m.is_low)}
@@ -90,7 +95,8 @@ def _what_lacks(catalog: Catalog, liveness: Liveness, mark: ServerMark, now: flo
     if lacks:
         return lacks
     lacks = who_lacks_backups(catalog, _roomy_backups(catalog, liveness, now, mark))
-    return f"{lacks} with room" if lacks else ""
+    which = "with room that answer tservers" if shunned_backups(liveness, now) else "with room"
+    return f"{lacks} {which}" if lacks else ""
 
 
 def draft_needed(catalog: Catalog, liveness: Liveness, now: float) -> CatalogBatch | None:

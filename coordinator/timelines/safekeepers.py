@@ -8,7 +8,8 @@ anything: the answers are requests for migrations, and orders to remove under a 
 - A safekeeper that is silent for the grace time is replaced, where it can be; a decommissioned one
   at once; an offline one is expected back.
 - What was tried in vain for a timeline is tried after a pause, and after all others
-  (`stelae.coordinator.timelines.vain_members`).
+  (`stelae.coordinator.timelines.vain_members`). Where nothing else is free, the one is tried whose
+  pause ends first, as soon as the shortest pause has passed since it failed.
 - Garbage is only what the store proves to be such.
 
 Implements seed 004 ("API", node management, migrate, scrub); design §10.
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -45,8 +47,18 @@ class Safekeeper(msgspec.Struct, frozen=True):
 
 
 Fleet = Mapping[SafekeeperId, Safekeeper]
-Avoided = Mapping[TimelineId, Mapping[SafekeeperId, float]]
-"""Safekeepers that a timeline leaves alone, and until when each, by the coordinator's clock."""
+
+
+class Pause(NamedTuple):
+    """How long a timeline leaves a safekeeper alone, by the coordinator's clock."""
+
+    ends_at: float
+    ends_at_least: float
+    """When it may end if no other safekeeper is free: the bound on how often it is tried."""
+
+
+Avoided = Mapping[TimelineId, Mapping[SafekeeperId, Pause]]
+"""Safekeepers that were chosen for a timeline in vain."""
 
 
 def count_timelines(records: Iterable[TimelineRecord]) -> dict[SafekeeperId, int]:
@@ -146,7 +158,7 @@ def decide_replacements(
     it could not be changed. At most ``limit`` moves; the most endangered first.
 
     ``broken``: members that are heard, and whose timeline does nothing any more. ``avoid``: those
-    that were chosen in vain, and until when each is left alone.
+    that were chosen in vain, and how long each is left alone.
     """
     assert silence_s <= grace_s
     load = count_timelines(records)
@@ -172,13 +184,11 @@ def decide_replacements(
             continue
         kept = [one for number, one in enumerate(members) if one and number not in lost]
         vain = avoid.get(record.timeline, {})
-        free = [
-            one
-            for one in candidates
-            if one.safekeeper_id not in configuration.sk_set
-            and now >= vain.get(one.safekeeper_id, now)
-        ]
+        others = [one for one in candidates if one.safekeeper_id not in configuration.sk_set]
+        free, paused = _by_pause(others, vain, now)
         chosen = _pick(free, kept, len(lost), load, vain)
+        # Avoided is not excluded: an only spare that works again is not to wait for a long pause.
+        chosen += paused[: len(lost) - len(chosen)]
         if not chosen:
             continue
         move = _replace(record, lost[: len(chosen)], chosen)
@@ -187,6 +197,21 @@ def decide_replacements(
         found.append((len(heard) - len(members) // 2, record.timeline, move))
     found.sort(key=lambda one: one[:2])
     return [move for _, _, move in found[:limit]]
+
+
+def _by_pause(
+    candidates: Iterable[Safekeeper], vain: Mapping[SafekeeperId, Pause], now: float
+) -> tuple[list[Safekeeper], list[Safekeeper]]:
+    """Those without a pause, or after it; and those whose pause may end now, the first first."""
+    free: list[Safekeeper] = []
+    paused: list[tuple[float, SafekeeperId, Safekeeper]] = []
+    for one in candidates:
+        pause = vain.get(one.safekeeper_id)
+        if pause is None or now >= pause.ends_at:
+            free.append(one)
+        elif now >= pause.ends_at_least:
+            paused.append((pause.ends_at, one.safekeeper_id, one))
+    return free, [one for _, _, one in sorted(paused, key=lambda each: each[:2])]
 
 
 def is_hopeless(record: TimelineRecord, fleet: Fleet, now: float, grace_s: float) -> bool:

@@ -9,7 +9,8 @@ Rules:
    holds nothing of the timeline.
 2. A member that has lacked it for the grace time gives way to another safekeeper, as a lost one.
 3. A safekeeper that was chosen in vain is left alone by that timeline for a pause that doubles. It
-   is chosen last after that.
+   is chosen last after that. Where no other is free, it is chosen after the first pause already
+   (`stelae.coordinator.timelines.safekeepers`).
 
 Only in memory: a new leader tries everything once more, which costs one grace time.
 
@@ -18,16 +19,17 @@ Source: decisions §61, §62.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
+from stelae.coordinator.timelines.safekeepers import Avoided, Pause
 from stelae.core.backoff import doubled_s
 from stelae.core.ids import TabletId
 from stelae.core.records.configurations import TimelineId, TimelineRecord
 from stelae.core.records.timelines import SafekeeperId
 
 FIRST_PAUSE_S = 60.0
-LONGEST_PAUSE_S = 3600.0
+LONGEST_PAUSE_S = 300.0
 """Pauses before a safekeeper is chosen again that was chosen in vain."""
 FORGOTTEN_AFTER_S = 7200.0
 """Time after such a pause until the failures are forgotten."""
@@ -40,7 +42,7 @@ _Key = tuple[TimelineId, SafekeeperId]
 @dataclass(slots=True)
 class _Failure:
     count: int
-    until: float
+    pause: Pause
 
 
 class VainMembers:
@@ -76,12 +78,15 @@ class VainMembers:
                 self._counted[key] = None
                 self.failed(*key, now)
         old = now - FORGOTTEN_AFTER_S
-        self._failures = {key: each for key, each in self._failures.items() if each.until > old}
+        self._failures = {
+            key: each for key, each in self._failures.items() if each.pause.ends_at > old
+        }
 
     def failed(self, timeline: TimelineId, safekeeper: SafekeeperId, now: float) -> None:
         """The safekeeper was chosen for the timeline, and did not become a member with its log."""
-        known = self._failures.setdefault((timeline, safekeeper), _Failure(0, now))
-        known.until = now + doubled_s(FIRST_PAUSE_S, known.count, LONGEST_PAUSE_S)
+        known = self._failures.setdefault((timeline, safekeeper), _Failure(0, Pause(now, now)))
+        pause_s = doubled_s(FIRST_PAUSE_S, known.count, LONGEST_PAUSE_S)
+        known.pause = Pause(now + pause_s, now + FIRST_PAUSE_S)
         known.count += 1
 
     def lasting(self, now: float, grace_s: float) -> dict[TimelineId, tuple[SafekeeperId, ...]]:
@@ -93,9 +98,9 @@ class VainMembers:
         return found
 
     @property
-    def avoid(self) -> Mapping[TimelineId, Mapping[SafekeeperId, float]]:
-        """Of each timeline: safekeepers chosen in vain, and until when each is left alone."""
-        found: dict[TimelineId, dict[SafekeeperId, float]] = {}
+    def avoid(self) -> Avoided:
+        """Of each timeline: safekeepers chosen in vain, and how long each is left alone."""
+        found: dict[TimelineId, dict[SafekeeperId, Pause]] = {}
         for (timeline, safekeeper), each in self._failures.items():
-            found.setdefault(timeline, {})[safekeeper] = each.until
+            found.setdefault(timeline, {})[safekeeper] = each.pause
         return found

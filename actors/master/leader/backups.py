@@ -8,13 +8,12 @@ import logging
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.catalog.operations import Operations
 from stelae.coordinator.liveness.liveness import Liveness
-from stelae.coordinator.liveness.shunned_backups import shunned_backups
+from stelae.coordinator.liveness.shunned_backups import GoneBackups, shunned_backups
 from stelae.coordinator.placement.copysets import draft_copysets
 from stelae.coordinator.placement.known_backups import draft_forget
 from stelae.coordinator.placement.leaving_backups import draft_needed
 from stelae.core.config.settings import Settings
 from stelae.core.errors import StelaeError
-from stelae.core.ids import ServerUuid
 from stelae.core.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ class BackupKeeper:
         self._catalog = catalog
         self._liveness = liveness
         self._operations = operations
-        self._shunned_since: dict[ServerUuid, float] = {}
+        self._gone = GoneBackups()
 
     async def run(self) -> None:
         """For ever."""
@@ -55,16 +54,13 @@ class BackupKeeper:
 
     def _draft_copysets(self) -> CatalogBatch | None:
         now, gone_after_s = self._runtime.clock.monotonic(), self._settings.replica_dead_after_s
-        known, self._shunned_since = self._shunned_since, {}
-        for uuid in shunned_backups(self._liveness, now):
-            self._shunned_since[uuid] = known.get(uuid, now)
         return draft_copysets(
             self._catalog,
             self._liveness,
             now,
             size=self._settings.copyset_size,
             gone_after_s=gone_after_s,
-            shunned=[u for u, since in self._shunned_since.items() if now >= since + gone_after_s],
+            shunned=self._gone.look(shunned_backups(self._liveness, now), now, gone_after_s),
         )
 
     def _draft_needed(self) -> CatalogBatch | None:

@@ -54,7 +54,7 @@ class Candidate:
     is_retiring: bool = False
     """It is to be rid of what it has."""
     is_shunned: bool = False
-    """It does not answer half of all tservers."""
+    """It does not answer more than half of all tservers."""
 
 
 def choose_backup(

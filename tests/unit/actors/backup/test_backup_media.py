@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from stelae.actors.backup import disk_medium as frame_medium
+from stelae.actors.backup import frames
 from stelae.actors.backup.disk_medium import FrameMedium
 from stelae.actors.backup.frames import BLOCK_BYTES, EXTENT_FRAMES
 from stelae.actors.backup.replicas import Replica
@@ -294,6 +295,31 @@ def test_a_medium_without_a_size_leaves_room_to_others_on_its_disk() -> None:
         await owner.write(rows, segment_id=SEGMENT + count + 1)
         await owner.restart()
         assert len(await owner.inventory()) == count + 1
+
+    run(scenario)
+
+
+def test_small_extents_do_not_use_up_what_a_superblock_has_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once half of the places are used a file grows by all that there is; and once all are used,
+    room on the disk is no room of the medium."""
+    monkeypatch.setattr(frames, "EXTENTS_MAX", 4)
+
+    async def scenario(owner: Owner) -> None:
+        disk = owner.world.nodes["b1"].disk
+        disk.capacity_bytes = DISK_BYTES
+        await fill(owner)
+        medium = owner.world.server("b1")._media["disk"]
+        assert len(medium.layout.extents) == 4
+        assert medium.layout.extents[-1] > 1, "not one frame of the reserve alone"
+        assert 0 <= disk.space.free_bytes - DISK_BYTES // frame_medium.KEPT_OF_DISK < 16384
+        disk.capacity_bytes = 2 * DISK_BYTES
+        assert medium.free_bytes == 0
+        with pytest.raises(NoSpace):
+            await owner.write(Rows(), segment_id=SEGMENT + 1000)
+        await owner.free(SEGMENT)
+        await owner.write(Rows(), segment_id=SEGMENT + 1000)
 
     run(scenario)
 

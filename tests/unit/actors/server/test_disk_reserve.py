@@ -116,6 +116,45 @@ def test_a_head_stays_on_a_backup_that_is_to_go_while_the_others_are_full() -> N
         assert members.can_spare(("disk",))
 
 
+def test_a_shunned_backup_is_no_room_while_others_have_a_reserve() -> None:
+    """Placement takes the reserve of one that answers first: deletes and the cleaner need it."""
+    members = Membership()
+    members.update([backup(name) for name in "abcd"])
+    low, shunned = (load("a", disk="low"), load("b", disk="low")), (ServerUuid("d"),)
+    members.see_backups(BackupsView(1, low))
+    assert members.short_medium(("disk", "disk")) == ""
+    members.see_backups(BackupsView(2, low, shunned=shunned))
+    assert members.short_medium(("disk", "disk")) == "disk"
+    assert members.short_medium(("disk",)) == ""
+    assert members.short_medium(("flash",) * 3) == ""
+
+
+def test_a_shunned_backup_is_room_for_what_the_others_are_too_few_for() -> None:
+    """It is chosen then, and no reserve is taken in its place."""
+    members = Membership()
+    members.update([backup(name) for name in "abc"])
+    shunned = (ServerUuid("b"), ServerUuid("c"))
+    for loads, short in (
+        ((), ""),
+        ((load("b", disk="low"),), ""),
+        ((load("b", disk="low"), load("c", disk="low")), "disk"),
+        ((load("a", disk="low"),), "disk"),
+    ):
+        members.see_backups(BackupsView(1, loads, shunned=shunned))
+        assert members.short_medium(("disk", "disk")) == short
+
+
+def test_a_head_stays_on_a_backup_that_is_to_go_while_the_others_are_shunned() -> None:
+    """Placement takes one that is to go before one that is shunned."""
+    members = Membership()
+    members.update([backup(name) for name in "abc"])
+    leaving = (ServerUuid("c"),)
+    for shunned, can_spare in (((), True), ((ServerUuid("b"),), False)):
+        members.see_backups(BackupsView(1, (), retiring=leaving, shunned=shunned))
+        assert members.can_spare(("disk", "disk")) is can_spare
+        assert members.can_spare(("disk",))
+
+
 def test_where_too_few_backups_live_rows_wait_for_those() -> None:
     """A reserve is not the reason then: the head waits for another backup."""
     members = Membership()

@@ -162,6 +162,31 @@ def test_a_full_backup_is_not_enough_and_one_with_its_reserve_left_ends_no_need(
     assert not catalog.marks[B].needed
 
 
+def test_a_shunned_backup_does_not_replace_one_that_is_to_go() -> None:
+    """Owners choose the retiring one before it, so the retiring one takes what comes."""
+    catalog, liveness = Catalog(), leader(0.0)
+    with_table(catalog, "disk")
+
+    def heard(*avoids: ServerUuid) -> CatalogBatch | None:
+        liveness.heartbeat(Heartbeat(server("s"), 0.0, avoids=avoids), 1.0)
+        batch = draft_needed(catalog, liveness, 1.0)
+        if batch is not None:
+            catalog.apply(1, 1, batch.encode())
+        return batch
+
+    for each in (BACKUP, OTHER):
+        liveness.heartbeat(Heartbeat(each, 0.0), 1.0)
+    heard(OTHER.uuid)
+    with pytest.raises(InvalidArgument, match=r"needs 1 .* with room that answer tservers"):
+        marked(catalog, liveness, 1.0)
+    heard()
+    marked(catalog, liveness, 1.0)
+    assert heard(OTHER.uuid) is not None
+    assert needed_uuids(catalog) == (B,)
+    assert heard() is not None
+    assert needed_uuids(catalog) == ()
+
+
 def test_only_a_backup_that_would_help_is_needed() -> None:
     """Not one without the medium that is lacking, and none that is away; one that makes room for
     another replica by taking its place helps."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stelae.coordinator.timelines.safekeepers import decide_replacements
+from stelae.coordinator.timelines.safekeepers import Pause, decide_replacements
 from stelae.coordinator.timelines.vain_members import FIRST_PAUSE_S, VainMembers
 from stelae.core.ids import TableId, TabletId
 from stelae.core.records.configurations import TimelineId
@@ -10,7 +10,7 @@ from stelae.core.records.timelines import SafekeeperId
 from tests.unit.coordinator.timelines.test_safekeepers import fleet, ids, keeper, record
 
 TIMELINE = TimelineId(TableId("t"), TabletId("a"))
-FOUR = SafekeeperId(4)
+FOUR, FIVE = SafekeeperId(4), SafekeeperId(5)
 GRACE_S = 30.0
 
 
@@ -44,24 +44,26 @@ def test_a_member_without_the_log_gives_way_after_the_grace_time() -> None:
     assert leader.look(2, 3, 4, after_s=GRACE_S - 1.0) == ()
     assert leader.vain.avoid == {}
     assert leader.look(2, 3, 4) == (FOUR,), "it has lacked it for all that is known"
-    assert leader.vain.avoid == {TIMELINE: {FOUR: leader.now + FIRST_PAUSE_S}}
+    end = leader.now + FIRST_PAUSE_S
+    assert leader.vain.avoid == {TIMELINE: {FOUR: Pause(end, end)}}
     leader.look(2, 3, 4)
-    assert leader.vain.avoid[TIMELINE][FOUR] == leader.now - 1.0 + FIRST_PAUSE_S, "counted once"
+    assert leader.vain.avoid == {TIMELINE: {FOUR: Pause(end, end)}}, "counted once"
     leader.lack, leader.silent = ids(), ids()
     assert leader.look(2, 3, 4) == ()
 
 
 def test_pauses_of_the_same_safekeeper_grow() -> None:
-    """It left the members, and came back in vain."""
+    """It left the members, and came back in vain. What it has to wait for at least does not."""
     leader = Leader()
-    for pause_s in (FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S):
+    for pause_s in (60.0, 120.0, 240.0, 300.0, 300.0):
         leader.look(2, 3, 4)
         assert leader.look(2, 3, 4, after_s=GRACE_S) == (FOUR,)
-        assert leader.vain.avoid[TIMELINE][FOUR] == leader.now + pause_s
+        pause = leader.vain.avoid[TIMELINE][FOUR]
+        assert pause == Pause(leader.now + pause_s, leader.now + FIRST_PAUSE_S)
         leader.look(2, 3, 5)
 
 
-def chosen(avoid: dict[SafekeeperId, float], *hurt: int, now: float = 1000.0) -> list[int]:
+def chosen(avoid: dict[SafekeeperId, Pause], *hurt: int, now: float = 1000.0) -> list[int]:
     """The members that timeline ``a`` on 1, 2 and 3 is to have; 4 and 5 are spare."""
     keepers = fleet(*(keeper(number) for number in range(1, 6)))
     moves = decide_replacements(
@@ -80,7 +82,15 @@ def chosen(avoid: dict[SafekeeperId, float], *hurt: int, now: float = 1000.0) ->
 def test_who_was_chosen_in_vain_comes_last_and_after_its_pause() -> None:
     """And a member that is to give way is not chosen for its own place."""
     assert chosen({}, 3) == [1, 2, 4]
-    assert chosen({FOUR: 1010.0}, 3) == [1, 2, 5]
-    assert chosen({FOUR: 900.0}, 3) == [1, 2, 5], "last"
-    assert chosen({FOUR: 1000.0, SafekeeperId(5): 1001.0}, 3) == [1, 2, 4]
-    assert chosen({FOUR: 1001.0, SafekeeperId(5): 1001.0}, 3) == [], "both are left alone"
+    assert chosen({FOUR: Pause(1010.0, 900.0)}, 3) == [1, 2, 5]
+    assert chosen({FOUR: Pause(900.0, 900.0)}, 3) == [1, 2, 5], "last"
+    assert chosen({FOUR: Pause(1000.0, 900.0), FIVE: Pause(1001.0, 1001.0)}, 3) == [1, 2, 4]
+
+
+def test_where_no_other_is_free_the_one_comes_whose_pause_ends_first() -> None:
+    """But not before the shortest pause has passed, so that it is not tried without end."""
+    both = {FOUR: Pause(1020.0, 990.0), FIVE: Pause(1010.0, 990.0)}
+    assert chosen(both, 3) == [1, 2, 5]
+    assert chosen({**both, FIVE: Pause(1010.0, 1001.0)}, 3) == [1, 2, 4]
+    assert chosen({FOUR: Pause(1020.0, 1001.0), FIVE: Pause(1010.0, 1001.0)}, 3) == []
+    assert chosen({FOUR: Pause(1020.0, 990.0)}, 3) == [1, 2, 5], "one that has not failed is free"
