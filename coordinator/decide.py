@@ -215,6 +215,7 @@ class _Round:
         self._given_up: dict[Run, None] = {}
         self._loads: list[Load] | None = None
         self._complaints: Complaints | None = None
+        pacing.owners.begin_round(now)
 
     def actions(
         self,
@@ -235,7 +236,6 @@ class _Round:
             t.tablet_id for t in self._catalog.opening_tablets() if t.state is TabletState.CREATING
         )
         self._pacing.creating(creating, self._now)
-        self._pacing.owners.begin_round(self._now)
         for owner in self._catalog.owners():
             run = Run(*owner)
             seen = self._live.get(run)
