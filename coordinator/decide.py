@@ -11,7 +11,7 @@ A tablet's life, each arrow one catalog entry that compares the record's generat
 - owner dead, and surely not serving any more: -> a new owner in the next term, RECOVERING, or
   CREATING if it never ran (then nothing was acknowledged, and it starts empty);
 - owner live but FAILED in this term, or no longer reporting what it should serve: the same;
-- owner live but waiting in vain for servers that masters hear, or not to be told anything: the
+- owner live but waiting in vain for servers that others reach, or not to be told anything: the
   same, after a while (`stelae.coordinator.backoff.owners`); what it serves it is told to close;
 - CREATING for too long, whoever was given it: REPLACED, and a tablet with a new id is CREATING in
   its place, in one entry. Whatever of the old one turns up late is closed;
@@ -28,12 +28,14 @@ Source: seed Kudu multi-master (background tasks, heartbeat handling, appendix A
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from stelae.coordinator.backoff.complaints import Complaints
 from stelae.coordinator.backoff.pacing import Pacing
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.ddl.alter import Alter, FinishAlter, alter_actions
@@ -212,6 +214,8 @@ class _Round:
         self._orders: list[Action] = []
         self._given_up: dict[Run, None] = {}
         self._loads: list[Load] | None = None
+        self._complaints: Complaints | None = None
+        pacing.owners.begin_round(now)
 
     def actions(
         self,
@@ -300,6 +304,7 @@ class _Round:
 
     def _look_at(self, tablet: TabletRecord, seen: Seen) -> None:
         """At a tablet whose owner is live and has told what it holds."""
+        self._pacing.owners.unsettled(tablet.tablet_id, self._now)
         report = seen.reports.get(tablet.tablet_id)
         if report is not None and report.term != tablet.term:
             report = None
@@ -322,11 +327,13 @@ class _Round:
 
     def _wait_for_report(self, tablet: TabletRecord) -> None:
         """Its owner is live, and has not told this leader what it holds: but not for ever."""
+        self._pacing.owners.unsettled(tablet.tablet_id, self._now)
         if self._is_stuck(tablet):
             self._stuck.setdefault(tablet.table_id, []).append(tablet)
 
     def _owner_not_heard(self, tablet: TabletRecord, run: Run) -> None:
         """Its owner is dead, or was never heard by this master: is it surely not serving?"""
+        self._pacing.owners.unsettled(tablet.tablet_id, self._now)
         if self._is_stuck(tablet):
             self._stuck.setdefault(tablet.table_id, []).append(tablet)
         elif not tablet.owner:
@@ -349,9 +356,9 @@ class _Round:
             if self._pacing.owners.may_move(tablet.tablet_id, self._now):
                 self._give_up_owner(tablet, f"{seen.server.name} gave it up: {report.problem}")
         elif waits_in_vain:
-            reason = f"{seen.server.name} does not reach what others may: {report.problem}"
+            reason = f"{seen.server.name} does not reach what others do: {report.problem}"
             if tablet.may_be_served:  # it answers by its lease, until it has closed it
-                self._pacing.owners.give_up(tablet.tablet_id, tablet.term, reason)
+                self._pacing.owners.give_up(tablet.tablet_id, tablet.term, reason, self._now)
                 self._orders.append(Close(seen.server, tablet.tablet_id, tablet.term))
             else:
                 self._give_up_owner(tablet, reason)
@@ -378,14 +385,16 @@ class _Round:
             )
 
     def _waits_in_vain(self, tablet: TabletRecord, report: TabletReport) -> bool:
-        """Whether its owner has waited for long for servers that this master hears."""
-        in_vain = (
-            tablet.state is not TabletState.CREATING
-            and any(self._liveness.live_server(each, self._now) for each in report.unreached)
-            and any(load.server.uuid != tablet.owner for load in self._all_loads())
-        )
-        key = tablet.tablet_id
-        return self._pacing.owners.waits(key, tablet.term, self._now, in_vain=in_vain)
+        """Whether its owner has waited for long for a server that others reach."""
+        if tablet.state is TabletState.CREATING or not report.unreached:
+            return False
+        if self._complaints is None:
+            self._complaints = Complaints(self._catalog, self._liveness, self._now)
+        reached = self._complaints.reached_by_others
+        serves = tablet.may_be_served
+        if not any(reached(each, tablet.owner, serves=serves) for each in report.unreached):
+            return False
+        return self._pacing.owners.waits_in_vain(tablet.tablet_id, tablet.term, self._now)
 
     def _give_up_owner(self, tablet: TabletRecord, reason: str) -> None:
         """It failed where it is, and goes elsewhere."""
@@ -487,7 +496,7 @@ class _Round:
         """The servers where a tablet failed, and until when each is paused."""
         avoid = dict(self._pacing.owners.avoid(tablet_id))
         if (owner := self._failed.get(tablet_id)) is not None:
-            avoid[owner] = max(self._now, *avoid.values()) if avoid else self._now
+            avoid[owner] = math.inf  # the last of all: its pause begins with the entry of this move
         return avoid
 
     def _choose(

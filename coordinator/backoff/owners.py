@@ -5,13 +5,15 @@ leader waits once more, and tries every server once more.
 
 Rules:
 
-1. An owner is given up if it reports servers that it does not reach (`TabletReport.unreached`),
-   masters hear one of them, and that lasts. Where nobody hears them, another owner would wait too.
+1. An owner is given up if it waits in vain (`stelae.coordinator.backoff.complaints`) in every
+   round for as long as patience lasts. One round in which it does not ends the wait.
 2. The same holds for an owner that the leader cannot tell to open the tablet.
 3. Patience doubles with each failure of the tablet, so that a tablet that nobody can open does not
    move from server to server, a term each time, without end.
 4. Each failure is remembered by server. One that failed is chosen after all that have not, and of
    those that have, the one whose pause ends first.
+5. Failures are forgotten once the tablet has been settled for minutes. At the hand-over would be
+   too early: a link that comes and goes would move the tablet to and fro with the least patience.
 
 Source: decisions §61, §62.
 """
@@ -19,7 +21,7 @@ Source: decisions §61, §62.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stelae.core.backoff import doubled_s
 from stelae.core.ids import ServerUuid, TabletId
@@ -33,8 +35,10 @@ LONGEST_PATIENCE_S = 600.0
 SERVER_PAUSE_S = 10.0
 LONGEST_SERVER_PAUSE_S = 600.0
 """Pauses by which servers are ranked that failed with one tablet."""
-FORGOTTEN_AFTER_S = 1800.0
-"""Time after which failures, and owners that waited, are forgotten."""
+FORGOTTEN_AFTER_S = 300.0
+"""Time for which a tablet must be settled before its failures are forgotten."""
+PRUNE_PERIOD_S = 10.0
+"""Time between two searches for what can be forgotten."""
 
 
 @dataclass(slots=True)
@@ -45,73 +49,110 @@ class _Failure:
     until: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waiting:
-    """An owner in one term, and since when it waits."""
+    """An owner in one term, since when it waits, and when that was noted last."""
 
     term: int
     since: float
+    seen_at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class _Failures:
+    """Failures of one tablet, wherever it was."""
+
+    unsettled_at: float
+    """When the tablet was last seen not to be settled."""
+    count: int = 0
+    not_moved_before: float = 0.0
+    servers: dict[ServerUuid, _Failure] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class _GivenUp:
     """The owner of a served tablet, which was told to close it."""
 
     term: int
     reason: str
+    unsettled_at: float
 
 
 class FailedOwners:
     """See the module. ``now`` is the leader's monotonic clock, in seconds."""
 
     def __init__(self) -> None:
-        self._failures: dict[TabletId, dict[ServerUuid, _Failure]] = {}
-        self._not_moved_before: dict[TabletId, float] = {}
-        self._times: dict[TabletId, int] = {}
-        """Failures of each tablet, wherever it was."""
+        self._failures: dict[TabletId, _Failures] = {}
         self._waiting: dict[TabletId, _Waiting] = {}
+        """Owners that wait in vain, as seen in this round."""
+        self._waited: dict[TabletId, _Waiting] = {}
+        """The same as seen in the round before."""
         self._untold: dict[TabletId, _Waiting] = {}
         self._given_up: dict[TabletId, _GivenUp] = {}
+        self._pruned_at = 0.0
+
+    def begin_round(self, now: float) -> None:
+        """The leader looks at every tablet that is not settled: `unsettled` names each."""
+        self._waited, self._waiting = self._waiting, {}
+        if now >= self._pruned_at + PRUNE_PERIOD_S:
+            self._pruned_at = now
+            self._prune(now - FORGOTTEN_AFTER_S)
+
+    def _prune(self, old: float) -> None:
+        """Forget what concerns tablets that have been settled since ``old``, or are gone."""
+        for tablet_id in [i for i, each in self._failures.items() if each.unsettled_at < old]:
+            del self._failures[tablet_id]
+        for tablet_id in [i for i, each in self._given_up.items() if each.unsettled_at < old]:
+            del self._given_up[tablet_id]
+        for tablet_id in [i for i, each in self._untold.items() if each.seen_at < old]:
+            del self._untold[tablet_id]
+
+    def unsettled(self, tablet_id: TabletId, now: float) -> None:
+        """The tablet does not run yet, or its owner lacks something: it may still be failing."""
+        if (failures := self._failures.get(tablet_id)) is not None:
+            failures.unsettled_at = now
+        if (given_up := self._given_up.get(tablet_id)) is not None:
+            given_up.unsettled_at = now
 
     def failed(self, tablet_id: TabletId, server: ServerUuid, now: float) -> None:
         """The tablet failed at ``server``, and moves: next time after a pause that doubles."""
-        self._forget_old(now)
-        times = self._times.get(tablet_id, 0)
-        self._times[tablet_id] = times + 1
-        self._not_moved_before[tablet_id] = now + doubled_s(FIRST_PAUSE_S, times, LONGEST_PAUSE_S)
-        known = self._failures.setdefault(tablet_id, {}).setdefault(server, _Failure(0, now))
+        failures = self._failures.setdefault(tablet_id, _Failures(now))
+        failures.unsettled_at = now
+        pause_s = doubled_s(FIRST_PAUSE_S, failures.count, LONGEST_PAUSE_S)
+        failures.not_moved_before = now + pause_s
+        failures.count += 1
+        known = failures.servers.setdefault(server, _Failure(0, now))
         known.until = now + doubled_s(SERVER_PAUSE_S, known.count, LONGEST_SERVER_PAUSE_S)
         known.count += 1
 
     def may_move(self, tablet_id: TabletId, now: float) -> bool:
-        return now >= self._not_moved_before.get(tablet_id, now)
+        failures = self._failures.get(tablet_id)
+        return failures is None or now >= failures.not_moved_before
 
     def avoid(self, tablet_id: TabletId) -> Mapping[ServerUuid, float]:
         """The servers with which the tablet failed, and until when each is paused."""
-        return {uuid: each.until for uuid, each in self._failures.get(tablet_id, {}).items()}
-
-    def succeeded(self, tablet_id: TabletId) -> None:
-        """The tablet is served, and its log takes writes."""
-        self._not_moved_before.pop(tablet_id, None)
-        for known in (self._failures, self._times, self._waiting, self._untold, self._given_up):
-            known.pop(tablet_id, None)
+        failures = self._failures.get(tablet_id)
+        if failures is None:
+            return {}
+        return {uuid: each.until for uuid, each in failures.servers.items()}
 
     # ---- waiting ----------------------------------------------------------------------------
 
-    def waits(self, tablet_id: TabletId, term: int, now: float, *, in_vain: bool) -> bool:
-        """Note whether the owner waits for servers that masters hear. Returns whether it is to be
-        given up."""
-        if not in_vain:
-            self._waiting.pop(tablet_id, None)
-            return False
-        return self._is_over(self._waiting, tablet_id, term, now)
+    def waits_in_vain(self, tablet_id: TabletId, term: int, now: float) -> bool:
+        """Note in this round that the owner waits for servers that others reach. Returns whether it
+        is to be given up."""
+        known = self._waited.get(tablet_id)
+        if known is None or known.term != term:
+            known = _Waiting(term, now, now)
+        self._waiting[tablet_id] = known
+        return self._is_over(known, tablet_id, now)
 
     def untold(self, tablet_id: TabletId, term: int, now: float) -> None:
         """The leader could not tell the owner to open the tablet."""
         known = self._untold.get(tablet_id)
         if known is None or known.term != term:
-            self._forget_old(now)
-            self._untold[tablet_id] = _Waiting(term, now)
+            known = self._untold[tablet_id] = _Waiting(term, now, now)
+        known.seen_at = now
 
     def told(self, tablet_id: TabletId) -> None:
         """The owner has the order."""
@@ -120,35 +161,19 @@ class FailedOwners:
     def is_untold(self, tablet_id: TabletId, term: int, now: float) -> bool:
         """Whether the owner is to be given up, as no order reaches it."""
         known = self._untold.get(tablet_id)
-        if known is None or known.term != term:
-            return False
-        return self._is_over(self._untold, tablet_id, term, now)
+        return known is not None and known.term == term and self._is_over(known, tablet_id, now)
 
-    def _is_over(
-        self, known: dict[TabletId, _Waiting], tablet_id: TabletId, term: int, now: float
-    ) -> bool:
-        waiting = known.get(tablet_id)
-        if waiting is None or waiting.term != term:
-            self._forget_old(now)
-            waiting = known[tablet_id] = _Waiting(term, now)
-        times = self._times.get(tablet_id, 0)
+    def _is_over(self, waiting: _Waiting, tablet_id: TabletId, now: float) -> bool:
+        """Whether patience is at its end."""
+        failures = self._failures.get(tablet_id)
+        times = 0 if failures is None else failures.count
         return now >= waiting.since + doubled_s(PATIENCE_S, times, LONGEST_PATIENCE_S)
-
-    def _forget_old(self, now: float) -> None:
-        """Forget what nobody asked for in a long time: tablets are dropped while they wait."""
-        old = now - FORGOTTEN_AFTER_S
-        for known in (self._waiting, self._untold):
-            for tablet_id in [i for i, each in known.items() if each.since < old]:
-                del known[tablet_id]
-        for tablet_id, servers in list(self._failures.items()):
-            if all(each.until < old for each in servers.values()):
-                self.succeeded(tablet_id)
 
     # ---- served tablets ---------------------------------------------------------------------
 
-    def give_up(self, tablet_id: TabletId, term: int, reason: str) -> None:
+    def give_up(self, tablet_id: TabletId, term: int, reason: str, now: float) -> None:
         """The owner serves the tablet, and is told to close it: it moves once it is closed."""
-        self._given_up[tablet_id] = _GivenUp(term, reason)
+        self._given_up[tablet_id] = _GivenUp(term, reason, now)
 
     def given_up(self, tablet_id: TabletId, term: int) -> str:
         """Why the owner was told to close the tablet in this term; empty: it was not."""

@@ -63,9 +63,8 @@ class Pacing:
         self._not_ordered_before.pop(tablet_id, None)
 
     def succeeded(self, tablet_id: TabletId) -> None:
-        """The tablet runs."""
+        """The tablet runs. Where it failed before is remembered until it has run for a while."""
         self._not_ordered_before.pop(tablet_id, None)
-        self.owners.succeeded(tablet_id)
 
 
 K = TypeVar("K", bound=Hashable)

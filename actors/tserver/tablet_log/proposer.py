@@ -298,13 +298,14 @@ class TimelineProposer:
 
     @property
     def unreached(self) -> tuple[ServerUuid, ...]:
-        """Members that do not answer, while nothing can be committed without some of them."""
+        """Members that do not answer, while a majority is missing. An opening that has one gets on
+        without the others, however long it takes."""
         core = self._core
         configuration = (core.configuration if core is not None else None) or self._configuration
         heard: dict[SafekeeperId, object] = dict(self._found)
         if core is not None:
             heard = {k: None for k, link in core.links.items() if link.is_heard}
-        if self._is_closed or (self._is_open and configuration.agreed(heard)):
+        if self._is_closed or configuration.agreed(heard):
             return ()
         places = [self._links.find(each) for each in configuration.members if each not in heard]
         return tuple([place[1] for place in places if place is not None])

@@ -54,7 +54,7 @@ class TrimmedSegments:
         self.lacks: tuple[SegmentFacts, ...] = ()
         """Segments that no live backup holds."""
         self.unreached: tuple[ServerUuid, ...] = ()
-        """Backups that did not answer the last look."""
+        """Backups that did not answer the last look, while segments are missing."""
         self._log = log
         self._intake = intake
         self._given_up = frozenset(given_up)
@@ -73,12 +73,14 @@ class TrimmedSegments:
             if missing:
                 self._wait(SegmentsMissing(self._log.tablet_id, _names(missing)))
             else:
+                silent, self.unreached = self.unreached, ()  # a long fetch needs none of them
                 try:
                     found = await self._fetch([by_id[segment] for segment in wanted])
                 except SegmentsMissing as error:  # what a backup finds damaged it offers no more
+                    self.unreached = silent
                     self._wait(error)
                 else:
-                    self.waits_for, self.unreached = "", ()
+                    self.waits_for = ""
                     return found
             with self._intake.waiting():
                 await self._log.runtime.clock.sleep(LOOK_AGAIN_S)

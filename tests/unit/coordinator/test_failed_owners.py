@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-import msgspec
+import math
+from collections.abc import Collection, Sequence
 
-from stelae.coordinator.backoff.owners import PATIENCE_S
+import msgspec
+import pytest
+
+from stelae.coordinator.backoff.owners import (
+    FORGOTTEN_AFTER_S,
+    LONGEST_PAUSE_S,
+    PATIENCE_S,
+    PRUNE_PERIOD_S,
+    FailedOwners,
+)
 from stelae.coordinator.decide import Action, Move, Recover
 from stelae.coordinator.liveness.liveness import NEVER
 from stelae.coordinator.moves.departures import Close
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import Heartbeat, TabletProgress, TabletReport
-from stelae.core.records.records import ServerKind, TabletState
-from tests.unit.coordinator.decide_world import P, World, kinds, report, server, tablet
+from stelae.core.records.records import ServerKind, TabletRecord, TabletState
+from tests.unit.coordinator.decide_world import P, World, kinds, report, run, server, tablet
 
 BACKUP = ServerUuid("b1")
 
 
-def hear(world: World, *reports: TabletReport, with_backup: bool = True) -> list[Action]:
-    """One tenth of a second: all servers are heard, and the leader decides."""
-    world.now += 0.1
-    for name in ("s1", "s2", "s3"):
-        mine = [each for each in reports if world.tablet.owner == name]
-        world.beat(name, *mine)
+OTHER = TabletId("other")
+
+
+def hear(
+    world: World,
+    *reports: TabletReport,
+    with_backup: bool = True,
+    names: Sequence[str] = ("s1", "s2", "s3"),
+    avoid: Collection[str] = (),
+    step_s: float = 0.1,
+) -> list[Action]:
+    """One tenth of a second: all servers are heard, and the leader decides. Reports are their
+    owner's, and those named in ``avoid`` avoid the backup."""
+    world.now += step_s
+    for name in names:
+        mine = [each for each in reports if world.catalog.tablets[each.tablet_id].owner == name]
+        avoids = (BACKUP,) if name in avoid else ()
+        beat = Heartbeat(server(name), world.now, tuple(mine), avoids=avoids)
+        assert world.liveness.heartbeat(beat, world.now).processed
+        world.liveness.grant(run(name), world.now)
     if with_backup:
         beat = Heartbeat(server("b1", kind=ServerKind.BACKUP), world.now)
         world.liveness.heartbeat(beat, world.now)
@@ -100,3 +124,143 @@ def test_an_owner_that_cannot_be_told_anything_is_given_up() -> None:
         if Recover in kinds(hear(world)):
             world.pacing.owners.untold(TabletId("a"), 1, world.now)
     assert world.now >= began + PATIENCE_S
+
+
+def settled(world: World) -> TabletReport:
+    return report("a", world.tablet.term, P.SERVING)
+
+
+def test_a_second_short_wait_is_not_counted_with_the_first() -> None:
+    """In between the tablet is settled, and the leader does not even look at it."""
+    world = World(tablet())
+    for _ in range(3):
+        for _ in range(50):
+            assert hear(world, waiting(world, P.SERVING)) == []
+        for _ in range(100):
+            assert hear(world, settled(world)) == []
+    assert world.tablet.owner == "s1"
+
+
+def beside(owner: str, state: TabletState = TabletState.RUNNING) -> TabletRecord:
+    return msgspec.structs.replace(tablet(owner, state), tablet_id=OTHER, number=1)
+
+
+def test_nobody_closes_a_served_tablet_for_a_server_that_others_do_not_reach_either() -> None:
+    """The backup answers masters and no tserver: all tablets would be closed, and none opened."""
+    world = World(tablet(), beside("s2"))
+    for _ in range(1000):
+        theirs = msgspec.structs.replace(waiting(world, P.SERVING), tablet_id=OTHER)
+        assert hear(world, waiting(world, P.SERVING), theirs) == []
+    actions: list[Action] = []
+    began = world.now
+    while not actions:  # the other one gets on: it is this owner that is cut off
+        assert world.now < began + 2 * PATIENCE_S
+        actions = hear(world, waiting(world, P.SERVING), report("other", 1, P.SERVING))
+    assert actions == [Close(server("s1"), TabletId("a"), 1)]
+    assert world.now >= began + PATIENCE_S
+
+
+def test_a_tablet_that_is_opened_waits_on_where_two_wait_for_the_same() -> None:
+    """Both owners report the server: a third one would wait as well."""
+    world = World(
+        tablet("s1", TabletState.RECOVERING),
+        beside("s2", TabletState.RECOVERING),
+    )
+    for _ in range(1000):
+        theirs = msgspec.structs.replace(waiting(world), tablet_id=OTHER)
+        hear(world, waiting(world), theirs)
+    assert world.tablet.owner == "s1"
+    assert world.catalog.tablets[OTHER].owner == "s2"
+
+
+@pytest.mark.parametrize(
+    ("names", "avoid", "serving", "opening"),
+    [
+        (("s1",), (), False, False),  # nobody else is there
+        (("s1", "s2", "s3"), ("s1",), True, True),  # the owner alone avoids it
+        (("s1", "s2"), ("s1",), False, True),  # one of two: it is shunned
+        (("s1", "s2", "s3", "s4", "s5"), ("s1", "s2"), False, True),  # another one, too
+        (("s1", "s2", "s3"), ("s1", "s2"), False, False),  # most of them
+    ],
+)
+def test_what_other_servers_avoid_counts(
+    names: Sequence[str], avoid: Sequence[str], serving: bool, opening: bool
+) -> None:
+    """A served tablet is closed only if nobody else complains; one that is opened moves if the
+    others are few."""
+    for state, is_given_up in ((TabletState.RUNNING, serving), (TabletState.RECOVERING, opening)):
+        world = World(tablet("s1", state))
+        kind = P.SERVING if state is TabletState.RUNNING else P.OPENING
+        found = [
+            action
+            for _ in range(round(15 * PATIENCE_S))
+            for action in hear(world, waiting(world, kind), names=names, avoid=avoid)
+            if isinstance(action, Close | Move)
+        ]
+        assert bool(found) is is_given_up, state
+
+
+def test_failures_are_forgotten_once_the_tablet_was_settled_for_long() -> None:
+    """A link that comes and goes moves it ever more rarely, also if it is served in between."""
+    world = World(tablet("s1", TabletState.RECOVERING))
+    first = until_moved(world)
+    hear(world, report("a", world.tablet.term, P.PREPARED))  # handed over
+    world.pacing.succeeded(TabletId("a"))
+    assert world.tablet.state is TabletState.RUNNING
+    for _ in range(round(FORGOTTEN_AFTER_S) - 10):
+        hear(world, settled(world), step_s=1.0)
+    assert world.pacing.owners.avoid(TabletId("a")), "it is remembered"
+    began = world.now
+    while not hear(world, waiting(world, P.SERVING)):
+        pass
+    assert round((world.now - began) / first) == 2
+    for _ in range(round(FORGOTTEN_AFTER_S + PRUNE_PERIOD_S) + 1):
+        hear(world, settled(world), step_s=1.0)
+    assert not world.pacing.owners.avoid(TabletId("a"))
+
+
+def test_a_tablet_that_stays_in_trouble_is_not_forgotten() -> None:
+    """However long ago its last failure was."""
+    world = World(tablet("s1", TabletState.RECOVERING))
+    until_moved(world)
+    for _ in range(round(3 * FORGOTTEN_AFTER_S)):
+        hear(world, report("a", world.tablet.term, P.OPENING), step_s=1.0)
+    assert world.pacing.owners.avoid(TabletId("a"))
+
+
+def test_what_is_remembered_is_searched_once_in_a_while() -> None:
+    """Not with each failure: the leader's loop would stand still when thousands fail."""
+    owners = FailedOwners()
+    searches = 0
+
+    class Counted(dict):  # type: ignore[type-arg]
+        def items(self):  # type: ignore[no-untyped-def]
+            nonlocal searches
+            searches += 1
+            return super().items()
+
+    owners._failures = Counted()
+    for number in range(3000):
+        owners.begin_round(100.0 + number / 1000)
+        owners.failed(TabletId(f"{number}"), ServerUuid("s1"), 100.0 + number / 1000)
+        owners.waits_in_vain(TabletId(f"{number}"), 1, 100.0)
+        owners.untold(TabletId(f"{number}"), 1, 100.0)
+    assert searches == 1
+    owners.begin_round(100.0 + FORGOTTEN_AFTER_S + PRUNE_PERIOD_S)
+    assert not owners._failures
+    assert not owners._untold
+    assert not owners._waiting
+
+
+def test_the_server_that_just_failed_comes_after_all_others() -> None:
+    """Also if all others have failed before, and are paused for longer than it would be."""
+    world = World(tablet("s1", TabletState.RECOVERING))
+    for _ in range(5):
+        for name in ("s2", "s3"):
+            world.pacing.owners.failed(TabletId("a"), ServerUuid(name), world.now)
+    world.now += LONGEST_PAUSE_S
+    while world.tablet.owner == "s1":
+        failed = report("a", world.tablet.term, P.FAILED)
+        actions = hear(world, failed)
+    assert Move in kinds(actions)
+    assert world.pacing.owners.avoid(TabletId("a"))[ServerUuid("s1")] < math.inf

@@ -4,16 +4,21 @@ states its rule."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from stelae.actors.tserver.tablet_log import wal_log
 from stelae.actors.tserver.tablet_log.proposer import TimelineProposer
-from stelae.core.errors import OutcomeUnknown, Overloaded
-from stelae.core.messages.servers import TabletProgress
+from stelae.actors.tserver.tablet_log.trimmed_segments import TrimmedSegments
+from stelae.consensus.wal.proposer import WalProposer
+from stelae.consensus.wal.ready import Fetch
+from stelae.core.errors import OutcomeUnknown, Overloaded, SegmentsMissing
+from stelae.core.messages.servers import SegmentSource, TabletProgress
 from stelae.simulation.world.node import SimulationFailure
-from tests.unit.actors.tserver.tablet_log.wal_tablet_world import WalWorld, run
+from tests.unit.actors.tserver.tablet_log.wal_tablet_world import TABLET, WalWorld, run
 
 BIG = "x" * 700
 
@@ -167,6 +172,74 @@ def test_without_a_quorum_it_says_whom_it_waits_for_and_opens_later() -> None:
         here.world.restart("sk2")
         await here.until(lambda: tablet.progress is TabletProgress.PREPARED, "it opens")
         assert tablet.report().problem == ""
+
+    run(scenario)
+
+
+def test_an_opening_that_has_a_majority_names_nobody() -> None:
+    """It gets on without the third one, and must not be given up because it takes long."""
+    fetched = TimelineProposer._fetched
+
+    async def slowly(self: TimelineProposer, core: WalProposer, fetch: Fetch) -> Any:
+        await self._runtime.clock.sleep(2.0)
+        return await fetched(self, core, fetch)
+
+    async def scenario(here: WalWorld) -> None:
+        await here.take_over()
+        await fill(here, 2)
+        here.world.crash(here.owner, restart=False)
+        here.world.partition(["t2"], ["sk3"])
+        with patch.object(TimelineProposer, "_fetched", slowly):
+            tablet = await here.begin()
+            await here.until(lambda: bool(here.log._proposer._core), "it campaigns")
+            core = here.log._proposer._core
+            assert core is not None
+            await here.until(lambda: sum(k.is_heard for k in core.links.values()) > 1, "two answer")
+            steps = 0
+            while tablet.progress is TabletProgress.OPENING:
+                assert tablet.report().unreached == ()
+                await asyncio.sleep(0.1)
+                steps += 1
+        assert steps > 10
+        assert tablet.progress is TabletProgress.PREPARED
+
+    run(scenario)
+
+
+def test_backups_are_named_while_segments_are_missing_and_not_while_they_are_fetched() -> None:
+    """A backup that is silent does no harm once others are found to have everything."""
+    fetch = TrimmedSegments._fetch
+    named: list[int] = []
+
+    async def slowly(self: TrimmedSegments, sources: Sequence[SegmentSource]) -> Any:
+        await self._log.runtime.clock.sleep(1.0)
+        named.append(len(self.unreached))
+        if len(named) == 1:  # as if a replica had been found damaged
+            raise SegmentsMissing(TABLET, "one")
+        return await fetch(self, sources)
+
+    async def nothing(self: WalWorld) -> tuple[SegmentSource, ...]:
+        return ()
+
+    async def scenario(here: WalWorld) -> None:
+        await here.take_over()
+        await fill(here, 10)
+        await here.until(lambda: base_lsn(here, 1) > 0, "the timeline is trimmed")
+        here.world.crash(here.owner, restart=False)
+        here.world.start("b3", here._backup("b3"), kind="backup")  # it holds nothing
+        await here.world.wait_ready("b3")
+        here.world.partition(["t2"], ["b3"])
+        with (
+            patch.object(WalWorld, "sources", nothing),  # what masters knew is of no use
+            patch.object(TrimmedSegments, "_fetch", slowly),
+        ):
+            tablet = await here.begin()
+            silent = (here.world.server("b3").info.uuid,)
+            await here.until(lambda: tablet.report().unreached == silent, "it names it")
+            await here.until(lambda: tablet.report().unreached == (), "it fetches again")
+            assert tablet.progress is TabletProgress.OPENING
+            await here.until(lambda: tablet.progress is TabletProgress.PREPARED, "it opens")
+        assert named == [0, 0]
 
     run(scenario)
 
