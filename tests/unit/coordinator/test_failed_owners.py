@@ -178,7 +178,7 @@ def test_a_tablet_that_is_opened_waits_on_where_two_wait_for_the_same() -> None:
     [
         (("s1",), (), False, False),  # nobody else is there
         (("s1", "s2", "s3"), ("s1",), True, True),  # the owner alone avoids it
-        (("s1", "s2"), ("s1",), False, True),  # one of two: it is shunned
+        (("s1", "s2"), ("s1",), True, True),  # one of two: the other reaches it
         (("s1", "s2", "s3", "s4", "s5"), ("s1", "s2"), False, True),  # another one, too
         (("s1", "s2", "s3"), ("s1", "s2"), False, False),  # most of them
     ],
