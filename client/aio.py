@@ -22,7 +22,7 @@ from stelae.core.errors import ClosedMeanwhile, InvalidArgument
 from stelae.core.forks import close_quietly, forget_in_children, keep_for_ever
 
 CANCEL_S = 5.0
-"""For so long `Loop.close` waits for calls that it has cancelled."""
+"""Maximum seconds that `Loop.close` waits for the tasks that it has cancelled."""
 CLOSED = "this database is closed: connect again"
 
 T = TypeVar("T")
@@ -137,11 +137,18 @@ class Loop:
             self._loop.close()
 
     async def _cancel_all(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=CANCEL_S)
+        """Cancel tasks until none is left, or until ``CANCEL_S`` has passed.
+
+        A cancelled task may start another one on its way out. A task that stays on a closed loop
+        ends when it is collected, in whichever thread and call that happens.
+        """
+        end_s = self._loop.time() + CANCEL_S
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=max(0.0, end_s - self._loop.time()))
+            if self._loop.time() >= end_s:
+                break
 
 
 class OnLoop(Protocol):

@@ -1,12 +1,15 @@
-"""Settings of hypothesis for all tests."""
+"""Settings of hypothesis, and what is done after each test."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
+
+from tests.left_tasks import end_left_tasks
 
 # Examples follow from the test alone, so that the same code passes or fails every time. A busy
 # machine is no failure either: a test that wants a bound on time sets it itself.
@@ -26,6 +29,13 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.generate],
 )
 settings.load_profile("gate")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """A warning and no failure: a loop in another thread may be closed just now."""
+    for task in end_left_tasks():
+        warnings.warn(f"{item.nodeid} left a task on a closed loop: {task}", stacklevel=1)
 
 
 def pytest_make_parametrize_id(config: pytest.Config, val: Any, argname: str) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,18 +45,27 @@ class Served:
 
 @contextmanager
 def served(root: Path, **options: Any) -> Iterator[Served]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    context = local_cluster(root, **options)
-    try:
-        here = asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result(60)
+    started: Future[tuple[LocalCluster, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def serve() -> None:
+        async with local_cluster(root, **options) as cluster:
+            leave = asyncio.Event()
+            started.set_result((cluster, asyncio.get_running_loop(), leave))
+            await leave.wait()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())  # which ends the tasks that are left before it closes its loop
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    with ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(run)
+        here, loop, leave = started.result(60)
         try:
             yield Served(here, loop)
         finally:
-            leave = context.__aexit__(None, None, None)
-            asyncio.run_coroutine_threadsafe(leave, loop).result(60)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+            loop.call_soon_threadsafe(leave.set)
+            ended.result(60)

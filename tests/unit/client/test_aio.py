@@ -47,3 +47,33 @@ def test_a_call_after_its_loop_was_closed_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="closed: connect again"):
         loop.run(work())
     loop.close()
+
+
+def test_what_a_cancelled_task_starts_on_its_way_out_is_ended_too() -> None:
+    """A task that stays on a closed loop would run when it is collected, within any other call."""
+    loop, ended = Loop(), list[str]()
+
+    async def later() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("later")
+
+    async def first() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            kept.append(asyncio.get_running_loop().create_task(later()))
+            await asyncio.sleep(0)
+            ended.append("first")
+
+    kept: list[asyncio.Task[None]] = []
+
+    async def begin() -> None:
+        kept.append(asyncio.get_running_loop().create_task(first()))
+        await asyncio.sleep(0)
+
+    loop.run(begin())
+    loop.close()
+    assert all(task.done() for task in kept)
+    assert sorted(ended) == ["first", "later"]

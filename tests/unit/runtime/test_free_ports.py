@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +41,11 @@ def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) ->
                 free_port(host)
 
 
+def replace_socket(patch: pytest.MonkeyPatch, made: type[socket.socket]) -> None:
+    """Give `free_ports` another class of sockets; other threads of this process keep theirs."""
+    patch.setattr(free_ports, "socket", SimpleNamespace(**{**vars(socket), "socket": made}))
+
+
 def test_an_address_of_elsewhere_is_said_at_once_and_what_is_taken_holds_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -51,7 +57,7 @@ def test_an_address_of_elsewhere_is_said_at_once_and_what_is_taken_holds_nothing
             super().__init__(family)
             made.append(self)
 
-    monkeypatch.setattr(socket, "socket", Counted)
+    replace_socket(monkeypatch, Counted)
     with pytest.raises(OSError, match="assign") as raised:
         free_port("192.0.2.1")
     assert raised.value.errno == errno.EADDRNOTAVAIL
@@ -62,7 +68,7 @@ def test_an_address_of_elsewhere_is_said_at_once_and_what_is_taken_holds_nothing
             assert all(each.fileno() == -1 for each in made[:-1]), "they are not needed any more"
             raise OSError(errno.EADDRINUSE, "taken")
 
-    monkeypatch.setattr(socket, "socket", Taken)
+    replace_socket(monkeypatch, Taken)
     with pytest.raises(AlreadyRunning):
         free_port("127.0.0.1")
     assert made[-1].fileno() == -1

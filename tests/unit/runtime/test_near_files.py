@@ -10,6 +10,7 @@ import pytest
 
 from stelae.runtime.files import LocalDisk
 from stelae.runtime.near_files import open_near
+from tests.own_files import of_files_in
 
 
 def test_a_file_is_read_from_its_place_while_its_server_writes(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_nothing_is_read_where_it_cannot_be_told_what_lies_in_memory(
         def refused(*given: object) -> int:
             raise BlockingIOError
 
-        monkeypatch.setattr(os, "preadv", refused)
+        monkeypatch.setattr(os, "preadv", of_files_in(tmp_path, os.preadv, refused))
         assert near.read_cached(0, 10) is None
 
     asyncio.run(check())

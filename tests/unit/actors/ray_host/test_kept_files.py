@@ -31,6 +31,7 @@ from stelae.deploy import cluster_files, nodes
 from stelae.deploy.asked import keep_spec, kept_spec
 from stelae.deploy.cluster_files import check_most_answered, take_from_machines
 from stelae.deploy.cluster_state import ClusterState, load_state
+from tests.own_files import of_files_in
 
 SECRET = b"s" * 32
 MACHINES = {"master-1": "a", "master-2": "b", "master-3": "c"}
@@ -230,6 +231,6 @@ def test_a_file_is_replaced_as_a_whole_and_its_name_is_durable(
         steps.append("there" if (tmp_path / "f").exists() else "not there")
         real(descriptor)
 
-    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "fsync", of_files_in(tmp_path, real, noted))
     kept_files.write_file(tmp_path / "f", b"x")
     assert steps == ["file", "not there", "folder", "there"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,7 +96,8 @@ async def test_the_last_counts_reach_ray_and_a_bug_in_a_measure_ends_no_server(
         if looks == 3:
             raise Enough
 
-    monkeypatch.setattr(asyncio, "sleep", sleep)
+    # The host's alone: other threads of this process sleep as usual.
+    monkeypatch.setattr(ray_host, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
     metrics = RayMetrics(cluster="c", server="s")
     metrics.count("flushes")
     with pytest.raises(Enough):

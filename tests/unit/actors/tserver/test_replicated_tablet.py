@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from stelae.actors.tserver.server import TabletServer
 from stelae.core.config.settings import Settings
-from stelae.core.errors import NotLeader
+from stelae.core.errors import NotLeader, TooStale
 from stelae.core.ids import Address, ClientId, OpId, RequestId
 from stelae.core.messages.replicas import CREATE_REPLICA, CreateReplica
 from stelae.core.messages.rows import GET, GET_MANY, SCAN, WRITE, Get, GetMany, Scan, Write, WriteOp
@@ -92,6 +93,20 @@ class Three:
         await until_async(leads, 20.0, "a leader whose tablet is founded", poll_s=0.01)
         return found[-1]
 
+    async def follower_reads(self, server: TabletServer, key: tuple[Any, ...]) -> Any:
+        """The row of a key at a follower, once the follower has heard of its leader."""
+        old = Get(TABLET, (key,), max_staleness_s=5.0)
+        found: list[Any] = []
+
+        async def is_read() -> bool:
+            with suppress(TooStale):
+                reply = await self.call(server.info.address, GET, old)
+                found.append(reply.body.rows)
+            return bool(found) and found[-1] != (None,)
+
+        await until_async(is_read, 20.0, "a read of a follower", poll_s=0.01)
+        return found[-1]
+
 
 def write(sequence: int, rows: tuple[Any, ...] = ()) -> Write:
     request = RequestId(ClientId("client"), sequence, sequence)
@@ -117,9 +132,7 @@ def test_rows_are_written_read_flushed_and_there_again(tmp_path: Path, rows: int
         found = await three.call(address, GET, Get(TABLET, ((1,), (-1,))))
         assert found.body.rows == (((1, "one"), rows + 1), None)
         other = next(server for server in three.servers if server is not leader)
-        old = Get(TABLET, ((1,),), max_staleness_s=5.0)
-        found = await three.call(other.info.address, GET, old)
-        assert found.body.rows == (((1, "one"), rows + 1),)
+        assert await three.follower_reads(other, (1,)) == (((1, "one"), rows + 1),)
         with pytest.raises(NotLeader) as told:
             await three.call(other.info.address, GET, Get(TABLET, ((1,),)))
         assert told.value.leader == address
