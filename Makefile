@@ -127,7 +127,7 @@ test-feast-own: $(FEAST_STAMP)
 
 # One at a time: each test has the machine's ports, memory and both cores to itself.
 test-cluster: $(STAMP)
-	$(PYTEST) --durations 25 -m "(ray or spark) and not soak" tests/cluster tests/front
+	$(PYTEST) --durations 25 -m "(ray or spark) and not soak" tests/cluster tests/nodes tests/front
 
 # Tests too long for the gate, and properties with fresh examples.
 soak-tests: $(STAMP)

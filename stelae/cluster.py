@@ -22,7 +22,7 @@ from stelae.core.records.records import ServerKind, ServerState
 from stelae.database.api import Database
 from stelae.database.origins import ClusterOrigin, HttpOrigin
 from stelae.database.progress import words_bar
-from stelae.deploy import cluster_state, launcher, locks, ray_session
+from stelae.deploy import cluster_state, launcher, locks, machines, ray_session
 from stelae.deploy.asked import keep_spec
 from stelae.deploy.cluster_files import publish, take_from_machines, tell_at_rest
 from stelae.deploy.masters import scale_masters
@@ -122,8 +122,10 @@ def launch(
         NotEnoughServers: some server did not come up in time.
     """
     checked = load_spec(spec, **overrides)
-    if checked.placement is not None:  # then each machine may have the files of the cluster
+    if checked.ray.address != "local":
         ray_session.start_ray(checked)
+        checked = machines.founded_as(checked)
+    if checked.placement is not None:  # then each machine may have the files of the cluster
         take_from_machines(checked)
     state, lock = launcher.prepare(checked)
     try:

@@ -32,6 +32,7 @@ from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.cas_store.opening import open_backend
 from stelae.actors.ray_host.exit_hook import at_exit
 from stelae.actors.ray_host.kept_files import FileKeeper, KeptFiles
+from stelae.actors.ray_host.node_selector import node_options
 from stelae.actors.ray_host.recovery_spans import RecoverySpans
 from stelae.actors.ray_host.runtime import RayMetrics, RayObjects
 from stelae.actors.ray_host.spark_host import RaySparkEngine, SparkPlan
@@ -89,7 +90,7 @@ class ServerPlan:
     """The machine that it stays on, if it was put on one; then it listens on that machine's address
     in Ray's network, else on ``host``. A master's is in ``host``: others know it by that."""
     selector: Mapping[str, str] = field(default_factory=dict)
-    """Of the nodes that Ray may start it on, by their labels; empty: any."""
+    """Of the nodes that Ray may start it on (`node_selector`); empty: any."""
     joining: bool = False
     """Of a master: it waits to be added, and founds nothing."""
     traces_endpoint: str = ""
@@ -466,7 +467,7 @@ def create_actor(plan: ServerPlan) -> Any:
         max_concurrency=1000,
         enable_task_events=False,
         memory=plan.memory_limit_bytes or None,
-        label_selector=dict(plan.selector) or None,
+        **node_options(plan.selector),
     )
     try:
         return actor.remote(plan)

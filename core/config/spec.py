@@ -143,12 +143,30 @@ class RaySpec(Section):
     """Logical CPUs of a Ray that Stelae starts; None: as many as the machine has."""
 
 
-class PlacementSpec(Section):
-    """Servers over the nodes of a Ray with several, each on one that has its disk."""
+NODE_ADDRESS = "ray.io/node-address"
+"""Stands for a label with the address of each of Ray's nodes; Ray itself has none like it."""
 
-    label: Text
-    """Of Ray's nodes: each value of it is a machine (``ray start --labels disk=a``). A server stays
-    on the machine that it was first put on."""
+
+class PlacementSpec(Section):
+    """Servers over the machines of a Ray with several nodes. A server stays on the machine that it
+    was first put on, as its disk is there."""
+
+    spread: Literal["node"] | None = None
+    """``node``: each of Ray's nodes is a machine, known by its address, which has to stay."""
+    label: Text | None = None
+    """Label of Ray's nodes each value of which is a machine (``ray start --labels disk=a``)."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> PlacementSpec:
+        if (self.spread is None) == (self.label is None):
+            text = "takes either spread: node, or a label of Ray's nodes"
+            raise RelationErrors([(("spread",), text)])
+        return self
+
+    @property
+    def machine_label(self) -> str:
+        """Label of Ray's nodes whose values are the machines; `NODE_ADDRESS`: their addresses."""
+        return self.label or NODE_ADDRESS
 
 
 class MastersSpec(Section):

@@ -101,7 +101,7 @@ def ask_machines(
         front = None  # it goes on that one, wherever it listens
     if not needs and front is None:
         return Checked()
-    return node_checks.check_nodes(spec.placement.label, needs, front)
+    return node_checks.check_nodes(spec.placement.machine_label, needs, front)
 
 
 def _serve_runs() -> bool:
@@ -118,7 +118,7 @@ def placed_with_masters(
     assert spec.placement is not None, "who has none is not asked"
     nameless = sum(not step.name for step in added)
     masters = [f"{ServerKind.MASTER.value}-new{number}" for number in range(nameless)]
-    there = machines.live_machines(spec.placement.label)
+    there = machines.live_machines(spec.placement.machine_label)
     chosen = machines.assigned([*state.masters, *masters], found.machines, there)
     return {name: chosen[name] for name in (*chosen, *masters)}
 

@@ -193,6 +193,7 @@ class _Apply:
         status = self._status = database.status()  # after what may take long: marks are in it
         present = Present(servers_that_are(self._looked, members, status), others)
         before = asked.spec_of(self._kept, self._spec)
+        self._spec = machines.as_founded(self._spec, before)
         made = made_with(self._looked, self.data_dir, None if self._kept is None else before)
         if Path(self._spec.data_dir).resolve() == self.data_dir.resolve():
             made = replace(made, data_dir=self._spec.data_dir)

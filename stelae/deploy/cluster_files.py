@@ -158,7 +158,7 @@ def take_from_machines(spec: ClusterSpec) -> None:
         NotEnoughServers: too few machines answer to know that these are the newest.
     """
     assert spec.placement is not None
-    label, here = spec.placement.label, Path(spec.data_dir)
+    label, here = spec.placement.machine_label, Path(spec.data_dir)
     there = live_machines(label)
     told = nodes.ask(
         read_files,

@@ -1,17 +1,19 @@
 """Which of Ray's nodes each server runs on: chosen once, as its disk is there.
 
-Operators label Ray's nodes (``ray start --labels disk=a``), and ``placement: {label: disk}`` names
-the label. Each value of it is a machine: a node with a disk that stays, whatever id Ray gives the
-node when it is started anew. A server keeps its machine (``machines`` in ``cluster.json``): Ray
-starts its actor again there, where it finds its data, and nowhere else; while the machine is away
-the others go on without it. Without a placement all servers run on the node of whoever launches
-them, and listen on its loopback.
+A machine is a node with a disk that stays, whatever id Ray gives the node when it is started anew.
+With ``placement: {spread: node}`` each of Ray's nodes is one, known by its address; a cluster that
+is founded on a Ray with several nodes gets that by itself. With ``placement: {label: disk}`` each
+value of a label is one (``ray start --labels disk=a``). A server keeps its machine (``machines`` in
+``cluster.json``): Ray starts its actor again there, where it finds its data, and nowhere else;
+while the machine is away the others go on without it. Where Ray has one node, all servers run
+there, and listen on its loopback.
 
 Design §12; decisions §45.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -20,16 +22,18 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from stelae.core.config.spec import ClusterSpec
+from stelae.core.config.spec import NODE_ADDRESS, ClusterSpec, PlacementSpec
 from stelae.core.errors import InvalidArgument, NotEnoughServers
+from stelae.deploy.cluster_state import STATE_FILE, ClusterState, load_state
 
 if TYPE_CHECKING:
     from stelae.actors.ray_host.host import ServerPlan
-    from stelae.deploy.cluster_state import ClusterState
 
 NODE_ID = "ray.io/node-id"
 """Ray's own label of a node, while it lives."""
 LOOPBACK = "127.0.0.1"
+SPREAD = PlacementSpec(spread="node")
+"""The placement of a cluster that is founded without one on a Ray with several nodes."""
 
 
 def assigned(
@@ -64,18 +68,62 @@ def live_machines(label: str) -> dict[str, str]:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     found: dict[str, str] = {}
     for node in nodes:
-        machine = node.get("Labels", {}).get(label)
+        machine = machine_of(node, label)
         if machine is None:
             continue
         if machine in found:
             raise InvalidArgument(
-                f"placement.label: two of Ray's nodes have {label}={machine}; each value of it is "
-                "to be one machine with its disk"
+                f"placement: two of Ray's nodes are {described(label, machine)}; each is to be one "
+                "machine with its disk. Give the nodes labels of their own, and name the label"
             )
         found[machine] = node["NodeManagerAddress"]
     if not found:
         raise NotEnoughServers(f"placement (`ray start --labels {label}=…`)", 1, "nodes", 0)
     return found
+
+
+def machine_of(node: Mapping[str, Any], label: str) -> str | None:
+    """The machine that one of `ray.nodes()` is; None: the node lacks the label. Pure."""
+    if label == NODE_ADDRESS:
+        return str(node["NodeManagerAddress"])
+    found: str | None = node.get("Labels", {}).get(label)
+    return found
+
+
+def described(label: str, machine: str) -> str:
+    """A machine in words. Pure."""
+    return f"node {machine}" if label == NODE_ADDRESS else f"machine {label}={machine}"
+
+
+def founded_as(spec: ClusterSpec) -> ClusterSpec:
+    """The spec that a launch goes by: one without a placement gets `SPREAD` where Ray has several
+    nodes and the cluster is founded now, or was founded so. Needs a connection to Ray.
+
+    On a Ray with several nodes a cluster on the launching node alone would listen on its loopback,
+    which tasks and HTTP proxies on the other nodes do not reach. Nodes that share an address, as
+    several on one machine do, cannot be told apart by it.
+    """
+    if spec.placement is not None or spec.ray.address == "local":
+        return spec
+    folder = Path(spec.data_dir)
+    state = load_state(folder) if (folder / STATE_FILE).exists() else None
+    if state is not None and (state.machines or _has_folders(state)):
+        by_address = bool(state.machines) and all(map(_is_address, state.machines.values()))
+        return spec.model_copy(update={"placement": SPREAD}) if by_address else spec
+    addresses = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+    if len(addresses) < 2 or len(set(addresses)) < len(addresses):
+        return spec
+    return spec.model_copy(update={"placement": SPREAD})
+
+
+def as_founded(spec: ClusterSpec, before: ClusterSpec | None) -> ClusterSpec:
+    """The spec with the placement that the cluster got by itself, if it has none. Pure.
+
+    ``before``: the spec of the last launch or apply.
+    """
+    if spec.placement is None and before is not None and before.placement == SPREAD:
+        return spec.model_copy(update={"placement": SPREAD})
+    return spec
 
 
 def placed(spec: ClusterSpec, state: ClusterState, names: Iterable[str]) -> ClusterState:
@@ -89,12 +137,12 @@ def placed(spec: ClusterSpec, state: ClusterState, names: Iterable[str]) -> Clus
     """
     if spec.placement is None:
         if state.machines:
-            raise InvalidArgument(_other_placement(spec, "on labelled machines"))
+            raise InvalidArgument(_other_placement(spec, "on several machines"))
         return state
     wanted = [*state.masters, *(name for name in names if name not in state.masters)]
-    if not state.machines and any((Path(state.data_dir) / name).exists() for name in state.masters):
+    if not state.machines and _has_folders(state):
         raise InvalidArgument(_other_placement(spec, "without a placement"))
-    found = live_machines(spec.placement.label)
+    found = live_machines(spec.placement.machine_label)
     machines = assigned(wanted, state.machines, found)
     masters = dict(state.masters)
     for name, address in masters.items():
@@ -110,6 +158,19 @@ def placed(spec: ClusterSpec, state: ClusterState, names: Iterable[str]) -> Clus
     return replace(state, machines=machines, masters=masters)
 
 
+def _has_folders(state: ClusterState) -> bool:
+    """Whether masters have run where the data_dir is."""
+    return any((Path(state.data_dir) / name).exists() for name in state.masters)
+
+
+def _is_address(machine: str) -> bool:
+    try:
+        ipaddress.ip_address(machine)
+    except ValueError:
+        return False
+    return True
+
+
 def _other_placement(spec: ClusterSpec, how: str) -> str:
     return f"placement: cluster {spec.cluster!r} was made {how}, and its servers' disks are there"
 
@@ -120,7 +181,7 @@ def selector(spec: ClusterSpec, state: ClusterState, name: str) -> dict[str, str
         node_id = this_node()
         return {NODE_ID: node_id} if node_id else {}
     machine = state.machines.get(name)
-    return {} if machine is None else {spec.placement.label: machine}
+    return {} if machine is None else {spec.placement.machine_label: machine}
 
 
 def this_node() -> str:

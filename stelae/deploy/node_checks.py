@@ -146,21 +146,22 @@ def front_needs(spec: ClusterSpec) -> Needs:
 
 
 def check_nodes(label: str, needs: Mapping[str, Needs], front: Needs | None = None) -> Checked:
-    """Ask machines, by the values of a label, and, of ``front``, Ray's head. Needs a connection to
+    """Ask machines, by their `PlacementSpec.machine_label`, and, of ``front``, Ray's head. Needs a connection to
     Ray."""
     live = [node for node in ray.nodes() if node["Alive"]]
-    there = {node.get("Labels", {}).get(label): node for node in live}
+    there = {machines.machine_of(node, label): node for node in live}
     selectors: dict[str, Mapping[str, str]] = {}
     arguments: dict[str, tuple[Needs]] = {}
     problems: list[str] = []
     unchecked: list[str] = []
     for machine, each in sorted(needs.items()):
-        where = f"machine {label}={machine}"
+        where = machines.described(label, machine)
         node = there.get(machine)
         if node is None:
-            unchecked.append(f"{where} was not checked: no node of Ray's has that label now")
+            unchecked.append(f"{where} was not checked: Ray has no such node now")
             continue
-        where += f" ({node['NodeManagerAddress']})"
+        if machine != node["NodeManagerAddress"]:
+            where += f" ({node['NodeManagerAddress']})"
         problems += [f"on {where}: {text}" for text in _memory_problem(each, node)]
         if each.folders:
             selectors[where], arguments[where] = {label: machine}, (each,)
@@ -207,7 +208,8 @@ def check_launch(spec: ClusterSpec, state: ClusterState, names: Sequence[str]) -
     tservers = [name for name in names if machines.kind_of(name) == ServerKind.TSERVER.value]
     add_memory(needs, placed, dict.fromkeys(tservers, spec.tservers.memory_bytes), tservers)
     has_front = spec.serve is not None and serve_place() is None
-    checked = check_nodes(spec.placement.label, needs, front_needs(spec) if has_front else None)
+    front = front_needs(spec) if has_front else None
+    checked = check_nodes(spec.placement.machine_label, needs, front)
     log_unchecked(checked)
     if checked.problems:
         listed = "".join(f"\n  {problem}" for problem in checked.problems)

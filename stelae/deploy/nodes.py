@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import ray
 
+from stelae.actors.ray_host.node_selector import node_options
 from stelae.core.errors import StelaeError
 
 T = TypeVar("T")
@@ -36,12 +37,12 @@ def ask(
 ) -> Told[T]:
     """Call ``work`` on a node for each name, all at once.
 
-    ``selectors``: which node, by its labels. Raises StelaeError: what ``work`` raised.
+    ``selectors``: which node (`node_selector`). Raises StelaeError: what ``work`` raised.
     """
     task = ray.remote(work)
     asked = {
         name: task.options(
-            num_cpus=0, max_retries=0, enable_task_events=False, label_selector=dict(selector)
+            num_cpus=0, max_retries=0, enable_task_events=False, **node_options(selector)
         ).remote(*arguments[name])
         for name, selector in selectors.items()
     }

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stelae.actors.ray_host.node_selector import node_options
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.deploy import machines
@@ -72,7 +73,7 @@ def test_a_cluster_is_placed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert sorted(hosts.values()) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     assert set(placed.machines) == {*masters, "tserver-1", "tserver-2"}
     assert machines.placed(spec, placed, ["tserver-1", "tserver-2"]) == placed
-    with pytest.raises(InvalidArgument, match="on labelled machines"):
+    with pytest.raises(InvalidArgument, match="on several machines"):
         machines.placed(_spec(tmp_path), placed, [])
     nodes[0]["NodeManagerAddress"] = "10.0.0.77"
     with pytest.raises(InvalidArgument, match="another master"):
@@ -86,3 +87,75 @@ def test_a_placement_is_for_a_ray_with_nodes(tmp_path: Path) -> None:
     """One that Stelae starts is one machine."""
     with pytest.raises(InvalidArgument, match="placement"):
         load_spec({"placement": {"label": "disk"}, "data_dir": str(tmp_path)})
+
+
+@pytest.mark.parametrize("placement", [{}, {"spread": "node", "label": "disk"}])
+def test_a_placement_goes_by_nodes_or_by_a_label(tmp_path: Path, placement: dict[str, str]) -> None:
+    """Neither and both are refused, with what may be written."""
+    with pytest.raises(InvalidArgument, match="either spread: node, or a label"):
+        _spec(tmp_path, placement=placement)
+
+
+def test_without_labels_each_node_is_a_machine_known_by_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers are bound to nodes by what Ray calls them; nodes with one address are refused."""
+    nodes = [_node(None, f"10.0.0.{n}") for n in (1, 2, 3)]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    state = ClusterState("demo", str(tmp_path), {"master-1": "127.0.0.1:7001"})
+    spec = _spec(tmp_path, placement={"spread": "node"})
+    placed = machines.placed(spec, state, ["tserver-1", "tserver-2"])
+    assert sorted(placed.machines.values()) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    address = placed.machines["tserver-2"]
+    assert node_options(machines.selector(spec, placed, "tserver-2")) == {
+        "label_selector": None,
+        "resources": {f"node:{address}": 0.001},
+    }
+    assert node_options({"disk": "a"}) == {"label_selector": {"disk": "a"}}
+    assert node_options({}) == {"label_selector": None}
+    nodes.append(_node(None, "10.0.0.3"))
+    with pytest.raises(InvalidArgument, match=r"two of Ray's nodes are node 10\.0\.0\.3"):
+        machines.placed(spec, state, [])
+
+
+def test_a_cluster_is_spread_by_itself_where_ray_has_several_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is founded; one that was founded on one node stays there, and one that was spread
+    stays spread, whatever nodes Ray has later."""
+    nodes = [_node(None, "10.0.0.1")]
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    spec = _spec(tmp_path)
+    assert machines.founded_as(spec).placement is None, "one node"
+    nodes.append(_node(None, "10.0.0.1"))
+    assert machines.founded_as(spec).placement is None, "two that cannot be told apart"
+    nodes[1]["NodeManagerAddress"] = "10.0.0.2"
+    spread = machines.founded_as(spec)
+    assert spread.placement == machines.SPREAD
+    labelled = _spec(tmp_path, placement={"label": "disk"})
+    assert machines.founded_as(labelled) == labelled
+    masters = {"master-1": "127.0.0.1:7001"}
+    state = ClusterState("demo", str(tmp_path), masters)
+    state.save()
+    (tmp_path / "secret").write_bytes(b"s" * 32)
+    assert machines.founded_as(spec) == spread, "a launch that failed before anything was placed"
+    machines.placed(spread, state, []).save()
+    del nodes[1]
+    assert machines.founded_as(spec) == spread
+    state.save()
+    (tmp_path / "master-1").mkdir()
+    nodes.append(_node(None, "10.0.0.2"))
+    assert machines.founded_as(spec).placement is None, "its disk is there"
+
+
+def test_a_file_without_a_placement_fits_a_cluster_that_was_spread_by_itself(
+    tmp_path: Path,
+) -> None:
+    """And no other: who wrote a label once has to go on with it."""
+    spec = _spec(tmp_path)
+    spread = _spec(tmp_path, placement={"spread": "node"})
+    labelled = _spec(tmp_path, placement={"label": "disk"})
+    assert machines.as_founded(spec, spread) == spread
+    assert machines.as_founded(spec, labelled) == spec
+    assert machines.as_founded(labelled, spread) == labelled
+    assert machines.as_founded(spec, None) == spec

@@ -131,7 +131,7 @@ def test_who_does_not_answer_was_not_checked_and_keeps_nobody(
     with caplog.at_level(logging.WARNING):
         check_launch(spec_of(tmp_path), state_of(tmp_path, ON), NAMES)
     assert [record.message for record in caplog.records] == [
-        "machine disk=c was not checked: no node of Ray's has that label now",
+        "machine disk=c was not checked: Ray has no such node now",
         "machine disk=a (10.0.0.1) was not checked: no answer",
     ]
 

@@ -1,0 +1,211 @@
+"""Ray nodes with addresses of their own on one machine: a network namespace for each, and a bridge.
+
+The head runs in the namespace of the tests, at the bridge's address. Each other node has a
+namespace with one interface. A node is killed whole; an interface goes down; and what one node
+sends to another vanishes, as a neighbour's wrong hardware address makes it do: neither of the two
+is told. Needs root, and ``ip`` of iproute2.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from stelae.runtime.free_ports import free_port
+from tests.until import until
+
+SUBNET = "198.18.77"
+"""Of the range that RFC 2544 sets aside for tests of networks."""
+HEAD = f"{SUBNET}.254"
+NOBODY = "02:00:00:00:00:99"
+"""Hardware address that no interface has."""
+START_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 60.0
+OBJECT_STORE_BYTES = 100 << 20
+
+
+def why_not() -> str:
+    """Why namespaces cannot be made here; empty: they can."""
+    if os.geteuid() != 0:
+        return "network namespaces are for root"
+    if shutil.which("ip") is None:
+        return "there is no `ip` (Debian package iproute2)"
+    name = f"st-try-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if made.returncode:
+        return f"no network namespace can be made: {made.stderr.strip()}"
+    _ip("netns", "del", name)
+    return ""
+
+
+def _ip(*arguments: str) -> str:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"
+    return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """A node that is not the head."""
+
+    number: int
+    namespace: str
+    outer: str
+    """Name of the bridge's end of its link."""
+
+    @property
+    def address(self) -> str:
+        return f"{SUBNET}.{self.number}"
+
+
+class NodeNetwork:
+    """A Ray of a head and some nodes. `end` takes all of it away."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._folder = folder
+        self._bridge = f"st{os.getpid()}"
+        self.nodes = [
+            RayNode(n, f"st-{os.getpid()}-{n}", f"st{os.getpid()}v{n}") for n in range(1, count + 1)
+        ]
+        self._head_port = 0
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def ray_address(self) -> str:
+        return f"{HEAD}:{self._head_port}"
+
+    def node_at(self, address: str) -> RayNode:
+        """The node with an address, which may have a port."""
+        (found,) = [node for node in self.nodes if node.address == address.partition(":")[0]]
+        return found
+
+    # ---- making it ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Make the network, and start Ray on each of its nodes."""
+        _ip("link", "add", self._bridge, "type", "bridge")
+        _ip("addr", "add", f"{HEAD}/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
+        for node in self.nodes:
+            self._connect(node)
+        self._head_port = free_port(HEAD)
+        self._ray_start(
+            [], "--head", f"--port={self._head_port}", "--include-dashboard=false", address=HEAD
+        )
+        for node in self.nodes:
+            self.start_ray(node)
+
+    def _connect(self, node: RayNode) -> None:
+        inside = ("-n", node.namespace)
+        _ip("netns", "add", node.namespace)
+        _ip(
+            *("link", "add", node.outer, "type", "veth"),
+            *("peer", "name", "eth0", "netns", node.namespace),
+        )
+        _ip("link", "set", node.outer, "master", self._bridge, "up")
+        _ip(*inside, "addr", "add", f"{node.address}/24", "dev", "eth0")
+        _ip(*inside, "link", "set", "eth0", "up")
+        _ip(*inside, "link", "set", "lo", "up")
+
+    def start_ray(self, node: RayNode) -> None:
+        """Start a raylet on a node that has none."""
+        within = ["ip", "netns", "exec", node.namespace]
+        self._ray_start(within, f"--address={self.ray_address}", address=node.address)
+
+    def _ray_start(self, within: list[str], *arguments: str, address: str) -> None:
+        command = [
+            *within,
+            str(Path(sys.executable).with_name("ray")),
+            "start",
+            *arguments,
+            f"--node-ip-address={address}",
+            "--num-cpus=1",
+            f"--object-store-memory={OBJECT_STORE_BYTES}",
+            "--disable-usage-stats",
+            "--block",
+        ]
+        log = self._folder / f"ray-{address}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        self._started.append(process)
+
+        def is_up() -> bool:
+            assert process.poll() is None, log.read_text(errors="replace")[-2000:]
+            return b"This command will now block" in log.read_bytes()
+
+        until(is_up, START_TIMEOUT_S, f"Ray runs at {address}")
+
+    # ---- faults ------------------------------------------------------------------------------
+
+    def kill(self, node: RayNode) -> None:
+        """Kill all of a node's processes at once, as a power cut does; its disk stays."""
+
+        def are_gone() -> bool:
+            pids = [int(pid) for pid in _ip("netns", "pids", node.namespace).split()]
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue  # it has just ended
+            self._reap()
+            return not pids
+
+        until(are_gone, END_TIMEOUT_S, f"no process is left on {node.address}")
+        (self._folder / f"ray-{node.address}.log").unlink(missing_ok=True)
+
+    @contextmanager
+    def deaf(self, sender: RayNode, receiver: RayNode) -> Iterator[None]:
+        """What ``sender`` sends to ``receiver`` vanishes meanwhile; the other way all arrives."""
+        place = (receiver.address, "dev", "eth0")
+        inside = ("-n", sender.namespace)
+        _ip(*inside, "neigh", "replace", *place, "lladdr", NOBODY, "nud", "permanent")
+        try:
+            yield
+        finally:
+            _ip(*inside, "neigh", "del", *place)
+
+    @contextmanager
+    def apart(self, node: RayNode) -> Iterator[None]:
+        """The node's interface is down meanwhile."""
+        _ip("link", "set", node.outer, "down")
+        try:
+            yield
+        finally:
+            _ip("link", "set", node.outer, "up")
+
+    # ---- the end -----------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """End all processes, and take the network away."""
+        started = [process for process in self._started if process.poll() is None]
+        below = [
+            child for each in started for child in psutil.Process(each.pid).children(recursive=True)
+        ]
+        for process in started:
+            process.kill()
+        for child in below:
+            try:
+                child.kill()
+            except psutil.NoSuchProcess:
+                continue  # it ended with its parent
+        made = {line.split()[0] for line in _ip("netns", "list").splitlines()}
+        for node in self.nodes:
+            if node.namespace in made:
+                self.kill(node)
+                _ip("netns", "del", node.namespace)  # its link goes with it
+        psutil.wait_procs(below, END_TIMEOUT_S)
+        self._reap()
+        if self._bridge in _ip("-brief", "link", "show", "type", "bridge"):
+            _ip("link", "del", self._bridge)
+
+    def _reap(self) -> None:
+        self._started = [process for process in self._started if process.poll() is None]

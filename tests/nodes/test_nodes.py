@@ -1,0 +1,176 @@
+"""A cluster over the nodes of a Ray, each with an address of its own: spread, killed, cut off.
+
+The tests share the cluster and run in order. Clients write all the time to a table of each
+durability. Nothing is lost, and the cluster heals; the tests judge no speed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import ray
+
+import stelae
+from stelae import Database, hash_partition, replicas, segments, wal
+from stelae.actors.ray_host.node_selector import node_options
+from stelae.core.config.spec import NODE_ADDRESS
+from tests.cluster.row_clients import VALUES
+from tests.cluster.running import ClusterFixture
+from tests.nodes.networks import HEAD, NodeNetwork, RayNode
+
+pytestmark = pytest.mark.ray
+
+LIMIT_S = 180.0
+"""Upper bound of each wait: a healthy cluster on two cores needs a tenth of it."""
+CUT_S = 5.0
+"""Seconds of a cut between nodes. Ray gives a node up that its head does not hear for about 20 s."""
+KEYS = 100
+WRITES = 20
+SCHEMA = pa.schema([pa.field("id", pa.int64(), False), *VALUES])
+DURABILITIES: dict[str, Any] = {
+    "segmented": segments("disk", "disk"),
+    "replicated": replicas(3),
+    "walled": wal(3, ("disk", "disk")),
+}
+PER_NODE = ("tserver", "backup", "safekeeper")
+"""Kinds of which each node, and the head, has one."""
+
+
+class OverNodes:
+    """A running cluster with a table of each durability, and the clients that write to them."""
+
+    def __init__(self, network: NodeNetwork, database: Database) -> None:
+        self.network = network
+        self.database = database
+        self.cluster = ClusterFixture(database, limit_s=LIMIT_S)
+        for name, durability in DURABILITIES.items():
+            table = database.create_table(
+                name, SCHEMA, key="id", partition=hash_partition("id", 4), durability=durability
+            )
+            for number, batch in enumerate((1, 20)):
+                keys = [{"id": number * KEYS + n} for n in range(KEYS)]
+                self.cluster.load.add(table, f"{name}-{number}", keys, batch=batch)
+        self.cluster.load.start()
+
+    def servers(self) -> dict[str, dict[str, Any]]:
+        """All servers by name, whatever their state."""
+        return {server["id"]: server for server in self.database.status()["servers"]}
+
+    def wait_writes(self, what: str) -> None:
+        """Wait until each client has had more of its calls acknowledged."""
+        self.cluster.load.wait_each(what, WRITES)
+
+    def wait_live(self) -> None:
+        """Wait until every server lives."""
+        self.cluster.until(
+            lambda: all(each["state"] == "live" for each in self.servers().values()), "all live"
+        )
+
+    def leader_node(self) -> RayNode:
+        """A node with the leader of the masters, or, if that is on the head, with another one."""
+        masters = [each for each in self.servers().values() if each["kind"] == "master"]
+        masters.sort(key=lambda master: master["role"] != "leader")
+        return next(
+            self.network.node_at(each["address"])
+            for each in masters
+            if not each["address"].startswith(HEAD)
+        )
+
+
+@pytest.fixture(scope="module")
+def over_nodes(
+    network: NodeNetwork, ray_folder: Path, small_spec: Callable[..., dict[str, Any]]
+) -> Iterator[OverNodes]:
+    """Launched by a spec that says nothing of nodes."""
+    servers = len(network.nodes) + 1
+    spec = small_spec(
+        ray_folder / "data",
+        ray={"address": network.ray_address},
+        tservers={"count": servers, "memory": "64MiB"},
+        backups={"count": servers},
+        safekeepers={"count": servers},
+        cas_store={"url": "sqlite:///cas.db"},
+    )
+    with stelae.launch(spec) as database:
+        found = OverNodes(network, database)
+        try:
+            yield found
+        finally:
+            found.cluster.load.stop()
+
+
+def test_servers_are_spread_over_nodes_and_listen_at_their_addresses(
+    over_nodes: OverNodes,
+) -> None:
+    """Without a placement in the spec: no two servers of a kind are on one node."""
+    servers = over_nodes.servers().values()
+    assert all(each["address"].partition(":")[0] == each["node"] for each in servers)
+    there = {HEAD, *(node.address for node in over_nodes.network.nodes)}
+    counts = Counter((each["kind"], each["node"]) for each in servers)
+    assert set(counts.values()) == {1}
+    assert {(kind, node) for kind in PER_NODE for node in there} <= counts.keys()
+
+
+def test_a_task_on_any_node_reads_and_writes(over_nodes: OverNodes) -> None:
+    """With the table that it was handed, from the node that it runs on."""
+    table = over_nodes.database.create_table(
+        "tasks", pa.schema([pa.field("node", pa.string(), False)]), key="node"
+    )
+
+    def work(door: Any) -> str:
+        here = str(ray.util.get_node_ip_address())
+        door.upsert({"node": here}, timeout=60.0)
+        return str(door.get(here, timeout=60.0)["node"])
+
+    there = [HEAD, *(node.address for node in over_nodes.network.nodes)]
+    task = ray.remote(work)
+    running = [
+        task.options(num_cpus=0, **node_options({NODE_ADDRESS: address})).remote(table)
+        for address in there
+    ]
+    assert ray.get(running, timeout=LIMIT_S) == there
+    assert sorted(table.scan()["node"].to_pylist()) == sorted(there)
+
+
+def test_a_node_is_killed_whole_and_comes_back_with_its_disk(over_nodes: OverNodes) -> None:
+    """A node with a master, the leader if it may be: writes to all tables go on. Back, on another
+    raylet, all of its servers are who they were."""
+    over_nodes.wait_writes("before the kill")
+    before = over_nodes.servers()
+    node = over_nodes.leader_node()
+    over_nodes.network.kill(node)
+    over_nodes.wait_writes(f"without {node.address}")
+    over_nodes.network.start_ray(node)
+    over_nodes.wait_live()
+    after = over_nodes.servers()
+    assert {name: (each["uuid"], each["node"]) for name, each in after.items()} == {
+        name: (each["uuid"], each["node"]) for name, each in before.items()
+    }
+    restarted = {name for name in before if before[name]["pid"] != after[name]["pid"]}
+    assert restarted == {name for name, each in before.items() if each["node"] == node.address}
+
+
+def test_nodes_that_are_cut_off_heal(over_nodes: OverNodes) -> None:
+    """One node does not reach another one, which reaches it; then one is cut off from all."""
+    first, second = over_nodes.network.nodes[:2]
+    with over_nodes.network.deaf(first, second):
+        time.sleep(CUT_S)
+        over_nodes.wait_writes(f"while {first.address} does not reach {second.address}")
+    with over_nodes.network.apart(second):
+        time.sleep(CUT_S)
+    over_nodes.wait_live()
+    over_nodes.wait_writes("after the cuts")
+
+
+def test_nothing_was_lost(over_nodes: OverNodes) -> None:
+    """Every row is as it was acknowledged, no client met an error, and nothing is missing."""
+    over_nodes.cluster.load.end()
+    for name in DURABILITIES:
+        assert over_nodes.cluster.load.check_rows(name)
+    over_nodes.cluster.check_whole(LIMIT_S)
