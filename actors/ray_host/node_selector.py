@@ -1,8 +1,8 @@
 """What makes Ray start an actor or a task on one node: a label of the node, or its address.
 
-A selector maps names of labels to values. `NODE_ADDRESS` is no label of Ray's: Ray gives each node a
-resource with its address instead, of which each server takes a small part. Both are hard: while the
-node is away, what is bound to it waits. Source: Ray's documentation on scheduling.
+A selector maps names of labels to values. `NODE_ADDRESS` is no label of Ray's: Ray gives each node
+a resource named after its address instead, of which each server takes a small part. Both are hard:
+while the node is away, what is bound to it waits. Source: Ray's documentation on scheduling.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from stelae.client.check.facts import (
     Verdict,
 )
 from stelae.client.check.masters import judge_masters, judge_servers
+from stelae.client.check.nodes import judge_nodes
 from stelae.client.check.tablets import (
     Judged,
     compared,
@@ -218,6 +219,7 @@ def judge(facts: Facts) -> CheckReport:
         tablets = judge_tablets(facts.status, facts.logs)
         findings += judge_servers(facts.status)
         findings += judge_tables(facts.status)
+        findings += judge_nodes(facts.status)
         findings += judge_indexes(facts.status)
         findings += [finding for each in tablets for finding in each.findings()]
         findings += [] if facts.logs is None else judge_logs(facts.status, facts.logs)

@@ -107,6 +107,8 @@ class ServerFacts(msgspec.Struct, frozen=True):
     uuid: ServerUuid
     state: str
     address: Address = Address("")
+    node: str = ""
+    """Name of its machine: a label's value, or an address."""
     replicas: int = 0
     tablets: int | None = 0
     retiring: bool = False

@@ -146,8 +146,8 @@ def front_needs(spec: ClusterSpec) -> Needs:
 
 
 def check_nodes(label: str, needs: Mapping[str, Needs], front: Needs | None = None) -> Checked:
-    """Ask machines, by their `PlacementSpec.machine_label`, and, of ``front``, Ray's head. Needs a connection to
-    Ray."""
+    """Ask machines, by a `PlacementSpec.machine_label`, and, of ``front``, Ray's head. Needs a
+    connection to Ray."""
     live = [node for node in ray.nodes() if node["Alive"]]
     there = {machines.machine_of(node, label): node for node in live}
     selectors: dict[str, Mapping[str, str]] = {}

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.ray
 LIMIT_S = 180.0
 """Upper bound of each wait: a healthy cluster on two cores needs a tenth of it."""
 CUT_S = 5.0
-"""Seconds of a cut between nodes. Ray gives a node up that its head does not hear for about 20 s."""
+"""Seconds of a cut between nodes. Ray gives up a node that is silent for about 20 s."""
 KEYS = 100
 WRITES = 20
 SCHEMA = pa.schema([pa.field("id", pa.int64(), False), *VALUES])
