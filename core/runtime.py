@@ -102,6 +102,10 @@ class Peers(Protocol):
         """
         ...
 
+    def is_near(self, address: Address) -> bool:
+        """Whether the server at ``address`` is on this machine, as far as can be told at once."""
+        ...
+
     async def close(self) -> None:
         """Stop listening and end every connection; pending calls get `OutcomeUnknown`."""
         ...

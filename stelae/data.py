@@ -27,9 +27,11 @@ import pyarrow as pa
 import ray
 from ray.data import Datasink, Datasource, ReadTask
 from ray.data.block import BlockMetadata
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stelae.client.input.filters import Where, WireFilters, normalize_filters
 from stelae.client.input.given import chosen_columns
+from stelae.client.table.places import TabletPlace
 from stelae.client.table.snapshots import PinnedTablet, TableSnapshot
 from stelae.connectors.data_filters import both, scan_filters
 from stelae.connectors.data_tasks import KEEP_S, Held, WriteId, pin, read_tablets, write_blocks
@@ -47,6 +49,23 @@ logger = logging.getLogger(__name__)
 
 Mode = Literal["upsert", "insert"]
 MODES = {"upsert": WriteOp.UPSERT, "insert": WriteOp.INSERT}
+
+
+# ---- where rows are ---------------------------------------------------------------------------
+
+
+def next_to(place: TabletPlace) -> dict[str, Any]:
+    """Return Ray's options of a task or an actor that is best run on the node of a tablet.
+
+    It runs elsewhere if that node has no room. Empty: anywhere, as nobody serves the tablet now, or
+    Ray has no node with that address (a cluster on one machine listens on its loopback).
+    """
+    for node in ray.nodes():
+        if node["Alive"] and node["NodeManagerAddress"] == place.node:
+            return {
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
+            }
+    return {}
 
 
 # ---- reading --------------------------------------------------------------------------------

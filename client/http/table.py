@@ -29,8 +29,9 @@ from stelae.client.http.records import (
     durability_json,
     json_of,
     table_record,
+    tablet_location,
 )
-from stelae.client.http.table_calls import arrow_stream, arrow_table
+from stelae.client.http.table_calls import arrow_stream, arrow_table, table_path
 from stelae.client.input.convert import Rows, to_arrow
 from stelae.client.input.filters import Where, normalize_filters
 from stelae.client.input.given import (
@@ -48,6 +49,7 @@ from stelae.client.table.alter import AskedAlter
 from stelae.client.table.api import AskedRows, AskedScan, TableApi
 from stelae.core.errors import InvalidArgument, SchemaChanged, Unavailable
 from stelae.core.ids import RequestId
+from stelae.core.messages.catalog import TabletLocation
 from stelae.core.messages.rows import WriteOp
 from stelae.core.records.records import TableState
 from stelae.core.schema.schema import VERSION_COLUMN
@@ -81,6 +83,11 @@ class HttpTable(HttpFinds, TableApi):
             "PATCH", "", what="alter", timeout_s=timeout_s, body=body, if_edition=if_edition
         )
         self._use(table_record(json_of(response)))
+
+    async def _locations(self, timeout_s: float) -> Sequence[TabletLocation]:
+        path = f"{table_path(self.name)}/tablets"
+        found = await self._transport.read(path, what="locations", timeout_s=timeout_s)
+        return [tablet_location(info) for info in found["tablets"]]
 
     async def is_alter_done(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
         """See `AsyncTable.is_alter_done`."""

@@ -221,7 +221,8 @@ class GroupCall(Generic[T]):
         while True:
             self._left_s()
             route = self._look()
-            for target in route.readers(self._runtime.rng, clock.monotonic()):
+            near = self._runtime.peers.is_near
+            for target in route.readers(self._runtime.rng, clock.monotonic(), near):
                 limit_s = min(self._left_s(), READ_TIMEOUT_S)
                 try:
                     return await self._attempt(target.where, target.server, limit_s)

@@ -122,15 +122,17 @@ class GroupRoute:
 
     # ---- reads that any replica may answer --------------------------------------------------
 
-    def readers(self, rng: random.Random, now: float) -> list[Target]:
-        """All that may answer, each time another one first; those that did not answer lately, and
-        a leader that is no known member, come last."""
+    def readers(
+        self, rng: random.Random, now: float, is_near: Callable[[Address], bool]
+    ) -> list[Target]:
+        """All that may answer: those on this machine (``is_near``) first, each time another one of
+        them; those that did not answer lately, and a leader that is no known member, come last."""
         if self._turns is None:
             self._turns = itertools.count(rng.randrange(1 << 16))
         voters, turn = self._voters, next(self._turns)
         first = turn % len(voters) if voters else 0
         order = [*voters[first:], *voters[:first]]
-        order.sort(key=lambda address: self._shunned.get(address, now) > now)
+        order.sort(key=lambda a: (self._shunned.get(a, now) > now, not is_near(a)))
         found = [self.target(address) for address in order]
         leader = self.leader
         if leader is not None and leader.address not in voters:

@@ -23,6 +23,8 @@ from stelae.client.one_process import OneProcess
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.routing.part import Versions
 from stelae.client.table.alter import AskedAlter, NewColumns
+from stelae.client.table.places import TabletPlace, tablet_place
+from stelae.core.messages.catalog import TabletLocation
 from stelae.core.messages.rows import WriteOp
 from stelae.core.records.records import TableRecord
 from stelae.core.schema.durability import Durability
@@ -88,6 +90,19 @@ class TableApi(OneProcess, AsyncFinds):
         """Which table it is, and how often its description was changed, as far as is known here:
         for ``if_edition``."""
         return self._newest.edition
+
+    async def locations(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[TabletPlace]:
+        """Where each tablet is now, in the order of their numbers: to run tasks next to rows.
+
+        It is a hint: tablets move when servers end, or are relieved.
+
+        Raises:
+            TableNotFound: the table was deleted.
+        """
+        return [tablet_place(location) for location in await self._locations(timeout)]
+
+    @abstractmethod
+    async def _locations(self, timeout_s: float) -> Sequence[TabletLocation]: ...
 
     # ---- altering ---------------------------------------------------------------------------
 

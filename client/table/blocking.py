@@ -195,4 +195,5 @@ class BlockingTable:
         if route is None or max_staleness_s < 0:
             return None if route is None else route.leader
         runtime = self.table.runtime
-        return next(iter(route.readers(runtime.rng, runtime.clock.monotonic())), None)
+        readers = route.readers(runtime.rng, runtime.clock.monotonic(), runtime.peers.is_near)
+        return next(iter(readers), None)

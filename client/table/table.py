@@ -124,6 +124,10 @@ class AsyncTable(TableAlterations, TableFinds, TableApi):
     def _newest(self) -> TableRecord:
         return self.cache.table
 
+    async def _locations(self, timeout_s: float) -> Sequence[TabletLocation]:
+        await self.cache.refresh_within(timeout_s, self.cache.named("locations"))
+        return sorted(self.cache.locations.tablets, key=lambda location: location.tablet.number)
+
     def with_session(self, session: Session) -> AsyncTable:
         """The same table, its writes numbered by ``session``."""
         other = copy.copy(self)

@@ -6,12 +6,16 @@ The socket has a name in Linux's abstract namespace, made from the address that 
 ends with the process and leaves no file. Whoever calls tries the name first. On another machine, or
 in another network namespace, it does not exist, and the call goes over TCP as ever.
 
+`is_own_host` tells whether an address is one of this machine's.
+
 The name proves nothing about who listens there; the handshake does, on either way. (design.md §4)
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import ipaddress
 import logging
 import socket
 import sys
@@ -20,6 +24,8 @@ from stelae.core.ids import Address
 
 logger = logging.getLogger(__name__)
 
+HOSTS_MAX = 1024
+"""Maximum number of hosts whose answer is remembered; a machine's addresses seldom change."""
 _BUFFER_BYTES = 4 << 20  # asked for; the kernel gives what its bounds allow
 
 
@@ -49,6 +55,22 @@ def connect_locally(address: Address) -> socket.socket | None:
         made.close()
         return None
     return made
+
+
+@functools.lru_cache(HOSTS_MAX)
+def is_own_host(host: str) -> bool:
+    """Whether ``host`` is an address of this machine (of this network namespace). A name is none:
+    to look it up could block."""
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    except ValueError:
+        return False
+    with socket.socket(family, socket.SOCK_DGRAM) as tried:
+        try:
+            tried.bind((host, 0))  # the kernel binds a socket to the machine's own addresses only
+        except OSError:
+            return False
+    return True
 
 
 def give_away(connected: socket.socket, loop: asyncio.AbstractEventLoop) -> None:

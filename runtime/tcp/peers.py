@@ -24,7 +24,7 @@ from stelae.core.errors import (
     StelaeError,
     Unavailable,
 )
-from stelae.core.ids import Address, ServerUuid
+from stelae.core.ids import Address, ServerUuid, host_of
 from stelae.core.rpc import Blob, Handlers, Method, Reply
 from stelae.core.runtime import ReplyMemory
 from stelae.runtime.tcp.connection import Connection
@@ -37,7 +37,7 @@ from stelae.runtime.tcp.handshake import (
     ServerHandshake,
 )
 from stelae.runtime.tcp.limits import Limits
-from stelae.runtime.tcp.local import connect_locally, give_away, listen_locally
+from stelae.runtime.tcp.local import connect_locally, give_away, is_own_host, listen_locally
 from stelae.runtime.tcp.outbound import Outbound
 from stelae.runtime.tcp.server import Inbound, OnFailure, Service
 
@@ -98,6 +98,9 @@ class TcpPeers:
     def address(self) -> Address:
         assert self._address is not None, "listen() first"
         return self._address
+
+    def is_near(self, address: Address) -> bool:
+        return is_own_host(host_of(address))
 
     # ---- listening --------------------------------------------------------------------------
 

@@ -354,6 +354,9 @@ class SimPeers:
     def address(self) -> Address:
         return self._address
 
+    def is_near(self, address: Address) -> bool:
+        return address == self._address  # each process of a simulation is a machine
+
     async def listen(self, server_uuid: ServerUuid, handlers: Handlers) -> None:
         self.process.check()
         assert not self.closed, "listen after close"

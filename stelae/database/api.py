@@ -25,6 +25,7 @@ from stelae.client.input.given import load_parts
 from stelae.client.routing.attempts import DEFAULT_TIMEOUT_S
 from stelae.client.table.alter import NewColumns
 from stelae.client.table.blocking import BlockingTable
+from stelae.client.table.places import TabletPlace
 from stelae.client.table.table import AsyncTable
 from stelae.core.errors import StelaeError
 from stelae.core.messages.catalog import TabletLocation
@@ -86,6 +87,11 @@ class Table(TableIndexes):
         """Which table it is, and how often its description was changed, as far as is known here:
         for ``if_edition``."""
         return self._table.edition
+
+    def locations(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[TabletPlace]:
+        """Where each tablet is now, in the order of their numbers: to run tasks next to rows. It is
+        a hint: tablets move when servers end, or are relieved."""
+        return self._loop.run(self._table.locations(timeout=timeout))
 
     def insert(self, rows: Rows, *, timeout: float = DEFAULT_TIMEOUT_S) -> Versions:
         """Add rows that are not there yet; raises `RowExists` if one is."""

@@ -17,7 +17,7 @@ import pytest
 import ray
 
 import stelae
-from stelae import Database, hash_partition, replicas, segments, wal
+from stelae import Database, data, hash_partition, replicas, segments, wal
 from stelae.actors.ray_host.node_selector import node_options
 from stelae.core.config.spec import NODE_ADDRESS
 from tests.cluster.row_clients import VALUES
@@ -136,6 +136,18 @@ def test_a_task_on_any_node_reads_and_writes(over_nodes: OverNodes) -> None:
     ]
     assert ray.get(running, timeout=LIMIT_S) == there
     assert sorted(table.scan()["node"].to_pylist()) == sorted(there)
+
+
+def test_a_task_runs_next_to_a_tablet(over_nodes: OverNodes) -> None:
+    """On the node that serves it; the nodes of all replicas are told."""
+    table = over_nodes.database.table("replicated")
+    places = table.locations()
+    nodes = {HEAD, *(node.address for node in over_nodes.network.nodes)}
+    assert all(len(place.replica_nodes) == 3 for place in places)
+    assert all({place.node, *place.replica_nodes} <= nodes for place in places)
+    here = ray.remote(lambda: str(ray.util.get_node_ip_address()))
+    tasks = [here.options(num_cpus=0, **data.next_to(place)).remote() for place in places]
+    assert ray.get(tasks, timeout=LIMIT_S) == [place.node for place in places]
 
 
 def test_a_node_is_killed_whole_and_comes_back_with_its_disk(over_nodes: OverNodes) -> None:

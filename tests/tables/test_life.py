@@ -206,3 +206,16 @@ def test_writes_go_on_while_a_table_is_altered(make: Make) -> None:
     assert found["id"].to_pylist() == done == list(range(200))
     assert found["reading"].to_pylist() == [float(n) for n in range(200)]
     assert [found[f"c{n}"].to_pylist()[0] for n in range(4)] == [0, 1, 2, 3]
+
+
+# ---- where it is --------------------------------------------------------------------------------
+
+
+def test_a_table_says_on_which_nodes_its_tablets_are(make: Make, durability: Durability) -> None:
+    """In the order of their numbers; all replicas of one that has some."""
+    table = make(partition=hash_partition("id", 3))
+    places = table.locations()
+    assert [place.number for place in places] == [0, 1, 2]
+    assert len({place.tablet for place in places}) == 3
+    assert all(place.node == "127.0.0.1" for place in places)
+    assert all(place.replica_nodes == ("127.0.0.1",) for place in places)

@@ -58,6 +58,11 @@ class Peers:
         self.calls: list[tuple[Address, str, Any, float]] = []
         self.blobs: Sequence[Any] = ()
         """Of the call that ``otherwise`` is asked about."""
+        self.near: set[Address] = set()
+        """Servers on the machine of the caller."""
+
+    def is_near(self, address: Address) -> bool:
+        return address in self.near
 
     def script(self, method: str, *answers: Answer) -> None:
         self.scripts[method] = iter(answers)

@@ -14,7 +14,7 @@ from stelae.client.routing.group_calls import GroupCall
 from stelae.client.routing.group_route import GroupRoute
 from stelae.core.errors import DeadlineExpired
 from stelae.core.ids import Address, ServerUuid, TableId, TabletId
-from stelae.core.messages.catalog import TabletLocation
+from stelae.core.messages.catalog import ReplicaLocation, TabletLocation
 from stelae.core.records.records import TabletRecord, TabletState
 
 
@@ -91,3 +91,24 @@ def test_what_is_left_of_a_deadline_after_rounding_is_nothing() -> None:
                 await (call.at_leader(None) if max_staleness is None else call.anywhere(None))
 
     asyncio.run(story())
+
+
+def test_reads_of_old_rows_go_to_a_replica_on_the_callers_machine() -> None:
+    """Of several there each in turn; one that did not answer lately comes after those elsewhere."""
+    names = ("a:1", "b:1", "c:1", "d:1")
+    replicas = tuple(ReplicaLocation(ServerUuid(n), Address(n), voter=True) for n in names)
+    record = TabletRecord(TabletId("t"), TableId("u"), 0, TabletState.RUNNING, 0, ServerUuid(""), 0)
+    route = GroupRoute(TabletLocation(record, Address(""), replicas=replicas))
+    near = {"b:1", "d:1"}
+
+    def order(now: float) -> list[str]:
+        found = route.readers(random.Random(1), now, near.__contains__)
+        return [target.address for target in found]
+
+    firsts = [order(0.0) for _ in range(4)]
+    assert all(set(each[:2]) == near for each in firsts)
+    assert {each[0] for each in firsts} == near
+    assert sorted(firsts[0]) == list(names)
+    route.shun(route.target(Address("b:1")), 0.0)
+    assert order(0.1)[0] == "d:1"
+    assert order(0.1)[-1] == "b:1"

@@ -14,7 +14,7 @@ from stelae.core.errors import Unavailable
 from stelae.core.ids import Address
 from stelae.runtime.tcp.direct import DirectCalls
 from stelae.runtime.tcp.handshake import Credentials
-from stelae.runtime.tcp.local import connect_locally, listen_locally
+from stelae.runtime.tcp.local import connect_locally, is_own_host, listen_locally
 from stelae.runtime.tcp.peers import TcpPeers
 from tests.unit.runtime.tcp.peers_world import ECHO, SECRET, UUID, Servers, Text, echo
 
@@ -117,3 +117,12 @@ def test_a_connection_that_breaks_while_it_is_made_is_closed_once(
     assert made[0].fileno() == -1, "closing it once more closes what has its number by then"
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(numbers[0])
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("192.0.2.1", False), ("localhost", False), ("", False)],
+)
+def test_the_addresses_of_this_machine_are_told_from_others(host: str, expected: bool) -> None:
+    """Without a look-up of names, which could block. 192.0.2.0/24 is nobody's (RFC 5737)."""
+    assert is_own_host(host) is expected
