@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 
+import stelae
 from tests.cluster.conftest import ray_folder as ray_folder
 from tests.cluster.conftest import small_spec as small_spec
 from tests.nodes.networks import NodeNetwork, why_not
+from tests.nodes.over_nodes import OverNodes
 
 NODES = 3
 """Number of nodes with a namespace; the head is the fourth."""
@@ -28,3 +31,25 @@ def network(ray_folder: Path) -> Iterator[NodeNetwork]:
     finally:
         ray.shutdown()
         made.end()
+
+
+@pytest.fixture(scope="module")
+def over_nodes(
+    network: NodeNetwork, ray_folder: Path, small_spec: Callable[..., dict[str, Any]]
+) -> Iterator[OverNodes]:
+    """Launched by a spec that says nothing of nodes."""
+    servers = len(network.nodes) + 1
+    spec = small_spec(
+        ray_folder / "data",
+        ray={"address": network.ray_address},
+        tservers={"count": servers, "memory": "64MiB"},
+        backups={"count": servers},
+        safekeepers={"count": servers},
+        cas_store={"url": "sqlite:///cas.db"},
+    )
+    with stelae.launch(spec) as database:
+        found = OverNodes(network, database)
+        try:
+            yield found
+        finally:
+            found.cluster.load.stop()
