@@ -142,13 +142,14 @@ def draw_gray_faults(
 ) -> list[Action]:
     """Draw the gray faults of ``duration_s`` seconds, in order of time; see `draw_schedule`.
 
-    Each is one of: a server that masters hear and that answers nobody else, as it hangs or is cut
-    off; a server that answers no master and all others; a link between two servers that is cut
-    both ways, or one way.
+    Each is one of: a server that masters hear and that answers nobody else; a server that masters
+    and clients hear, and that is cut off from all others; a server that answers no master and all
+    others; a link between two servers that is cut both ways, or one way.
     """
     masters = tuple(servers.get("master", ()))
     everyone = [name for names in servers.values() for name in names]
     others = [name for name in everyone if name not in masters]
+    kinds = [kind for kind in servers if kind != "master" and servers[kind]]
     ways = ["hangs", "cut_off", "unled"] if masters and others else []
     if len(everyone) > 1:
         ways += ["link", "one_way"]
@@ -163,12 +164,12 @@ def draw_gray_faults(
             one, other = rng.sample(everyone, 2)
             schedule.append(Action(at_s, kind, (one,), (other,), lasting_s))
         else:
-            one = rng.choice(others)
-            rest = tuple(name for name in [*others, *clients] if name != one)
-            if way == "cut_off":
+            one = rng.choice(servers[rng.choice(kinds)])  # there may be few of a kind
+            rest = tuple(name for name in others if name != one)
+            if way == "cut_off":  # clients reach it, and wait for what it waits for
                 schedule.append(Action(at_s, "split", (one,), rest, lasting_s))
             else:
-                callers = masters if way == "unled" else rest
+                callers = masters if way == "unled" else (*rest, *clients)
                 schedule.append(Action(at_s, "lose_calls", callers, (one,), lasting_s))
         at_s += rng.expovariate(1.0 / mean_s)
     return schedule

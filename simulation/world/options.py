@@ -174,7 +174,7 @@ class Options:
         rng = random.Random(f"{seed}/gray options")
         return self.but(
             gray_gap_mean_s=rng.choice([1.5, 4.0, 8.0]),
-            gray_duration_mean_s=rng.choice([2.0, 8.0, 25.0]),
+            gray_duration_mean_s=rng.choice([2.0, 10.0, 30.0]),
         )
 
     def but(self, **changes: Any) -> Self:
