@@ -385,14 +385,13 @@ class _Round:
             )
 
     def _waits_in_vain(self, tablet: TabletRecord, report: TabletReport) -> bool:
-        """Whether its owner has waited for long for a server that others reach."""
+        """Whether its owner has waited for long for servers that others reach."""
         if tablet.state is TabletState.CREATING or not report.unreached:
             return False
         if self._complaints is None:
             self._complaints = Complaints(self._catalog, self._liveness, self._now)
-        reached = self._complaints.reached_by_others
-        serves = tablet.may_be_served
-        if not any(reached(each, tablet.owner, serves=serves) for each in report.unreached):
+        is_vain = self._complaints.waits_in_vain
+        if not is_vain(report.unreached, tablet.owner, serves=tablet.may_be_served):
             return False
         return self._pacing.owners.waits_in_vain(tablet.tablet_id, tablet.term, self._now)
 

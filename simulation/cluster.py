@@ -93,7 +93,7 @@ class SimCluster:
         for name in self.masters:
             self.world.start(name, self._master(name), kind="master")
         for name in self.backups:
-            self.world.start(name, self._backup(name), kind="backup", fixed_port=False)
+            self._start_backup(name)
         for name in self.safekeepers:
             self._start_safekeeper(name)
         if self.cas_store is not None:
@@ -114,6 +114,16 @@ class SimCluster:
         name = f"tserver-{len(self.tservers) + 1}"
         self.tservers.append(name)
         self._start_tserver(name)
+        return name
+
+    def _start_backup(self, name: str) -> None:
+        self.world.start(name, self._backup(name), kind="backup", fixed_port=False)
+
+    def add_backup(self) -> str:
+        """Start one more; its name."""
+        name = f"backup-{len(self.backups) + 1}"
+        self.backups.append(name)
+        self._start_backup(name)
         return name
 
     def _start_safekeeper(self, name: str) -> None:

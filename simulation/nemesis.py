@@ -133,6 +133,63 @@ def _draw_partition(
     return Action(at_s, "split", (one,), tuple(rest), lasting_s)
 
 
+def draw_gray_faults(
+    options: Options,
+    rng: random.Random,
+    servers: Mapping[str, Sequence[str]],
+    clients: Sequence[str],
+    duration_s: float,
+) -> list[Action]:
+    """Draw the gray faults of ``duration_s`` seconds, in order of time; see `draw_schedule`.
+
+    Each is one of: a server that masters hear and that answers nobody else; a server that masters
+    and clients hear, and that is cut off from all others; a server that answers no master and all
+    others; a link between two servers that is cut both ways, or one way.
+    """
+    masters = tuple(servers.get("master", ()))
+    everyone = [name for names in servers.values() for name in names]
+    others = [name for name in everyone if name not in masters]
+    kinds = [kind for kind in servers if kind != "master" and servers[kind]]
+    ways = ["hangs", "cut_off", "unled"] if masters and others else []
+    if len(everyone) > 1:
+        ways += ["link", "one_way"]
+    schedule: list[Action] = []
+    mean_s = options.gray_gap_mean_s
+    at_s = rng.expovariate(1.0 / mean_s) if mean_s > 0 and ways else duration_s
+    while at_s < duration_s:
+        way = rng.choice(ways)
+        lasting_s = rng.expovariate(1.0 / options.gray_duration_mean_s)
+        if way in ("link", "one_way"):
+            kind = "split" if way == "link" else "one_way"
+            one, other = rng.sample(everyone, 2)
+            schedule.append(Action(at_s, kind, (one,), (other,), lasting_s))
+        else:
+            one = rng.choice(servers[rng.choice(kinds)])  # there may be few of a kind
+            rest = tuple(name for name in others if name != one)
+            if way == "cut_off":  # clients reach it, and wait for what it waits for
+                schedule.append(Action(at_s, "split", (one,), rest, lasting_s))
+            else:
+                callers = masters if way == "unled" else (*rest, *clients)
+                schedule.append(Action(at_s, "lose_calls", callers, (one,), lasting_s))
+        at_s += rng.expovariate(1.0 / mean_s)
+    return schedule
+
+
+def gray_faults_of(world: World, duration_s: float) -> list[Action]:
+    """Draw the gray faults of a world whose servers run, if its options have any."""
+    servers, clients = _nodes_of(world)
+    return draw_gray_faults(world.options, world.rng("gray"), servers, clients, duration_s)
+
+
+def _nodes_of(world: World) -> tuple[dict[str, list[str]], list[str]]:
+    """The names of servers, by kind, and of clients."""
+    servers: dict[str, list[str]] = {}
+    for node in world.nodes.values():
+        if node.factory is not None:
+            servers.setdefault(node.kind, []).append(node.name)
+    return servers, [node.name for node in world.nodes.values() if node.factory is None]
+
+
 class Nemesis:
     """Carries a schedule out."""
 
@@ -160,14 +217,12 @@ class Nemesis:
             fillable: kinds whose disks may be full; by default all.
         """
         if world.schedule is None:
-            servers: dict[str, list[str]] = {}
-            for node in world.nodes.values():
-                if node.factory is not None:
-                    servers.setdefault(node.kind, []).append(node.name)
-            clients = [node.name for node in world.nodes.values() if node.factory is None]
-            world.schedule = draw_schedule(
+            servers, clients = _nodes_of(world)
+            drawn = draw_schedule(
                 world.options, world.rng("nemesis"), servers, clients, duration_s, losable, fillable
             )
+            drawn += gray_faults_of(world, duration_s)
+            world.schedule = sorted(drawn, key=lambda action: action.at_s)
         return cls(world, world.schedule)
 
     async def finish(self, timeout_s: float = 120.0) -> None:
@@ -229,6 +284,10 @@ class Nemesis:
                 world.partition(action.nodes, action.others)
                 if action.kind == "split":
                     world.partition(action.others, action.nodes)
+            case "lose_calls":
+                for caller in action.nodes:
+                    for receiver in action.others:
+                        world.network.lose_calls(caller, receiver)
             case unknown:
                 raise AssertionError(f"no such fault: {unknown}")
 
@@ -242,6 +301,11 @@ class Nemesis:
                 world.nodes[name].disk.slowness = 1.0
             case "full_disk":
                 world.nodes[name].disk.full = False
+            case "lose_calls":
+                world.note("nemesis", f"ends lost calls to {','.join(action.others)}")
+                for caller in action.nodes:
+                    for receiver in action.others:
+                        world.network.carry_calls(caller, receiver)
             case _:
                 world.note("nemesis", f"ends {action.kind} of {','.join(action.nodes)}")
                 world.unpartition(action.nodes, action.others)

@@ -4,6 +4,9 @@ A scenario is an async function ``(world, bug) -> None`` that starts servers, le
 under faults, and judges the outcome. ``bug`` names a planted bug that the scenario's servers then
 have; it is "" in ordinary runs. Names in `SCENARIOS` are loaded when asked for, so that this
 package imports no server; a scenario that lives in a file is named ``path/to/file.py:ATTRIBUTE``.
+
+Each scenario has a second name, ``gray_…``: the same under gray faults in addition
+(`stelae.simulation.nemesis`). The runs of the first name do not depend on the second.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,9 @@ class Scenario:
     limit_s: float = 3600.0
 
 
-SCENARIOS: dict[str, str] = {
+GRAY = "gray_"
+"""Begin of the name of a scenario with gray faults."""
+PLAIN: dict[str, str] = {
     "blackouts": "tests/simulation/recovery/loading.py:BLACKOUTS",
     "cleaning": "tests/simulation/tables/cleaning.py:SCENARIO",
     "alters": "tests/simulation/successions/alters.py:SCENARIO",
@@ -68,6 +73,8 @@ SCENARIOS: dict[str, str] = {
     "wal": "tests/simulation/wal/wal_tables.py:SCENARIO",
 }
 """Name -> ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` of a `Scenario`."""
+SCENARIOS = PLAIN | {GRAY + name: place for name, place in PLAIN.items()}
+"""The same with the names of gray scenarios."""
 
 
 def load_scenario(name: str) -> Scenario:
@@ -85,7 +92,16 @@ def load_scenario(name: str) -> Scenario:
     found = getattr(module, attribute, None)
     if not isinstance(found, Scenario):
         raise InvalidArgument(f"{place} is not a Scenario")
-    return found
+    return gray(found) if name in SCENARIOS and name.startswith(GRAY) else found
+
+
+def gray(scenario: Scenario) -> Scenario:
+    """The same scenario under gray faults in addition."""
+    return replace(
+        scenario,
+        name=GRAY + scenario.name,
+        options=lambda seed: scenario.options(seed).gray(seed),
+    )
 
 
 def _load_file(path: Path) -> Any:

@@ -217,14 +217,16 @@ class ActiveTimeline:
             self._waiting.pop(number, None)
 
     async def fetch(self, call: FetchEntries) -> FetchedEntries:
-        """Entries that may be told of. Raises StelaeError."""
+        """Entries that may be told of. Raises StelaeError, also if the timeline was deleted,
+        replaced, or failed while they were read."""
         timeline, acceptor = self._current()
         entries: list[Entry] = []
         found = acceptor.fetchable(call)
         if found is not None:
             size_bytes = min(call.size_max_bytes, FETCH_BYTES_MAX)
             entries = await timeline.read(found[0], found[1], size_bytes)
-            if self._acceptor is not acceptor:
+            # Nobody else looks: of a timeline that is gone this acceptor would answer for ever.
+            if self._current()[1] is not acceptor:
                 raise TabletNotReady(self.tablet_id, "another one since it was asked for")
             # Meanwhile the log may have been cut, as another term has begun.
             again = acceptor.fetchable(call)

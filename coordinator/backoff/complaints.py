@@ -13,11 +13,17 @@ Rules:
 3. A tablet that answers reads has more to lose: for its owner a server counts as reached only if
    no other tserver complains at all, and if it is not shunned. Of two tservers, of which one avoids
    a backup, nobody can say which one is at fault.
+4. The owner of such a tablet waits in vain only if it misses `MISSED_WHILE_SERVED` servers that
+   others reach. A backup that hangs is missed first by the only tserver that writes to it, so
+   nobody else complains: each owner would be given up in turn, and reads would stop with it. That
+   two servers hang for one tserver alone is its own fault.
 
 Source: decisions §62.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.liveness.liveness import Liveness
@@ -25,6 +31,9 @@ from stelae.coordinator.liveness.shunned_backups import shunned_backups
 from stelae.coordinator.liveness.standing import standing_of
 from stelae.core.ids import ServerUuid
 from stelae.core.records.records import ServerKind
+
+MISSED_WHILE_SERVED = 2
+"""Number of servers, reached by others, without which the owner of a served tablet is given up."""
 
 
 class Complaints:
@@ -52,9 +61,17 @@ class Complaints:
                 for server in () if report is None else report.unreached:
                     self._unreached.setdefault(server, set()).add(uuid)
 
-    def reached_by_others(self, server: ServerUuid, owner: ServerUuid, *, serves: bool) -> bool:
-        """Whether ``server``, for which ``owner`` waits, is used by other tservers, as far as the
-        leader can know. ``serves``: the owner may be answering reads of the tablet."""
+    def waits_in_vain(
+        self, unreached: Iterable[ServerUuid], owner: ServerUuid, *, serves: bool
+    ) -> bool:
+        """Whether another tserver would get on where ``owner`` waits for the servers ``unreached``,
+        as far as the leader can know. ``serves``: the owner may be answering reads of the tablet.
+        """
+        missed = sum(self._reached_by_others(each, owner, serves) for each in set(unreached))
+        return missed >= (MISSED_WHILE_SERVED if serves else 1)  # rule 4
+
+    def _reached_by_others(self, server: ServerUuid, owner: ServerUuid, serves: bool) -> bool:
+        """Whether ``server``, for which ``owner`` waits, is used by other tservers."""
         if self._liveness.live_server(server, self._now) is None or not self._tservers - {owner}:
             return False
         wait = bool(self._unreached.get(server, set()) - {owner})

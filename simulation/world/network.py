@@ -110,6 +110,8 @@ class Network:
         self.listeners: dict[Address, SimPeers] = {}
         self._names: dict[Address, str] = {}
         self._blocked: dict[tuple[str, str], int] = {}
+        self._losing: dict[tuple[str, str], int] = {}
+        """Links whose calls are lost: (caller, receiver)."""
         self._clogged_until_s: dict[tuple[str, str], float] = {}
         self._parked: dict[tuple[str, str], list[Callable[[], None]]] = {}
         self._watches: dict[int, tuple[SimPeers, SimPeers, asyncio.Future[None]]] = {}
@@ -145,6 +147,19 @@ class Network:
         for deliver in self._parked.pop(pair, []):
             self._later(self.latency(0), deliver)
 
+    def lose_calls(self, caller: str, receiver: str) -> None:
+        """Lose every request of ``caller`` to ``receiver``, which goes on calling and is answered:
+        its connections stand, and it hangs for that caller. Each needs its own `carry_calls`."""
+        pair = (caller, receiver)
+        self._losing[pair] = self._losing.get(pair, 0) + 1
+
+    def carry_calls(self, caller: str, receiver: str) -> None:
+        """Undo one `lose_calls`."""
+        pair = (caller, receiver)
+        count = self._losing.pop(pair, 0) - 1
+        if count > 0:
+            self._losing[pair] = count
+
     def has_no_room(self) -> bool:
         """Whether a sender's queue happens to be full at this moment."""
         return self._rng.random() < NO_ROOM_PROBABILITY
@@ -153,6 +168,7 @@ class Network:
         for pair in list(self._blocked):
             self._blocked[pair] = 1
             self.unblock(*pair)
+        self._losing.clear()
         self._clogged_until_s.clear()
 
     def clog(self, sender: str, receiver: str, duration_s: float) -> None:
@@ -254,8 +270,8 @@ class Network:
             return
         request.target = target
         target.outstanding[request.number] = request
-        dropped = self.drop_filter is not None and self.drop_filter(
-            sender, receiver, request.method
+        dropped = (sender, receiver) in self._losing or (
+            self.drop_filter is not None and self.drop_filter(sender, receiver, request.method)
         )
         if sender != receiver and (dropped or self._lost(self._options.drop_request_rate)):
             self.note(sender, f"request {request.number} {request.method} to {receiver} is lost")

@@ -107,6 +107,11 @@ class Options:
     full_disk_every_s: float = 0.0
     lost_disk_every_s: float = 0.0
     fault_duration_mean_s: float = 2.0
+    gray_gap_mean_s: float = 0.0
+    """Mean time between two gray faults, of which masters and other servers see different things;
+    0: none."""
+    gray_duration_mean_s: float = 8.0
+    """Longer than other faults: servers are patient with what others reach."""
     healing_s: float = 20.0
     """Least time between two lost disks: so long the system has to restore its promise."""
 
@@ -162,6 +167,14 @@ class Options:
             workload=_draw_workload(rng),
             shares_objects=rng.random() < 0.8,
             lost_object_rate=rate(0.5),
+        )
+
+    def gray(self, seed: int | str) -> Self:
+        """The same with gray faults, how often and how long depends on the seed."""
+        rng = random.Random(f"{seed}/gray options")
+        return self.but(
+            gray_gap_mean_s=rng.choice([1.5, 4.0, 8.0]),
+            gray_duration_mean_s=rng.choice([2.0, 10.0, 30.0]),
         )
 
     def but(self, **changes: Any) -> Self:

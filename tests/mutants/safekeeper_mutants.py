@@ -34,8 +34,12 @@ MUTANTS = [
                 "",
             ),
             (
-                "            if self._acceptor is not acceptor:\n                raise",
+                "            if self._current()[1] is not acceptor:\n                raise",
                 "            if False:\n                raise",
+            ),
+            (
+                "            if self._current()[1] is not acceptor:\n                raise",
+                "            if self._acceptor is not acceptor:\n                raise",
             ),
             ("            await timeline.carry_out(ready)\n", "            pass\n"),
             (

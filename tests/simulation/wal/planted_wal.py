@@ -10,11 +10,13 @@ from unittest.mock import patch
 import msgspec
 
 from stelae.actors.master.leader.timelines import TimelineKeeper
+from stelae.coordinator.backoff.owners import FailedOwners
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.catalog.timelines import TimelineCatalog
 from stelae.coordinator.timelines import placement as timeline_placement
 from stelae.coordinator.timelines.migration_knowledge import Knowledge
 from stelae.coordinator.timelines.migration_steps import Exclude
+from stelae.core.ids import TabletId
 from stelae.core.records.configurations import TimelineRecord
 from stelae.core.records.records import SafekeeperRecord, ServerInfo
 from tests.simulation.world.planting import planting
@@ -95,6 +97,17 @@ def _garbage_without_a_generation() -> Any:
     return patch.object(TimelineKeeper, "_scan", both)
 
 
+def _given_up_in_every_term() -> Any:
+    """An owner that was given up while it served is not told from the next one: the tablet moves
+    on, and nobody is ever told to open it."""
+
+    def any_term(self: FailedOwners, tablet_id: TabletId, term: int) -> str:
+        known = self._given_up.get(tablet_id)
+        return known.reason if known is not None else ""
+
+    return patch.object(FailedOwners, "given_up", any_term)
+
+
 @contextmanager
 def _all(*patches: Any) -> Iterator[None]:
     with ExitStack() as stack:
@@ -111,4 +124,8 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-planted = planting(BUGS)
+GRAY_BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "given up in every term": _given_up_in_every_term,
+}
+"""Found under gray faults alone: no other fault lasts for longer than masters are patient."""
+planted = planting(BUGS, GRAY_BUGS)

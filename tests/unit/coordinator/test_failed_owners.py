@@ -23,8 +23,7 @@ from stelae.core.messages.servers import Heartbeat, TabletProgress, TabletReport
 from stelae.core.records.records import ServerKind, TabletRecord, TabletState
 from tests.unit.coordinator.decide_world import P, World, kinds, report, run, server, tablet
 
-BACKUP = ServerUuid("b1")
-
+BACKUPS = (ServerUuid("b1"), ServerUuid("b2"))
 
 OTHER = TabletId("other")
 
@@ -32,23 +31,24 @@ OTHER = TabletId("other")
 def hear(
     world: World,
     *reports: TabletReport,
-    with_backup: bool = True,
+    with_backups: bool = True,
     names: Sequence[str] = ("s1", "s2", "s3"),
     avoid: Collection[str] = (),
     step_s: float = 0.1,
 ) -> list[Action]:
     """One tenth of a second: all servers are heard, and the leader decides. Reports are their
-    owner's, and those named in ``avoid`` avoid the backup."""
+    owner's, and those named in ``avoid`` avoid both backups."""
     world.now += step_s
     for name in names:
         mine = [each for each in reports if world.catalog.tablets[each.tablet_id].owner == name]
-        avoids = (BACKUP,) if name in avoid else ()
+        avoids = BACKUPS if name in avoid else ()
         beat = Heartbeat(server(name), world.now, tuple(mine), avoids=avoids)
         assert world.liveness.heartbeat(beat, world.now).processed
         world.liveness.grant(run(name), world.now)
-    if with_backup:
-        beat = Heartbeat(server("b1", kind=ServerKind.BACKUP), world.now)
-        world.liveness.heartbeat(beat, world.now)
+    for uuid in BACKUPS if with_backups else ():
+        world.liveness.heartbeat(
+            Heartbeat(server(uuid, kind=ServerKind.BACKUP), world.now), world.now
+        )
     actions = world.decide()
     for action in actions:
         if isinstance(action, Move):
@@ -57,9 +57,16 @@ def hear(
     return actions
 
 
-def waiting(world: World, progress: TabletProgress = P.OPENING) -> TabletReport:
+def waiting(
+    world: World,
+    progress: TabletProgress = P.OPENING,
+    unreached: Sequence[ServerUuid] | None = None,
+) -> TabletReport:
+    """By default for as many backups as an owner may not miss in that state."""
+    if unreached is None:
+        unreached = BACKUPS if progress is P.SERVING else BACKUPS[:1]
     told = report("a", world.tablet.term, progress)
-    return msgspec.structs.replace(told, problem="waits for b1", unreached=(BACKUP,))
+    return msgspec.structs.replace(told, problem="waits for b1", unreached=tuple(unreached))
 
 
 def until_moved(world: World, limit_s: float = 200.0) -> float:
@@ -89,7 +96,7 @@ def test_an_owner_that_waits_for_the_dead_keeps_its_tablet() -> None:
     """Another one would wait for them as well."""
     world = World(tablet("s1", TabletState.RECOVERING))
     for _ in range(1000):
-        hear(world, waiting(world), with_backup=False)
+        hear(world, waiting(world), with_backups=False)
     assert world.tablet.owner == "s1"
 
 
@@ -113,6 +120,26 @@ def test_who_serves_in_vain_closes_the_tablet_before_another_has_it() -> None:
     assert Move in kinds(hear(world))
     assert world.tablet.owner != "s1"
     assert (world.tablet.state, world.tablet.term) == (TabletState.RECOVERING, 2)
+
+
+def test_who_serves_and_misses_one_server_alone_keeps_its_tablet() -> None:
+    """That server may hang, and nobody else writes to it: no other owner could open the tablet."""
+    world = World(tablet())
+    for _ in range(1000):
+        assert hear(world, waiting(world, P.SERVING, BACKUPS[:1])) == []
+    for _ in range(1000):  # of the second one the masters hear nothing, so others do not reach it
+        told = waiting(world, P.SERVING, (BACKUPS[0], ServerUuid("b3")))
+        assert hear(world, told) == []
+    for _ in range(1000):  # named twice, it is one
+        assert hear(world, waiting(world, P.SERVING, BACKUPS[:1] * 2)) == []
+    assert world.tablet.owner == "s1"
+
+
+def test_who_opens_and_misses_one_server_is_replaced() -> None:
+    """Nobody reads a tablet that is not open: nothing is lost by another try elsewhere."""
+    world = World(tablet("s1", TabletState.RECOVERING))
+    assert len(waiting(world).unreached) == 1
+    assert until_moved(world) < 2 * PATIENCE_S
 
 
 def test_an_owner_that_cannot_be_told_anything_is_given_up() -> None:

@@ -18,7 +18,10 @@ from stelae.actors.safekeeper.acceptor import REPLY_WAIT_S
 from stelae.actors.safekeeper.timeline_store.log import TimelineLog
 from stelae.actors.safekeeper.timeline_store.timeline import Timeline
 from stelae.consensus.wal.messages import (
+    WAL_FETCH,
     WAL_TO_ACCEPTOR,
+    FetchedEntries,
+    FetchEntries,
     ProposerMail,
     Refusal,
     RefusalReason,
@@ -32,7 +35,9 @@ from stelae.core.errors import (
     CorruptData,
     InvalidArgument,
     StaleTerm,
+    StelaeError,
     TabletNotFound,
+    TabletNotReady,
     TabletTombstoned,
     WrongServer,
 )
@@ -44,6 +49,7 @@ from stelae.core.messages.safekeepers import (
     PutConfiguration,
     TimelinePresence,
 )
+from stelae.core.records.replication import Entry
 from stelae.core.records.timelines import LogPosition, SafekeeperId
 from stelae.simulation import Options
 from tests.unit.actors.safekeeper.safekeeper_checks import ME, NONE, given, status
@@ -246,6 +252,59 @@ def test_appends_that_come_during_a_sync_share_the_next_one() -> None:
     with patch.object(TimelineLog, "_sync", counted):
         run(scenario, options=Options(sync_mean_s=0.05, sync_min_s=0.05))
     assert 0 < syncs < 15
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("deleted", TabletTombstoned),
+        ("made anew", TabletNotReady),
+        ("failed", TabletNotReady),
+        ("cut", None),
+    ],
+)
+def test_what_is_read_of_a_timeline_that_changes_meanwhile_is_not_handed_out(
+    what: str, error: type[StelaeError] | None
+) -> None:
+    """Another timeline, or none, counts by now; of one whose log was cut nothing is told."""
+    read, tablet_id = Timeline.read, TIMELINE.tablet_id
+
+    async def scenario(here: SafekeepersWorld) -> None:
+        await here.put(1, members(1))
+        session, server = here.voice.session(1, "a", 1), here.server(1)
+        await session.lead([])
+        await session.append([entry(1, n) for n in range(1, 6)])
+
+        async def fetch() -> FetchedEntries:
+            call = FetchEntries(tablet_id, 1, 1, 1, 5, 1 << 20)
+            found = await here.client.peers.call(
+                server.info.address, WAL_FETCH, call, timeout_s=2.0, destination=server.info.uuid
+            )
+            return found.body
+
+        async def slow(self: Timeline, first: int, last: int, size_bytes: int) -> list[Entry]:
+            entries = list(await read(self, first, last, size_bytes))
+            store = server.timelines.store(tablet_id)
+            if what == "failed":
+                self.fail(OSError("the disk is gone"))
+            elif what == "cut":
+                assert await server.timelines.switch(tablet_id, members(1), 2, 1.0) is not None
+            else:
+                await store.delete(tablet_id, members(2, 2, 3))
+            if what == "made anew":
+                await store.create(tablet_id, members(3))
+            assert len(entries) == 5
+            return entries
+
+        assert len((await fetch()).entries) == 5
+        with patch.object(Timeline, "read", slow):
+            if error is None:
+                assert not (await fetch()).entries, "they are of a term that has ended"
+                return
+            with pytest.raises(error):
+                await fetch()
+
+    run(scenario)
 
 
 def test_a_full_queue_is_answered_as_overload_and_nothing_of_it_is_taken() -> None:
