@@ -13,6 +13,7 @@ from stelae.coordinator.backoff.owners import (
     LONGEST_PAUSE_S,
     PATIENCE_S,
     PRUNE_PERIOD_S,
+    SERVER_PAUSE_S,
     FailedOwners,
 )
 from stelae.coordinator.decide import Action, Move, Recover
@@ -53,7 +54,7 @@ def hear(
     for action in actions:
         if isinstance(action, Move):
             for tablet_id, uuid in action.failed_at.items():
-                world.pacing.owners.failed(tablet_id, uuid, world.now)
+                world.pacing.owners.failed(tablet_id, (uuid,), world.now)
     return actions
 
 
@@ -230,7 +231,7 @@ def test_a_tablet_that_stays_in_trouble_is_not_forgotten() -> None:
 
 def test_what_is_remembered_is_searched_once_in_a_while() -> None:
     """Not with each failure: the leader's loop would stand still when thousands fail."""
-    owners = FailedOwners()
+    owners: FailedOwners[TabletId] = FailedOwners()
     searches = 0
 
     class Counted(dict):  # type: ignore[type-arg]
@@ -242,11 +243,13 @@ def test_what_is_remembered_is_searched_once_in_a_while() -> None:
     owners._failures = Counted()
     for number in range(3000):
         owners.begin_round(100.0 + number / 1000)
-        owners.failed(TabletId(f"{number}"), ServerUuid("s1"), 100.0 + number / 1000)
+        owners.failed(TabletId(f"{number}"), (ServerUuid("s1"),), 100.0 + number / 1000)
         owners.waits_in_vain(TabletId(f"{number}"), 1, 100.0)
         owners.untold(TabletId(f"{number}"), 1, 100.0)
     assert searches == 1
     owners.begin_round(100.0 + FORGOTTEN_AFTER_S + PRUNE_PERIOD_S)
+    assert owners._failures, "the servers' pauses have not been over for so long"
+    owners.begin_round(100.0 + SERVER_PAUSE_S + FORGOTTEN_AFTER_S + PRUNE_PERIOD_S)
     assert not owners._failures
     assert not owners._untold
     assert not owners._waiting
@@ -257,7 +260,7 @@ def test_the_server_that_just_failed_comes_after_all_others() -> None:
     world = World(tablet("s1", TabletState.RECOVERING))
     for _ in range(5):
         for name in ("s2", "s3"):
-            world.pacing.owners.failed(TabletId("a"), ServerUuid(name), world.now)
+            world.pacing.owners.failed(TabletId("a"), (ServerUuid(name),), world.now)
     world.now += LONGEST_PAUSE_S
     while world.tablet.owner == "s1":
         failed = report("a", world.tablet.term, P.FAILED)
