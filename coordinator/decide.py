@@ -598,3 +598,14 @@ def moved(tablet: TabletRecord, owner: ServerInfo) -> TabletRecord:
         owner_incarnation=owner.incarnation,
         generation=tablet.generation + 1,
     )
+
+
+def note_replaced(catalog: Catalog, pacing: Pacing, action: Replace, now: float) -> None:
+    """Remember where tablets could not be created, once their replacements are in the catalog,
+    which inherit that. One that was given up meanwhile, as the successor of another, has none."""
+    for old in action.stuck:
+        gone = catalog.tablets.get(old.tablet_id)
+        new = None if gone is None else catalog.tablets.get(gone.replaced_by)
+        if new is not None and new.attempt == old.attempt + 1:
+            pacing.owners.failed(old.tablet_id, action.failed_at[old.tablet_id], now)
+            pacing.owners.inherit(old.tablet_id, [new.tablet_id], now)

@@ -46,6 +46,7 @@ from stelae.coordinator.decide import (
     Replace,
     Serve,
     decide,
+    note_replaced,
 )
 from stelae.coordinator.decide_groups import (
     Change,
@@ -63,7 +64,7 @@ from stelae.coordinator.status.recoveries import Recoveries, why_unknown
 from stelae.coordinator.timelines.placement import source_of
 from stelae.core.config.settings import Settings
 from stelae.core.errors import DeadlineExpired, OutcomeUnknown, StelaeError
-from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.ids import TabletId
 from stelae.core.messages.alter import ALTER_TABLET, AlterTablet
 from stelae.core.messages.replicas import (
     CHANGE_REPLICAS,
@@ -358,23 +359,11 @@ class Coordinator:
             tables=[action.table_id],
             tablets=[tablet.tablet_id for tablet in action.stuck],
         )
-        now = self._runtime.clock.monotonic()
+        note_replaced(self._catalog, self.pacing, action, self._runtime.clock.monotonic())
         for tablet in action.stuck:
-            self._note_replaced(tablet, action.failed_at[tablet.tablet_id], now)
             self.problems.pop(tablet.tablet_id, None)
             self.pacing.succeeded(tablet.tablet_id)  # nothing of it is awaited any more
         self._runtime.metrics.count("tablets_replaced", len(action.stuck))
-
-    def _note_replaced(
-        self, tablet: TabletRecord, failed: Sequence[ServerUuid], now: float
-    ) -> None:
-        """What stands in its place now inherits where it failed; nothing does if the tablet was
-        given up meanwhile, as the successor of another."""
-        gone = self._catalog.tablets.get(tablet.tablet_id)
-        new = None if gone is None else self._catalog.tablets.get(gone.replaced_by)
-        if new is not None and new.attempt == tablet.attempt + 1:
-            self.pacing.owners.failed(tablet.tablet_id, failed, now)
-            self.pacing.owners.inherit(tablet.tablet_id, [new.tablet_id], now)
 
     async def _succession(self, action: BeginSuccession | Swap | GiveUpSuccessor) -> None:
         def draft() -> CatalogBatch | None:
