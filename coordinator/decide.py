@@ -42,6 +42,7 @@ from stelae.coordinator.ddl.alter import Alter, FinishAlter, alter_actions
 from stelae.coordinator.ddl.succession import SuccessionAction, reports_of, succession_actions
 from stelae.coordinator.decide_groups import GroupAction, GroupRound
 from stelae.coordinator.decide_indexes import IndexAction, IndexRound
+from stelae.coordinator.groups.group import absent_members, group_of
 from stelae.coordinator.groups.replacements import CopyLimits
 from stelae.coordinator.groups.tserver_loads import tserver_loads
 from stelae.coordinator.liveness.liveness import Liveness, Run, Seen, run_of
@@ -87,6 +88,8 @@ class Replace:
     """Of each one's replacement: its owner, or the members of its group."""
     timelines: tuple[TimelineConfiguration, ...] = ()
     """Of a ``wal`` table: where the logs of the replacements are to be."""
+    failed_at: Mapping[TabletId, tuple[ServerUuid, ...]] = field(default_factory=dict)
+    """Of each of ``stuck``: the servers for which it could not be created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +218,8 @@ class _Round:
         self._given_up: dict[Run, None] = {}
         self._loads: list[Load] | None = None
         self._complaints: Complaints | None = None
-        pacing.owners.begin_round(now)
+        pacing.begin_round(now)
+        pacing.sizes.forget(catalog.opening_tablets, now)
 
     def actions(
         self,
@@ -232,10 +236,12 @@ class _Round:
             and not self._liveness.is_given_up(run)
             and self._has_to_go(seen)
         }
-        creating = (
+        creating = [
             t.tablet_id for t in self._catalog.opening_tablets() if t.state is TabletState.CREATING
-        )
+        ]
         self._pacing.creating(creating, self._now)
+        for tablet_id in creating:  # also those with replicas, which have no owner to be looked at
+            self._pacing.owners.unsettled(tablet_id, self._now)
         for owner in self._catalog.owners():
             run = Run(*owner)
             seen = self._live.get(run)
@@ -259,13 +265,13 @@ class _Round:
             loads=self._all_loads,
             limits=copy_limits,
             additions=self._pacing.additions,
+            transfers=self._pacing.transfers,
         )
         of_groups = groups.actions()
         for tablet in groups.stuck:
             self._stuck.setdefault(tablet.table_id, []).append(tablet)
         if not self._waits:
-            where = (self._catalog, self._live, self._pacing.departures, self._all_loads, self._now)
-            self._orders += planned_closes(*where, may_even_out=groups.is_even)
+            self._orders += self._planned_closes(may_even_out=groups.is_even)
         moves = [*self._replacements(), *self._moves()]
         hand_overs = [HandOver(table, tuple(ready)) for table, ready in self._ready.items()]
         of_indexes = self._of_indexes(indexlet_entries_max)
@@ -278,6 +284,17 @@ class _Round:
         orders = [*self._orders, *of_groups, *alters, *successions, *self._closes()]
         return [*map(GiveUp, self._given_up), *hand_overs, *moves, *of_indexes, *orders]
 
+    def _planned_closes(self, *, may_even_out: bool) -> list[Close]:
+        """The tablet that is to leave its server by plan, if there is one."""
+        where = (self._catalog, self._live, self._pacing.departures, self._all_loads, self._now)
+        closes = planned_closes(*where, self._pacing.owners.avoid, may_even_out=may_even_out)
+        for close in closes:  # once it is closed, nobody reports how large it is
+            seen = self._live.get(Run(close.server.uuid, close.server.incarnation))
+            if seen is not None:
+                report = seen.reports.get(close.tablet_id)
+                self._pacing.sizes.note(close.tablet_id, report, self._now)
+        return closes
+
     def _of_indexes(self, entries_max: int) -> list[IndexAction]:
         indexes = IndexRound(
             self._catalog,
@@ -287,6 +304,7 @@ class _Round:
             missing_after_s=self._missing_after_s,
             entries_max=entries_max,
             loads=self._all_loads,
+            failed=self._pacing.indexlets,
         )
         actions = list(indexes.actions())
         self._given_up |= indexes.given_up
@@ -349,6 +367,7 @@ class _Round:
 
     def _reported(self, tablet: TabletRecord, seen: Seen, report: TabletReport) -> None:
         """Its live owner speaks of it, in the right term."""
+        self._pacing.owners.told(tablet.tablet_id)  # also if no answer to the order was heard
         if knows_less(tablet, report):
             self._orders.append(Learn(tablet, seen.server))
         waits_in_vain = self._waits_in_vain(tablet, report)
@@ -359,6 +378,7 @@ class _Round:
             reason = f"{seen.server.name} does not reach what others do: {report.problem}"
             if tablet.may_be_served:  # it answers by its lease, until it has closed it
                 self._pacing.owners.give_up(tablet.tablet_id, tablet.term, reason, self._now)
+                self._pacing.sizes.note(tablet.tablet_id, report, self._now)
                 self._orders.append(Close(seen.server, tablet.tablet_id, tablet.term))
             else:
                 self._give_up_owner(tablet, reason)
@@ -416,23 +436,35 @@ class _Round:
         return self._now >= since + self._missing_after_s
 
     def _move(self, tablet: TabletRecord, reason: str) -> None:
+        seen = self._liveness.find(Run(tablet.owner, tablet.owner_incarnation))
+        report = None if seen is None else seen.reports.get(tablet.tablet_id)
+        if report is not None and report.term == tablet.term:
+            self._pacing.sizes.note(tablet.tablet_id, report, self._now)
         self._waits.setdefault(tablet.table_id, []).append((tablet, reason))
 
     def _replacements(self) -> list[Action]:
         """New tablets for those that could not be created, best not where that was tried."""
         found: list[Action] = []
         for (table_id, durability), stuck in self._stuck_alike():
+            failed_at = {each.tablet_id: self._to_blame(each) for each in stuck}
+            avoid = {i: self._avoided_by(i, failed) for i, failed in failed_at.items()}
             if isinstance(durability, Replicas):
-                holders = self._choose_members(table_id, stuck, durability.count)
+                holders = self._choose_members(table_id, stuck, durability.count, avoid)
             else:
-                avoid = {t.tablet_id: {t.owner: self._now} for t in stuck}
                 owners = self._choose(table_id, stuck, avoid)
                 holders = {tablet_id: (owner,) for tablet_id, owner in owners.items()}
             timelines = self._new_timelines(durability, len(stuck)) if holders else None
             if timelines is not None:
                 chosen = tuple(holders[tablet.tablet_id] for tablet in stuck)
-                found.append(Replace(table_id, tuple(stuck), chosen, timelines))
+                found.append(Replace(table_id, tuple(stuck), chosen, timelines, failed_at))
         return found
+
+    def _to_blame(self, tablet: TabletRecord) -> tuple[ServerUuid, ...]:
+        """The servers for which a tablet could not be created."""
+        if tablet.configuration is None:
+            return (tablet.owner,) if tablet.owner else ()
+        group = group_of(tablet, self._liveness.reporters(self._now).of.get(tablet.tablet_id, ()))
+        return absent_members(group)
 
     def _stuck_alike(self) -> Iterable[tuple[tuple[TableId, Durability], list[TabletRecord]]]:
         """While a table's durability is altered, not all of its tablets have the same."""
@@ -462,21 +494,26 @@ class _Round:
             return None
 
     def _choose_members(
-        self, table_id: TableId, stuck: Sequence[TabletRecord], count: int
+        self,
+        table_id: TableId,
+        stuck: Sequence[TabletRecord],
+        count: int,
+        avoid: Mapping[TabletId, Mapping[ServerUuid, float]],
     ) -> dict[TabletId, tuple[ServerInfo, ...]]:
         """Members of groups of one table; empty if there are too few live servers."""
         leaving = {tablet.tablet_id: None for tablet in stuck}
         beside = self._beside(table_id, leaving)
         try:
-            return choose_members(list(leaving), self._all_loads(), count, beside)
+            return choose_members(list(leaving), self._all_loads(), count, beside, avoid)
         except NotEnoughServers:
             return {}
 
     def _moves(self) -> list[Action]:
         """Choose new owners. Without any live tserver everything waits."""
         moves: list[Action] = []
+        failed = {tablet_id: (owner,) for tablet_id, owner in self._failed.items()}
         avoid = {
-            tablet.tablet_id: self._avoided_by(tablet.tablet_id)
+            tablet.tablet_id: self._avoided_by(tablet.tablet_id, failed.get(tablet.tablet_id, ()))
             for waiting in self._waits.values()
             for tablet, _ in waiting
         }
@@ -486,16 +523,31 @@ class _Round:
             if not owners:
                 continue
             records = tuple(moved(tablet, owners[tablet.tablet_id]) for tablet in tablets)
-            reasons = tuple(reason for _, reason in waiting)
+            crowded = self._crowded(owners)
+            reasons = tuple(reason + crowded.get(t.tablet_id, "") for t, reason in waiting)
             failed_at = {i: self._failed[i] for i in owners if i in self._failed}
             moves.append(Move(table_id, records, reasons, failed_at))
         return moves
 
-    def _avoided_by(self, tablet_id: TabletId) -> dict[ServerUuid, float]:
-        """The servers where a tablet failed, and until when each is paused."""
+    def _crowded(self, owners: Mapping[TabletId, ServerInfo]) -> dict[TabletId, str]:
+        """What to tell people of tablets whose new owners have too little memory for them."""
+        loads = {load.server.uuid: load for load in self._all_loads()}
+        sizes = {tablet_id: self._pacing.sizes.of(tablet_id) for tablet_id in owners}
+        return {
+            tablet_id: f"; {owner.name} lacks memory for its {sizes[tablet_id]} bytes, and no "
+            "better tserver lives: add tservers, or give them more memory"
+            for tablet_id, owner in owners.items()
+            if sizes[tablet_id] and loads[owner.uuid].room_bytes < 0
+        }
+
+    def _avoided_by(
+        self, tablet_id: TabletId, failed: Iterable[ServerUuid]
+    ) -> dict[ServerUuid, float]:
+        """The servers where a tablet failed, and until when each is paused. ``failed``: where it
+        failed just now."""
         avoid = dict(self._pacing.owners.avoid(tablet_id))
-        if (owner := self._failed.get(tablet_id)) is not None:
-            avoid[owner] = math.inf  # the last of all: its pause begins with the entry of this move
+        for uuid in failed:
+            avoid[uuid] = math.inf  # the last of all: the pause begins with the entry of this move
         return avoid
 
     def _choose(
@@ -509,8 +561,9 @@ class _Round:
         beside = self._beside(table_id, leaving)
         found = {i: self._pacing.departures.of(tablet) for i, tablet in leaving.items()}
         wishes = {i: each.target for i, each in found.items() if each and each.target}
+        sizes = {tablet_id: self._pacing.sizes.of(tablet_id) for tablet_id in leaving}
         try:
-            return choose_owners(list(leaving), self._all_loads(), avoid, beside, wishes)
+            return choose_owners(list(leaving), self._all_loads(), avoid, beside, wishes, sizes)
         except NotEnoughServers:
             return {}
 
@@ -521,7 +574,8 @@ class _Round:
     def _all_loads(self) -> list[Load]:
         """What live tservers carry; whoever chooses counts into it."""
         if self._loads is None:
-            self._loads = tserver_loads(self._catalog, self._live.values())
+            sizes = self._pacing.sizes
+            self._loads = tserver_loads(self._catalog, self._live.values(), sizes)
         return self._loads
 
     def _closes(self) -> Iterable[Action]:
@@ -543,3 +597,14 @@ def moved(tablet: TabletRecord, owner: ServerInfo) -> TabletRecord:
         owner_incarnation=owner.incarnation,
         generation=tablet.generation + 1,
     )
+
+
+def note_replaced(catalog: Catalog, pacing: Pacing, action: Replace, now: float) -> None:
+    """Remember where tablets could not be created, once their replacements are in the catalog,
+    which inherit that. One that was given up meanwhile, as the successor of another, has none."""
+    for old in action.stuck:
+        gone = catalog.tablets.get(old.tablet_id)
+        new = None if gone is None else catalog.tablets.get(gone.replaced_by)
+        if new is not None and new.attempt == old.attempt + 1:
+            pacing.owners.failed(old.tablet_id, action.failed_at[old.tablet_id], now)
+            pacing.owners.inherit(old.tablet_id, [new.tablet_id], now)

@@ -31,6 +31,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from stelae.coordinator.backoff.transfers import Transfers
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.ddl.alter import told
 from stelae.coordinator.groups.group import Group, Replica, group_of, is_at_rest
@@ -104,6 +105,8 @@ class Transfer:
 
     leader: ServerInfo
     order: TransferLeadership
+    term: int
+    """The one in which it leads."""
 
 
 GroupAction: TypeAlias = UpdateGroups | Create | Delete | Change | Transfer
@@ -133,6 +136,7 @@ class GroupRound:
         loads: Callable[[], list[Load]],
         limits: CopyLimits,
         additions: Additions,
+        transfers: Transfers,
     ) -> None:
         """``dead_after_s``: how long a server is not heard before its replicas are replaced.
 
@@ -152,6 +156,7 @@ class GroupRound:
         self._loads = loads
         self._limits = limits
         self._additions = additions
+        self._transfers = transfers
         self._retiring = {u: None for u, mark in catalog.marks.items() if mark.retiring}
         self._judge = Judge(liveness, unwell, catalog.mark, now, dead_after_s)
         self._reporters = liveness.reporters(now)
@@ -160,6 +165,7 @@ class GroupRound:
 
     def actions(self) -> list[GroupAction]:
         """Everything there is to do; entries first."""
+        self._look_at_transfers()
         unsettled = [self._catalog.tablets[tablet_id] for tablet_id in self._unsettled()]
         groups = [
             group_of(tablet, self._reporters.of.get(tablet.tablet_id, ())) for tablet in unsettled
@@ -186,6 +192,20 @@ class GroupRound:
         updates = self._updates[:UPDATES_MAX]
         first: list[GroupAction] = [UpdateGroups(tuple(updates))] if updates else []
         return [*first, *self._orders]
+
+    def _look_at_transfers(self) -> None:
+        """See what became of orders to hand over; their tablets may be at rest."""
+        for tablet_id in self._transfers.pending():
+            tablet = self._catalog.tablets.get(tablet_id)
+            leader = None
+            if tablet is not None and not tablet.state.is_gone:
+                leader = group_of(tablet, self._reporters.of.get(tablet_id, ())).leader
+            if leader is None:
+                self._transfers.look(tablet_id, None, 0, 0.0, self._now)
+            else:
+                seen = leader.seen
+                about = (seen.server.uuid, leader.report.term, seen.heard_at)
+                self._transfers.look(tablet_id, *about, self._now)
 
     def _unsettled(self) -> Sequence[TabletId]:
         """Tablets to look at; found once for each state of catalog and reports."""
@@ -286,14 +306,16 @@ class GroupRound:
         self._delete_former(group, leader)
         move, places = group.tablet.move, self._replacements
         can_go = move is not None and places.may_go_to(group, move.target)
-        members = self._judge.members(group, leader, leaves_by_move(group, can_go=can_go))
+        leaves = leaves_by_move(group, can_go=can_go)
+        refused = self._transfers.avoid(group.tablet.tablet_id)
+        members = self._judge.members(group, leader, leaves, refused)
         wanted = self._wanted(group.tablet)
         if sum(member.voter for member in members) > wanted:
             members = self._with_burdens(members)
         uuid = leader.seen.server.uuid
         is_broken = any(member.health is Health.BROKEN for member in members)
         has_spare = not is_broken or places.has_spare(group)
-        step = next_step(members, uuid, wanted, has_spare=has_spare)
+        step = next_step(members, uuid, wanted, has_spare=has_spare, now=self._now)
         match step:
             case Add():
                 lost = sum(member.voter and member.is_lost for member in members)
@@ -303,10 +325,13 @@ class GroupRound:
                     self._additions.release(group.tablet.tablet_id, victim)
                 self._evict(group, leader, victim, reason)
             case HandOn(target):
-                order = TransferLeadership(group.tablet.tablet_id, target)
-                self._orders.append(Transfer(leader.seen.server, order))
+                self._transfer(group.tablet.tablet_id, leader, target)
             case None:
                 pass
+
+    def _transfer(self, tablet_id: TabletId, leader: Replica, target: ServerUuid) -> None:
+        order = TransferLeadership(tablet_id, target)
+        self._orders.append(Transfer(leader.seen.server, order, leader.report.term))
 
     def _with_burdens(self, members: Sequence[Member]) -> list[Member]:
         """The members, and how badly each is placed."""
@@ -335,7 +360,10 @@ class GroupRound:
         if not calm.is_over(now, self._rebalance_after_s, is_calm=is_calm):
             return
         layout = layout_of(self._catalog, self._liveness, now, self._loads())
-        step = None if layout is None else spread(layout, calm.cooling, now)
+        step = None
+        if layout is not None:
+            failed = self._additions.failed, self._transfers.avoid
+            step = spread(layout, calm.cooling, now, *failed)
         if layout is None or step is None:
             self.is_even = layout is not None
             return
@@ -345,8 +373,7 @@ class GroupRound:
             moved = msgspec.structs.replace(old, move=what, generation=old.generation + 1)
             self._updates.append(moved)
         else:
-            order = TransferLeadership(tablet_id, what)
-            self._orders.append(Transfer(layout.leaders[tablet_id].seen.server, order))
+            self._transfer(tablet_id, layout.leaders[tablet_id], what)
 
     def _add(self, group: Group, leader: Replica, server: ServerInfo) -> None:
         order = ChangeReplicas(
@@ -381,7 +408,9 @@ class GroupRound:
         if not runs and group.leader is not None and group.has_majority:
             runs = True
         state = TabletState.RUNNING if runs else tablet.state
-        move = move_left(group, self._liveness, self._retiring, self._now, self._dead_after_s)
+        is_vain = tablet.move is not None and self._additions.is_vain(tablet.tablet_id, tablet.move)
+        where = (group, self._liveness, self._retiring, self._now, self._dead_after_s)
+        move = move_left(*where, is_vain=is_vain)
         if (state, newest, move) == (tablet.state, tablet.configuration, tablet.move):
             return None
         return msgspec.structs.replace(

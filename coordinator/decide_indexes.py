@@ -12,14 +12,21 @@ record's generation:
 - SERVING, and too large, or on a server that is to be retired: **successors** are made, two or one,
   which nobody finds; once they are open, the owner is told to bring them everything. When it says
   that they have it, it is told to close; when it says that it is closed, they take its place;
-- a successor is lost, or the hand-over fails: all of them are given up, and the owner, told so, is
-  as before; but one that is closed has no way back, and is filled anew in the next term. Orders
-  name the hand-over, by the generation of the record that came with its successors: a late one is
+- a successor is lost, is not open in time, or the hand-over fails: all of them are given up, and
+  the owner, told so, is as before; but one that is closed has no way back, and is filled anew in
+  the next term. Orders name the hand-over, by the generation of the record that came with its
+  successors: a late one is
   refused;
 - its table is gone: so is the record, and whoever holds it is told to forget it;
 - its index is gone -> CLOSING: whoever holds it is told to forget it, and once that is so of all
   indexlets of the index, surely, the records go, in one entry. Tablets hear of it only then
   (`stelae.coordinator.ddl.alter.told`): what somebody may look into has what they write.
+
+A live server on which an indexlet, or a successor of it, failed comes last for the next one.
+Successors, which nobody waits for, are not made there again before a pause is over, which doubles
+each time
+(`stelae.coordinator.backoff.owners`). An indexlet that is being filled is never taken from a live
+owner: the owner takes entries until its lease ends, and tablets would think that they are there.
 
 Between being put in place and being given up, the one entry that comes first decides. Source:
 design §11; SLIK (ATC 2016), whose tables of indexlets were lost with their coordinator.
@@ -27,6 +34,7 @@ design §11; SLIK (ATC 2016), whose tables of indexlets were lost with their coo
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,11 +42,13 @@ from typing import TypeAlias
 
 import msgspec
 
+from stelae.coordinator.backoff.owners import FailedOwners
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
-from stelae.coordinator.ddl.index_records import Placement, new_indexlet
+from stelae.coordinator.ddl.index_records import NO_INDEXLET, Placement, new_indexlet
 from stelae.coordinator.liveness.liveness import Liveness, Run, Seen
 from stelae.coordinator.liveness.standing import standing_of
 from stelae.coordinator.placement.assignment import Load
+from stelae.core.ids import ServerUuid
 from stelae.core.messages.indexes import (
     CloseIndexlet,
     HandOverIndexlet,
@@ -60,6 +70,9 @@ class ChangeIndexlets:
 
     records: tuple[IndexletRecord, ...]
     reason: str
+    indexlet_id: IndexletId = NO_INDEXLET
+    failed_at: tuple[ServerUuid, ...] = ()
+    """Live servers on which that indexlet, or successors of it, failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +143,10 @@ class IndexRound:
         missing_after_s: float,
         entries_max: int,
         loads: Callable[[], Sequence[Load]],
+        failed: FailedOwners[IndexletId],
     ) -> None:
-        """``entries_max``: one with more entries is split."""
+        """``entries_max``: one with more entries is split. ``failed``: where indexlets failed, by
+        the indexlet that others are to succeed."""
         self._catalog = catalog
         self._liveness = liveness
         self._live = live
@@ -139,6 +154,7 @@ class IndexRound:
         self._missing_after_s = missing_after_s
         self._entries_max = entries_max
         self._placement = Placement(catalog, loads)
+        self._failed = failed
         self.given_up: dict[Run, None] = {}
         """Runs that were never heard, and whose indexlets go to others."""
 
@@ -200,6 +216,8 @@ class IndexRound:
         run = Run(indexlet.owner, indexlet.owner_incarnation)
         seen = self._live.get(run)
         successors = self._catalog.indexes.successors_of(indexlet.indexlet_id)
+        if successors or indexlet.state is IndexletState.FILLING:
+            self._failed.unsettled(indexlet.indexlet_id, self._now)
         if seen is None:
             yield from self._owner_not_heard(indexlet, successors, run)
             return
@@ -210,7 +228,8 @@ class IndexRound:
             if indexlet.state is IndexletState.FILLING:
                 yield OpenIndexletAt(indexlet, seen.server)
             elif self._now >= seen.picture.exact_since + self._missing_after_s:
-                yield from self._move(indexlet, successors, f"{seen.server.name} lost it")
+                reason = f"{seen.server.name} lost it"
+                yield from self._move(indexlet, successors, reason, [seen.server.uuid])
         elif report.progress is IndexletProgress.CLOSED:
             yield from self._closed(indexlet, report, successors)
         elif report.progress is not IndexletProgress.FILLING:
@@ -227,10 +246,16 @@ class IndexRound:
         yield from self._move(indexlet, successors, f"{name} is dead")
 
     def _move(
-        self, indexlet: IndexletRecord, successors: Sequence[IndexletRecord], reason: str
+        self,
+        indexlet: IndexletRecord,
+        successors: Sequence[IndexletRecord],
+        reason: str,
+        failed: Sequence[ServerUuid] = (),
     ) -> Iterator[IndexAction]:
-        """To another owner, who fills it anew; nobody has its entries but the tablets."""
-        owner = self._placement.choose(indexlet.table_id)
+        """To another owner, who fills it anew; nobody has its entries but the tablets. ``failed``:
+        where it, or a successor, failed just now."""
+        avoid = {**self._failed.avoid(indexlet.indexlet_id), **dict.fromkeys(failed, math.inf)}
+        owner = self._placement.choose(indexlet.table_id, avoid)
         if owner is None:
             return
         new = _with(
@@ -240,7 +265,8 @@ class IndexRound:
             owner=owner.uuid,
             owner_incarnation=owner.incarnation,
         )
-        yield ChangeIndexlets((new, *map(gone, successors)), reason)
+        records = (new, *map(gone, successors))
+        yield ChangeIndexlets(records, reason, indexlet.indexlet_id, tuple(failed))
 
     def _complete(
         self,
@@ -273,10 +299,13 @@ class IndexRound:
             ranges, reason = ((low, at), (at, high)), f"{report.entry_count} entries"
         elif self._catalog.mark(seen.server.uuid).retiring:
             ranges, reason = ((low, high),), f"{seen.server.name} is retired"
-        if not ranges:
+        name, now = indexlet.indexlet_id, self._now
+        if not ranges or not self._failed.may_move(name, now):
             return
-        owners = [self._placement.choose(indexlet.table_id) for _ in ranges]
-        chosen = tuple(owner for owner in owners if owner is not None)
+        avoid = self._failed.avoid(name)
+        owners = [self._placement.choose(indexlet.table_id, avoid) for _ in ranges]
+        # Nobody waits for them: where only paused servers are left, a pause has to end first.
+        chosen = tuple(o for o in owners if o is not None and now >= avoid.get(o.uuid, now))
         if len(chosen) == len(ranges):
             yield MakeSuccessors(indexlet, ranges, chosen, reason)
 
@@ -287,30 +316,64 @@ class IndexRound:
         report: IndexletReport,
         successors: Sequence[IndexletRecord],
     ) -> Iterator[IndexAction]:
-        """Have them opened, then have everything brought to them; give them up if one is lost."""
+        """Have everything brought to them, then have it closed; give them up if one is lost."""
         is_theirs = report.successors == _ids(successors)
         lost = self._why_lost(successors)
+        failed: list[ServerUuid] = []
         if is_theirs and report.hand_over is HandOverStage.FAILED:
+            failed = [] if lost else [each.owner for each in successors]
             lost = report.problem or f"{seen.server.name} could not bring them everything"
         if lost:
-            yield ChangeIndexlets(tuple(map(gone, successors)), lost)
+            yield self._given_up(indexlet, successors, lost, failed)
             return
         if is_theirs and report.hand_over is HandOverStage.COMPLETE:
             of = indexlet.generation
             close = CloseIndexlet(indexlet.indexlet_id, indexlet.term, hand_over=of)
             yield CloseIndexletAt(seen.server, close)
             return
+        yield from self._open(indexlet, seen, successors, is_theirs=is_theirs)
+
+    def _open(
+        self,
+        indexlet: IndexletRecord,
+        seen: Seen,
+        successors: Sequence[IndexletRecord],
+        *,
+        is_theirs: bool,
+    ) -> Iterator[IndexAction]:
+        """Have successors opened, then have everything brought to them. Whoever cannot be told
+        would hold one of the few turns for ever, so patience ends."""
         ready: list[IndexletLocation] = []
+        closed: list[Seen] = []
         for each in successors:
             at = self._seen_of(each)
             if at is None or not at.picture.is_exact:
                 continue
             if _report_of(each, at) is None:
+                closed.append(at)
                 yield OpenIndexletAt(each, at.server)
             else:
                 ready.append(IndexletLocation(each, at.server.address))
+        reason = "".join([f"{each.server.name} does not open a successor" for each in closed[:1]])
         if len(ready) == len(successors):
             yield HandOverAt(seen.server, _order(indexlet, ready))
+            if not is_theirs:
+                reason = f"{seen.server.name} does not bring its successors anything"
+                closed = [seen]
+        named = (indexlet.indexlet_id, indexlet.generation)
+        if closed and self._failed.waits_in_vain(*named, self._now):
+            failed = [each.server.uuid for each in closed]
+            yield self._given_up(indexlet, successors, reason, failed)
+
+    def _given_up(
+        self,
+        indexlet: IndexletRecord,
+        successors: Sequence[IndexletRecord],
+        reason: str,
+        failed: Sequence[ServerUuid],
+    ) -> ChangeIndexlets:
+        records, failed_at = tuple(map(gone, successors)), tuple(dict.fromkeys(failed))
+        return ChangeIndexlets(records, reason, indexlet.indexlet_id, failed_at)
 
     def _closed(
         self, indexlet: IndexletRecord, report: IndexletReport, successors: Sequence[IndexletRecord]
@@ -321,17 +384,19 @@ class IndexRound:
             yield from self._move(indexlet, successors, "it was closed for others")
             return
         at = [self._seen_of(each) for each in successors]
-        lost = self._why_lost(successors)
+        lost, failed = self._why_lost(successors), []
         for each, seen in zip(successors, at, strict=True):
             if seen is not None and seen.picture.is_exact and _report_of(each, seen) is None:
                 lost = f"{seen.server.name} lost one of its successors"
+                failed.append(seen.server.uuid)
         if lost:
-            yield from self._move(indexlet, successors, lost)
+            yield from self._move(indexlet, successors, lost, failed)
         elif all(seen is not None and seen.picture.is_exact for seen in at):
             serving = [
                 _with(each, state=IndexletState.SERVING, succeeds=IndexletId(""))
                 for each in successors
             ]
+            self._failed.inherit(indexlet.indexlet_id, _ids(successors), self._now)
             yield ChangeIndexlets((gone(indexlet), *serving), "its successors have all of it")
 
     def _seen_of(self, indexlet: IndexletRecord) -> Seen | None:

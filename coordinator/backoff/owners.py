@@ -1,7 +1,8 @@
 """Owners that cannot open their tablets, or write their logs: whom the masters give up, and when.
 
 A part of `stelae.coordinator.backoff.pacing`: in memory only, and lost with the leadership. A new
-leader waits once more, and tries every server once more.
+leader waits once more, and tries every server once more. What is owned is named by a key: a tablet,
+an indexlet, or a tablet whose leadership is handed over.
 
 Rules:
 
@@ -10,21 +11,30 @@ Rules:
 2. The same holds for an owner that the leader cannot tell to open the tablet.
 3. Patience doubles with each failure of the tablet, so that a tablet that nobody can open does not
    move from server to server, a term each time, without end.
-4. Each failure is remembered by server. One that failed is chosen after all that have not, and of
-   those that have, the one whose pause ends first.
-5. Failures are forgotten once the tablet has been settled for minutes. At the hand-over would be
-   too early: a link that comes and goes would move the tablet to and fro with the least patience.
+4. Each failure is remembered by key and server: a server that fails for one tablet need not fail
+   for another. One that failed is chosen after all that have not, and of those that have, the one
+   whose pause ends first. Where nobody waits for the choice, a server is left alone during its
+   pause.
+5. Failures are forgotten once the tablet has been settled, and its last pause has been over, for
+   minutes. At the hand-over would be too early: a link that comes and goes would move the tablet to
+   and fro with the least patience. At the end of the pause would be too early as well: a move that
+   nobody waits for would begin again with the first pause each time.
+6. What takes a tablet's place, its parts or its replacement, inherits its failures (`inherit`): it
+   has the same log, or the same rows to come.
 
 Source: decisions §61, §62.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from stelae.core.backoff import doubled_s
-from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.ids import ServerUuid
+
+K = TypeVar("K", bound=Hashable)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
@@ -36,7 +46,8 @@ SERVER_PAUSE_S = 10.0
 LONGEST_SERVER_PAUSE_S = 600.0
 """Pauses by which servers are ranked that failed with one tablet."""
 FORGOTTEN_AFTER_S = 300.0
-"""Time for which a tablet must be settled before its failures are forgotten."""
+"""Time for which a tablet must be settled, and its pauses be over, before its failures are
+forgotten."""
 PRUNE_PERIOD_S = 10.0
 """Time between two searches for what can be forgotten."""
 
@@ -68,6 +79,10 @@ class _Failures:
     not_moved_before: float = 0.0
     servers: dict[ServerUuid, _Failure] = field(default_factory=dict)
 
+    def is_over(self, old: float) -> bool:
+        """Whether the tablet was settled at ``old``, and no server was paused then (rule 5)."""
+        return self.unsettled_at < old and all(s.until < old for s in self.servers.values())
+
 
 @dataclass(slots=True)
 class _GivenUp:
@@ -78,17 +93,17 @@ class _GivenUp:
     unsettled_at: float
 
 
-class FailedOwners:
+class FailedOwners(Generic[K]):
     """See the module. ``now`` is the leader's monotonic clock, in seconds."""
 
     def __init__(self) -> None:
-        self._failures: dict[TabletId, _Failures] = {}
-        self._waiting: dict[TabletId, _Waiting] = {}
+        self._failures: dict[K, _Failures] = {}
+        self._waiting: dict[K, _Waiting] = {}
         """Owners that wait in vain, as seen in this round."""
-        self._waited: dict[TabletId, _Waiting] = {}
+        self._waited: dict[K, _Waiting] = {}
         """The same as seen in the round before."""
-        self._untold: dict[TabletId, _Waiting] = {}
-        self._given_up: dict[TabletId, _GivenUp] = {}
+        self._untold: dict[K, _Waiting] = {}
+        self._given_up: dict[K, _GivenUp] = {}
         self._pruned_at = 0.0
 
     def begin_round(self, now: float) -> None:
@@ -100,45 +115,72 @@ class FailedOwners:
 
     def _prune(self, old: float) -> None:
         """Forget what concerns tablets that have been settled since ``old``, or are gone."""
-        for tablet_id in [i for i, each in self._failures.items() if each.unsettled_at < old]:
+        for tablet_id in [i for i, each in self._failures.items() if each.is_over(old)]:
             del self._failures[tablet_id]
         for tablet_id in [i for i, each in self._given_up.items() if each.unsettled_at < old]:
             del self._given_up[tablet_id]
         for tablet_id in [i for i, each in self._untold.items() if each.seen_at < old]:
             del self._untold[tablet_id]
 
-    def unsettled(self, tablet_id: TabletId, now: float) -> None:
+    def unsettled(self, tablet_id: K, now: float) -> None:
         """The tablet does not run yet, or its owner lacks something: it may still be failing."""
         if (failures := self._failures.get(tablet_id)) is not None:
             failures.unsettled_at = now
         if (given_up := self._given_up.get(tablet_id)) is not None:
             given_up.unsettled_at = now
 
-    def failed(self, tablet_id: TabletId, server: ServerUuid, now: float) -> None:
-        """The tablet failed at ``server``, and moves: next time after a pause that doubles."""
+    def failed(self, tablet_id: K, servers: Sequence[ServerUuid], now: float) -> None:
+        """The tablet failed once at each of ``servers``, which had it together, and moves: next
+        time after a pause that doubles."""
+        if not servers:
+            return
         failures = self._failures.setdefault(tablet_id, _Failures(now))
         failures.unsettled_at = now
         pause_s = doubled_s(FIRST_PAUSE_S, failures.count, LONGEST_PAUSE_S)
         failures.not_moved_before = now + pause_s
         failures.count += 1
-        known = failures.servers.setdefault(server, _Failure(0, now))
-        known.until = now + doubled_s(SERVER_PAUSE_S, known.count, LONGEST_SERVER_PAUSE_S)
-        known.count += 1
+        for server in servers:
+            known = failures.servers.setdefault(server, _Failure(0, now))
+            known.until = now + doubled_s(SERVER_PAUSE_S, known.count, LONGEST_SERVER_PAUSE_S)
+            known.count += 1
 
-    def may_move(self, tablet_id: TabletId, now: float) -> bool:
+    def may_move(self, tablet_id: K, now: float) -> bool:
         failures = self._failures.get(tablet_id)
         return failures is None or now >= failures.not_moved_before
 
-    def avoid(self, tablet_id: TabletId) -> Mapping[ServerUuid, float]:
+    def avoid(self, tablet_id: K) -> Mapping[ServerUuid, float]:
         """The servers with which the tablet failed, and until when each is paused."""
         failures = self._failures.get(tablet_id)
         if failures is None:
             return {}
         return {uuid: each.until for uuid, each in failures.servers.items()}
 
+    def may_try(self, tablet_id: K, server: ServerUuid, now: float) -> bool:
+        """Whether the server is not paused for this tablet."""
+        return now >= self.avoid(tablet_id).get(server, now)
+
+    def succeeded(self, tablet_id: K, server: ServerUuid) -> None:
+        """It worked with ``server``, whose failures with this tablet count no more."""
+        if (failures := self._failures.get(tablet_id)) is not None:
+            failures.servers.pop(server, None)
+
+    def inherit(self, parent: K, children: Iterable[K], now: float) -> None:
+        """What takes the place of ``parent`` failed where that did, and may go there last."""
+        failures = self._failures.get(parent)
+        if failures is None:
+            return
+        for child in children:
+            known = self._failures.setdefault(child, _Failures(now))
+            known.unsettled_at = max(known.unsettled_at, now)
+            known.count = max(known.count, failures.count)
+            for uuid, each in failures.servers.items():
+                mine = known.servers.get(uuid)
+                if mine is None or mine.until < each.until:
+                    known.servers[uuid] = replace(each)
+
     # ---- waiting ----------------------------------------------------------------------------
 
-    def waits_in_vain(self, tablet_id: TabletId, term: int, now: float) -> bool:
+    def waits_in_vain(self, tablet_id: K, term: int, now: float) -> bool:
         """Note in this round that the owner waits for servers that others reach. Returns whether it
         is to be given up."""
         known = self._waited.get(tablet_id)
@@ -147,23 +189,23 @@ class FailedOwners:
         self._waiting[tablet_id] = known
         return self._is_over(known, tablet_id, now)
 
-    def untold(self, tablet_id: TabletId, term: int, now: float) -> None:
+    def untold(self, tablet_id: K, term: int, now: float) -> None:
         """The leader could not tell the owner to open the tablet."""
         known = self._untold.get(tablet_id)
         if known is None or known.term != term:
             known = self._untold[tablet_id] = _Waiting(term, now, now)
         known.seen_at = now
 
-    def told(self, tablet_id: TabletId) -> None:
+    def told(self, tablet_id: K) -> None:
         """The owner has the order."""
         self._untold.pop(tablet_id, None)
 
-    def is_untold(self, tablet_id: TabletId, term: int, now: float) -> bool:
+    def is_untold(self, tablet_id: K, term: int, now: float) -> bool:
         """Whether the owner is to be given up, as no order reaches it."""
         known = self._untold.get(tablet_id)
         return known is not None and known.term == term and self._is_over(known, tablet_id, now)
 
-    def _is_over(self, waiting: _Waiting, tablet_id: TabletId, now: float) -> bool:
+    def _is_over(self, waiting: _Waiting, tablet_id: K, now: float) -> bool:
         """Whether patience is at its end."""
         failures = self._failures.get(tablet_id)
         times = 0 if failures is None else failures.count
@@ -171,11 +213,11 @@ class FailedOwners:
 
     # ---- served tablets ---------------------------------------------------------------------
 
-    def give_up(self, tablet_id: TabletId, term: int, reason: str, now: float) -> None:
+    def give_up(self, tablet_id: K, term: int, reason: str, now: float) -> None:
         """The owner serves the tablet, and is told to close it: it moves once it is closed."""
         self._given_up[tablet_id] = _GivenUp(term, reason, now)
 
-    def given_up(self, tablet_id: TabletId, term: int) -> str:
+    def given_up(self, tablet_id: K, term: int) -> str:
         """Why the owner was told to close the tablet in this term; empty: it was not."""
         known = self._given_up.get(tablet_id)
         return known.reason if known is not None and known.term == term else ""

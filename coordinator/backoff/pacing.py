@@ -16,10 +16,13 @@ from typing import Generic, TypeVar
 
 from stelae.coordinator.backoff.owners import FailedOwners
 from stelae.coordinator.backoff.successions import SuccessionPacing
+from stelae.coordinator.backoff.transfers import Transfers
 from stelae.coordinator.groups.health import Unwell
 from stelae.coordinator.groups.replacements import Additions
 from stelae.coordinator.moves.departures import Departures
+from stelae.coordinator.placement.tablet_sizes import TabletSizes
 from stelae.core.ids import TabletId
+from stelae.core.schema.indexes import IndexletId
 
 
 @dataclass(slots=True)
@@ -30,8 +33,14 @@ class Pacing:
     """
 
     _not_ordered_before: dict[TabletId, float] = field(default_factory=dict)
-    owners: FailedOwners = field(default_factory=FailedOwners)
+    owners: FailedOwners[TabletId] = field(default_factory=FailedOwners)
     """Where tablets failed: they go elsewhere if they can."""
+    indexlets: FailedOwners[IndexletId] = field(default_factory=FailedOwners)
+    """Where indexlets, or their successors, failed."""
+    transfers: Transfers = field(default_factory=Transfers)
+    """Leaders that were told to hand over, and to whom that failed."""
+    sizes: TabletSizes = field(default_factory=TabletSizes)
+    """Memory that tablets will need where they are opened."""
     unwell: Unwell = field(default_factory=Unwell)
     """Replicas that are in doubt, since when."""
     additions: Additions = field(default_factory=Additions)
@@ -41,6 +50,12 @@ class Pacing:
     """Tablets that leave their servers by plan."""
     _creating_since: dict[TabletId, float] = field(default_factory=dict)
     """When this leader first saw a tablet CREATING."""
+
+    def begin_round(self, now: float) -> None:
+        """The leader looks at everything: what is over is forgotten."""
+        self.owners.begin_round(now)
+        self.indexlets.begin_round(now)
+        self.transfers.begin_round(now)
 
     def creating(self, tablets: Iterable[TabletId], now: float) -> None:
         """These tablets, and no others, are being created."""

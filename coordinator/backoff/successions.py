@@ -7,9 +7,10 @@ pause.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from stelae.coordinator.backoff.owners import FailedOwners
 from stelae.core.backoff import doubled_s
 from stelae.core.ids import ServerUuid, TabletId
 
@@ -29,8 +30,6 @@ class Refused:
     successor: TabletId
     times: int
     until: float
-    by: tuple[ServerUuid, ...]
-    """Who held it: the next one is rather elsewhere."""
     why: str
 
 
@@ -42,10 +41,18 @@ class SuccessionPacing:
         """By the last look, why tablets do not change that have to."""
         self._stuck_since: dict[TabletId, float] = {}
         self._refused: dict[TabletId, Refused] = {}
+        self.targets: FailedOwners[TabletId] = FailedOwners()
+        """Where successors of a tablet failed: the next one is rather elsewhere."""
 
-    def begin_look(self, sources: Iterable[TabletId], begun: Iterable[TabletId]) -> None:
-        """These have to change, and these of them have successors; all else is forgotten."""
+    def begin_look(
+        self, sources: Sequence[TabletId], begun: Iterable[TabletId], now: float
+    ) -> None:
+        """These have to change, and these of them have successors; all else is forgotten, though
+        where successors failed only once the tablet has had none for minutes."""
         self.waits = {}
+        self.targets.begin_round(now)
+        for source in sources:
+            self.targets.unsettled(source, now)
         refused, stuck = self._refused, self._stuck_since
         self._refused = {each: refused[each] for each in sources if each in refused}
         self._stuck_since = {each: stuck[each] for each in begun if each in stuck}
@@ -73,17 +80,19 @@ class SuccessionPacing:
         self,
         source: TabletId,
         successor: TabletId,
-        by: tuple[ServerUuid, ...],
+        by: Sequence[ServerUuid],
         why: str,
         now: float,
     ) -> None:
-        """That successor is given up; another one is made after a pause that doubles."""
+        """That successor is given up; another one is made after a pause that doubles, and comes to
+        ``by`` last: the servers at fault."""
         before = self._refused.get(source)
         if before is not None and before.successor == successor:
             return  # until the catalog says so it is seen again and again
         times = 1 if before is None else before.times + 1
         pause_s = doubled_s(FIRST_PAUSE_S, times - 1, LONGEST_PAUSE_S)
-        self._refused[source] = Refused(successor, times, now + pause_s, by, why)
+        self._refused[source] = Refused(successor, times, now + pause_s, why)
+        self.targets.failed(source, by, now)
 
     def refused(self, source: TabletId) -> Refused | None:
         return self._refused.get(source)

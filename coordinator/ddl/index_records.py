@@ -20,8 +20,9 @@ NO_INDEXLET = IndexletId("")
 
 
 class Placement:
-    """Where further indexlets go: not where tablets of their table are, if there is another server;
-    then where there are fewer of the table's tablets, of all indexlets, and less in memory."""
+    """Where further indexlets go: not where the same indexlet failed, nor where tablets of their
+    table are, if there is another server; then where there are fewer of the table's tablets, of all
+    indexlets, and less in memory."""
 
     def __init__(
         self,
@@ -35,8 +36,14 @@ class Placement:
         self._all_loads = loads
         self._given: dict[ServerUuid, int] = {}
 
-    def choose(self, table_id: TableId) -> ServerInfo | None:
-        """The best server for one more, counted as given; None: there is none."""
+    def choose(
+        self, table_id: TableId, avoid: Mapping[ServerUuid, float] | None = None
+    ) -> ServerInfo | None:
+        """The best server for one more, counted as given; None: there is none.
+
+        ``avoid``: as in `stelae.coordinator.placement.assignment.choose_owners`.
+        """
+        shunned = avoid or {}
         loads = list(self._all_loads())
         if not loads:
             return None
@@ -49,6 +56,7 @@ class Placement:
             server = load.server
             has = indexes.count_owned(server.uuid, server.incarnation)
             return (
+                (server.uuid in shunned, shunned.get(server.uuid, 0.0)),
                 load.is_full,
                 beside.get(server.uuid, 0),
                 has + self._given.get(server.uuid, 0),

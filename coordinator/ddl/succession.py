@@ -188,7 +188,7 @@ def succession_actions(
         if table.change:
             waiting += [(table, tablet) for tablet in catalog.tablets_of(table_id)]
     sources = [each.tablet_id for table, each in waiting if not table.has_changed(each)]
-    look.pacing.begin_look(sources, [each.succeeds for each in catalog.successors()])
+    look.pacing.begin_look(sources, [each.succeeds for each in catalog.successors()], now)
     begins = _Begins(look)
     for table, tablet in waiting:
         if tablet.state.is_gone:
@@ -272,8 +272,8 @@ def _stuck_for_long(
         patience_s = look.pacing.patience_s(tablet.tablet_id, successor.tablet_id)
     if stuck_s < patience_s:
         return None
-    holders = holders_of(successor)
-    look.pacing.refuse(tablet.tablet_id, successor.tablet_id, holders, why, look.now)
+    at_fault = holders_of(successor) if _is_its_own_fault(report, successor, said) else ()
+    look.pacing.refuse(tablet.tablet_id, successor.tablet_id, at_fault, why, look.now)
     return GiveUpSuccessor(successor, why)
 
 
@@ -293,6 +293,17 @@ def _stuck(
     if said is not None and said.lacks_room:
         return f"tablet {tablet.tablet_id}: its successor takes no more rows: {said.problem}"
     return ""
+
+
+def _is_its_own_fault(
+    report: TabletReport | None, successor: TabletRecord, said: SuccessionReport | None
+) -> bool:
+    """Whether another server could have done better, as a source that is loading or offline holds
+    up every successor."""
+    if report is None or _is_loading(report):
+        return False
+    has_no_room = said is not None and said.lacks_room
+    return successor.state is TabletState.CREATING or has_no_room
 
 
 def _is_loading(report: TabletReport) -> bool:
@@ -356,14 +367,13 @@ class _Begins:
         if logs is None:
             look.pacing.waits[tablet.tablet_id] = "too few safekeepers live just now"
             return None
-        refused = look.pacing.refused(tablet.tablet_id)
         holders = self._rooms.choose(
             tablet,
             table.name,
             live_bytes(report),
             wanted.count if isinstance(wanted, Replicas) else 1,
             _beside(look.catalog, table),
-            () if refused is None else refused.by,
+            look.pacing.targets.avoid(tablet.tablet_id),
         )
         return BeginSuccession(tablet, holders, wanted, logs)
 

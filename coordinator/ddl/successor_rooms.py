@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.placement.assignment import Load, choose_roomy
+from stelae.coordinator.placement.tablet_sizes import live_bytes
 from stelae.core.errors import NotEnoughServers
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.servers import TabletReport
@@ -23,16 +24,6 @@ NO_LIMIT = 1 << 62
 
 class NoMemory(Exception):
     """There is nowhere to put the rows; the text says what is missing, and what helps."""
-
-
-def live_bytes(report: TabletReport) -> int:
-    """What a tablet's rows take in memory, or will once all are there."""
-    lives = report.memory_bytes
-    if report.cleaning is not None:
-        lives = report.cleaning.live_bytes
-    elif report.group is not None and report.group.live_bytes:
-        lives = report.group.live_bytes
-    return min(lives, report.memory_bytes) + report.remote_bytes
 
 
 def holders_of(tablet: TabletRecord) -> tuple[ServerUuid, ...]:
@@ -71,7 +62,7 @@ class SuccessorRooms:
         size_bytes: int,
         count: int,
         beside: Mapping[ServerUuid, int],
-        avoid: Sequence[ServerUuid],
+        avoid: Mapping[ServerUuid, float],
     ) -> tuple[ServerInfo, ...]:
         """So many servers for the rows of a tablet's successor. ``beside``, ``avoid``: as in
         `choose_roomy`.

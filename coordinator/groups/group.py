@@ -119,6 +119,13 @@ def is_at_rest(group: Group, wanted: int) -> bool:
     return all(r.group.role in TAKES_PART for r in held.values())
 
 
+def absent_members(group: Group) -> tuple[ServerUuid, ...]:
+    """The members by whose fault a tablet has no leader: those that do not take part; all, if all
+    of them do, as they then do not reach each other."""
+    uuids = tuple(peer.uuid for peer in group.configuration.peers)
+    return tuple(uuid for uuid in uuids if not _takes_part(group, uuid)) or uuids
+
+
 def problem_of(group: Group, liveness: Liveness, now: float) -> str:
     """Why nobody can be told who leads; empty if somebody can."""
     if group.leader is not None:

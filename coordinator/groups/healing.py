@@ -6,6 +6,10 @@ voter is replaced before it is let go, so that the group is at no moment further
 than it was. A voter that came back in the meantime makes the replacement superfluous, and the
 replacement goes.
 
+A follower to whom leadership was handed on in vain is left alone for a pause, and comes last after
+that. Where all are paused the leader stays, and the other steps go on: a lost voter is replaced
+also while nobody can take the leadership from a server in maintenance.
+
 Nothing is begun that the group could not commit: a majority of its voters must be healthy, and of
 the voters after the step. Nobody evicts the leader, which has all there is.
 
@@ -46,6 +50,8 @@ class Member:
     """It is to be replaced, though nothing is wrong with it."""
     may_lead: bool = True
     """False: leadership should be elsewhere, e.g. while its server is in maintenance."""
+    refused_until: float | None = None
+    """When the pause ends that follows a hand-on to it that failed; None: none has failed."""
     burden: tuple[int, int] = (0, 0)
     """Other members on its server's node, and replicas on its server: the more, the better it is
     let go, if nothing else tells it from the others."""
@@ -81,14 +87,20 @@ def majority(count: int) -> int:
 
 
 def next_step(
-    members: Sequence[Member], leader: ServerUuid, wanted: int, *, has_spare: bool
+    members: Sequence[Member],
+    leader: ServerUuid,
+    wanted: int,
+    *,
+    has_spare: bool,
+    now: float = 0.0,
 ) -> Step | None:
     """The one step to take now, or None: all is well, or has to be waited for.
 
     ``wanted``: so many voters there should be. ``has_spare``: there is a live server without a
-    replica. The group has a leader that is heard, and no change under way.
+    replica. ``now``: of the same clock as `Member.refused_until`. The group has a leader that is
+    heard, and no change under way.
     """
-    group = _Group(tuple(members), leader, wanted)
+    group = _Group(tuple(members), leader, wanted, now)
     return group.evict_learner() or group.evict_voter(has_spare) or group.hand_on() or group.add()
 
 
@@ -97,6 +109,7 @@ class _Group:
     members: tuple[Member, ...]
     leader: ServerUuid
     wanted: int
+    now: float
 
     @property
     def voters(self) -> list[Member]:
@@ -167,11 +180,20 @@ class _Group:
             return None
         if leader.may_lead and self.healthy <= self.wanted:
             return None  # it is not replaced yet
-        for voter in self.voters:
-            is_good = voter.health is Health.HEALTHY and voter.may_lead and not voter.leaving
-            if is_good and voter.uuid != self.leader:
-                return HandOn(voter.uuid)
-        return None
+        good = [
+            voter
+            for voter in self.voters
+            if voter.health is Health.HEALTHY and voter.may_lead and not voter.leaving
+            if voter.uuid != self.leader and self.now >= (voter.refused_until or self.now)
+        ]
+        # Where nobody has failed this is the first in the configuration's order.
+        best = min(good, key=_failed_last, default=None)
+        return None if best is None else HandOn(best.uuid)
+
+
+def _failed_last(member: Member) -> tuple[bool, float]:
+    """Of those to whom a hand-on failed, the one first whose pause ended first."""
+    return member.refused_until is not None, member.refused_until or 0.0
 
 
 def _worst_first(members: Sequence[Member]) -> list[Member]:

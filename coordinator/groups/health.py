@@ -24,7 +24,7 @@ Source: seed Kudu tablet copy (unresponsive followers are replaced); design §8.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from stelae.coordinator.groups.group import TAKES_PART, Group, Replica
@@ -156,10 +156,17 @@ class Judge:
     now: float
     dead_after_s: float
 
-    def members(self, group: Group, leader: Replica, leaves: ServerUuid | None) -> list[Member]:
+    def members(
+        self,
+        group: Group,
+        leader: Replica,
+        leaves: ServerUuid | None,
+        refused: Mapping[ServerUuid, float],
+    ) -> list[Member]:
         """The members of the leader's committed configuration, and how each is.
 
-        ``leaves``: whose replica is moved elsewhere.
+        ``leaves``: whose replica is moved elsewhere. ``refused``: members to which the leadership
+        was handed over in vain, and until when each is paused.
         """
         configuration = leader.group.configuration
         assert configuration is not None, "a leader knows its configuration"
@@ -170,6 +177,7 @@ class Judge:
                 self._health(group, leader, peer.uuid),
                 leaving=self.mark(peer.uuid).retiring or peer.uuid == leaves,
                 may_lead=not self.mark(peer.uuid).maintenance,
+                refused_until=refused.get(peer.uuid),
             )
             for peer in configuration.peers
         ]

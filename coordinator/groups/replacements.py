@@ -75,7 +75,10 @@ class Additions:
         self._coming: dict[TabletId, tuple[ServerUuid, ...]] = {}
         """Non-voters at the last look."""
         self._come: dict[TabletId, tuple[ServerUuid, ...]] = {}
-        self._failures: dict[tuple[TabletId, ServerUuid], _Failure] = {}
+        self._failures: dict[TabletId, dict[ServerUuid, _Failure]] = {}
+        self._moves: dict[TabletId, tuple[ReplicaMove, int]] = {}
+        """Moves at the last look, and how often the target had failed when each was first seen."""
+        self._seen_moves: dict[TabletId, tuple[ReplicaMove, int]] = {}
         self._released: dict[tuple[TabletId, ServerUuid], None] = {}
         self._releasing: dict[tuple[TabletId, ServerUuid], None] = {}
         """Members that the masters let go of, as nobody needs them any more."""
@@ -98,7 +101,7 @@ class Additions:
                 if not was_released:
                     self._failed(tablet_id, uuid, now)
             elif peer.voter:
-                self._failures.pop((tablet_id, uuid), None)
+                self._failures.get(tablet_id, {}).pop(uuid, None)
             elif was_released:  # the order is on its way
                 self._releasing[tablet_id, uuid] = None
         coming = tuple([peer.uuid for peer in members.non_voters])
@@ -106,16 +109,25 @@ class Additions:
             self._come[tablet_id] = coming
 
     def _failed(self, tablet_id: TabletId, uuid: ServerUuid, now: float) -> None:
-        before = self._failures.get((tablet_id, uuid))
+        of_tablet = self._failures.setdefault(tablet_id, {})
+        before = of_tablet.get(uuid)
         count = 0 if before is None else before.count
         pause_s = doubled_s(FIRST_PAUSE_S, count, LONGEST_PAUSE_S)
-        self._failures[tablet_id, uuid] = _Failure(count + 1, now + pause_s)
+        of_tablet[uuid] = _Failure(count + 1, now + pause_s)
 
     def failed(self, tablet_id: TabletId) -> dict[ServerUuid, float]:
         """The servers that were added in vain, and until when each is left alone."""
-        return {
-            uuid: f.until for (tablet, uuid), f in self._failures.items() if tablet == tablet_id
-        }
+        return {uuid: each.until for uuid, each in self._failures.get(tablet_id, {}).items()}
+
+    def is_vain(self, tablet_id: TabletId, move: ReplicaMove) -> bool:
+        """Whether the target of a move was added in vain since this leader first saw the move.
+        Earlier failures do not count: operators may want it tried once more."""
+        failure = self._failures.get(tablet_id, {}).get(move.target)
+        count = 0 if failure is None else failure.count
+        known = self._moves.get(tablet_id)
+        first = (move, count) if known is None or known[0] != move else known
+        self._seen_moves[tablet_id] = first
+        return count > first[1]
 
     def target(self, group: Group) -> ServerUuid | None:
         """The server that is to be added to a tablet's members, by the last order."""
@@ -129,10 +141,14 @@ class Additions:
     def end_of_look(self, now: float) -> None:
         """What was not kept since the last end was not done, and is wanted no more."""
         self._given, self._kept = self._kept, {}
+        self._moves, self._seen_moves = self._seen_moves, {}
         self._coming, self._come = self._come, {}
         self._released, self._releasing = self._releasing, {}
         old = now - FORGOTTEN_AFTER_S
-        self._failures = {key: each for key, each in self._failures.items() if each.until > old}
+        for of_tablet in self._failures.values():
+            for uuid in [uuid for uuid, each in of_tablet.items() if each.until <= old]:
+                del of_tablet[uuid]
+        self._failures = {i: of_tablet for i, of_tablet in self._failures.items() if of_tablet}
 
 
 class Replacements:
@@ -292,12 +308,19 @@ def leaves_by_move(group: Group, *, can_go: bool) -> ServerUuid | None:
 
 
 def move_left(
-    group: Group, liveness: Liveness, retiring: Container[ServerUuid], now: float, lost_s: float
+    group: Group,
+    liveness: Liveness,
+    retiring: Container[ServerUuid],
+    now: float,
+    lost_s: float,
+    *,
+    is_vain: bool,
 ) -> ReplicaMove | None:
     """What is left of the tablet's move: None if the source is a member no more, or if it is given
-    up, since the target is lost, retires, or cannot hold the tablet, and is no member.
+    up, since the target is lost, retires, cannot hold the tablet, or was added in vain, and is no
+    member. To add it again and again would leave the tablet with one move for ever.
 
-    ``lost_s``: of silence.
+    ``lost_s``: of silence. ``is_vain``: see `Additions.is_vain`.
     """
     move, members = group.tablet.move, group.newest
     if move is None or members.peer(move.source) is None:
@@ -310,4 +333,4 @@ def move_left(
         liveness.live_server(move.target, now) is None
         and liveness.silent_s(move.target, now) >= lost_s
     )
-    return None if is_broken or is_lost or move.target in retiring else move
+    return None if is_broken or is_lost or is_vain or move.target in retiring else move

@@ -11,23 +11,33 @@ even, unless load speaks against it; 4. a replica moves, so that the leadership 
 follow it.
 
 A move is a record in the catalog, which the next leader master goes on with; a hand-over is an
-order, of which nothing is left if it does not come to pass.
+order, of which nothing is left in the catalog if it does not come to pass.
+
+The best step is the same each time. So a step to a server where this tablet's replica, or its
+leadership, did not arrive is taken only if there is no other, and after the pause of that failure.
 
 Source: Kudu's auto rebalancer; design §8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.groups.group import Replica, group_of
 from stelae.coordinator.liveness.liveness import Liveness, Seen
-from stelae.coordinator.placement.assignment import Load
+from stelae.coordinator.placement.assignment import Avoided, Load
 from stelae.coordinator.placement.leader_loads import Cooling, leaders_load
-from stelae.coordinator.placement.rebalance import Placed, next_move, next_transfer
+from stelae.coordinator.placement.rebalance import (
+    MayTake,
+    Placed,
+    both,
+    by_failures,
+    next_move,
+    next_transfer,
+)
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.records.records import ReplicaMove, ServerKind
 
@@ -109,21 +119,47 @@ def _owned(seen: Seen) -> float:
     return sum(max(0.0, r.load_per_s) for r in seen.reports.values() if r.group is None)
 
 
-def next_step(layout: Layout, cooling: Cooling, now: float) -> Step | None:
-    """The step to take now; None if all is even enough, or not known well enough."""
+def next_step(
+    layout: Layout, cooling: Cooling, now: float, added: Avoided, led: Avoided
+) -> Step | None:
+    """The step to take now; None if all is even enough, or not known well enough.
+
+    ``added``: the servers to which a tablet's replica was added in vain. ``led``: those to which
+    its leadership was handed over in vain.
+    """
+    ids = [tablet.tablet_id for tablet in layout.tablets]
+    may_hold, may_lead = by_failures(ids, added, now), by_failures(ids, led, now)
+    failed = {tablet_id: None for tablet_id in ids if led(tablet_id)}
+    return _step(layout, cooling, now, may_hold[0], may_lead[0], failed) or (
+        _step(layout, cooling, now, may_hold[-1], may_lead[-1], failed)
+        if len(may_hold) + len(may_lead) > 2
+        else None
+    )
+
+
+def _step(
+    layout: Layout,
+    cooling: Cooling,
+    now: float,
+    may_hold: MayTake,
+    may_lead: MayTake,
+    failed: Container[TabletId],
+) -> Step | None:
+    """The first step that there is, of those allowed. ``failed``: tablets that did not move when
+    they were to, so they have nothing to cool from."""
     tablets, nodes, rooms = layout.tablets, layout.nodes, layout.rooms
-    move = next_move(tablets, nodes, rooms)
+    move = next_move(tablets, nodes, rooms, may_take=may_hold)
     if move is not None:
         return move
     known = leaders_load(tablets, nodes, layout.beside)
     if known is None:
         return None
-    stay = cooling.at(now)
-    transfer = known.next_transfer(stay)
+    stay = {tablet_id: None for tablet_id in cooling.at(now) if tablet_id not in failed}
+    transfer = known.next_transfer(stay, may_lead)
     if transfer is not None:
         cooling.note(transfer[0], now)
         return transfer
-    transfer = next_transfer(tablets, nodes, may_take=known.may_take)
+    transfer = next_transfer(tablets, nodes, may_take=both(known.may_take, may_lead))
     if transfer is not None:
         return transfer
-    return known.next_move(stay, rooms)
+    return known.next_move(stay, rooms, may_hold)

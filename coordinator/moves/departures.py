@@ -11,11 +11,12 @@ Rows of tables with ``segments()`` are in one server's memory and nowhere else: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.liveness.liveness import Seen
+from stelae.core.backoff import doubled_s
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import TabletProgress, TabletReport
 from stelae.core.records.records import ServerInfo, TabletRecord, TabletState
@@ -28,6 +29,11 @@ GENTLE_BYTES_PER_S = float(64 << 20)
 """So fast the rows of a tablet follow that nobody waits for: as fast as it goes, writers wait for
 disks and processors. A gigabyte takes 16 s then; in eight tablets, each of which pauses for 0.1 s,
 23 s with all rests."""
+CLOSE_S = 30.0
+"""Time for which one server is told to close a tablet before another tablet has its turn."""
+UNCLOSED_PAUSE_S = 60.0
+LONGEST_UNCLOSED_PAUSE_S = 1800.0
+"""Pauses before a tablet is told to be closed again that was not closed in time."""
 LONGEST_REST_S = 30.0
 """What asks for more was a failure, and not the plan. So long are rows waited for, too."""
 
@@ -54,6 +60,14 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
+class _Unclosed:
+    """A tablet that its server did not close in time."""
+
+    times: int
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Arrival:
     """A tablet that is served elsewhere, while its rows follow."""
 
@@ -72,6 +86,7 @@ class Departures:
     short_since: dict[ServerUuid, float] = field(default_factory=dict)
     """Servers that lack memory; kept by `stelae.coordinator.moves.relief`."""
     _began: float = 0.0
+    _unclosed: dict[TabletId, _Unclosed] = field(default_factory=dict)
     _arrival: Arrival | None = None
     _rests_until: float = 0.0
 
@@ -90,6 +105,7 @@ class Departures:
             is_back = tablet.state is TabletState.RUNNING and tablet.term > self.last.close.term
             if is_back or tablet.state.is_gone:
                 self._arrival = Arrival(tablet, now, now - self._began)
+                self._unclosed.pop(tablet.tablet_id, None)
                 self.last = None
         if self._arrival is not None:
             self._look_at(self._arrival, catalog, report_of, now)
@@ -117,6 +133,28 @@ class Departures:
     def begin(self, departure: Departure, now: float) -> None:
         """This one is told to be closed."""
         self.last, self._began = departure, now
+
+    def is_late(self, now: float) -> bool:
+        """Whether the one that was told to be closed should be by now."""
+        return self.last is not None and now >= self._began + CLOSE_S
+
+    def give_up(self, now: float) -> None:
+        """Its server does not close it. One sick server must not keep all others from moving."""
+        if self.last is None:
+            return
+        tablet_id = self.last.close.tablet_id
+        known = self._unclosed.get(tablet_id)
+        times = 0 if known is None else known.times
+        pause_s = doubled_s(UNCLOSED_PAUSE_S, times, LONGEST_UNCLOSED_PAUSE_S)
+        self._unclosed[tablet_id] = _Unclosed(times + 1, now + pause_s)
+        self.last = None
+
+    def staying(self, now: float) -> dict[TabletId, None]:
+        """Tablets that are not told to be closed just now."""
+        if self._unclosed:
+            old = now - LONGEST_UNCLOSED_PAUSE_S
+            self._unclosed = {i: each for i, each in self._unclosed.items() if each.until > old}
+        return {i: None for i, each in self._unclosed.items() if now < each.until}
 
     def is_rested(self, now: float) -> bool:
         """Whether the next one may go, for all those who wait for their rows."""
@@ -158,12 +196,19 @@ def may_leave(catalog: Catalog, tablet: TabletRecord, report: TabletReport | Non
     )
 
 
-def able_to_leave(catalog: Catalog, seen: Seen) -> Iterator[tuple[TabletRecord, TabletReport]]:
-    """The tablets that a live tserver owns and can do without; none while it has not told all."""
+def able_to_leave(
+    catalog: Catalog, seen: Seen, staying: Container[TabletId] = ()
+) -> Iterator[tuple[TabletRecord, TabletReport]]:
+    """The tablets that a live tserver owns and can do without; none while it has not told all.
+
+    ``staying``: see `Departures.staying`.
+    """
     if not seen.picture.is_exact:
         return
     for tablet in catalog.owned_by(seen.server.uuid, seen.server.incarnation):
         report = seen.reports.get(tablet.tablet_id)
+        if tablet.tablet_id in staying:
+            continue
         if report is not None and may_leave(catalog, tablet, report):
             yield tablet, report
 

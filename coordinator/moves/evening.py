@@ -4,28 +4,37 @@ The same rule as for replicas (`stelae.coordinator.placement.rebalance`): counts
 counts of all, then sizes, each step making them more even, so that the steps come to an end. It has
 its turn after a calm in which there was nothing to even out among replicas and leaders, takes one
 step, and waits for the next calm: a server that joins is filled slowly, as each step is a pause for
-a tablet.
+a tablet. A step to a server where the tablet failed is taken only if there is no other, and after
+the pause of that failure: the best step is the same each time, and would be taken in vain again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.liveness.liveness import Seen
 from stelae.coordinator.moves.departures import Departure, departure, is_bound, may_leave
 from stelae.coordinator.moves.relief import room_bytes, size_of
-from stelae.coordinator.placement.assignment import Load
-from stelae.coordinator.placement.rebalance import Placed, next_move
+from stelae.coordinator.placement.assignment import Avoided, Load
+from stelae.coordinator.placement.rebalance import Placed, both, by_failures, next_move
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import TabletReport
 from stelae.core.records.records import TabletRecord
 
 
-def even_out(catalog: Catalog, live: Sequence[Seen], homes: Sequence[Load]) -> Departure | None:
+def even_out(
+    catalog: Catalog,
+    live: Sequence[Seen],
+    homes: Sequence[Load],
+    now: float,
+    avoid: Avoided,
+    staying: Container[TabletId] = (),
+) -> Departure | None:
     """The step to take now; None if all is even enough, or some tablet is not at rest.
 
     ``homes``: servers that may get tablets; all of them, if none is to be left or in maintenance.
+    ``avoid``: where tablets failed. ``staying``: tablets that are not closed just now.
     """
     by_uuid = {seen.server.uuid: seen for seen in live}
     if len(homes) < len(by_uuid) or not all(seen.picture.is_exact for seen in live):
@@ -47,9 +56,13 @@ def even_out(catalog: Catalog, live: Sequence[Seen], homes: Sequence[Load]) -> D
     limits = {load.server.uuid: load.memory_limit_bytes for load in homes}
 
     def may_take(tablet: Placed, target: ServerUuid) -> bool:
+        if tablet.tablet_id in staying:
+            return False
         return tablet.size_bytes <= room_bytes(by_uuid[target])
 
-    step = next_move(placed, nodes, limits, may_take=may_take)
+    step = None
+    for has_not_failed in by_failures([each.tablet_id for each in placed], avoid, now):
+        step = step or next_move(placed, nodes, limits, may_take=both(may_take, has_not_failed))
     if step is None:
         return None
     tablet_id, move = step

@@ -5,23 +5,27 @@ How they go, and which cannot, is said in `stelae.coordinator.moves.departures`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.liveness.liveness import Seen
 from stelae.coordinator.moves.departures import Departure, able_to_leave, departure, is_bound
+from stelae.core.ids import TabletId
 from stelae.core.messages.servers import TabletReport
 
 TABLES_NAMED = 5
 
 
-def leave(catalog: Catalog, live: Iterable[Seen]) -> Departure | None:
-    """The next tablet to leave a retiring server. ``live``: tservers."""
+def leave(
+    catalog: Catalog, live: Iterable[Seen], staying: Container[TabletId] = ()
+) -> Departure | None:
+    """The next tablet to leave a retiring server. ``live``: tservers. ``staying``: tablets that
+    their servers do not close just now."""
     if not catalog.marks:
         return None
     for seen in live:
         if catalog.mark(seen.server.uuid).retiring:
-            for tablet, _ in able_to_leave(catalog, seen):
+            for tablet, _ in able_to_leave(catalog, seen, staying):
                 return departure(seen, tablet, f"{seen.server.name} is to be retired")
     return None
 

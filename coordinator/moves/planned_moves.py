@@ -1,6 +1,7 @@
 """Which tablet that one server owns moves by plan: one at a time, of the wishes the first. Pure.
 
-1. the one that was told to be closed, until it is;
+1. the one that was told to be closed, until it is; a server that does not close it for
+   `stelae.coordinator.moves.departures.CLOSE_S` keeps it for a pause, and others have their turn;
 2. one leaves a server that lacks memory (`stelae.coordinator.moves.relief`): at once;
 3. one leaves a server that is to be retired (`stelae.coordinator.moves.leaving`): after a rest, as
 others
@@ -23,7 +24,7 @@ from stelae.coordinator.moves.departures import Close, Departure, Departures, ma
 from stelae.coordinator.moves.evening import even_out
 from stelae.coordinator.moves.leaving import leave
 from stelae.coordinator.moves.relief import note_short, relieve
-from stelae.coordinator.placement.assignment import Load
+from stelae.coordinator.placement.assignment import Avoided, Load
 from stelae.core.ids import ServerUuid
 from stelae.core.messages.servers import TabletReport
 from stelae.core.records.records import TabletRecord, TabletState
@@ -35,13 +36,15 @@ def planned_closes(
     departures: Departures,
     homes: Callable[[], Sequence[Load]],
     now: float,
+    avoid: Avoided,
     *,
     may_even_out: bool,
 ) -> list[Close]:
     """The tablet to be closed now, if there is one; noted as told.
 
-    ``live``: tservers. ``homes``: asked for the servers that may get it. ``may_even_out``: it has
-    been calm for as long as operators want, and nothing else is to be evened out.
+    ``live``: tservers. ``homes``: asked for the servers that may get it. ``avoid``: where
+    tablets failed. ``may_even_out``: it has been calm for as long as operators want, and nothing
+    else is to be evened out.
     """
     seen = tuple(live.values())
     departures.look(catalog, partial(_report_of, live), now)
@@ -49,14 +52,18 @@ def planned_closes(
     if any(t.state is TabletState.RECOVERING for t in catalog.opening_tablets()):
         return []
     if departures.last is not None:
-        if _is_wanted_still(catalog, live, departures.last, homes()):
+        if not _is_wanted_still(catalog, live, departures.last, homes()):
+            departures.last = None
+        elif departures.is_late(now):
+            departures.give_up(now)
+        else:
             return [departures.last.close]
-        departures.last = None
-    found = relieve(catalog, seen, homes, departures.short_since, now)
+    staying = departures.staying(now)
+    found = relieve(catalog, seen, homes, departures.short_since, now, avoid, staying)
     if found is None and departures.is_rested(now):
-        found = leave(catalog, seen)
+        found = leave(catalog, seen, staying)
     if found is None and may_even_out:
-        found = even_out(catalog, seen, homes())
+        found = even_out(catalog, seen, homes(), now, avoid, staying)
     if found is None or not _has_home(found.target, homes()):
         return []
     departures.begin(found, now)

@@ -5,20 +5,25 @@ lives takes nearly all of it, so that writes are refused soon. Few servers may h
 tablets were given away: the rest follow when others join. A tablet goes only to a server that is
 well below its limit with it: between the two marks nothing moves, so nothing flaps.
 
+A server with room at which a tablet failed is left alone by that tablet for a pause, and then comes
+after the other servers with room: else the roomiest server would be chosen each time, however often
+it fails. Other tablets go there meanwhile.
+
 Whoever lacks memory refuses writes, and fetches rows one by one: so nobody gains by waiting, and
 one tablet follows the other. Those of which most is not in memory go first: they cost nothing here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.liveness.liveness import Seen
 from stelae.coordinator.moves.departures import Departure, able_to_leave, departure
-from stelae.coordinator.placement.assignment import Load
-from stelae.core.ids import ServerUuid
+from stelae.coordinator.placement.assignment import Avoided, Load
+from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import TabletReport
 
 SHORT = 0.9
@@ -36,10 +41,13 @@ def relieve(
     homes: Callable[[], Sequence[Load]],
     short_since: dict[ServerUuid, float],
     now: float,
+    avoid: Avoided,
+    staying: Container[TabletId] = (),
 ) -> Departure | None:
     """The next tablet to leave a server for want of memory, of the one that lacks most first.
 
     ``homes``: asked for servers that may get tablets. ``short_since``: as `note_short` keeps it.
+    ``avoid``: where tablets failed. ``staying``: tablets that are not closed just now.
     """
     short = [seen for seen in live if now >= short_since.get(seen.server.uuid, now) + SHORT_FOR_S]
     if not short:
@@ -50,20 +58,43 @@ def relieve(
         for seen in live
         if seen.server.uuid in may_get and seen.picture.is_exact and lacking_bytes(seen) <= 0
     }
-    target = max(rooms, key=lambda uuid: (rooms[uuid], uuid), default=None)
-    if target is None:
-        return None
     for seen in sorted(short, key=lambda seen: (-lacking_bytes(seen), seen.server.uuid)):
         fitting = [
-            (report.remote_bytes, size_of(report), tablet.tablet_id, tablet)
-            for tablet, report in able_to_leave(catalog, seen)
-            if size_of(report) <= rooms[target]
+            _Fitting(*rank, report.remote_bytes, size_of(report), tablet.tablet_id)
+            for tablet, report in able_to_leave(catalog, seen, staying)
+            if (rank := _best_home(rooms, size_of(report), avoid(tablet.tablet_id), now))
         ]
         if fitting:
-            *_, tablet = max(fitting, key=lambda each: each[:3])
+            best = max(fitting)
             reason = f"{seen.server.name} lacks memory for it"
-            return replace(departure(seen, tablet, reason, target), is_gentle=False)
+            gone = departure(seen, catalog.tablets[best.tablet_id], reason, best.target)
+            return replace(gone, is_gentle=False)
     return None
+
+
+class _Fitting(NamedTuple):
+    """A tablet and the server where it has room; of several the greatest goes first."""
+
+    is_untried: bool
+    before: float
+    room_bytes: int
+    target: ServerUuid
+    remote_bytes: int
+    size_bytes: int
+    tablet_id: TabletId
+
+
+def _best_home(
+    rooms: Mapping[ServerUuid, int], size_bytes: int, failed: Mapping[ServerUuid, float], now: float
+) -> tuple[bool, float, int, ServerUuid] | None:
+    """The roomiest server with room for a tablet at which it has not ``failed``; else of those that
+    are not paused any more the one whose pause ended first; None: there is none."""
+    found = [
+        (uuid not in failed, -failed.get(uuid, 0.0), room_bytes, uuid)
+        for uuid, room_bytes in rooms.items()
+        if size_bytes <= room_bytes and now >= failed.get(uuid, now)
+    ]
+    return max(found, default=None)
 
 
 def note_short(live: Iterable[Seen], short_since: dict[ServerUuid, float], now: float) -> None:

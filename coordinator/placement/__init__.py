@@ -4,6 +4,7 @@ Choices are deterministic: the same loads give the same choice. Each step of eve
 measure smaller, so the steps come to an end and none is taken back.
 
 - `assignment`: which tserver gets a tablet.
+- `tablet_sizes`: how much memory a tablet needs where it is opened.
 - `rebalance`: which replica or leadership to move, by counts and then sizes.
 - `leader_loads`: which leadership to move, by measured load.
 - `copysets`: groups of backups in which the replicas of a segment lie together.

@@ -4,8 +4,9 @@ Pure and deterministic: the same loads give the same choice. Tablets still being
 so that a batch (a new table, a dead server's tablets) is spread over all servers and is opened in
 parallel; then tablets of the same table, on the server and on its node, so that what fails together
 holds little of any table; then those that have fewest tablets in common with the other members;
-then all tablets, then memory; the UUID breaks ties. The best of all is taken, not of two drawn at
-random as in Kudu: one leader chooses, and counts what it has given.
+then all tablets, then memory; the UUID breaks ties. Before all of that come servers with room for
+the tablet's rows, and last those where the same tablet has failed. The best of all is taken, not of
+two drawn at random as in Kudu: one leader chooses, and counts what it has given.
 
 Members of one tablet are spread over all pairs of servers, so that after a death all others take
 part in making copies anew, and in leading. More sets of servers then hold all replicas of some
@@ -19,9 +20,9 @@ and again.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.core.errors import NotEnoughServers, TooFewServers, TooManyReplicas
@@ -31,6 +32,11 @@ from stelae.core.records.records import ServerInfo, ServerKind, TabletRecord, Ta
 
 FULL = 0.95
 """A server above this part of its memory limit is chosen only if all are."""
+NO_LIMIT = 1 << 62
+"""Bytes of room at a server that does not say how much memory it may use."""
+
+Avoided: TypeAlias = Callable[[TabletId], Mapping[ServerUuid, float]]
+"""The servers where a tablet failed, and until when each is paused."""
 
 
 @dataclass(slots=True)
@@ -49,10 +55,23 @@ class Load:
     partners: dict[ServerUuid, int] | None = None
     """Tablets with ``replicas(n)`` that it has in common with each other server; None: not to be
     counted."""
+    live_bytes: int = 0
+    """Of the memory: rows that live, and indexes; 0: not said."""
+    coming_bytes: int = 0
+    """Rows that are to come into its memory yet, and tablets that are promised to it."""
 
     @property
     def is_full(self) -> bool:
         return 0 < self.memory_limit_bytes * FULL <= self.memory_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """Memory that is free for further tablets. Dead rows count as free: the cleaner drops them
+        when it needs the memory."""
+        if not self.memory_limit_bytes:
+            return NO_LIMIT
+        taken_bytes = (self.live_bytes or self.memory_bytes) + self.coming_bytes
+        return int(FULL * self.memory_limit_bytes) - taken_bytes
 
 
 def count_loads(loads: Mapping[ServerUuid, Load], catalog: Catalog) -> None:
@@ -111,13 +130,15 @@ def choose_owners(
     avoid: Mapping[TabletId, Mapping[ServerUuid, float]] | None = None,
     beside: Mapping[ServerUuid, int] | None = None,
     wishes: Mapping[TabletId, ServerUuid] | None = None,
+    sizes: Mapping[TabletId, int] | None = None,
 ) -> dict[TabletId, ServerInfo]:
     """Choose an owner for each tablet of one table, and count it into ``loads``.
 
     ``avoid`` names the servers where a tablet failed, and until when each is paused: they come
     last, and of them the one first whose pause ends first.
     ``beside``: how many tablets of the same table each server has already. ``wishes``: where a
-    tablet is to go, if that server is among them.
+    tablet is to go, if that server is among them. ``sizes``: bytes of memory that each tablet will
+    need; a server without that much room comes after those that have it.
 
     Raises:
         NotEnoughServers: there is no live tserver.
@@ -130,9 +151,11 @@ def choose_owners(
         shunned = avoid.get(tablet_id, {}) if avoid else {}
         wished = wishes.get(tablet_id) if wishes else None
         wanted = [load for load in loads if load.server.uuid == wished]
-        load = min(wanted or loads, key=lambda load: _cost(load, shunned, table))
+        size_bytes = sizes.get(tablet_id, 0) if sizes else 0
+        load = min(wanted or loads, key=lambda load: _cost(load, shunned, table, size_bytes))
         load.opening += 1
         load.tablets += 1
+        load.coming_bytes += size_bytes
         table.add(load.server)
         chosen[tablet_id] = load.server
     return chosen
@@ -143,12 +166,14 @@ def choose_members(
     loads: Sequence[Load],
     count: int,
     beside: Mapping[ServerUuid, int] | None = None,
+    avoid: Mapping[TabletId, Mapping[ServerUuid, float]] | None = None,
 ) -> dict[TabletId, tuple[ServerInfo, ...]]:
     """Choose ``count`` servers for the replicas of each tablet of one table; count them in.
 
     Of one tablet no two replicas are on one server, and none on a node that has one already while
     there is another node; then as in `choose_owners`, with ``beside`` as there. Of servers that are
     alike in that, those come first that have fewest tablets in common with the other members.
+    ``avoid``: as in `choose_owners`; these come last, also where others share a node.
 
     Raises:
         NotEnoughServers: there are fewer live tservers than replicas.
@@ -159,9 +184,10 @@ def choose_members(
     chosen: dict[TabletId, tuple[ServerInfo, ...]] = {}
     for tablet_id in tablets:
         members: dict[ServerUuid, Load] = {}
+        shunned = avoid.get(tablet_id, {}) if avoid else {}
         for _ in range(count):
             together = tuple([each.server for each in members.values()])
-            load = _best_member(loads, together, table)
+            load = _best_member(loads, together, table, shunned)
             assert load is not None, "there are at least as many servers as replicas"
             load.opening += 1
             load.tablets += 1
@@ -189,23 +215,25 @@ def choose_roomy(
     loads: Sequence[Load],
     count: int,
     beside: Mapping[ServerUuid, int],
-    avoid: Container[ServerUuid] = (),
+    avoid: Mapping[ServerUuid, float] | None = None,
 ) -> tuple[ServerInfo, ...]:
     """Choose ``count`` servers for one tablet of which rows are there already, for its owner or
     its replicas; count them in.
 
     ``rooms``: those that have the memory, and how much: no other is taken, or nobody if they are
     too few. Of them those with fewest tablets of the same table come first, as in `choose_members`,
-    then those with most room. ``avoid``: only if there is nobody else.
+    then those with most room. ``avoid``: as in `choose_owners`.
     """
     table = _TableSpread(loads, beside)
+    shunned = avoid or {}
     chosen: dict[ServerUuid, Load] = {}
 
     def cost(load: Load) -> tuple[Any, ...]:
         server = load.server
         nodes = [each.server.process.node for each in chosen.values()]
         crowd = nodes.count(server.process.node)
-        return server.uuid in avoid, crowd, table.cost(server), -rooms[server.uuid], server.uuid
+        room_bytes = rooms[server.uuid]
+        return _failed(server.uuid, shunned), crowd, table.cost(server), -room_bytes, server.uuid
 
     for _ in range(count):
         free = [s for s in loads if s.server.uuid in rooms and s.server.uuid not in chosen]
@@ -224,17 +252,18 @@ def _best_member(
     loads: Sequence[Load],
     members: Sequence[ServerInfo],
     table: _TableSpread,
+    shunned: Mapping[ServerUuid, float] | None = None,
 ) -> Load | None:
     """Of the servers that are not among ``members``, the best to have beside them."""
     nodes = [member.process.node for member in members]
     taken = {member.uuid: None for member in members}
 
     def cost(load: Load) -> tuple[Any, ...]:
-        *first, tablets, memory_bytes, uuid = _cost(load, {}, table)
+        failed, *first, tablets, memory_bytes, uuid = _cost(load, shunned or {}, table)
         common = [(load.partners or {}).get(member, 0) for member in taken]
         shared = max(common, default=0), sum(common)
         crowd = nodes.count(load.server.process.node)
-        return (crowd, *first, shared, tablets, memory_bytes, uuid)
+        return (failed, crowd, *first, shared, tablets, memory_bytes, uuid)
 
     free = [load for load in loads if load.server.uuid not in taken]
     return min(free, key=cost, default=None)
@@ -265,13 +294,18 @@ class _TableSpread:
         return self._on_server.get(server.uuid, 0), per_server
 
 
+def _failed(uuid: ServerUuid, shunned: Mapping[ServerUuid, float]) -> tuple[bool, float]:
+    """Servers that failed come last, and of them the one first whose pause ends first."""
+    return uuid in shunned, shunned.get(uuid, 0.0)
+
+
 def _cost(
-    load: Load, shunned: Mapping[ServerUuid, float], table: _TableSpread
+    load: Load, shunned: Mapping[ServerUuid, float], table: _TableSpread, size_bytes: int = 0
 ) -> tuple[tuple[bool, float], bool, int, tuple[int, float], int, int, str]:
     uuid = load.server.uuid
     return (
-        (uuid in shunned, shunned.get(uuid, 0.0)),
-        load.is_full,
+        _failed(uuid, shunned),
+        load.is_full or (size_bytes > 0 and size_bytes > load.room_bytes),
         load.opening,
         table.cost(load.server),
         load.tablets,

@@ -26,7 +26,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stelae.coordinator.placement.rebalance import Placed, Sizes, count_each, may_move
+from stelae.coordinator.placement.rebalance import (
+    MayTake,
+    Placed,
+    Sizes,
+    anybody,
+    count_each,
+    may_move,
+)
 from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.records.records import ReplicaMove
 
@@ -94,23 +101,29 @@ class LeadersLoad:
         limit = self.mean + max(LEAST_PER_S, TOO_HOT * self.mean) / 2
         return tablet.load_per_s == 0 or self.load[target] + tablet.load_per_s <= limit
 
-    def next_transfer(self, stay: Container[TabletId]) -> tuple[TabletId, ServerUuid] | None:
-        """The leadership to hand over, and to whom."""
+    def next_transfer(
+        self, stay: Container[TabletId], may_take: MayTake = anybody
+    ) -> tuple[TabletId, ServerUuid] | None:
+        """The leadership to hand over, and to whom. ``may_take``: as in `rebalance`."""
         for source in self.hot():
             found = [
                 (after, self.load[target], tablet.tablet_id, target)
                 for tablet in self._led(source, stay)
                 for target in tablet.members
-                if (after := self._after(tablet, target)) is not None
+                if (after := self._after(tablet, target)) is not None and may_take(tablet, target)
             ]
             if found:
                 return min(found)[2:]
         return None
 
     def next_move(
-        self, stay: Container[TabletId], rooms: Mapping[ServerUuid, int]
+        self,
+        stay: Container[TabletId],
+        rooms: Mapping[ServerUuid, int],
+        may_take: MayTake = anybody,
     ) -> tuple[TabletId, ReplicaMove] | None:
-        """The replica to move, so that its tablet can be led where it goes."""
+        """The replica to move, so that its tablet can be led where it goes. ``may_take``: as in
+        `rebalance`."""
         by_table, total = count_each(self.tablets, self.nodes, lambda tablet: tablet.members)
         sizes = Sizes(self.tablets, self.nodes, rooms, lambda tablet: tablet.members)
 
@@ -119,6 +132,7 @@ class LeadersLoad:
             return (
                 member in self.nodes
                 and may_move(tablet, member, target, self.nodes)
+                and may_take(tablet, target)
                 and of_table[member] > of_table[target]
                 and total[member] > total[target]
                 and sizes.gain(member, target, tablet.size_bytes) > -sizes.least_gain

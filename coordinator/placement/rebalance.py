@@ -16,9 +16,11 @@ Source: Kudu's rebalance_algo (two-dimensional greedy) and auto_leader_rebalance
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from stelae.coordinator.placement.assignment import Avoided
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.records.records import ReplicaMove
 
@@ -43,9 +45,34 @@ class Placed:
     """Of its leader; below 0: not known."""
 
 
-def _anybody(tablet: Placed, target: ServerUuid) -> bool:
+def anybody(tablet: Placed, target: ServerUuid) -> bool:
     del tablet, target
     return True
+
+
+MayTake: TypeAlias = Callable[[Placed, ServerUuid], bool]
+"""Whether a server may come to hold, or to lead, a tablet."""
+
+
+def both(one: MayTake, other: MayTake) -> MayTake:
+    """What both allow."""
+    return lambda tablet, target: one(tablet, target) and other(tablet, target)
+
+
+def by_failures(tablets: Iterable[TabletId], avoid: Avoided, now: float) -> tuple[MayTake, ...]:
+    """What steps may be taken, in the order in which to look for one: steps that have not failed;
+    if there is none, those that have failed and are not paused any more (decisions §61)."""
+    failed = {tablet_id: found for tablet_id in tablets if (found := avoid(tablet_id))}
+    if not failed:
+        return (anybody,)
+
+    def is_untried(tablet: Placed, target: ServerUuid) -> bool:
+        return target not in failed.get(tablet.tablet_id, {})
+
+    def is_not_paused(tablet: Placed, target: ServerUuid) -> bool:
+        return now >= failed.get(tablet.tablet_id, {}).get(target, now)
+
+    return is_untried, is_not_paused
 
 
 def next_move(
@@ -53,7 +80,7 @@ def next_move(
     nodes: Mapping[ServerUuid, str],
     rooms: Mapping[ServerUuid, int] | None = None,
     *,
-    may_take: Callable[[Placed, ServerUuid], bool] = _anybody,
+    may_take: MayTake = anybody,
 ) -> tuple[TabletId, ReplicaMove] | None:
     """The best move of a replica between servers, all of which are live; None if all is even.
 
@@ -137,7 +164,7 @@ def _next_by_size(
     by_table: Mapping[TableId, Mapping[ServerUuid, int]],
     total: Mapping[ServerUuid, int],
     sizes: Sizes,
-    may_take: Callable[[Placed, ServerUuid], bool],
+    may_take: MayTake,
 ) -> tuple[TabletId, ReplicaMove] | None:
     """The best move for sizes alone, where counts are even and shall stay so."""
     servers = sizes.by_fill()
@@ -201,7 +228,7 @@ def next_transfer(
     tablets: Sequence[Placed],
     nodes: Mapping[ServerUuid, str],
     *,
-    may_take: Callable[[Placed, ServerUuid], bool] = _anybody,
+    may_take: MayTake = anybody,
 ) -> tuple[TabletId, ServerUuid] | None:
     """The best leadership to hand over, and to whom; None if leaders are spread evenly.
 

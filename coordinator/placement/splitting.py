@@ -17,14 +17,14 @@ A part is not split again before it is whole. Source: RAMCloud, `Recovery::split
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.placement.assignment import FULL, Load, beside_of, choose_owners
 from stelae.core.config.settings import Settings
-from stelae.core.ids import TabletId, make_uuid
+from stelae.core.ids import ServerUuid, TabletId, make_uuid
 from stelae.core.records.records import (
     Inheritance,
     TableRecord,
@@ -99,8 +99,13 @@ def draft_split(
     inherits: Inheritance,
     loads: Sequence[Load],
     rng: random.Random,
+    avoid: Mapping[ServerUuid, float],
+    size_bytes: int,
 ) -> CatalogBatch | None:
     """The parts in the tablet's place. None: it is not as it was any more.
+
+    ``avoid``: where the tablet failed, so that its parts go there last. ``size_bytes``: of its rows
+    in memory, of which each part has its share; 0: not known.
 
     Raises:
         NotEnoughServers: there is no live tserver.
@@ -112,7 +117,8 @@ def draft_split(
     place, share = place_of(tablet.number, count), share_of(tablet.number, count)
     ids = [TabletId(make_uuid(rng)) for _ in range(parts)]
     others = [t for t in catalog.tablets_of(tablet.table_id) if t.tablet_id != tablet.tablet_id]
-    owners = choose_owners(ids, loads, None, beside_of(others))
+    failed, sizes = dict.fromkeys(ids, avoid), dict.fromkeys(ids, size_bytes // parts)
+    owners = choose_owners(ids, loads, failed, beside_of(others), sizes=sizes)
     children = [
         TabletRecord(
             tablet_id=tablet_id,

@@ -46,6 +46,7 @@ from stelae.coordinator.decide import (
     Replace,
     Serve,
     decide,
+    note_replaced,
 )
 from stelae.coordinator.decide_groups import (
     Change,
@@ -62,7 +63,7 @@ from stelae.coordinator.moves.departures import Close
 from stelae.coordinator.status.recoveries import Recoveries, why_unknown
 from stelae.coordinator.timelines.placement import source_of
 from stelae.core.config.settings import Settings
-from stelae.core.errors import StelaeError
+from stelae.core.errors import DeadlineExpired, OutcomeUnknown, StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.messages.alter import ALTER_TABLET, AlterTablet
 from stelae.core.messages.replicas import (
@@ -129,7 +130,7 @@ class Coordinator:
         self._watched: dict[Run, None] = {}
         self._looked_at = 0.0
         self._indexes = IndexOrders(
-            runtime, catalog, liveness, self.operations, self._once, self._tell
+            runtime, catalog, liveness, self.operations, self.pacing, self._once, self._tell
         )
         self._rounds = RecoveryRounds(
             runtime,
@@ -139,7 +140,15 @@ class Coordinator:
             self.recoveries,
             self.pacing,
             self.problems,
-            RecoverySplits(runtime, settings, catalog, liveness, self.recoveries, self.operations),
+            RecoverySplits(
+                runtime,
+                settings,
+                catalog,
+                liveness,
+                self.recoveries,
+                self.operations,
+                self.pacing,
+            ),
             policy=policy,
             spark_engine=spark_engine,
         )
@@ -267,9 +276,9 @@ class Coordinator:
             case Change(leader, change, reason):
                 key = ("change members", change.tablet_id, str(change.expected), change.kind.value)
                 self._once(key, lambda: self._change_members(key, leader, change, reason))
-            case Transfer(leader, order):
+            case Transfer(_, order):
                 key = ("transfer leadership", order.tablet_id)
-                self._once(key, lambda: self._tell(key, leader, TRANSFER_LEADERSHIP, order))
+                self._once(key, lambda: self._transfer(key, action))
             case OrderTransfer(server, transfer):
                 key = ("transfer", transfer.tablet_id, transfer.successor, transfer.release)
                 self._once(key, lambda: self._tell(key, server, TRANSFER_TABLET, transfer))
@@ -318,7 +327,7 @@ class Coordinator:
         for tablet in done:
             former = action.failed_at.get(tablet.tablet_id)
             if former is not None:
-                self.pacing.owners.failed(tablet.tablet_id, former, now)
+                self.pacing.owners.failed(tablet.tablet_id, (former,), now)
             self.pacing.moved(tablet.tablet_id)
         raised = (tablet.tablet_id for tablet in done)
         self.recoveries.reached(raised, "raised", now, began=began)  # the round may have begun
@@ -350,6 +359,7 @@ class Coordinator:
             tables=[action.table_id],
             tablets=[tablet.tablet_id for tablet in action.stuck],
         )
+        note_replaced(self._catalog, self.pacing, action, self._runtime.clock.monotonic())
         for tablet in action.stuck:
             self.problems.pop(tablet.tablet_id, None)
             self.pacing.succeeded(tablet.tablet_id)  # nothing of it is awaited any more
@@ -463,6 +473,25 @@ class Coordinator:
         logger.info("table %s, tablet %s: %s: %s", table.name, order.tablet_id[:8], what, reason)
         self._runtime.metrics.count("replica_changes", kind=order.kind.value)
         await self._tell(key, leader, CHANGE_REPLICAS, order)
+
+    async def _transfer(self, key: Key, action: Transfer) -> None:
+        """Have a leadership handed over, and note if it was not. Only what the leader itself says
+        counts against the target."""
+        order, transfers = action.order, self.pacing.transfers
+        now = self._runtime.clock.monotonic()
+        about = (action.leader.uuid, action.term, order.target)
+        transfers.told(order.tablet_id, *about, now)
+        try:
+            await self._tell(key, action.leader, TRANSFER_LEADERSHIP, order)
+        except DeadlineExpired:
+            now = self._runtime.clock.monotonic()
+            transfers.could_not(order.tablet_id, order.target, now)
+            raise
+        except OutcomeUnknown:
+            raise  # it may have the order: its next heartbeats say what became of it
+        except StelaeError:
+            transfers.not_told(order.tablet_id, order.target)
+            raise
 
     async def _tell(
         self, key: Key, server: ServerInfo, method: Method[Any, Any], order: Any

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeAlias
 
+from stelae.coordinator.backoff.pacing import Pacing
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.catalog.operations import Operations
 from stelae.coordinator.decide_indexes import (
@@ -58,6 +59,7 @@ class IndexOrders:
         catalog: Catalog,
         liveness: Liveness,
         operations: Operations,
+        pacing: Pacing,
         once: Once,
         tell: Tell,
     ) -> None:
@@ -65,6 +67,7 @@ class IndexOrders:
         self._catalog = catalog
         self._liveness = liveness
         self._operations = operations
+        self._pacing = pacing
         self._once = once
         self._tell = tell
 
@@ -105,7 +108,9 @@ class IndexOrders:
             return draft_successors(self._catalog, action, self._runtime.rng)
 
         logger.info("indexlet %s: %s: %s", key[1][:8], type(action).__name__, reason)
-        await self._operations.change(draft)
+        if await self._operations.change(draft) is not None and isinstance(action, ChangeIndexlets):
+            now = self._runtime.clock.monotonic()
+            self._pacing.indexlets.failed(action.indexlet_id, action.failed_at, now)
         self._runtime.metrics.count("indexlet_changes", step=type(action).__name__)
 
     async def _open(self, key: Key, owner: ServerInfo, order: OpenIndexlet) -> None:

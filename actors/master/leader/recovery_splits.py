@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
+from stelae.coordinator.backoff.pacing import Pacing
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.catalog.operations import Operations
 from stelae.coordinator.groups.tserver_loads import tserver_loads
@@ -46,6 +47,7 @@ class RecoverySplits:
         liveness: Liveness,
         recoveries: Recoveries,
         operations: Operations,
+        pacing: Pacing,
     ) -> None:
         self._runtime = runtime
         self._settings = settings
@@ -53,6 +55,7 @@ class RecoverySplits:
         self._liveness = liveness
         self._recoveries = recoveries
         self._operations = operations
+        self._pacing = pacing
         self._coming = 0
         """Parts in catalog entries that are under way."""
 
@@ -68,7 +71,8 @@ class RecoverySplits:
 
         now = self._runtime.clock.monotonic()
         # One for all: what a split gives to a server, the next ones know at once.
-        loads = tserver_loads(self._catalog, self._liveness.live(ServerKind.TSERVER, now))
+        live = self._liveness.live(ServerKind.TSERVER, now)
+        loads = tserver_loads(self._catalog, live, self._pacing.sizes)
         turns = asyncio.Semaphore(SPLITS_AT_ONCE)
         stay = await asyncio.gather(*(stays(*each) for each in planned))
         return [job for (job, _), is_left in zip(planned, stay, strict=True) if is_left]
@@ -107,7 +111,14 @@ class RecoverySplits:
         try:
             await self._operations.change(
                 lambda: draft_split(
-                    self._catalog, tablet, parts, inherits, loads, self._runtime.rng
+                    self._catalog,
+                    tablet,
+                    parts,
+                    inherits,
+                    loads,
+                    self._runtime.rng,
+                    self._pacing.owners.avoid(tablet.tablet_id),
+                    self._pacing.sizes.of(tablet.tablet_id),
                 ),
                 tables=[tablet.table_id],
                 tablets=[tablet.tablet_id],
@@ -121,6 +132,9 @@ class RecoverySplits:
         if children:
             self._runtime.metrics.count("tablets_split")
             self._recoveries.split(tablet.tablet_id, children)
+            now = self._runtime.clock.monotonic()
+            self._pacing.owners.inherit(tablet.tablet_id, children, now)
+            self._pacing.sizes.inherit(tablet.tablet_id, children, now)
         # Whatever came of it, the next look begins with what the catalog says then.
         return True
 

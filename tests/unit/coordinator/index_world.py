@@ -80,6 +80,7 @@ class World:
     def __init__(self, first: IndexletRecord, schema: TableSchema = SCHEMA) -> None:
         self.catalog = Catalog()
         self.liveness = Liveness(SETTINGS)
+        self.pacing = Pacing()
         self.now = 100.0
         table = TableRecord(
             TableId("T"), "t", schema, Partitioning(), segments("disk"), TableState.RUNNING
@@ -109,7 +110,7 @@ class World:
     def decide(self, *, obey: bool = True) -> list[IndexAction]:
         """What is to be done for indexlets; catalog entries are carried out."""
         actions: list[Action] = decide(
-            self.catalog, self.liveness, Pacing(), self.now,
+            self.catalog, self.liveness, self.pacing, self.now,
             missing_after_s=2.0, indexlet_entries_max=100,
         )  # fmt: skip
         found: list[IndexAction] = []
@@ -123,6 +124,9 @@ class World:
                 batch = draft_successors(self.catalog, action, random.Random(1))
             if batch is not None and obey:
                 assert isinstance(self.put(batch), Applied)
+                if isinstance(action, ChangeIndexlets):
+                    at = action.failed_at
+                    self.pacing.indexlets.failed(action.indexlet_id, at, self.now)
             if isinstance(
                 action,
                 ChangeIndexlets

@@ -186,7 +186,7 @@ def test_a_failed_opening_goes_elsewhere_and_then_waits() -> None:
                 former = action.failed_at[TabletId("a")]
                 assert action.tablets[0].owner != former
                 assert action.tablets[0].state is TabletState.CREATING
-                world.pacing.owners.failed(TabletId("a"), former, world.now)
+                world.pacing.owners.failed(TabletId("a"), (former,), world.now)
         world.now += 0.1
     assert 4 <= moves <= 6
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Collection, Sequence
 
 import msgspec
@@ -11,11 +12,15 @@ import pytest
 from stelae.coordinator.backoff.owners import (
     FORGOTTEN_AFTER_S,
     LONGEST_PAUSE_S,
+    LONGEST_SERVER_PAUSE_S,
     PATIENCE_S,
     PRUNE_PERIOD_S,
+    SERVER_PAUSE_S,
     FailedOwners,
 )
-from stelae.coordinator.decide import Action, Move, Recover
+from stelae.coordinator.catalog.catalog import CatalogBatch
+from stelae.coordinator.ddl.tables import draft_replace
+from stelae.coordinator.decide import Action, Move, Recover, Replace, note_replaced
 from stelae.coordinator.liveness.liveness import NEVER
 from stelae.coordinator.moves.departures import Close
 from stelae.core.ids import ServerUuid, TabletId
@@ -53,7 +58,7 @@ def hear(
     for action in actions:
         if isinstance(action, Move):
             for tablet_id, uuid in action.failed_at.items():
-                world.pacing.owners.failed(tablet_id, uuid, world.now)
+                world.pacing.owners.failed(tablet_id, (uuid,), world.now)
     return actions
 
 
@@ -257,7 +262,7 @@ def test_a_tablet_that_stays_in_trouble_is_not_forgotten() -> None:
 
 def test_what_is_remembered_is_searched_once_in_a_while() -> None:
     """Not with each failure: the leader's loop would stand still when thousands fail."""
-    owners = FailedOwners()
+    owners: FailedOwners[TabletId] = FailedOwners()
     searches = 0
 
     class Counted(dict):  # type: ignore[type-arg]
@@ -269,11 +274,13 @@ def test_what_is_remembered_is_searched_once_in_a_while() -> None:
     owners._failures = Counted()
     for number in range(3000):
         owners.begin_round(100.0 + number / 1000)
-        owners.failed(TabletId(f"{number}"), ServerUuid("s1"), 100.0 + number / 1000)
+        owners.failed(TabletId(f"{number}"), (ServerUuid("s1"),), 100.0 + number / 1000)
         owners.waits_in_vain(TabletId(f"{number}"), 1, 100.0)
         owners.untold(TabletId(f"{number}"), 1, 100.0)
     assert searches == 1
     owners.begin_round(100.0 + FORGOTTEN_AFTER_S + PRUNE_PERIOD_S)
+    assert owners._failures, "the servers' pauses have not been over for so long"
+    owners.begin_round(100.0 + SERVER_PAUSE_S + FORGOTTEN_AFTER_S + PRUNE_PERIOD_S)
     assert not owners._failures
     assert not owners._untold
     assert not owners._waiting
@@ -284,10 +291,75 @@ def test_the_server_that_just_failed_comes_after_all_others() -> None:
     world = World(tablet("s1", TabletState.RECOVERING))
     for _ in range(5):
         for name in ("s2", "s3"):
-            world.pacing.owners.failed(TabletId("a"), ServerUuid(name), world.now)
+            world.pacing.owners.failed(TabletId("a"), (ServerUuid(name),), world.now)
     world.now += LONGEST_PAUSE_S
     while world.tablet.owner == "s1":
         failed = report("a", world.tablet.term, P.FAILED)
         actions = hear(world, failed)
     assert Move in kinds(actions)
     assert world.pacing.owners.avoid(TabletId("a"))[ServerUuid("s1")] < math.inf
+
+
+def test_a_failure_counts_for_its_own_tablet_and_for_what_takes_its_place() -> None:
+    """Parts and replacements inherit it; other tablets may go to the same server at once."""
+    owners: FailedOwners[TabletId] = FailedOwners()
+    old, parts, bad = TabletId("old"), [TabletId("p1"), TabletId("p2")], ServerUuid("s1")
+    owners.failed(old, (bad,), 100.0)
+    owners.failed(old, (bad,), 120.0)
+    owners.inherit(old, parts, 130.0)
+    assert not owners.avoid(OTHER)
+    assert owners.avoid(parts[0]) == owners.avoid(parts[1]) == owners.avoid(old) == {bad: 140.0}
+    assert owners.may_move(parts[0], 130.0), "the pause was the old tablet's"
+    assert not owners.may_try(parts[0], bad, 139.0)
+    assert owners.may_try(parts[0], bad, 140.0)
+    owners.failed(parts[0], (bad,), 140.0)
+    assert owners.avoid(parts[0])[bad] == 180.0, "a third pause, and not a first one"
+    assert owners.avoid(parts[1])[bad] == 140.0
+
+
+def test_pauses_grow_also_where_each_failure_follows_a_long_rest() -> None:
+    """A move that nobody waits for begins once its pause is over: by then it is not forgotten."""
+    owners: FailedOwners[TabletId] = FailedOwners()
+    bad, pauses, now = ServerUuid("s1"), [], 100.0
+    for _ in range(9):
+        owners.failed(TabletId("a"), (bad,), now)
+        pauses.append(owners.avoid(TabletId("a"))[bad] - now)
+        while not owners.may_try(TabletId("a"), bad, now):
+            now += 5.0
+            owners.begin_round(now)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_SERVER_PAUSE_S
+
+
+def test_a_report_ends_the_wait_for_an_owner_that_could_not_be_told() -> None:
+    """The order arrived, though its answer was lost: a later wait is counted by itself."""
+    world = World(tablet("s1", TabletState.RECOVERING))
+    hear(world)
+    world.pacing.owners.untold(TabletId("a"), 1, world.now)
+    hear(world, report("a", 1, P.OPENING))
+    for _ in range(round(5 * PATIENCE_S)):
+        hear(world)
+    world.pacing.owners.untold(TabletId("a"), 1, world.now)
+    hear(world)
+    assert world.tablet.owner == "s1"
+
+
+def test_a_tablet_that_cannot_be_created_is_not_created_there_again() -> None:
+    """Nor is the replacement of its replacement. Once all have failed: where a pause ends first."""
+    world = World(tablet("s1", TabletState.CREATING))
+    owners = [world.tablet.owner]
+    rng = random.Random(1)
+    while len(owners) < 4:
+        for action in hear(world, step_s=5.0):
+            if isinstance(action, Replace):
+                world.put(found(draft_replace(world.catalog, action.stuck, action.holders, rng)))
+                note_replaced(world.catalog, world.pacing, action, world.now)
+                ((holder,),) = action.holders
+                owners.append(holder.uuid)
+    assert sorted(owners[:3]) == ["s1", "s2", "s3"]
+    assert owners[3] == owners[0]
+
+
+def found(batch: CatalogBatch | None) -> CatalogBatch:
+    assert batch is not None
+    return batch

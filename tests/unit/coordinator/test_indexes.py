@@ -7,6 +7,7 @@ import random
 import msgspec
 import pytest
 
+from stelae.coordinator.backoff.owners import FIRST_PAUSE_S
 from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch, Conflict
 from stelae.coordinator.ddl.indexes import draft_create_index, draft_drop_index
 from stelae.coordinator.decide_indexes import (
@@ -181,6 +182,7 @@ def test_successors_are_given_up_when_one_is_lost() -> None:
     (release,) = [a for a in world.decide() if isinstance(a, HandOverAt)]
     assert release.order.successors == ()
     assert release.order.generation == world.first.generation == 2
+    world.now += FIRST_PAUSE_S
     grown(world)
     assert world.first.generation == 3, "the next hand-over has another name"
     world = World(indexlet(state=IndexletState.SERVING))

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from stelae.coordinator.backoff.owners import SERVER_PAUSE_S
 from stelae.coordinator.backoff.pacing import Pacing
 from stelae.coordinator.catalog.catalog import CatalogBatch
 from stelae.coordinator.decide import Action, Move, decide
-from stelae.coordinator.moves.departures import Close
+from stelae.coordinator.moves.departures import CLOSE_S, LONGEST_REST_S, Close
 from stelae.coordinator.moves.relief import SHORT_FOR_S
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages.servers import Heartbeat, TabletProgress, TabletReport
@@ -267,3 +268,82 @@ def test_evenness_is_no_reason_to_fill_a_server() -> None:
     world = Owned(s1={f"t{n}": (40, 0) for n in range(6)}, s2={"x": (790, 0)})
     world.rebalance_after_s = CALM_S
     assert world.look(5 * CALM_S) == []
+
+
+def fail_at(world: Owned, close: Close) -> str:
+    """Close it where it is; it fails where it was to go, and is back after that. Returns where it
+    was to go."""
+    name, tablet_id = close.server.name, close.tablet_id
+    size = world.held[name].pop(tablet_id)
+    (move,) = (action for action in world.look() if isinstance(action, Move))
+    (moved,) = move.tablets
+    world.pacing.owners.failed(tablet_id, (moved.owner,), world.now)
+    back = {
+        "state": TabletState.RUNNING,
+        "owner": ServerUuid(name),
+        "term": moved.term + 1,
+        "generation": moved.generation + 1,
+    }
+    world.put(CatalogBatch(tablets=(moved,)))
+    world.put(CatalogBatch(tablets=(msgspec.structs.replace(moved, **back),)))
+    world.held[name][tablet_id] = size
+    return moved.owner
+
+
+def close_within(world: Owned, seconds: float) -> Close | None:
+    """The next tablet that is told to be closed; None: none is."""
+    found = [action for action in world.look(seconds) if isinstance(action, Close)]
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize("what", ["relief", "evening"])
+def test_a_tablet_goes_elsewhere_the_next_time(what: str) -> None:
+    """The roomiest server, or the one with fewest tablets, is the best each time: once it failed
+    for a tablet, that tablet goes to another one with room."""
+    if what == "relief":
+        world = Owned(s1={"a": (500, 0), "b": (450, 0)}, s2={}, s3={"x": (20, 0)})
+    else:
+        world = Owned(s1={"a": (10, 0), "b": (10, 0)}, s2={}, s3={})
+    world.rebalance_after_s = 0.0 if what == "relief" else CALM_S
+    close = close_within(world, 2 * CALM_S)
+    assert close is not None
+    first = fail_at(world, close)
+    again = close_within(world, 2 * CALM_S + LONGEST_REST_S)
+    assert again is not None
+    second = (again.tablet_id, world.carry_out(again))
+    assert second != (close.tablet_id, first)
+
+
+def test_relief_uses_a_server_that_failed_if_it_is_the_only_one_and_not_before_its_pause() -> None:
+    """In between nothing moves; and a server without room is no way out."""
+    world = Owned(s1={"a": (750, 0), "b": (200, 0)}, s2={"x": (850, 0)}, s3={})
+    names = set()
+    for _ in range(2):  # each of its tablets fails there
+        close = close_within(world, SHORT_FOR_S + 1.0)
+        assert close is not None
+        names.add(close.tablet_id)
+        assert fail_at(world, close) == "s3"
+    assert names == {"a", "b"}
+    failed_at = world.now
+    close = close_within(world, 2 * SERVER_PAUSE_S)
+    assert close is not None
+    assert world.now >= failed_at + SERVER_PAUSE_S - 2.0
+    assert world.carry_out(close) == "s3"
+
+
+def test_a_server_that_closes_nothing_does_not_keep_others_from_moving() -> None:
+    """Its tablet stays for a pause, and another server's tablet has its turn."""
+    one, other = {"a": (300, 0), "c": (680, 0)}, {"b": (300, 0), "d": (620, 0)}
+    world = Owned(s1=one, s2=other, s3={})
+    first = close_within(world, SHORT_FOR_S + 1.0)
+    assert first is not None
+    began, closes = world.now, {}
+    while world.now < began + 2 * CLOSE_S + 5.0:
+        close = close_within(world, 1.0)
+        if close is not None:
+            closes.setdefault(close.tablet_id, world.now)
+        world.now += 1.0
+    assert first.tablet_id in closes
+    others = [at for tablet_id, at in closes.items() if tablet_id != first.tablet_id]
+    assert others, "only one tablet was ever told to be closed"
+    assert min(others) >= began + CLOSE_S - 1.0

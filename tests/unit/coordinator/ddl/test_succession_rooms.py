@@ -172,9 +172,9 @@ def test_pauses_grow_up_to_a_bound_and_each_refusal_counts_once() -> None:
         now = refused.until
     assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
     assert pauses[-1] == LONGEST_PAUSE_S
-    pacing.begin_look([T0], [])
+    pacing.begin_look([T0], [], now)
     assert pacing.refused(T0) is not None
-    pacing.begin_look([], [])
+    pacing.begin_look([], [], now)
     assert pacing.refused(T0) is None, "it has changed, or has not to any more"
 
 

@@ -12,7 +12,7 @@ from stelae.coordinator.backoff.pacing import Pacing
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.ddl.operator_orders import draft_mark
 from stelae.coordinator.ddl.tables import draft_create, draft_replace
-from stelae.coordinator.decide import Action, Replace, decide
+from stelae.coordinator.decide import Action, Replace, decide, note_replaced
 from stelae.coordinator.decide_groups import Change, UpdateGroups
 from stelae.coordinator.groups.tserver_loads import tserver_loads
 from stelae.coordinator.liveness.liveness import Liveness
@@ -144,6 +144,7 @@ class World:
                 self.put(CatalogBatch(tablets=action.tablets))
             if isinstance(action, Replace):
                 self.put(draft_replace(self.catalog, action.stuck, action.holders, self.rng))
+                note_replaced(self.catalog, self.pacing, action, self.now)
         return actions
 
     def reconfigure(

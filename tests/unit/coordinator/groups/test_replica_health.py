@@ -40,7 +40,7 @@ def judge(world: World, tablet: TabletRecord, mark: ServerMark | None = None) ->
         return mark if mark is not None and uuid == C else ServerMark(uuid, str(uuid))
 
     made = Judge(world.liveness, unwell, wanted, world.now, DEAD_S)
-    found = {m.uuid: m.health for m in made.members(group, group.leader, None)}
+    found = {m.uuid: m.health for m in made.members(group, group.leader, None, {})}
     unwell.end_of_look(world.now, DEAD_S)
     assert found[ServerUuid("a")] is found[ServerUuid("b")] is Health.HEALTHY
     return found[C]

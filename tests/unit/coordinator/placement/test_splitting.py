@@ -126,7 +126,9 @@ def test_some_tablets_are_not_split(tablet: TabletRecord, table: dict[str, objec
 
 
 def split(catalog: Catalog, parts: int = 2) -> list[TabletRecord]:
-    batch = draft_split(catalog, record(), parts, INHERITS, loads("x", "y"), random.Random(1))
+    batch = draft_split(
+        catalog, record(), parts, INHERITS, loads("x", "y"), random.Random(1), {}, 0
+    )
     assert batch is not None
     assert isinstance(catalog.apply(2, 1, batch.encode()), Applied)
     return [t for t in catalog.tablets_of(TABLE) if t.inherits is not None]
@@ -153,7 +155,7 @@ def test_a_tablet_that_has_changed_is_not_split() -> None:
     """What its log was found to be was of another moment."""
     catalog = catalog_of(record(term=9))
     rng = random.Random(1)
-    assert draft_split(catalog, record(), 2, INHERITS, loads("x"), rng) is None
+    assert draft_split(catalog, record(), 2, INHERITS, loads("x"), rng, {}, 0) is None
 
 
 def test_a_split_tablets_log_stays_until_the_last_part_is_whole() -> None:
