@@ -7,13 +7,18 @@ ends with the process and leaves no file. Whoever calls tries the name first. On
 in another network namespace, it does not exist, and the call goes over TCP as ever.
 
 The name proves nothing about who listens there; the handshake does, on either way. (design.md §4)
+These sockets carry no TLS: what goes over them never leaves the machine. Where a cluster has TLS,
+each end accepts only processes of its own user (or of root): another user's process could otherwise
+take the name of a server elsewhere, and relay the handshake past TLS.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
+import struct
 import sys
 
 from stelae.core.ids import Address
@@ -38,8 +43,11 @@ def listen_locally(address: Address, backlog: int) -> socket.socket | None:
     return made
 
 
-def connect_locally(address: Address) -> socket.socket | None:
-    """A connection to the server at ``address`` if it is on this machine. Never blocks."""
+def connect_locally(address: Address, *, own_user: bool = False) -> socket.socket | None:
+    """A connection to the server at ``address`` if it is on this machine. Never blocks.
+
+    ``own_user``: only if its process has this one's user, or is root's.
+    """
     made = _socket()
     if made is None:
         return None
@@ -48,7 +56,19 @@ def connect_locally(address: Address) -> socket.socket | None:
     except OSError:  # not here, or too busy: TCP tells which
         made.close()
         return None
+    if own_user and not is_of_own_user(made):
+        logger.warning("%s is reached over TCP: its local name is another user's", address)
+        made.close()
+        return None
     return made
+
+
+def is_of_own_user(connected: socket.socket) -> bool:
+    """Whether the process at the other end of a Unix socket is of this one's user, or of root."""
+    size = struct.calcsize("3i")
+    found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _pid, uid, _gid = struct.unpack("3i", found)
+    return uid in (os.geteuid(), 0)
 
 
 def give_away(connected: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
