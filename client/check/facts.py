@@ -177,6 +177,8 @@ class StatusFacts(msgspec.Struct, frozen=True):
     migrations: tuple[MigrationProgress, ...] = ()
     indexes: tuple[IndexFacts, ...] = ()
     backups_not_heard: tuple[UnheardFacts, ...] = ()
+    is_encrypted: bool | None = None
+    """Whether connections between machines have TLS; None: the master does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +233,8 @@ class Facts:
     """None: they were not asked for."""
     logs: LogFacts | None = None
     """None: no table has ``wal(n)``."""
+    leaving: tuple[str, ...] = ()
+    """Servers that other machines reach, where connections are not encrypted."""
 
 
 class Severity(enum.IntEnum):
