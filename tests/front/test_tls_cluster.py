@@ -23,6 +23,7 @@ from stelae.database.api import Database
 from stelae.recovery import spark_link, spark_tables
 from stelae.runtime.client import client_runtime
 from stelae.runtime.tcp import local
+from stelae.runtime.tcp.direct import DirectCalls
 from stelae.serve import deployment
 from tests.front.doors import Doors, doors
 
@@ -46,7 +47,7 @@ def test_a_blocking_client_writes_and_reads(world: Doors, how: str) -> None:
     kinds = {
         "segments": segments("disk", "ram"),
         "replicas": replicas(3),
-        "wal": wal(3, "disk", "ram"),
+        "wal": wal(3, ("disk", "ram")),
     }
     with Database.open(world.tcp, "test") as database:
         table = database.create_table(how, SCHEMA, key="id", durability=kinds[how])
@@ -55,8 +56,8 @@ def test_a_blocking_client_writes_and_reads(world: Doors, how: str) -> None:
             table.upsert({"id": i, "v": "new"})
             assert table.get(i) == {"id": i, "v": "new"}
         assert table.scan().num_rows == len(ROWS)
-        calls = database._connection.opened.calls
-        assert calls is not None
+        calls = database._connection.opened().calls
+        assert isinstance(calls, DirectCalls)
         assert list(calls._lines), "single rows go over connections of the caller's own thread"
 
 
