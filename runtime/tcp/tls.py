@@ -113,10 +113,10 @@ class TlsContexts:
                     self._contexts, self._files = _contexts_of_files(self._tls), found
             else:
                 self._contexts = _contexts_of_secret(self._seed, self._now())
-        except InvalidArgument as error:
+        except (InvalidArgument, OSError) as error:
             if self._contexts is None:
                 raise
-            # T4: files may be half replaced, and are looked at again soon.
+            # T4: files may be half replaced, or no file descriptor be left: it is tried again.
             logger.warning("tls: the former certificate stays in use: %s", error)
         self._looked_at = self._now()
         return self._contexts
