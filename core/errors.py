@@ -429,7 +429,16 @@ class IndexletNotReady(RetryLater):
 
 
 class NoQuorum(RetryLater):
+    """No leader was found in time. ``reason``: why one of the masters could not be reached."""
+
     template = "no leader among the masters {0} yet"
+
+    def __init__(self, masters: str, reason: str = "") -> None:
+        super().__init__(masters, reason)
+
+    def __str__(self) -> str:
+        _masters, reason = self.args
+        return f"{super().__str__()}: {reason}" if reason else super().__str__()
 
 
 class NotEnoughServers(RetryLater):

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import uvloop
 
+from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.config.settings import Settings
 from stelae.core.ids import Address
 from stelae.runtime.client import client_runtime
@@ -35,6 +36,8 @@ class ClusterLink:
     masters: tuple[Address, ...]
     secret: bytes = field(repr=False)
     settings: Settings
+    tls: PeerTls = OFF
+    """Of the cluster's connections."""
 
 
 class Run(Protocol):
@@ -53,7 +56,7 @@ def connected(link: ClusterLink) -> Iterator[tuple[RealRuntime, Run]]:
     with _runner() as run:
 
         async def open_runtime() -> RealRuntime:
-            return client_runtime(link.cluster, link.secret)
+            return client_runtime(link.cluster, link.secret, tls=link.tls)
 
         runtime = run(open_runtime())
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.rpc import Blob
 from stelae.core.runtime import File, NearFile
 from stelae.runtime.near_files import open_near
@@ -59,7 +60,8 @@ class NoDisk:
         raise AssertionError(f"a client has no disk for {folder}")
 
 
-def client_runtime(cluster: str, secret: bytes) -> RealRuntime:
+def client_runtime(cluster: str, secret: bytes, *, tls: PeerTls = OFF) -> RealRuntime:
     """A runtime for calls to the servers of a cluster. Make it on the loop that will use it."""
-    peers = TcpPeers(Credentials(cluster, secret), on_failure=end_process_on_broken_invariant)
+    credentials = Credentials(cluster, secret, tls=tls)
+    peers = TcpPeers(credentials, on_failure=end_process_on_broken_invariant)
     return RealRuntime(peers, NoDisk())

@@ -26,6 +26,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ProxyStatus
 
 from stelae.client.database import AsyncDatabase
+from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.config.settings import Settings
 from stelae.core.errors import AlreadyRunning, InvalidArgument, RetryLater
 from stelae.core.ids import Address
@@ -70,6 +71,8 @@ class GatewayPlan:
     """On the replica's node; empty: the program's log alone."""
     traces_endpoint: str = ""
     """Of the collector of traces; empty: the file names none."""
+    peer_tls: PeerTls = OFF
+    """TLS of its connections with the cluster's servers; that of HTTP is `Tls`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,8 @@ def app_name(cluster: str) -> str:
 
 def open_database(plan: GatewayPlan) -> AsyncDatabase:
     """A client of the cluster in the running event loop. It keeps nothing on disk."""
-    return AsyncDatabase(client_runtime(plan.cluster, plan.secret), plan.masters, plan.settings)
+    runtime = client_runtime(plan.cluster, plan.secret, tls=plan.peer_tls)
+    return AsyncDatabase(runtime, plan.masters, plan.settings)
 
 
 def token_key(plan: GatewayPlan) -> bytes:

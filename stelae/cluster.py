@@ -152,7 +152,9 @@ def _launch(
         masters = [Address(address) for address in state.masters.values()]
         database: LaunchedDatabase = _attach(
             LaunchedDatabase,
-            ClusterLink(spec.cluster, tuple(masters), state.secret, spec.settings()),
+            ClusterLink(
+                spec.cluster, tuple(masters), state.secret, spec.settings(), spec.tls.peer_tls
+            ),
             str(state.folder),
         )
         database.spec, database.actors = spec, actors
@@ -259,14 +261,15 @@ def connect(
     if cluster_state.is_folder(cluster):
         state = cluster_state.load_state(cluster)
         masters = tuple(Address(address) for address in state.masters.values())
-        link = ClusterLink(state.cluster, masters, state.secret, Settings())
+        link = ClusterLink(state.cluster, masters, state.secret, Settings(), state.peer_tls)
         database = _attach(Database, link, os.path.abspath(cluster))
         database.ray_address = state.ray_address or "auto"
         return database
     if not ray.is_initialized():
         ray_session.join_ray("auto")
     plan, found = launcher.find_cluster(cluster)
-    return _attach(Database, ClusterLink(cluster, tuple(found), plan.secret, plan.settings))
+    link = ClusterLink(cluster, tuple(found), plan.secret, plan.settings, plan.peer_tls)
+    return _attach(Database, link)
 
 
 def _connect_http(url: str, token: str | None, ca_file: str | os.PathLike[str] | None) -> Database:

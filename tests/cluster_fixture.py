@@ -15,6 +15,7 @@ from stelae.actors.master.server import Master
 from stelae.actors.safekeeper.server import Safekeeper
 from stelae.actors.tserver.server import TabletServer
 from stelae.client.database import AsyncDatabase
+from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.config.settings import Settings
 from stelae.core.ids import Address
 from stelae.recovery.engine import EnginePolicy
@@ -47,8 +48,10 @@ class LocalCluster:
         engine: EnginePolicy,
         memory_limit_bytes: int,
         cas_store_url: str = "",
+        tls: PeerTls = OFF,
     ) -> None:
         self.engine = engine
+        self.tls = tls
         self.cas_store_url = cas_store_url
         self.cas_store: tuple[CasStore, RealRuntime, LocalDisk] | None = None
         """While it runs."""
@@ -72,7 +75,8 @@ class LocalCluster:
 
     def client_runtime(self, name: str, port: int = 0, *, threads: bool = False) -> RealRuntime:
         """A runtime with a data directory of its own, closed with the cluster."""
-        peers = TcpPeers(Credentials(CLUSTER, SECRET), on_failure=self.failures.append, port=port)
+        credentials = Credentials(CLUSTER, SECRET, tls=self.tls)
+        peers = TcpPeers(credentials, on_failure=self.failures.append, port=port)
         runtime = RealRuntime(peers, LocalDisk(self.root / name, sync_in_thread=threads))
         self._stack.push_async_callback(runtime.close)
         return runtime
@@ -92,6 +96,7 @@ class LocalCluster:
                 settings=self.settings,
                 engine=self.engine,
                 has_cas_store=bool(self.cas_store_url),
+                is_encrypted=self.tls.is_on,
             )
             await self._start_server(master)
             self.masters.append(master)
@@ -140,7 +145,8 @@ class LocalCluster:
     async def start_cas_store(self) -> None:
         """Start the configuration store, on its folder, on any free port."""
         disk = LocalDisk(self.root / "cas_store-1")
-        peers = TcpPeers(Credentials(CLUSTER, SECRET), on_failure=self.failures.append)
+        credentials = Credentials(CLUSTER, SECRET, tls=self.tls)
+        peers = TcpPeers(credentials, on_failure=self.failures.append)
         runtime = RealRuntime(peers, disk)
         store = CasStore(
             runtime,
@@ -198,9 +204,10 @@ async def local_cluster(
     engine: EnginePolicy = "native",
     memory_limit_bytes: int = 256 * MIB,
     cas_store_url: str = "",
+    tls: PeerTls = OFF,
 ) -> AsyncIterator[LocalCluster]:
     """A cluster that serves, and is stopped in order at the end."""
-    cluster = LocalCluster(root, settings, masters, engine, memory_limit_bytes, cas_store_url)
+    cluster = LocalCluster(root, settings, masters, engine, memory_limit_bytes, cas_store_url, tls)
     try:
         await cluster.start(tservers, backups, safekeepers)
         yield cluster

@@ -23,7 +23,9 @@ class Served:
     def __init__(self, cluster: LocalCluster, loop: asyncio.AbstractEventLoop) -> None:
         self.cluster = cluster
         self._loop = loop
-        self.link = ClusterLink(CLUSTER, cluster.master_addresses, SECRET, cluster.settings)
+        self.link = ClusterLink(
+            CLUSTER, cluster.master_addresses, SECRET, cluster.settings, cluster.tls
+        )
 
     def run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
@@ -34,7 +36,7 @@ class Served:
         loop = Loop()
 
         async def connect() -> AsyncDatabase:
-            runtime = client_runtime(CLUSTER, SECRET)
+            runtime = client_runtime(CLUSTER, SECRET, tls=self.link.tls)
             return AsyncDatabase(runtime, self.link.masters, self.link.settings)
 
         found = Database(loop, loop.run(connect()), CLUSTER)

@@ -387,6 +387,7 @@ def status_inputs(
         is_leader=coordinator is not None,
         events=tuple(master.events.describe(now, wall)),
         waits={} if coordinator is None else coordinator.pacing.successions.waits,
+        is_encrypted=master.is_encrypted,
     )
 
 

@@ -86,6 +86,7 @@ class Master:
         engine: EnginePolicy = "auto",
         joining: bool = False,
         has_cas_store: bool = False,
+        is_encrypted: bool = False,
         migrations: RunnerSettings | None = None,
     ) -> None:
         """Addresses may be empty, and come by `update_master_address` once they are known.
@@ -93,7 +94,8 @@ class Master:
         ``masters`` found the group. One that is ``joining``, on an empty disk, founds nothing, but
         waits to be added, and then is what the replicated configuration makes of it, as every
         master is. With ``has_cas_store`` configurations of timelines are kept by servers of the
-        configuration store, which heartbeat; else the catalog is the store.
+        configuration store, which heartbeat; else the catalog is the store. ``is_encrypted``: the
+        cluster's connections have TLS, as the status says.
         """
         self.tasks = Tasks()
         self.catalog = Catalog()
@@ -113,6 +115,7 @@ class Master:
         self._engine = engine
         self._joining = joining
         self._has_cas_store = has_cas_store
+        self.is_encrypted = is_encrypted
         self._migrations = migrations or runner_settings(settings)
         self.group = MasterGroup(runtime, self.tasks, settings, name, masters)
         self.group.word = lambda: (self.term, self.leader_uuid)

@@ -37,6 +37,7 @@ from stelae.actors.ray_host.recovery_spans import RecoverySpans
 from stelae.actors.ray_host.runtime import RayMetrics, RayObjects
 from stelae.actors.ray_host.spark_host import RaySparkEngine, SparkPlan
 from stelae.core import tracing
+from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.config.settings import Settings
 from stelae.core.errors import AlreadyRunning, StelaeError
 from stelae.core.ids import Address, ServerUuid
@@ -95,6 +96,8 @@ class ServerPlan:
     """Of a master: it waits to be added, and founds nothing."""
     traces_endpoint: str = ""
     """Of the collector of traces; empty: the file names none."""
+    peer_tls: PeerTls = OFF
+    """TLS of its connections with other processes."""
 
 
 class Server(Protocol):
@@ -251,7 +254,7 @@ class ServerHost:
     async def _start(self, disk: LocalDisk) -> None:
         plan = self._plan
         peers = TcpPeers(
-            Credentials(plan.cluster, plan.secret),
+            Credentials(plan.cluster, plan.secret, tls=plan.peer_tls),
             on_failure=end_process_on_broken_invariant,
             host=_host(plan),
             port=plan.port,
@@ -391,6 +394,7 @@ def make_server(plan: ServerPlan, runtime: RealRuntime) -> Server:
             engine=plan.engine,
             joining=plan.joining,
             has_cas_store=bool(plan.cas_store_url),
+            is_encrypted=plan.peer_tls.is_on,
         )
         return master
     if plan.kind is ServerKind.BACKUP:

@@ -25,6 +25,7 @@ import msgspec
 import ray
 
 from stelae.actors.ray_host.spark_process import Done, Order, Setup, Started, encode_frame
+from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument, StelaeError, Unavailable
 from stelae.core.ids import Address, TabletId
@@ -61,6 +62,7 @@ class SparkPlan:
     settings: Settings
     size: SessionSize
     warm: bool
+    peer_tls: PeerTls = OFF
 
     @property
     def ray_namespace(self) -> str:
@@ -109,6 +111,7 @@ class Session:
                         settings=plan.settings,
                         size=plan.size,
                         start_timeout_s=START_TIMEOUT_S,
+                        peer_tls=plan.peer_tls,
                     )
                 )
                 body = await session._receive()

@@ -21,6 +21,7 @@ from typing import BinaryIO, TypeVar
 import msgspec
 import ray
 
+from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.config.settings import Settings
 from stelae.core.ids import Address
 from stelae.recovery.engine import RecoveryJob
@@ -64,6 +65,7 @@ class Setup(msgspec.Struct, frozen=True):
     settings: Settings
     size: SessionSize
     start_timeout_s: float
+    peer_tls: PeerTls = OFF
 
     def __repr__(self) -> str:
         return f"Setup(cluster={self.cluster!r}, ray_address={self.ray_address!r})"
@@ -147,7 +149,7 @@ def _start(setup: Setup) -> tuple[object, Started]:
 
 
 def _link(setup: Setup) -> ClusterLink:
-    return ClusterLink(setup.cluster, setup.masters, setup.secret, setup.settings)
+    return ClusterLink(setup.cluster, setup.masters, setup.secret, setup.settings, setup.peer_tls)
 
 
 def _carry_out(

@@ -16,6 +16,7 @@ import msgspec
 
 from stelae.client.admin.timeline_views import held_document
 from stelae.client.check import hints as check_hints
+from stelae.client.check.encryption import judge_encryption, leaving
 from stelae.client.check.facts import (
     DigestAnswer,
     Facts,
@@ -218,6 +219,7 @@ def judge(facts: Facts) -> CheckReport:
     else:
         tablets = judge_tablets(facts.status, facts.logs)
         findings += judge_servers(facts.status)
+        findings += judge_encryption(facts.status, facts.leaving)
         findings += judge_tables(facts.status)
         findings += judge_nodes(facts.status)
         findings += judge_indexes(facts.status)
@@ -274,7 +276,7 @@ async def _gather(
         return Facts(answers, None, str(error))
     status = _only(msgspec.json.decode(reply.document, type=StatusFacts), tables)
     logs = await ask_logs(runtime, status, min(timeout_s, ASK_TIMEOUT_S))
-    return Facts(answers, status, logs=logs)
+    return Facts(answers, status, logs=logs, leaving=await leaving(runtime, status))
 
 
 def _only(status: StatusFacts, tables: Sequence[str]) -> StatusFacts:

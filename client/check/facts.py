@@ -179,6 +179,8 @@ class StatusFacts(msgspec.Struct, frozen=True):
     migrations: tuple[MigrationProgress, ...] = ()
     indexes: tuple[IndexFacts, ...] = ()
     backups_not_heard: tuple[UnheardFacts, ...] = ()
+    is_encrypted: bool | None = None
+    """Whether connections between machines have TLS; None: the master does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +235,8 @@ class Facts:
     """None: they were not asked for."""
     logs: LogFacts | None = None
     """None: no table has ``wal(n)``."""
+    leaving: tuple[str, ...] = ()
+    """Servers that other machines reach, where connections are not encrypted."""
 
 
 class Severity(enum.IntEnum):

@@ -42,6 +42,10 @@ AVOIDED = (
     "the backup answers masters, but not these tablet servers: check the network between the "
     "machines, and the backup's disk. Until then replicas go to other backups"
 )
+NOT_ENCRYPTED = (
+    "unless the network is trusted, or encrypts by itself: tls: {mode: internal} in cluster.yaml, "
+    "then `stelae down` and `stelae up`"
+)
 NONE_LIVE = "start one, or raise {kind}s.count in cluster.yaml and `stelae apply`"
 INDEX_FILLS = (
     "it is filled by itself; how far it is: `stelae table index list`. Meanwhile "

@@ -106,13 +106,16 @@ class MastersClient:
         deadline = clock.monotonic() + timeout_s
         maybe_done: OutcomeUnknown | None = None
         refused: RetryLater | None = None
+        unreached: Unavailable | None = None
         hint, was_asked = Address(""), False
         followed: dict[Address, None] = {}  # hints, since all masters were asked
         while True:
             left_s = deadline - clock.monotonic()
             if left_s < (MOMENT_S if refused is None else PAUSE_S):
                 # What was said last tells more than an attempt that has no time to be answered.
-                raise maybe_done or refused or self._at_deadline(method.name, was_asked)
+                raise (
+                    maybe_done or refused or self._at_deadline(method.name, was_asked, unreached)
+                )
             was_asked = True
             address = hint or self._masters[self._leader % len(self._masters)]
             hint = Address("")
@@ -135,7 +138,8 @@ class MastersClient:
             except OutcomeUnknown as error:
                 maybe_done = error
                 self._ask_next(followed)
-            except Unavailable:
+            except Unavailable as error:
+                unreached = error
                 self._ask_next(followed)
                 await clock.sleep(PAUSE_S)
             except RetryLater as error:
@@ -177,10 +181,12 @@ class MastersClient:
             if tried % len(self._masters) == 0:
                 await clock.sleep(PAUSE_S)
 
-    def _at_deadline(self, name: str, was_asked: bool) -> StelaeError:
+    def _at_deadline(
+        self, name: str, was_asked: bool, unreached: Unavailable | None = None
+    ) -> StelaeError:
         masters = ", ".join(self._masters)
         if was_asked:
-            return NoQuorum(masters)
+            return NoQuorum(masters, "" if unreached is None else str(unreached))
         return DeadlineExpired(name, f"the masters {masters}: it had passed when the call began")
 
     def _prefer(self, address: Address) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from stelae.coordinator.apply.plan import Act, Present, Step, TableIs
 from stelae.coordinator.apply.room import Room, homeless, no_home, too_small
+from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.units import format_size
 from stelae.core.records.records import ServerKind
@@ -48,6 +49,8 @@ class Made:
     """Of tablet servers, by name."""
     sizes: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
     """Of backups' media, by the backups' names; None: as much as there is."""
+    tls: PeerTls = OFF
+    """Of connections between servers."""
     ray_address: str = ""
     """As it was asked for last; empty: not known."""
     ray_num_cpus: int | None = None
@@ -111,6 +114,7 @@ def _fixed(made: Made, spec: ClusterSpec) -> Iterable[str]:
         ("data_dir", made.data_dir, spec.data_dir, first),
         ("segment_size", made.segment_size_bytes, spec.segment_size_bytes, first),
         ("cas_store", made.cas_store, _origin(spec), first),
+        ("tls", made.tls, spec.tls.peer_tls, _why_tls_stays(made.tls, spec.tls.peer_tls)),
     ]
     if made.ray_address:
         fields.append(("placement", made.placement, spec.placement, first))
@@ -127,6 +131,14 @@ def _fixed(made: Made, spec: ClusterSpec) -> Iterable[str]:
     for name, old, new, why in fields:
         if old != new:
             yield f"{name} is {_shown(old)} and cannot become {_shown(new)}: {why}"
+
+
+def _why_tls_stays(made: PeerTls, asked: PeerTls) -> str:
+    """Servers with and without TLS, or with other authorities, do not understand each other."""
+    up = "it is chosen when a cluster comes up: `stelae down`, then `stelae up`"
+    if made.mode == asked.mode == "files":
+        return f"{up}. A new certificate: replace the files where they are, nothing else is needed"
+    return up
 
 
 def _origin(spec: ClusterSpec) -> str:

@@ -66,6 +66,8 @@ class StatusInputs:
     """Of late, the newest first (`stelae.coordinator.status.events`)."""
     waits: Mapping[TabletId, str] = field(default_factory=dict)
     """Why tablets do not get the durability that their table becomes."""
+    is_encrypted: bool = False
+    """Whether connections between machines have TLS."""
 
 
 def status_document(inputs: StatusInputs) -> bytes:
@@ -76,6 +78,7 @@ def status_document(inputs: StatusInputs) -> bytes:
         "time": inputs.wall,
         "term": inputs.term,
         "heard_all": _has_heard_all(inputs),
+        "is_encrypted": inputs.is_encrypted,
         "servers": [_master(view) for view in inputs.masters]
         + [_server(inputs, seen) for seen in inputs.liveness.all()],
         "tables": [_table(inputs, table) for table in inputs.catalog.live_tables()],

@@ -11,12 +11,14 @@ Attributes carry their unit (``memory_bytes``); in the file the field is what pe
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from stelae.core.config.peer_tls import PeerTls, TlsMode
 from stelae.core.config.settings import Settings
 from stelae.core.config.store_url import check_store_url, origin_of
 from stelae.core.config.units import format_size, parse_duration, parse_size
@@ -126,6 +128,17 @@ SizeOrOff = Annotated[
     WithJsonSchema({"anyOf": [*_SIZE_SCHEMA["anyOf"], {"enum": ["off", False]}]}),
 ]
 """A size of at least 1 MiB; 0: off."""
+
+
+def _tls_mode(value: Any) -> Any:
+    return "off" if value is False else value  # YAML reads off as a boolean
+
+
+PeerTlsMode = Annotated[
+    TlsMode,
+    BeforeValidator(_tls_mode),
+    WithJsonSchema({"enum": [*get_args(TlsMode), False]}),
+]
 Duration = Annotated[float, BeforeValidator(parse_duration), WithJsonSchema(_DURATION_SCHEMA)]
 
 
@@ -167,6 +180,45 @@ class PlacementSpec(Section):
     def machine_label(self) -> str:
         """Label of Ray's nodes whose values are the machines; `NODE_ADDRESS`: their addresses."""
         return self.label or NODE_ADDRESS
+
+
+class PeerTlsSpec(Section):
+    """TLS between the cluster's own processes, and to its clients, wherever bytes leave a machine.
+    HTTP has its own: ``serve.tls``."""
+
+    mode: PeerTlsMode = "off"
+    """``internal``: each process makes its certificate, by the cluster's secret; needs
+    ``stelae[tls]``. ``files``: from the files named here."""
+    certificate: Text | None = None
+    """File in PEM on every machine: the certificate, and the chain above it."""
+    key: Text | None = None
+    """File in PEM on every machine: its private key, without a passphrase."""
+    authority: Text | None = None
+    """File in PEM on every machine: the certificates of those who sign the cluster's."""
+
+    @model_validator(mode="after")
+    def _files(self) -> PeerTlsSpec:
+        files = {"certificate": self.certificate, "key": self.key, "authority": self.authority}
+        problems: list[tuple[tuple[str, ...], str]] = []
+        for name, path in files.items():
+            if self.mode != "files":
+                if path is not None:
+                    text = f"is for tls.mode files; the mode is {self.mode}"
+                    problems.append(((name,), text))
+            elif path is None:
+                text = "is missing: tls.mode files needs certificate, key and authority"
+                problems.append(((name,), text))
+            elif not os.path.isabs(path):
+                text = f"must be an absolute path, the same on every machine, got {path!r}"
+                problems.append(((name,), text))
+        if problems:
+            raise RelationErrors(problems)
+        return self
+
+    @property
+    def peer_tls(self) -> PeerTls:
+        """The section as plans carry it."""
+        return PeerTls(self.mode, self.certificate or "", self.key or "", self.authority or "")
 
 
 class MastersSpec(Section):
@@ -374,6 +426,7 @@ class ClusterSpec(Section):
     ray: RaySpec = RaySpec()
     placement: PlacementSpec | None = None
     """None: all servers run on the node of whoever launches them."""
+    tls: PeerTlsSpec = PeerTlsSpec()
     data_dir: Text = ""
     """Of all servers, one folder each; ``.stelae/<cluster>`` if absent; made absolute on load."""
     masters: MastersSpec = MastersSpec()

@@ -11,8 +11,10 @@ latest.
 4. `server` checks the request, runs the handler, and sends its answer.
 5. `reader` puts large messages together; `outbound` settles the call with the answer.
 
-`direct` makes one call at a time from the caller's own thread. `local` is the shorter way between
-processes of one machine. `limits` has all bounds.
+`door` accepts connections where there is TLS, and `tls` has the contexts of both ends and their
+renewal; the handshake is inside. `direct` makes one call at a time from the caller's own thread.
+`local` is the shorter way between processes of one machine. `limits` has all bounds.
 
-Read first: `peers`. Also searched for as: RPC, framing, multiplexing, HMAC, flow control, gRPC.
+Read first: `peers`. Also searched for as: RPC, framing, multiplexing, HMAC, mTLS, flow control,
+gRPC.
 """

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections import deque
 from collections.abc import Iterator
 from typing import Protocol, cast
@@ -42,6 +43,7 @@ from stelae.runtime.tcp.handshake import (
 )
 from stelae.runtime.tcp.limits import Limits, Sink
 from stelae.runtime.tcp.reader import FrameReader
+from stelae.runtime.tcp.tls import closed_after_tls, tls_failure
 
 logger = logging.getLogger(__name__)
 
@@ -173,9 +175,20 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.reason is None and exc is not None:
+        if self.reason is None and isinstance(exc, ssl.SSLError):
+            self.reason = tls_failure(self.peer, exc)
+        elif self.reason is None and self._is_unanswered_tls():
+            self.reason = closed_after_tls(self.peer)
+        elif self.reason is None and exc is not None:
             self.reason = Unavailable(self.peer, str(exc))
         self._end()
+
+    def _is_unanswered_tls(self) -> bool:
+        """Whether TLS stood, for the end that connected, and then nothing came."""
+        if self._answers or self._handshake is None or self._hand_filled or self._ended:
+            return False
+        is_first = not self._handshake.has_heard
+        return is_first and self._stream.get_extra_info("ssl_object") is not None
 
     def eof_received(self) -> bool:
         return False

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -53,6 +54,7 @@ from stelae.runtime.tcp.local import connect_locally
 from stelae.runtime.tcp.outbound import decoder_of
 from stelae.runtime.tcp.peers import split_address
 from stelae.runtime.tcp.reader import FrameReader
+from stelae.runtime.tcp.tls import closed_after_tls, contexts_of, tls_failure
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class DirectCalls:
 
     def __init__(self, credentials: Credentials, limits: Limits | None = None) -> None:
         self._credentials = credentials
+        self._contexts = contexts_of(credentials)
         self._limits = limits or Limits()
         self._closed = False
         self._lock = threading.Lock()
@@ -168,11 +171,13 @@ class DirectCalls:
         """A new connection: over this machine's own socket, or else over TCP."""
         now = time.monotonic()
         deadline = now + timeout_s
-        local = None if now < self._passed_by.get(address, now) else connect_locally(address)
+        is_passed_by = now < self._passed_by.get(address, now)
+        own_user = self._contexts is not None
+        local = None if is_passed_by else connect_locally(address, own_user=own_user)
         if local is not None:
             limit_s = min(timeout_s / 2, LOCAL_TIMEOUT_S)  # and time is left for TCP
             try:
-                return self._proved(local, address, limit_s)
+                return self._proved(local, address, limit_s, None)
             except StelaeError as error:
                 # Any process of this machine can take the name. Over TCP it is said who is there.
                 logger.warning("%s is tried over TCP: %s", address, error)
@@ -182,12 +187,23 @@ class DirectCalls:
             made = socket.create_connection(split_address(address), left_s)
         except OSError as error:
             raise Unavailable(address, error.strerror or str(error)) from error
-        return self._proved(made, address, deadline - time.monotonic())
+        try:
+            context = None if self._contexts is None else self._contexts.load().client
+        except BaseException:
+            made.close()
+            raise
+        return self._proved(made, address, deadline - time.monotonic(), context)
 
-    def _proved(self, connected: socket.socket, address: Address, timeout_s: float) -> _Line:
+    def _proved(
+        self,
+        connected: socket.socket,
+        address: Address,
+        timeout_s: float,
+        context: ssl.SSLContext | None,
+    ) -> _Line:
         line = _Line(connected, address, self._limits)
         self._lines.add(line)  # before it waits: a process that is forked now closes its copy
-        line.begin(self._credentials, timeout_s)
+        line.begin(self._credentials, timeout_s, context)
         return line
 
     def _give_back(self, address: Address, line: _Line | None, *, usable: bool) -> None:
@@ -211,17 +227,31 @@ class _Line:
         self._answers: list[tuple[Kind, bytes]] = []
         self._reader = FrameReader(self, limits, time.monotonic)
 
-    def begin(self, credentials: Credentials, timeout_s: float) -> None:
-        """Shake hands. Raises Unavailable, Unauthorized, ProtocolMismatch; the socket is closed."""
+    def begin(
+        self, credentials: Credentials, timeout_s: float, context: ssl.SSLContext | None
+    ) -> None:
+        """Shake hands, with ``context`` inside TLS. Raises Unavailable, Unauthorized,
+        ProtocolMismatch; the socket is closed."""
         address, deadline = self._address, time.monotonic() + timeout_s
+        is_secure = False
         try:
             set_socket_options(self._socket)
             self._socket.settimeout(None)  # the kernel keeps the time: see `_limit`
+            if context is not None:
+                secure = context.wrap_socket(self._socket, do_handshake_on_connect=False)
+                self._socket = secure
+                self._limit(timeout_s)
+                secure.do_handshake()
+                is_secure = True
             self._shake_hands(ClientHandshake(credentials, address), deadline)
         except BaseException as error:
             self._socket.close()
-            if isinstance(error, BlockingIOError):  # the limit that the kernel keeps
+            if isinstance(error, BlockingIOError | TimeoutError):  # the limit of `_limit`
                 raise Unavailable(address, f"no handshake within {timeout_s:.3g} s") from error
+            if isinstance(error, ConnectionResetError) and is_secure:
+                raise closed_after_tls(address) from error
+            if isinstance(error, ssl.SSLError):
+                raise tls_failure(address, error) from error
             if isinstance(error, OSError):
                 raise Unavailable(address, f"no handshake: {error}") from error
             raise
@@ -232,6 +262,10 @@ class _Line:
         if wait_s == self._wait_s:
             return
         self._wait_s = wait_s
+        if isinstance(self._socket, ssl.SSLSocket):
+            # Python's TLS goes on waiting whatever the kernel's limit says.
+            self._socket.settimeout(wait_s)
+            return
         value = struct.pack("@ll", int(wait_s), int(wait_s % 1.0 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
@@ -244,6 +278,8 @@ class _Line:
             while len(received) < handshake.needed:
                 self._limit(deadline - time.monotonic())
                 more = self._socket.recv(handshake.needed - len(received))
+                if not more and not handshake.has_heard and isinstance(self._socket, ssl.SSLSocket):
+                    raise closed_after_tls(self._address)
                 if not more or time.monotonic() >= deadline:
                     raise Unavailable(self._address, "it broke off the handshake")
                 received += more
@@ -256,7 +292,13 @@ class _Line:
     def stands(self) -> bool:
         """Whether the other end has neither closed it nor sent what nobody asked for."""
         try:
-            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            if isinstance(self._socket, ssl.SSLSocket):
+                # Below TLS: between calls nothing comes but the end (servers send no tickets).
+                self._wait_s = -1.0
+                self._socket.settimeout(0.0)
+                socket.socket.recv(self._socket, 1, socket.MSG_PEEK)
+            else:
+                self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return True
         except OSError:
@@ -285,7 +327,7 @@ class _Line:
     def _receive(self, deadline: float) -> None:
         try:
             count = self._socket.recv_into(self._reader.get_buffer())
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise

@@ -24,6 +24,7 @@ import os
 import struct
 from collections.abc import Callable
 
+from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.errors import Overloaded, ProtocolMismatch, StelaeError, Unauthorized, Unavailable
 from stelae.core.rpc import PROTOCOL_VERSION
 
@@ -36,7 +37,7 @@ LOCAL_TIMEOUT_S = 1.0
 """Time for a handshake over the socket of this machine, before TCP is tried: its name may be held
 by a process that is no server."""
 
-_MAGIC = b"STELAE\r\n"
+MAGIC = b"STELAE\r\n"
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
 _HELLO = struct.Struct("<8sI32s64s")
@@ -51,28 +52,55 @@ KNOWS_REQUESTS = 0x100
 and the trace that may follow a method's name (`stelae.runtime.tcp.frames.ASKED_BY`)."""
 
 
+TLS_RECORD = b"\x16"
+"""First byte of a connection that begins with TLS."""
+ALERT_NO_TLS = bytes([21, 3, 3, 0, 2, 2, 70])
+"""A fatal TLS alert (protocol_version), which a server without TLS answers to a TLS handshake.
+Peers speak the same version of TLS, so that it means nothing else between them."""
+TLS_WAY_OUT = (
+    "Connect with the tls section that the cluster runs with: by the cluster's name inside its "
+    "Ray, or by a data_dir that `stelae attach` wrote"
+)
+
+
 class Status(enum.IntEnum):
     OK = 0
     OTHER_VERSION = 1
     UNAUTHORIZED = 2
     OTHER_CLUSTER = 3
     BUSY = 4
+    TLS_ONLY = 5
+    """The server takes TLS only. Sent without TLS, to a client that began without."""
 
 
 class Credentials:
-    """What both ends must agree on: the cluster's name and its secret of 32 bytes."""
+    """What both ends must agree on: the cluster's name, its secret of 32 bytes, and its TLS."""
 
-    def __init__(self, cluster: str, secret: bytes, version: int = PROTOCOL_VERSION) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        secret: bytes,
+        version: int = PROTOCOL_VERSION,
+        *,
+        tls: PeerTls = OFF,
+    ) -> None:
         name = cluster.encode()
         assert len(secret) == SECRET_BYTES, f"the secret must have {SECRET_BYTES} bytes"
         assert 0 < len(name) <= CLUSTER_NAME_BYTES_MAX, "cluster name: 1 to 64 bytes"
         self.cluster = cluster
         self.name = name.ljust(CLUSTER_NAME_BYTES_MAX, b"\0")
         self.version = version
+        self.tls = tls
         self._secret = secret
 
     def proof(self, label: bytes, transcript: bytes) -> bytes:
         return hmac.new(self._secret, label + b"\0" + transcript, hashlib.sha256).digest()
+
+
+def tls_only(version: int) -> bytes:
+    """What a server that takes TLS only answers to a HELLO that came without TLS."""
+    none = bytes(_NONCE_BYTES), bytes(_PROOF_BYTES)
+    return _CHALLENGE.pack(MAGIC, version, Status.TLS_ONLY, *none)
 
 
 def _name_text(name: bytes) -> str:
@@ -91,6 +119,8 @@ class Handshake:
         self._transcript = b""
         self.needed = 0
         self.done = False
+        self.has_heard = False
+        """Whether the other end has said anything."""
         self.knows_requests = False
         """Whether the server at the other end does."""
         self.error: StelaeError | None = None
@@ -119,10 +149,11 @@ class ClientHandshake(Handshake):
 
     def start(self) -> bytes:
         mine = self._credentials
-        self._transcript = _HELLO.pack(_MAGIC, mine.version, self._entropy(_NONCE_BYTES), mine.name)
+        self._transcript = _HELLO.pack(MAGIC, mine.version, self._entropy(_NONCE_BYTES), mine.name)
         return self._transcript
 
     def feed(self, message: bytes) -> bytes:
+        self.has_heard = True
         return (
             self._challenged(message) if self.needed == _CHALLENGE.size else self._welcomed(message)
         )
@@ -130,12 +161,18 @@ class ClientHandshake(Handshake):
     def _challenged(self, message: bytes) -> bytes:
         mine = self._credentials
         magic, version, status, _nonce, proof = _CHALLENGE.unpack(message)
-        if magic != _MAGIC:
+        if magic != MAGIC:
             return self._fail(Unauthorized(f"{self._peer} is not a Stelae server"))
         if version != mine.version or status == Status.OTHER_VERSION:
             return self._fail(ProtocolMismatch(self._peer, version, mine.version))
         if status == Status.BUSY:
             return self._fail(Unavailable(self._peer, "it has too many connections"))
+        if status == Status.TLS_ONLY:
+            return self._fail(
+                Unauthorized(
+                    f"tls: {self._peer} takes TLS only, and TLS is off here. {TLS_WAY_OUT}"
+                )
+            )
         self._transcript += message[:-_PROOF_BYTES]
         if not hmac.compare_digest(proof, mine.proof(b"server", self._transcript)):
             return self._fail(
@@ -184,15 +221,19 @@ class ServerHandshake(Handshake):
         return self._challenge(Status.BUSY, bytes(_NONCE_BYTES), bytes(_PROOF_BYTES))
 
     def _challenge(self, status: int, nonce: bytes, proof: bytes) -> bytes:
-        return _CHALLENGE.pack(_MAGIC, self._credentials.version, status, nonce, proof)
+        return _CHALLENGE.pack(MAGIC, self._credentials.version, status, nonce, proof)
 
     def feed(self, message: bytes) -> bytes:
+        self.has_heard = True
         return self._greeted(message) if self.needed == _HELLO.size else self._proved(message)
 
     def _greeted(self, message: bytes) -> bytes:
         mine = self._credentials
         magic, version, _nonce, self._client_name = _HELLO.unpack(message)
-        if magic != _MAGIC:
+        if magic != MAGIC:
+            if message.startswith(TLS_RECORD):
+                self._fail(Unauthorized(f"tls: {self._peer} began with TLS, which is off here"))
+                return ALERT_NO_TLS
             return self._fail(Unauthorized(f"{self._peer} does not speak Stelae's protocol"))
         if version != mine.version:
             self._fail(ProtocolMismatch(self._peer, version, mine.version))

@@ -9,6 +9,9 @@ in another network namespace, it does not exist, and the call goes over TCP as e
 `is_own_host` tells whether an address is one of this machine's.
 
 The name proves nothing about who listens there; the handshake does, on either way. (design.md §4)
+These sockets carry no TLS: what goes over them never leaves the machine. Where a cluster has TLS,
+each end accepts only processes of its own user (or of root): another user's process could otherwise
+take the name of a server elsewhere, and relay the handshake past TLS.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import asyncio
 import functools
 import ipaddress
 import logging
+import os
 import socket
+import struct
 import sys
 
 from stelae.core.ids import Address
@@ -44,14 +49,21 @@ def listen_locally(address: Address, backlog: int) -> socket.socket | None:
     return made
 
 
-def connect_locally(address: Address) -> socket.socket | None:
-    """A connection to the server at ``address`` if it is on this machine. Never blocks."""
+def connect_locally(address: Address, *, own_user: bool = False) -> socket.socket | None:
+    """A connection to the server at ``address`` if it is on this machine. Never blocks.
+
+    ``own_user``: only if its process has this one's user, or is root's.
+    """
     made = _socket()
     if made is None:
         return None
     try:
         made.connect(_name(address))
     except OSError:  # not here, or too busy: TCP tells which
+        made.close()
+        return None
+    if own_user and not is_of_own_user(made):
+        logger.warning("%s is reached over TCP: its local name is another user's", address)
         made.close()
         return None
     return made
@@ -71,6 +83,14 @@ def is_own_host(host: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def is_of_own_user(connected: socket.socket) -> bool:
+    """Whether the process at the other end of a Unix socket is of this one's user, or of root."""
+    size = struct.calcsize("3i")
+    found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _pid, uid, _gid = struct.unpack("3i", found)
+    return uid in (os.geteuid(), 0)
 
 
 def give_away(connected: socket.socket, loop: asyncio.AbstractEventLoop) -> None:

@@ -28,10 +28,10 @@ from stelae.core.ids import Address, ServerUuid, host_of
 from stelae.core.rpc import Blob, Handlers, Method, Reply
 from stelae.core.runtime import ReplyMemory
 from stelae.runtime.tcp.connection import Connection
+from stelae.runtime.tcp.door import Arrival, Door
 from stelae.runtime.tcp.handshake import (
     HANDSHAKE_TIMEOUT_S,
     LOCAL_TIMEOUT_S,
-    PROOF_TIMEOUT_S,
     ClientHandshake,
     Credentials,
     ServerHandshake,
@@ -40,6 +40,7 @@ from stelae.runtime.tcp.limits import Limits
 from stelae.runtime.tcp.local import connect_locally, give_away, is_own_host, listen_locally
 from stelae.runtime.tcp.outbound import Outbound
 from stelae.runtime.tcp.server import Inbound, OnFailure, Service
+from stelae.runtime.tcp.tls import SHUTDOWN_S, TlsContexts, contexts_of, tls_failure
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 R = TypeVar("R", bound=msgspec.Struct)
@@ -61,9 +62,9 @@ class TcpPeers:
     """See `stelae.core.runtime.Peers`.
 
     ``host`` and ``port`` are where `listen` binds (port 0: any free one), ``advertised_host`` what
-    others are told. ``server_tls`` and ``client_tls`` are given both or neither. ``on_failure`` is
-    told of handlers' exceptions that are not `StelaeError`; it must end the process on an
-    AssertionError.
+    others are told. ``on_failure`` is told of handlers' exceptions that are not `StelaeError`; it
+    must end the process on an AssertionError. ``contexts``: those of TLS; by default what the
+    credentials ask for.
     """
 
     def __init__(
@@ -74,21 +75,19 @@ class TcpPeers:
         host: str = "127.0.0.1",
         port: int = 0,
         advertised_host: str | None = None,
-        server_tls: ssl.SSLContext | None = None,
-        client_tls: ssl.SSLContext | None = None,
         limits: Limits | None = None,
+        contexts: TlsContexts | None = None,
     ) -> None:
-        assert (server_tls is None) == (client_tls is None), "TLS is for both ends or for none"
         self._credentials = credentials
         self._on_failure = on_failure
         self._host = host
         self._port = port
         self._advertised_host = advertised_host or host
-        self._server_tls = server_tls
-        self._client_tls = client_tls
+        self._contexts = contexts or contexts_of(credentials)
         self._limits = limits or Limits()
         self._address: Address | None = None
         self._listeners: list[asyncio.Server] = []
+        self._doors: list[Door] = []
         self._service: Service | None = None
         self._links: dict[Address, Outbound] = {}
         self._connecting: dict[Address, asyncio.Task[Outbound]] = {}
@@ -105,32 +104,53 @@ class TcpPeers:
     # ---- listening --------------------------------------------------------------------------
 
     async def listen(self, server_uuid: ServerUuid, handlers: Handlers) -> None:
-        assert not self._listeners, "listen() once"
+        assert self._service is None, "listen() once"
         assert not self._closed, "listen() before close()"
         self._service = Service(server_uuid, handlers, self._limits, self._on_failure)
         loop = asyncio.get_running_loop()
+        if self._contexts is not None:
+            await self._listen_with_tls(self._contexts, self._service)
+            return
         listener = await loop.create_server(
             self._accept,
             self._host,
             self._port,
-            ssl=self._server_tls,
-            ssl_handshake_timeout=PROOF_TIMEOUT_S if self._server_tls else None,
             backlog=_LISTEN_BACKLOG,
             reuse_address=True,
         )
         self._listeners.append(listener)
-        port = listener.sockets[0].getsockname()[1]
-        host = self._advertised_host
-        self._address = Address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        local = None if self._server_tls else listen_locally(self._address, _LISTEN_BACKLOG)
+        self._address = self._told_to_others(listener.sockets[0].getsockname()[1])
+        local = listen_locally(self._address, _LISTEN_BACKLOG)
         if local is not None:
             self._listeners.append(await loop.create_unix_server(self._accept, sock=local))
 
-    def _accept(self) -> asyncio.BaseProtocol:
+    async def _listen_with_tls(self, contexts: TlsContexts, service: Service) -> None:
+        """The same with doors of our own. Raises InvalidArgument: files of TLS are missing."""
+        await contexts.current()
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(
+            self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, _type, _protocol, _name, place in dict.fromkeys(found):
+            assert family in (socket.AF_INET, socket.AF_INET6), "TCP is over IP"
+            listener = socket.create_server(place, family=family, backlog=_LISTEN_BACKLOG)
+            self._doors.append(Door(listener, contexts, service, self._accept))
+            if self._address is None:
+                self._address = self._told_to_others(listener.getsockname()[1])
+        assert self._address is not None, "a host that resolves has an address"
+        local = listen_locally(self._address, _LISTEN_BACKLOG)
+        if local is not None:
+            self._doors.append(Door(local, contexts, service, self._accept))
+
+    def _told_to_others(self, port: int) -> Address:
+        host = self._advertised_host
+        return Address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+    def _accept(self, arrival: Arrival | None = None) -> Connection:
         service = self._service
         assert service is not None
         handshake = ServerHandshake(self._credentials, "a peer")
-        inbound = Inbound(service, handshake)
+        inbound = Inbound(service, handshake, arrival)
         connection = Connection(inbound, handshake, self._limits, answers=True, peer="a peer")
         inbound.connection = connection
         return connection
@@ -185,6 +205,7 @@ class TcpPeers:
         self._closed = True
         for listener in self._listeners:
             listener.close()
+        await asyncio.gather(*(door.close() for door in self._doors))
         for task in list(self._connecting.values()):
             task.cancel()
         await asyncio.gather(*self._connecting.values(), return_exceptions=True)
@@ -225,7 +246,7 @@ class TcpPeers:
             self._links[address] = task.result()
 
     async def _dial(self, address: Address) -> Outbound:
-        local = None if self._client_tls else connect_locally(address)
+        local = connect_locally(address, own_user=self._contexts is not None)
         if local is not None:
             try:
                 return await self._dialled_by(address, local, LOCAL_TIMEOUT_S)
@@ -245,7 +266,6 @@ class TcpPeers:
             handshake = ClientHandshake(self._credentials, address)
             return Connection(link, handshake, self._limits, answers=False, peer=address)
 
-        tls: dict[str, Any] = {"ssl": self._client_tls} if self._client_tls else {}
         try:
             async with asyncio.timeout(timeout_s):
                 loop = asyncio.get_running_loop()
@@ -253,6 +273,7 @@ class TcpPeers:
                     _, connection = await loop.create_unix_connection(factory, sock=local)
                     give_away(local, loop)
                 else:
+                    tls = await self._client_tls()
                     _, connection = await loop.create_connection(factory, host, port, **tls)
                 try:
                     await link.wait_ready()
@@ -262,10 +283,17 @@ class TcpPeers:
         except TimeoutError:
             raise Unavailable(address, f"no handshake within {timeout_s} s") from None
         except ssl.SSLError as error:
-            raise Unavailable(address, f"TLS: {error}") from error
+            raise tls_failure(address, error) from error
         except OSError as error:
             raise Unavailable(address, error.strerror or str(error)) from error
         return link
+
+    async def _client_tls(self) -> dict[str, Any]:
+        """Options of a connection over TCP. No name goes out in clear: none is compared."""
+        if self._contexts is None:
+            return {}
+        context = (await self._contexts.current()).client
+        return {"ssl": context, "server_hostname": "", "ssl_shutdown_timeout": SHUTDOWN_S}
 
     def _forget(self, link: Outbound) -> None:
         if self._links.get(link.address) is link:

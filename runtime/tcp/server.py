@@ -16,7 +16,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -84,6 +84,19 @@ class _Arrived(NamedTuple):
     call: Call[Any]
 
 
+class Unproved(Protocol):
+    """A connection that has yet to prove who it is, before or after its TLS stands."""
+
+    @property
+    def peer(self) -> str: ...
+
+    def fail(self, reason: StelaeError) -> None:
+        """End it at once, because of ``reason``."""
+
+    def close(self) -> None:
+        """End it."""
+
+
 class Service:
     """The handlers of one server, and what of them is running."""
 
@@ -108,7 +121,7 @@ class Service:
             )
         self.running: dict[int, asyncio.Task[None]] = {}
         self.connections: dict[Connection, None] = {}
-        self._unproved: dict[Connection, str] = {}  # oldest first, with their hosts
+        self._unproved: dict[Unproved, str] = {}  # oldest first, with their hosts
         self._refusals, self._refusals_told_at = 0, -math.inf
         self._next_task = 0
         self._arrived: dict[tuple[str, Hashable], list[_Arrived]] = {}
@@ -182,7 +195,7 @@ class Service:
         """Whether no connection more may prove who it is."""
         return len(self.connections) >= self.limits.connections
 
-    def opened(self, connection: Connection, host: str) -> None:
+    def opened(self, connection: Unproved, host: str) -> None:
         """It has yet to prove who it is.
 
         One too many ends the oldest, of its host or of all: a peer proves itself in milliseconds,
@@ -195,8 +208,14 @@ class Service:
             self._end_unproved(next(iter(self._unproved)))
         self._unproved[connection] = host
 
-    def _end_unproved(self, connection: Connection) -> None:
+    def _end_unproved(self, connection: Unproved) -> None:
+        # At once: one in its TLS handshake ends in a later turn, and more may come in this one.
+        self.leave(connection)
         connection.fail(Unavailable(connection.peer, "others came, and it had proved nothing"))
+
+    def leave(self, connection: Unproved) -> None:
+        """Take the slot of an unproved connection back."""
+        self._unproved.pop(connection, None)
 
     def proved(self, connection: Connection) -> None:
         """It is a peer's."""
@@ -236,10 +255,14 @@ async def _resume(work: Coroutine[Any, Any, None], waits_for: Any) -> None:
 class Inbound:
     """The requests of one connection. Owner of a `Connection`."""
 
-    def __init__(self, service: Service, handshake: ServerHandshake) -> None:
+    def __init__(
+        self, service: Service, handshake: ServerHandshake, arrival: Unproved | None = None
+    ) -> None:
+        """``arrival``: what held this connection's slot during its TLS handshake."""
         self.connection: Connection
         """Set by whoever makes both."""
         self._service = service
+        self._arrival = arrival
         self._handshake = handshake
         self._running = 0
         self._held: dict[int, int] = {}  # sizes of large requests, received or running
@@ -249,8 +272,8 @@ class Inbound:
     # ---- Owner ------------------------------------------------------------------------------
 
     def connection_opened(self, connection: Connection, host: str) -> bytes:
-        # Only now: a connection whose TLS handshake fails is never opened, and nobody is told of
-        # its end.
+        if self._arrival is not None:
+            self._service.leave(self._arrival)  # this connection takes the slot over
         if self._service.is_full():
             return self._handshake.busy(self._service.limits.connections)
         self._service.opened(connection, host)

@@ -112,10 +112,13 @@ def _header(status: Mapping[str, Any], view: View) -> Html:
     else:
         again = link(view.query(refresh_s=REFRESH_S))
         often = f'not by itself. <a id="refreshing" href="{again}">Refresh every {REFRESH_S} s</a>'
+    # Of a document that says so: those of earlier masters say nothing.
+    words = "<p>Connections between machines are encrypted.</p>"
+    encrypted = words if status.get("is_encrypted") else ""
     return join([
         f"<header><h1><small>Stelae cluster</small>{text(status.get('cluster', ''))}</h1>",
         f"<p>As of {moment(now, now)} UTC, by the masters in term {number(status.get('term'))}. ",
-        f"Refreshed {often}</p></header>",
+        f"Refreshed {often}</p>{encrypted}</header>",
     ])  # fmt: skip
 
 

@@ -159,6 +159,7 @@ def start_http(
         audit_folder=str(Path(state.data_dir).absolute() / AUDIT_FOLDER),
         specs=RaySpecs(spec.cluster, state.data_dir, machines.node_of_others(spec)),
         traces_endpoint=spec.traces_endpoint,
+        peer_tls=spec.tls.peer_tls,
     )
     made = deploy(
         *(plan, read_tokens(state.folder / TOKENS_FILE), front.host, front.port),

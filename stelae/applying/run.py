@@ -331,6 +331,7 @@ def made_with(
         data_dir=str(data_dir),
         segment_size_bytes=first.settings.segment_bytes,
         cas_store=first.cas_store_url,
+        tls=first.peer_tls,
         lease_s=max(plan.settings.lease_s for plan in known),
         media={medium.name: medium.path for plan in known for medium in plan.media},
         synced=frozenset(m.name for p in known for m in p.media if m.path and m.sync == "always"),

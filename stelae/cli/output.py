@@ -153,7 +153,8 @@ def show_status(document: dict[str, Any], problems: list[str]) -> None:
         for server in document["servers"]
     ]
     columns = ["server", "state", "address", "pid", "tablets", "memory, or free on disk"]
-    print_table(f"cluster {document['cluster']}", columns, servers)
+    how = ", connections encrypted" if document.get("is_encrypted") else ""
+    print_table(f"cluster {document['cluster']}{how}", columns, servers)
     show_tables(document)
     show_index_lines(document_indexes(document))
     recoveries = [

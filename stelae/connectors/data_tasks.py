@@ -69,7 +69,7 @@ def connected(link: ClusterLink) -> Iterator[tuple[RealRuntime, Run]]:
     loop = Loop()
 
     async def connect() -> RealRuntime:
-        return client_runtime(link.cluster, link.secret)
+        return client_runtime(link.cluster, link.secret, tls=link.tls)
 
     try:
         runtime = loop.run(connect())

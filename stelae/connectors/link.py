@@ -46,9 +46,9 @@ def link_of(cluster: Cluster) -> ClusterLink:
     if cluster_state.is_folder(cluster):
         found = cluster_state.load_state(cluster)
         masters = tuple(Address(address) for address in found.masters.values())
-        return ClusterLink(found.cluster, masters, found.secret, Settings())
+        return ClusterLink(found.cluster, masters, found.secret, Settings(), found.peer_tls)
     plan, listening = launcher.find_cluster(cluster)
-    return ClusterLink(cluster, tuple(listening), plan.secret, plan.settings)
+    return ClusterLink(cluster, tuple(listening), plan.secret, plan.settings, plan.peer_tls)
 
 
 def _only_cluster() -> str:

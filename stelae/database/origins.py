@@ -30,15 +30,15 @@ class ClusterOrigin:
     """Folder with the cluster's files; on machines that lack it the link's addresses are used."""
 
     def open(self) -> Opened:
-        link, masters = self.link, self._masters()
+        link = self._newest_link()
         loop = Loop()
 
         async def open_database() -> AsyncDatabase:
-            runtime = client_runtime(link.cluster, link.secret)
-            return AsyncDatabase(runtime, masters, link.settings)
+            runtime = client_runtime(link.cluster, link.secret, tls=link.tls)
+            return AsyncDatabase(runtime, link.masters, link.settings)
 
         try:
-            calls = DirectCalls(Credentials(link.cluster, link.secret))
+            calls = DirectCalls(Credentials(link.cluster, link.secret, tls=link.tls))
             return Opened(loop, loop.run(open_database()), calls)
         except BaseException:
             loop.close()
@@ -48,8 +48,9 @@ class ClusterOrigin:
         link = replace(self.link, masters=database.master_addresses)
         return replace(self, link=link)
 
-    def _masters(self) -> tuple[Address, ...]:
-        """Where masters listen: the files tell of those that came since the origin was made."""
+    def _newest_link(self) -> ClusterLink:
+        """Where masters listen, and with which TLS: the files know of masters that came since the
+        origin was made, and of a launch with another ``tls.mode``."""
         if self.home:
             from stelae.deploy import cluster_state
 
@@ -59,8 +60,9 @@ class ClusterOrigin:
                 if state.secret == self.link.secret:
                     from_file = map(Address, state.masters.values())
                     # The file may be older than the link: masters that only the link has count too.
-                    return tuple(dict.fromkeys((*from_file, *self.link.masters)))
-        return self.link.masters
+                    masters = tuple(dict.fromkeys((*from_file, *self.link.masters)))
+                    return replace(self.link, masters=masters, tls=state.peer_tls)
+        return self.link
 
 
 @dataclass(frozen=True, slots=True)

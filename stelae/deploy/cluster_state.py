@@ -15,6 +15,7 @@ from stelae.actors.ray_host.kept_files import ADMIN_TOKEN_FILE as ADMIN_TOKEN_FI
 from stelae.actors.ray_host.kept_files import SECRET_FILE as SECRET_FILE
 from stelae.actors.ray_host.kept_files import STATE_FILE as STATE_FILE
 from stelae.actors.ray_host.kept_files import locked, read_secret, version_of, write_file
+from stelae.core.config.peer_tls import PeerTls, peer_tls_of
 from stelae.core.errors import InvalidArgument
 
 
@@ -37,6 +38,8 @@ class ClusterState:
     """Of each server the machine that it stays on, if the cluster has a placement."""
     keeper_pid: int = 0
     """Process that holds it for `stelae up`, while it runs."""
+    tls: dict[str, str] = field(default_factory=dict)
+    """TLS with which its servers were started last; see `PeerTls.document`. Empty: none."""
     version: int = field(default=0, compare=False)
     """Counts its changes: of the copies that machines have, the newest is known by it."""
     home: str = field(default="", compare=False)
@@ -50,6 +53,11 @@ class ClusterState:
     @property
     def secret(self) -> bytes:
         return read_secret(self.folder)
+
+    @property
+    def peer_tls(self) -> PeerTls:
+        """TLS of its connections. Raises InvalidArgument: a newer version wrote another mode."""
+        return peer_tls_of(self.tls)
 
     def save(self) -> None:
         """Raises RetryLater: somebody else has been changing the folder's files for long."""

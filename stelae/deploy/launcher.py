@@ -55,6 +55,7 @@ from stelae.deploy.node_checks import check_http_place, check_master_ports
 from stelae.recovery.spark_session import SessionSize
 from stelae.runtime.free_ports import free_ports
 from stelae.runtime.tcp.handshake import SECRET_BYTES
+from stelae.runtime.tcp.tls import tls_problem
 
 PSYCOPG = "pip install 'stelae[postgres]'"
 START_TIMEOUT_S = 90.0
@@ -78,6 +79,7 @@ def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:
         engine=spec.recovery.engine,
         cas_store_url="" if spec.cas_store is None else spec.cas_store.url,
         traces_endpoint=spec.traces_endpoint,
+        peer_tls=spec.tls.peer_tls,
     )
     media = tuple(
         MediumSpec(name=name, path=m.path, sync=m.sync or "always", size_bytes=m.size_bytes)
@@ -121,6 +123,7 @@ def spark_plan(spec: ClusterSpec, state: ClusterState) -> SparkPlan | None:
         settings=spec.settings(),
         size=SessionSize(wanted.executors, wanted.cores, wanted.memory_bytes),
         warm=wanted.warm,
+        peer_tls=spec.tls.peer_tls,
     )
 
 
@@ -172,6 +175,8 @@ def _check_driver(spec: ClusterSpec) -> None:
     url = "" if spec.cas_store is None else spec.cas_store.url
     if url.startswith(POSTGRESQL) and importlib.util.find_spec("psycopg") is None:
         raise InvalidArgument(f"cas_store.url {url!r} needs psycopg: {PSYCOPG}")
+    if problem := tls_problem(spec.tls.peer_tls):
+        raise InvalidArgument(f"cluster {spec.cluster!r} cannot come up: {problem}")
 
 
 def _check_http_port(spec: ClusterSpec) -> None:
@@ -232,6 +237,10 @@ def start_servers(spec: ClusterSpec, state: ClusterState, actors: dict[str, Any]
     """
     if cluster_actors(spec.cluster):
         raise AlreadyRunning(f"cluster {spec.cluster!r} is running already in this Ray")
+    # Before the first one listens: whoever connects by the data_dir learns from it how.
+    known, tls = newest(state), spec.tls.peer_tls.document()
+    if known.tls != tls:
+        replace(known, tls=tls).save()
     for plan in plans(spec, state):
         actors[plan.name] = create_actor(plan)
     waits = [actor.ready.remote(START_TIMEOUT_S) for actor in actors.values()]

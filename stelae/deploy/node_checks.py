@@ -1,6 +1,7 @@
 """Whether servers will find what they need, asked of the machines that they will run on, before.
 
-Folders that can be made and have room, Ray's memory, the front's port and its certificate: what the
+Folders that can be made and have room, Ray's memory, what TLS between servers needs, the front's
+port and its certificate: what the
 operator's machine has of these says nothing of the others. All that is missing anywhere is told at
 once. A machine that does not answer was not checked, and that is logged: it may be busy, or just be
 coming. For a cluster with a placement; without one all of it is where the operator is.
@@ -18,6 +19,7 @@ from typing import Any
 
 import ray
 
+from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.config.spec import SEGMENTS_PER_MEDIUM, ClusterSpec
 from stelae.core.config.units import format_size
 from stelae.core.errors import AlreadyRunning, InvalidArgument
@@ -25,6 +27,7 @@ from stelae.core.records.records import ServerKind
 from stelae.deploy import machines, nodes
 from stelae.deploy.cluster_state import STATE_FILE, ClusterState
 from stelae.runtime.free_ports import port_problem
+from stelae.runtime.tcp.tls import tls_problem
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ class Needs:
     """Host and port of the HTTP front."""
     memory_bytes: int = 0
     """Of Ray's, for all tablet servers there; 0: none is started."""
+    peer_tls: PeerTls = OFF
+    """What servers there need for their connections."""
 
     def add_folder(self, name: str, path: str, free_bytes: int) -> None:
         """Several servers may share one: each needs its room."""
@@ -72,6 +77,7 @@ def problems_here(needs: Needs) -> list[str]:
     for name, path in needs.files.items():
         if not (os.path.isfile(path) and os.access(path, os.R_OK)):
             found.append(f"{name}: {path} is no file that can be read: copy it there")
+    found.append(tls_problem(needs.peer_tls))
     if needs.place is not None:
         found.append(place_problem(*needs.place))
     return [each for each in found if each]
@@ -110,7 +116,7 @@ def needs_of(
     found: dict[str, Needs] = {}
     least = SEGMENTS_PER_MEDIUM * spec.segment_size_bytes
     for name in (*new, *old):
-        needs = found.setdefault(placed[name], Needs())
+        needs = found.setdefault(placed[name], Needs(peer_tls=spec.tls.peer_tls))
         needs.add_folder("data_dir", spec.data_dir, least if name in new else 0)
         if machines.kind_of(name) != ServerKind.BACKUP.value:
             continue

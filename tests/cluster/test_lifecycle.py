@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from stelae import errors, hash_partition, segments
 from stelae.core.records.losses import LossReport
 from stelae.demo.writers import check_table, load_table
 from stelae.deploy import cluster_state
+from stelae.runtime.tcp import local
 from tests.traces_collector import collecting
 from tests.until import until
 
@@ -115,8 +118,11 @@ def _start_without_backups(folder: Path, small_spec: Callable[..., dict[str, Any
 def test_a_request_is_one_trace_from_the_front_to_the_tablet_server(
     ray_folder: Path, launch_small: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All processes of the cluster send their spans to where `traces` of its file says."""
+    """All processes of the cluster send their spans to where `traces` of its file says. All of it
+    runs with TLS, which this process uses as another machine would: over TCP."""
     pytest.importorskip("opentelemetry.sdk.trace", reason="the extra [traces] is not installed")
+    pytest.importorskip("cryptography", reason="the extra [tls] is not installed")
+    monkeypatch.setattr(local, "_socket", lambda: None)  # of this process, and not of the servers
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")  # ms, instead of five seconds
     trace = "ab" * 16
     with collecting() as collector:
@@ -128,6 +134,7 @@ def test_a_request_is_one_trace_from_the_front_to_the_tablet_server(
             backups=few,
             serve={"host": "127.0.0.1", "port": 0},
             traces={"endpoint": collector.url},
+            tls={"mode": "internal"},
         )
         db.create_table("t", SCHEMA, key="id", durability=segments("disk"))
         folder = ray_folder / "traced"
@@ -153,4 +160,24 @@ def test_a_request_is_one_trace_from_the_front_to_the_tablet_server(
             return str([(kind, span.name) for kind, span in collector.spans(bytes.fromhex(trace))])
 
         until(is_whole, LOOK_S, seen, poll_s=0.1)
+        _reach_over_tls(folder)
         db.close()
+
+
+def _reach_over_tls(folder: Path) -> None:
+    """By its files and by its name; without TLS nobody comes in, and is told why."""
+    for where in (str(folder), "test"):
+        with stelae.connect(where) as found:
+            assert found.status()["is_encrypted"]
+            assert found.table("t").get(7) == {"id": 7, "name": "traced"}
+    state = cluster_state.load_state(folder)
+    assert state.peer_tls.mode == "internal"
+    plain = folder.with_name("plain")
+    plain.mkdir()
+    shutil.copy(folder / cluster_state.SECRET_FILE, plain)
+    replace(state, data_dir=str(plain), home="", tls={}).save()
+    with (
+        stelae.connect(str(plain)) as found,
+        pytest.raises(errors.Unauthorized, match="takes TLS only, and TLS is off here"),
+    ):
+        found.status()

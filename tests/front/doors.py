@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -25,9 +26,9 @@ class Doors:
 
 
 @contextmanager
-def doors(root: Path) -> Iterator[Doors]:
-    """A cluster with an HTTP front, in threads of this process."""
-    with served(root) as here:
+def doors(root: Path, **options: Any) -> Iterator[Doors]:
+    """A cluster with an HTTP front, in threads of this process; ``options`` are the cluster's."""
+    with served(root, **options) as here:
         world = World(here.cluster)
         config = uvicorn.Config(world.app, host="127.0.0.1", port=0, log_level="error")
         server = uvicorn.Server(config)

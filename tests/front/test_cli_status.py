@@ -85,6 +85,19 @@ def test_status_shows_how_full_each_medium_is(
     assert "flash: 0.0 MB used, 5.0 MB free" in shown
 
 
+@pytest.mark.parametrize("is_encrypted", [True, False])
+def test_status_says_whether_connections_are_encrypted(
+    is_encrypted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the cluster's name; the JSON has it as ``is_encrypted``."""
+    for name, value in WIDE.items():
+        monkeypatch.setenv(name, value)
+    server = {"id": "tserver-1", "state": "live", "address": "t:1", "pid": 7}
+    document = {"cluster": "c", "servers": [server], "tables": [], "recoveries": [], "copies": []}
+    show_status({**document, "is_encrypted": is_encrypted}, [])
+    assert ("cluster c, connections encrypted" in capsys.readouterr().out) is is_encrypted
+
+
 def test_locations_show_leader_and_other_replicas(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

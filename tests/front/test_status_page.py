@@ -271,6 +271,14 @@ def test_a_followers_document_says_what_it_does_not_know() -> None:
     assert "not known" in page.by_id("figures").text
 
 
+def test_the_page_says_that_connections_are_encrypted() -> None:
+    """Only where the masters say so."""
+    words = "Connections between machines are encrypted."
+    assert words in status_page({**healthy(), "is_encrypted": True}, View())
+    assert words not in status_page({**healthy(), "is_encrypted": False}, View())
+    assert words not in status_page(healthy(), View())
+
+
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [

@@ -7,6 +7,7 @@ from tests.mutants import (
     raft_mutants,
     safekeeper_mutants,
     storage_mutants,
+    tls_mutants,
     wal_mutants,
 )
 from tests.mutants.mutant import Mutant
@@ -17,4 +18,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *storage_mutants.MUTANTS,
     *backup_mutants.MUTANTS,
     *safekeeper_mutants.MUTANTS,
+    *tls_mutants.MUTANTS,
 )

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stelae.core.config.peer_tls import OFF, PeerTls, peer_tls_of
 from stelae.core.config.settings import Settings
 from stelae.core.config.spec import ClusterSpec, MastersSpec, spec_json_schema
 from stelae.core.config.spec_file import load_spec, parse_spec
@@ -17,6 +18,7 @@ from stelae.core.config.units import format_size, parse_duration, parse_size
 from stelae.core.errors import InvalidArgument
 from stelae.serve.gateway.guard import Limits
 
+FILES = PeerTls("files", "/c.pem", "/k.pem", "/a.pem")
 HEADER = "apiVersion: stelae/v1\nkind: Cluster\n"
 REPOSITORY = Path(__file__).parents[3]
 
@@ -129,6 +131,15 @@ def test_a_single_error_is_one_line() -> None:
         ("traces: {endpoint: 'http://h:x'}", "traces.endpoint: must be the URL of a collector"),
         ("traces: {endpoint: 'grpc://h:4317'}", "traces.endpoint: must be the URL of a collector"),
         ("traces: {endpoint: 'http://h/?a=b'}", "traces.endpoint: must have no user, password, ?"),
+        ("tls: {mode: on}", "tls.mode: must be 'off', 'internal' or 'files', got True"),
+        ("tls: internal", "tls: must be a section ({name: value}), got 'internal'"),
+        ("tls: {mode: files, key: /k}", "tls.certificate: is missing: tls.mode files needs"),
+        ("tls: {mode: files, key: /k}", "tls.authority: is missing: tls.mode files needs"),
+        (
+            "tls: {mode: files, certificate: c.pem, key: /k, authority: /a}",
+            "tls.certificate: must be an absolute path, the same on every machine, got 'c.pem'",
+        ),
+        ("tls: {mode: internal, key: /k}", "tls.key: is for tls.mode files; the mode is internal"),
         ("cas_store: {url: x}", "cas_store.url: must be sqlite:///FILE or postgresql://USER@HOST"),
         ("cas_store: {url: 3}", "cas_store.url: must be text, got 3"),
         ("cas_store: {}", "cas_store.url: Field required"),
@@ -274,6 +285,27 @@ def test_traces_name_a_collector_and_a_password_is_never_shown() -> None:
         said = refusal(f"traces: {{endpoint: '{url}'}}\n")
         assert "traces.endpoint: must" in said
         assert "sesame" not in said
+
+
+def test_tls_between_servers_is_off_unless_a_mode_is_named() -> None:
+    """YAML reads a bare off as a boolean; plans carry what the section says."""
+    assert ClusterSpec().tls.peer_tls == OFF
+    for text in ("off", "'off'", "false"):
+        spec = parse_spec(HEADER + f"tls: {{mode: {text}}}\n")
+        assert spec.tls.peer_tls == OFF
+        assert load_spec(json.loads(json.dumps(spec.document()))).tls == spec.tls
+    assert parse_spec(HEADER + "tls: {mode: internal}\n").tls.peer_tls == PeerTls("internal")
+    files = "tls: {mode: files, certificate: /c.pem, key: /k.pem, authority: /a.pem}\n"
+    assert parse_spec(HEADER + files).tls.peer_tls == FILES
+
+
+@pytest.mark.parametrize("tls", [OFF, PeerTls("internal"), FILES])
+def test_a_cluster_remembers_its_tls(tls: PeerTls) -> None:
+    """What ``cluster.json`` has of it is read back; an unknown mode is refused by name."""
+    assert peer_tls_of(json.loads(json.dumps(tls.document()))) == tls
+    assert bool(tls.document()) is tls.is_on
+    with pytest.raises(InvalidArgument, match=r"'quantum'.*upgrade"):
+        peer_tls_of({**tls.document(), "mode": "quantum"})
 
 
 def test_a_spec_survives_its_own_document() -> None:

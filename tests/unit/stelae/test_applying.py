@@ -14,9 +14,10 @@ from stelae.actors.ray_host.host import ServerPlan
 from stelae.applying import front as apply_front
 from stelae.applying import steps as apply_steps
 from stelae.applying.front import others_present, others_wanted, start_http
-from stelae.applying.run import Applied, _Apply, is_first, servers_that_are
+from stelae.applying.run import Applied, _Apply, is_first, made_with, servers_that_are
 from stelae.applying.steps import others_are_away, server_actors, traits_of, what_is_unwell
 from stelae.coordinator.apply.plan import Act, Step
+from stelae.core.config.peer_tls import PeerTls
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import AlreadyRunning
@@ -315,6 +316,30 @@ def test_a_front_is_made_anew_for_another_collector_of_traces(
     ):
         monkeypatch.setattr(deployment, "_user_config", lambda cluster, config=config: config)
         assert apply_front.traces_text(deployment.traces_of("demo")) == told
+
+
+def test_all_that_connects_is_told_of_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every server's plan, Spark's and that of the HTTP replicas; and what runs is known by it."""
+    from stelae.serve import deployment
+
+    (tmp_path / cluster_state.SECRET_FILE).write_bytes(b"0" * 32)
+    state = cluster_state.ClusterState("demo", str(tmp_path), {"master-1": "127.0.0.1:1"})
+    spec = load_spec({"tls": {"mode": "internal"}, "data_dir": str(tmp_path)})
+    tls = PeerTls("internal")
+    plans = launcher.plans(spec, state)
+    assert {plan.peer_tls for plan in plans} == {tls}
+    assert {plan.spark.peer_tls for plan in plans if plan.spark is not None} == {tls}
+    given: list[deployment.GatewayPlan] = []
+
+    def deploy(plan: deployment.GatewayPlan, *_: object, **__: object) -> deployment.Deployed:
+        given.append(plan)
+        return deployment.Deployed("http://h", "stelae-demo", True)
+
+    monkeypatch.setattr(deployment, "deploy", deploy)
+    start_http(spec, state)
+    assert [plan.peer_tls for plan in given] == [tls]
+    found: dict[str, ServerPlan | None] = {plan.name: plan for plan in plans}
+    assert made_with(found, tmp_path, None).tls == tls
 
 
 def test_servers_and_the_front_are_told_where_traces_go(

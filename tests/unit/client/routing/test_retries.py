@@ -28,6 +28,8 @@ from stelae.core.errors import (
     TabletNotHere,
     TabletNotReady,
     Unavailable,
+    decode_error,
+    encode_error,
 )
 from stelae.core.ids import Address
 from stelae.core.messages.catalog import (
@@ -240,6 +242,17 @@ async def test_the_hint_of_a_follower_is_followed_at_once() -> None:
     await ask(runtime)
     assert [address for address, *_ in runtime.peers.calls] == ["m:1", "m:3"]
     assert runtime.clock.sleeps == []
+
+
+async def test_why_a_master_is_not_reached_is_in_the_error() -> None:
+    """That no master leads is only what follows: the text has the cause, such as TLS."""
+    runtime = Scripted()
+    reason = "tls: its certificate has expired"
+    runtime.peers.otherwise[LIST_TABLES.name] = lambda _: Unavailable("m:1", reason)
+    with pytest.raises(NoQuorum, match=reason) as caught:
+        await ask(runtime, timeout_s=1.0)
+    told = decode_error(encode_error(caught.value))
+    assert str(told) == str(caught.value)
 
 
 async def test_masters_that_name_each_other_are_asked_at_a_pace() -> None:

@@ -21,6 +21,7 @@ from stelae.coordinator.apply.plan import (
     plan_steps,
 )
 from stelae.coordinator.apply.room import Room
+from stelae.core.config.peer_tls import PeerTls, TlsMode
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
 from stelae.core.records.records import ServerKind
@@ -302,6 +303,27 @@ def test_who_names_other_files_for_a_certificate_is_told_how_it_is_renewed() -> 
     (found,) = refusals(Asked(made, other, (), Present(()), ()))
     assert "replace the files, `stelae certificate renew`" in found
     assert not refusals(Asked(made, spec, (), Present(()), ()))
+
+
+@pytest.mark.parametrize("mode", ["off", "internal"])
+def test_the_mode_of_tls_stays_while_a_cluster_runs(mode: TlsMode) -> None:
+    """Servers of two modes do not understand each other; the way out is told."""
+    other = load_spec({}, tls={"mode": "internal" if mode == "off" else "off"})
+    made = replace(made_as(other), tls=PeerTls(mode))
+    (found,) = refusals(Asked(made, other, (), Present(()), ()))
+    assert found.startswith(f"tls is {mode} and cannot become {other.tls.mode}: ")
+    assert "`stelae down`, then `stelae up`" in found
+    assert not refusals(Asked(replace(made, tls=other.tls.peer_tls), other, (), Present(()), ()))
+
+
+def test_who_names_other_files_for_tls_is_told_how_they_are_renewed() -> None:
+    """The paths stay, and need not change for a new certificate."""
+    files = {"mode": "files", "certificate": "/c.pem", "key": "/k.pem", "authority": "/a.pem"}
+    spec = load_spec({}, tls=files)
+    made = replace(made_as(spec), tls=PeerTls("files", "/old.pem", "/k.pem", "/a.pem"))
+    (found,) = refusals(Asked(made, spec, (), Present(()), ()))
+    assert "tls is files, tls.certificate /old.pem" in found
+    assert "replace the files where they are" in found
 
 
 def test_a_shorter_lease_is_refused() -> None:

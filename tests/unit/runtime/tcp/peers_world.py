@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from stelae.core.config.peer_tls import OFF
 from stelae.core.errors import (
     InvalidArgument,
     NotLeader,
@@ -44,7 +45,7 @@ class Servers:
 
     def peers(self, secret: bytes = SECRET, cluster: str = "demo", **options: Any) -> TcpPeers:
         version = options.pop("version", PROTOCOL_VERSION)
-        credentials = Credentials(cluster, secret, version)
+        credentials = Credentials(cluster, secret, version, tls=options.pop("tls", OFF))
         peers = TcpPeers(credentials, on_failure=self.failures.append, **options)
         self.made.append(peers)
         return peers

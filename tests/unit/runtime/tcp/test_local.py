@@ -93,7 +93,7 @@ def test_a_connection_that_breaks_while_it_is_made_is_closed_once(
     made: list[socket.socket] = []
     numbers: list[int] = []
 
-    def connect(address: Address) -> socket.socket | None:
+    def connect(address: Address, *, own_user: bool) -> socket.socket | None:
         ours, theirs = socket.socketpair()
         theirs.close()  # as of a process that was killed with the connection in its queue
         ours.setblocking(False)

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from stelae.connectors.link import link_of
+from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.config.settings import Settings
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import Address
 from stelae.database.origins import ClusterOrigin, HttpOrigin
+from stelae.deploy.cluster_state import ClusterState, load_state
 from stelae.recovery.spark_link import ClusterLink
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -41,6 +44,17 @@ def test_the_masters_of_the_clusters_files_count(tmp_path: Path) -> None:
     assert masters_of(origin) == ("127.0.0.1:1", "h:3")
     state.unlink()
     assert masters_of(origin) == ("127.0.0.1:1",)
+
+
+def test_the_tls_of_the_clusters_files_counts(tmp_path: Path) -> None:
+    """A handle that is opened again after a launch with another mode connects with that mode."""
+    state = ClusterState("c", str(tmp_path), {"master-1": "127.0.0.1:2"}, tls={"mode": "internal"})
+    (tmp_path / "secret").write_bytes(SECRET)
+    state.save()
+    assert load_state(tmp_path).peer_tls == PeerTls("internal")
+    assert ClusterOrigin(LINK, str(tmp_path))._newest_link().tls == PeerTls("internal")
+    assert link_of(str(tmp_path)).tls == PeerTls("internal")
+    assert ClusterOrigin(LINK)._newest_link().tls == LINK.tls == OFF
 
 
 def test_origins_show_neither_secret_nor_token() -> None:

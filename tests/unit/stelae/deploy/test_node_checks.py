@@ -122,6 +122,20 @@ def test_a_launch_tells_all_that_is_missing_on_all_machines(
     assert not (tmp_path / cluster_state.STATE_FILE).exists()
 
 
+def test_each_machine_is_asked_for_what_tls_between_servers_needs(
+    there: Machines, tmp_path: Path
+) -> None:
+    """Files that are not on a machine of a server are told with that machine."""
+    tls = {"mode": "files", "certificate": "/none/c", "key": "/none/k", "authority": "/none/a"}
+    with pytest.raises(InvalidArgument) as caught:
+        check_launch(spec_of(tmp_path, tls=tls), state_of(tmp_path, ON), NAMES)
+    text = str(caught.value)
+    for machine in "abc":
+        assert f"disk={machine}" in text
+    assert text.count("tls.certificate: /none/c cannot be read on this machine") == 3
+    check_launch(spec_of(tmp_path, tls={"mode": "internal"}), state_of(tmp_path, ON), NAMES)
+
+
 def test_who_does_not_answer_was_not_checked_and_keeps_nobody(
     there: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
