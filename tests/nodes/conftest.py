@@ -37,7 +37,7 @@ def network(ray_folder: Path) -> Iterator[NodeNetwork]:
 def over_nodes(
     network: NodeNetwork, ray_folder: Path, small_spec: Callable[..., dict[str, Any]]
 ) -> Iterator[OverNodes]:
-    """Launched by a spec that says nothing of nodes."""
+    """Launched by a spec that says nothing of nodes, and with TLS between them."""
     servers = len(network.nodes) + 1
     spec = small_spec(
         ray_folder / "data",
@@ -46,6 +46,7 @@ def over_nodes(
         backups={"count": servers},
         safekeepers={"count": servers},
         cas_store={"url": "sqlite:///cas.db"},
+        tls={"mode": "internal"},
     )
     with stelae.launch(spec) as database:
         found = OverNodes(network, database)

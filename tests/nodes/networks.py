@@ -29,6 +29,10 @@ HEAD = f"{SUBNET}.254"
 NOBODY = "02:00:00:00:00:99"
 """Hardware address that no interface has."""
 START_TIMEOUT_S = 120.0
+STARTS = 3
+"""Tries of a node: ``ray start`` gives up after 30 s, which a machine that is busy may need."""
+STARTED = b"This command will now block"
+"""What ``ray start --block`` says once the node runs."""
 END_TIMEOUT_S = 60.0
 OBJECT_STORE_BYTES = 100 << 20
 
@@ -134,15 +138,22 @@ class NodeNetwork:
             "--block",
         ]
         log = self._folder / f"ray-{address}.log"
-        with log.open("ab") as output:
+        for _ in range(STARTS):
+            if self._has_started(command, log):
+                return
+        raise AssertionError(log.read_text(errors="replace")[-2000:])
+
+    def _has_started(self, command: list[str], log: Path) -> bool:
+        """Run ``ray start --block`` until the node runs, or it has failed."""
+        with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output)
         self._started.append(process)
 
-        def is_up() -> bool:
-            assert process.poll() is None, log.read_text(errors="replace")[-2000:]
-            return b"This command will now block" in log.read_bytes()
+        def is_over() -> bool:
+            return STARTED in log.read_bytes() or process.poll() is not None
 
-        until(is_up, START_TIMEOUT_S, f"Ray runs at {address}")
+        until(is_over, START_TIMEOUT_S, f"{' '.join(command)} has started a node, or failed")
+        return process.poll() is None
 
     # ---- faults ------------------------------------------------------------------------------
 
@@ -160,7 +171,6 @@ class NodeNetwork:
             return not pids
 
         until(are_gone, END_TIMEOUT_S, f"no process is left on {node.address}")
-        (self._folder / f"ray-{node.address}.log").unlink(missing_ok=True)
 
     @contextmanager
     def deaf(self, sender: RayNode, receiver: RayNode) -> Iterator[None]:
