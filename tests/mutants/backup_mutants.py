@@ -10,6 +10,7 @@ _CRASHES = (*_BACKUP, "tests/simulation/backups/test_backup.py")
 _FILES = (f"{_UNIT}/test_frames.py", f"{_UNIT}/test_backup_media.py", f"{_UNIT}/test_backup.py")
 _HEADS = (
     "tests/unit/actors/tserver/tablet_log/test_segment_log.py",
+    "tests/unit/actors/tserver/segments/test_views.py",
     "tests/unit/actors/tserver/test_replicated_segment.py",
     "tests/simulation/tables/test_aimed_heads.py",
 )
@@ -236,6 +237,10 @@ MUTANTS = [
         "actors/tserver/segments/views.py",
         _HEADS,
         [
+            ("if not (self.may_fill and self._epoch_counts):", "if not self._epoch_counts:"),
+            ("if not (self.may_fill and self._epoch_counts):", "if not self.may_fill:"),
+            ("        return self._epoch_counts and all(\n", "        return all(\n"),
+            ("(r.certified == self.length and r.epoch == self.epoch)", "r.epoch == self.epoch"),
             ("return self.epoch_registered == self.epoch", "return True"),
             (
                 "        if any(r.epoch != self.epoch and not r.closed for r in self.replicas):\n            return 0\n",

@@ -136,6 +136,30 @@ def test_a_certificate_must_fit_the_bytes() -> None:
 
 
 @pytest.mark.parametrize("medium", ["disk", "ram"])
+def test_pieces_that_are_not_what_was_certified_were_never_received(medium: str) -> None:
+    """What follows them is a gap: the owner begins again where the last certificate ends, and not
+    after bytes of which nobody knows which of them are wrong."""
+
+    async def scenario(owner: Owner) -> None:
+        rows = Rows()
+        await owner.write(rows, medium=medium)
+        base = len(rows.data)
+        rows.add(1, pad=300)
+        cut = len(rows.data)
+        rows.add(2, pad=300)
+        wrong = Certified(len(rows.data), 1)
+        await owner.write(rows, base, cut, certificate=None, medium=medium)
+        with pytest.raises(InvalidArgument, match="certificate"):
+            await owner.write(rows, cut, certificate=wrong, medium=medium)
+        with pytest.raises(InvalidArgument, match=f"a gap from {base} to {cut}"):
+            await owner.write(rows, cut, medium=medium)
+        await owner.write(rows, base, medium=medium)
+        assert await owner.read() == rows.data
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("medium", ["disk", "ram"])
 def test_a_copy_does_not_exist_before_its_last_piece(medium: str) -> None:
     """Pieces without certificate are in no inventory; the last one makes the replica whole."""
 
@@ -330,6 +354,41 @@ def test_what_gives_way_stays_until_the_new_one_is_durable(
             (info, _) = await owner.inventory()
             assert (info.medium, info.epoch) == (new, 1)
             assert await owner.read() == (image if is_sealed else rows.data)
+
+    run(scenario)
+
+
+def test_a_head_that_gives_way_stays_also_where_the_new_one_needs_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other medium is in use, and its file long enough: the bytes are written at once, and are
+    durable later. Until then whoever looks finds the former replica."""
+    sync = FrameMedium._sync
+
+    async def scenario(owner: Owner) -> None:
+        may_sync = asyncio.Event()
+
+        async def slow_sync(self: FrameMedium) -> None:
+            if self.name == "disk":
+                await may_sync.wait()
+            await sync(self)
+
+        async def media() -> list[str]:
+            held = await owner.inventory()
+            return [info.medium for info in held if info.segment_id == SEGMENT]
+
+        rows = Rows()
+        await owner.write(Rows(SEGMENT + 1), segment_id=SEGMENT + 1, medium="disk")
+        await owner.write(rows, medium="flash")
+        monkeypatch.setattr(FrameMedium, "_sync", slow_sync)
+        task = asyncio.ensure_future(owner.write(rows, medium="disk", epoch=1))
+        await asyncio.sleep(0.1)
+        assert await media() == ["flash"]
+        assert not task.done()
+        may_sync.set()
+        await task
+        assert await media() == ["disk"]
+        assert await owner.read() == rows.data
 
     run(scenario)
 
