@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from stelae.coordinator.backoff.owners import FIRST_PAUSE_S
+from stelae.coordinator.backoff.owners import FIRST_PAUSE_S, PATIENCE_S, SERVER_PAUSE_S
 from stelae.coordinator.catalog.catalog import Applied, Catalog, CatalogBatch, Conflict
 from stelae.coordinator.ddl.indexes import draft_create_index, draft_drop_index
 from stelae.coordinator.decide_indexes import (
@@ -140,7 +140,7 @@ def beat_successors(world: World, progress: P, source: IndexletReport | None = N
     source = source or says("X", P.SERVING, entry_count=101, split_at=b"m")
     reports: dict[str, list[IndexletReport]] = {"s0": [], "s1": [source], "s2": []}
     for each in world.successors():
-        reports[each.owner].append(says(each.indexlet_id, progress))
+        reports.setdefault(each.owner, []).append(says(each.indexlet_id, progress))
     for name, said in reports.items():
         world.beat(name, *said)
 
@@ -323,3 +323,80 @@ def test_what_was_put_into_service_is_not_shown_as_waiting_for_that() -> None:
     assert shown() == (P.SERVING, "")
     world.beat("s1", says("X", P.SERVING))
     assert shown() == (P.SERVING, "")
+
+
+def failing(world: World) -> list[str]:
+    """Make successors, of which all fail; where they were."""
+    for name in ("s0", "s2", "s3"):
+        world.beat(name)
+    world.beat("s1", says("X", P.SERVING, entry_count=101, split_at=b"m"))
+    if kinds(world.decide()) != [MakeSuccessors]:
+        return []
+    owners = [each.owner for each in world.successors()]
+    beat_successors(world, P.FILLING, handing_over(world, HandOverStage.FAILED))
+    assert kinds(world.decide()) == [ChangeIndexlets]
+    return owners
+
+
+def test_successors_are_made_elsewhere_after_they_failed() -> None:
+    """Last where they failed, and there only after the pause; pauses grow."""
+    world = World(indexlet(state=IndexletState.SERVING))
+    world.put(CatalogBatch(marks=(ServerMark(ServerUuid("s0"), "s0", retiring=True),)))
+    first = failing(world)
+    assert sorted(first) == ["s2", "s3"], "where no tablets of the table are"
+    assert failing(world) == [], "not at once"
+    world.now += 2 * FIRST_PAUSE_S
+    second = failing(world)
+    assert second == ["s1", "s1"], "where the indexlet is itself"
+    failed_at, again = world.now, []
+    while not (again := failing(world)):
+        world.now += 1.0
+    assert world.now >= failed_at + SERVER_PAUSE_S - 3.0
+    assert sorted(again) == ["s2", "s3"]
+
+
+def test_a_successor_that_is_not_opened_is_given_up() -> None:
+    """Its server is heard, and does not do what it is told: the few turns are for others too. The
+    one that was open is not to blame."""
+    world = World(indexlet(state=IndexletState.SERVING))
+    source = says("X", P.SERVING, entry_count=101, split_at=b"m")
+    for name in ("s0", "s2"):
+        world.beat(name)
+    world.beat("s1", source)
+    world.decide()
+    low, high = world.successors()
+    assert low.owner != high.owner
+    began = world.now
+    while world.successors():
+        assert world.now < began + 2 * PATIENCE_S
+        world.now += 1.0
+        for name in ("s0", "s1", "s2"):
+            reports = [source] if name == "s1" else []
+            reports += [says(low.indexlet_id, P.FILLING)] if name == low.owner else []
+            world.beat(name, *reports)
+        world.decide()
+    assert world.now >= began + PATIENCE_S
+    assert list(world.pacing.indexlets.avoid(X)) == [high.owner]
+
+
+def test_an_indexlet_that_is_being_filled_stays_with_its_live_owner() -> None:
+    """However long it takes: the owner takes entries until its lease ends, which would be lost."""
+    world = World(indexlet())
+    for _ in range(1000):
+        world.now += 1.0
+        world.beat("s0")
+        world.beat("s1", says("X", P.FILLING))
+        assert world.decide() == []
+    assert (world.first.owner, world.first.term) == ("s1", 1)
+
+
+def test_what_a_server_lost_is_filled_elsewhere_and_parts_remember_that() -> None:
+    """An indexlet that a live server no longer has goes there last."""
+    world = World(indexlet(state=IndexletState.SERVING))
+    for _ in range(5):
+        for name in ("s1", "s2"):
+            world.beat(name)
+        world.decide()
+        world.now += 0.5
+    assert world.first.owner == "s2"
+    assert list(world.pacing.indexlets.avoid(X)) == ["s1"]

@@ -291,3 +291,32 @@ def test_a_fenced_source_may_lose_its_successor_as_well() -> None:
     world.say(0, SuccessionStage.FENCED, **REFUSED)
     world.wait(STUCK_S + 1)
     assert give_up(world).successor.succeeds == T0
+
+
+def test_every_server_that_refused_a_successor_comes_last_for_the_next() -> None:
+    """Not only the last one: two servers that take no rows would else take turns for ever."""
+    world = full_world(s2=0, s3=50, s4=100)
+    tried = []
+    for _ in range(3):
+        while T0 not in begun(world):
+            world.wait(1)
+        world.begin()
+        tried.append(world.successor(0).owner)
+        world.say(0, OPEN, **REFUSED)
+        while "GiveUpSuccessor" not in kinds(world.actions()):
+            world.wait(1)
+        give_up(world)
+    assert sorted(tried) == ["s2", "s3", "s4"]
+
+
+def test_a_source_that_loads_is_no_fault_of_its_successors_server() -> None:
+    """Another one would have waited as long."""
+    world = full_world(s3=100)
+    world.begin()
+    source = world.successor(0).succeeds
+    world.rows[T0] = (700, 200, 200)
+    while "GiveUpSuccessor" not in kinds(world.actions()):
+        world.wait(1)
+    give_up(world)
+    assert world.pacing.successions.refused(source) is not None
+    assert not world.pacing.successions.targets.avoid(source)

@@ -10,7 +10,7 @@ from stelae.coordinator.placement.assignment import check_enough_tservers
 from stelae.core.errors import NotEnoughServers, TooFewServers
 from stelae.core.ids import OpId, ServerUuid
 from stelae.core.messages.servers import Heartbeat
-from stelae.core.records.records import TabletState
+from stelae.core.records.records import TabletRecord, TabletState
 from stelae.core.schema.durability import replicas
 from stelae.core.schema.partition import hash_partition
 from tests.unit.coordinator.groups.group_world import R, World, grown, server
@@ -139,3 +139,36 @@ def test_a_first_member_that_was_away_is_created_later_if_nobody_is_left_to_lead
     world.says("c", tablet, R.FAILED)
     world.beat()
     assert not any(isinstance(a, Create) for a in world.decide())
+
+
+def test_a_tablet_that_was_not_created_is_created_with_other_members() -> None:
+    """Those that did not take part come last, for its replacement's replacement too; if all did,
+    and none led, all do: they do not reach each other."""
+    world = World("a", "b", "c", "d", "e")
+    (tablet,) = world.create(replicas(3))
+    first = members(tablet)
+    here = first[0]
+    world.says(here, tablet, R.CANDIDATE)
+    second = replaced(world, tablet)
+    assert sorted(members(second)) == sorted({here, *"abcde"} - set(first[1:]))
+    for name in members(second):
+        world.says(name, second, R.CANDIDATE)
+    third = replaced(world, second)
+    assert set(first[1:]) < set(members(third)), "their pauses end first"
+
+
+def members(tablet: TabletRecord) -> list[str]:
+    assert tablet.configuration is not None
+    return [str(uuid) for uuid in tablet.configuration.voters]
+
+
+def replaced(world: World, tablet: TabletRecord) -> TabletRecord:
+    """The tablet in its place, once it was not created for long enough."""
+    for _ in range(200):
+        world.wait(1)
+        if any(isinstance(action, Replace) for action in world.decide()):
+            gone = world.catalog.tablets[tablet.tablet_id]
+            for held in world.held.values():
+                held.pop(tablet.tablet_id, None)
+            return world.catalog.tablets[gone.replaced_by]
+    raise AssertionError("it is not replaced")

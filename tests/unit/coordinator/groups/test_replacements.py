@@ -8,12 +8,12 @@ import pytest
 from stelae.coordinator.catalog.catalog import Catalog, CatalogBatch
 from stelae.coordinator.ddl.operator_orders import draft_move
 from stelae.coordinator.decide_groups import Change
-from stelae.coordinator.groups.replacements import FIRST_PAUSE_S
+from stelae.coordinator.groups.replacements import FIRST_PAUSE_S, Additions
 from stelae.core.errors import InvalidArgument
 from stelae.core.ids import ServerUuid, TableId, TabletId
 from stelae.core.messages.operators import MoveReplica
 from stelae.core.messages.servers import PeerHealth, ReplicaRole
-from stelae.core.records.records import TabletRecord
+from stelae.core.records.records import ReplicaMove, TabletRecord
 from stelae.core.schema.durability import replicas
 from stelae.core.schema.partition import hash_partition
 from tests.unit.coordinator.groups.group_world import World, changes, grown, mark
@@ -354,3 +354,49 @@ def test_a_learner_that_nobody_needs_any_more_has_not_failed() -> None:
         world.reconfigure(tablet, "ABC", index + 1)
         world.decide()
         assert world.pacing.additions.failed(tablet.tablet_id) == {}
+
+
+def test_a_move_whose_target_was_added_in_vain_is_given_up_and_made_elsewhere() -> None:
+    """The same target is the best for evenness each time. Other tablets may still go there."""
+    world = World("a", "b", "c")
+    tablets = many(world, 4)
+    world.held |= {"d": {}, "e": {}}
+    world.beat()
+    world.rebalance_after_s = 20.0
+    moves = []
+    for index in (5, 7):
+        moved = until_move(world)
+        assert moved.move is not None
+        moves.append((moved.tablet_id, moved.move.target))
+        target = moved.move.target
+        assert ("a", "add", target) in changes(world.decide())
+        world.reconfigure(moved, f"ABC{target}", index)
+        world.decide()
+        world.reconfigure(moved, "ABC", index + 1)
+        del world.held[target][moved.tablet_id]
+        world.beat()
+        world.decide()
+        assert world.catalog.tablets[moved.tablet_id].move is None
+    assert moves[0] != moves[1]
+    assert len(tablets) == 4
+
+
+def test_operators_may_have_a_move_tried_again_at_once() -> None:
+    """What failed before the move was ordered is no reason to give it up."""
+    additions, group = Additions(), TabletId("t")
+    move = ReplicaMove(ServerUuid("a"), ServerUuid("d"))
+    additions._failed(group, move.target, 100.0)
+    assert not additions.is_vain(group, move)
+    additions.end_of_look(100.0)
+    additions._failed(group, move.target, 101.0)
+    assert additions.is_vain(group, move)
+
+
+def until_move(world: World) -> TabletRecord:
+    for _ in range(60):
+        world.wait(1)
+        world.decide()
+        found = [tablet for tablet in world.catalog.groups() if tablet.move is not None]
+        if found:
+            return found[0]
+    raise AssertionError("nothing moves")

@@ -171,3 +171,21 @@ def test_a_split_tablets_log_stays_until_the_last_part_is_whole() -> None:
         )
         catalog.apply(3 + index, 1, CatalogBatch(tablets=((whole, gone)[index],)).encode())
     assert to_drop(catalog, [SPLIT]) == (SPLIT,)
+
+
+def test_parts_go_last_where_the_tablet_failed() -> None:
+    """And each where there is room for its share, while there is."""
+    failed = {ServerUuid("y"): 100.0}
+    for avoid, size_bytes, owners in (
+        ({}, 0, ["y", "z"]),  # another tablet of the table is on x
+        (failed, 0, ["x", "z"]),
+        ({}, 1200, ["x", "z"]),
+    ):
+        catalog, some = catalog_of(record()), loads("x", "y", "z")
+        some[1].memory_bytes, some[1].memory_limit_bytes = 450, 1000  # room for less than half
+        batch = draft_split(
+            catalog, record(), 2, INHERITS, some, random.Random(1), avoid, size_bytes
+        )
+        assert batch is not None
+        parts = [t for t in batch.tablets if t.inherits is not None]
+        assert sorted(part.owner for part in parts) == owners
