@@ -29,6 +29,8 @@ class ServingMaster(Protocol):
     group: MasterGroup
     cluster: str
     settings: Settings
+    is_encrypted: bool
+    """Whether the cluster's connections have TLS."""
 
     @property
     def runtime(self) -> Runtime: ...

@@ -90,7 +90,8 @@ class TlsContexts:
 
         Raises InvalidArgument: there were none before, and a file or the library is missing.
         """
-        return self._fresh() or await asyncio.to_thread(self.load)
+        fresh = self._fresh()
+        return await asyncio.to_thread(self.load) if fresh is None else fresh
 
     def load(self) -> Contexts:
         """The same for a thread that may block. Raises InvalidArgument."""
@@ -106,20 +107,25 @@ class TlsContexts:
         return self._contexts if 0 <= self._now() - self._looked_at < limit_s else None
 
     def _renewed(self) -> Contexts:
+        former = self._contexts
         try:
-            if self._tls.mode == "files":
-                found = _stamps(self._tls)
-                if self._contexts is None or found != self._files:
-                    self._contexts, self._files = _contexts_of_files(self._tls), found
-            else:
-                self._contexts = _contexts_of_secret(self._seed, self._now())
+            contexts = self._made(former)
         except (InvalidArgument, OSError) as error:
-            if self._contexts is None:
+            if former is None:
                 raise
             # T4: files may be half replaced, or no file descriptor be left: it is tried again.
             logger.warning("tls: the former certificate stays in use: %s", error)
-        self._looked_at = self._now()
-        return self._contexts
+            contexts = former
+        self._contexts, self._looked_at = contexts, self._now()
+        return contexts
+
+    def _made(self, former: Contexts | None) -> Contexts:
+        if self._tls.mode != "files":
+            return _contexts_of_secret(self._seed, self._now())
+        found = _stamps(self._tls)  # before they are read: what changes meanwhile is seen next time
+        if former is None or found != self._files:
+            former, self._files = _contexts_of_files(self._tls), found
+        return former
 
 
 def contexts_of(credentials: Credentials) -> TlsContexts | None:

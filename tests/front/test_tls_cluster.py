@@ -18,7 +18,7 @@ from stelae.client.database import AsyncDatabase
 from stelae.connectors import data_tasks
 from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.errors import Unauthorized
-from stelae.core.schema.durability import replicas, segments, wal
+from stelae.core.schema.durability import Durability, replicas, segments, wal
 from stelae.database.api import Database
 from stelae.recovery import spark_link, spark_tables
 from stelae.runtime.client import client_runtime
@@ -44,7 +44,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
 @pytest.mark.parametrize("how", ["segments", "replicas", "wal"])
 def test_a_blocking_client_writes_and_reads(world: Doors, how: str) -> None:
     """Many rows and single ones, from the caller's own thread too, with each durability."""
-    kinds = {
+    kinds: dict[str, Durability] = {
         "segments": segments("disk", "ram"),
         "replicas": replicas(3),
         "wal": wal(3, ("disk", "ram")),

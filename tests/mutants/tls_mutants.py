@@ -18,11 +18,11 @@ MUTANTS = [
             ),
             ("    server.num_tickets = 0\n", ""),
             (
-                "self._contexts is None or found != self._files",
-                "self._contexts is None",
+                "former is None or found != self._files",
+                "former is None",
             ),
             (
-                "            if self._contexts is None:\n                raise\n",
+                "            if former is None:\n                raise\n",
                 "            raise\n",
             ),
             ("if 0 <= self._now() - self._looked_at < limit_s", "if self._looked_at"),

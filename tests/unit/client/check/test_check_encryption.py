@@ -54,7 +54,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 async def test_an_address_that_leaves_the_machine_is_noticed(address: str, is_remote: bool) -> None:
     """All that is not loopback, and a host's name unless it resolves to nothing else."""
-    found = await leaving(Scripted(), status("127.0.0.1:1", address))
+    found = await leaving(Scripted(), status("127.0.0.1:1", address))  # type: ignore[arg-type]
     assert found == (("t1",) if is_remote else ())
 
 
@@ -62,7 +62,7 @@ async def test_an_address_that_leaves_the_machine_is_noticed(address: str, is_re
 async def test_nobody_is_asked_for_hosts_of_a_cluster_with_tls(is_encrypted: bool | None) -> None:
     """Nor of one whose masters do not say."""
     found = status("10.0.0.5:1", is_encrypted=is_encrypted)
-    assert await leaving(Scripted(), found) == ()
+    assert await leaving(Scripted(), found) == ()  # type: ignore[arg-type]
     assert judge_encryption(found, ("t0",)) == []
 
 

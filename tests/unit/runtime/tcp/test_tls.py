@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import socket
@@ -451,7 +452,8 @@ async def test_a_renewal_that_fails_is_logged(
 @pytest.mark.parametrize("name", ["certificate", "key", "authority"])
 async def test_a_missing_file_is_named(world: Servers, tmp_path: Path, name: str) -> None:
     """By its field and path, before anything listens or is sent."""
-    how = replace(files_in(tmp_path / "tls"), **{name: "/nowhere/x.pem"})
+    files: dict[str, Any] = {name: "/nowhere/x.pem"}
+    how = replace(files_in(tmp_path / "tls"), **files)
     for work in (world.listening(tls=how), echo(world.peers(tls=how), Address("127.0.0.1:1"), "x")):
         with pytest.raises(InvalidArgument, match=f"tls.{name}: /nowhere/x.pem cannot be read"):
             await work
@@ -484,7 +486,7 @@ async def test_without_the_library_the_extra_is_named(
     world: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mode internal needs it; the mode files does not."""
-    monkeypatch.setattr(tls.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InvalidArgument, match=r"pip install 'stelae\[tls\]'"):
         await world.listening(tls=INTERNAL)
     assert "stelae[tls]" in tls.tls_problem(INTERNAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import AlreadyRunning, InvalidArgument
 from stelae.deploy import launcher
 from stelae.deploy.cluster_state import STATE_FILE, load_state
-from stelae.runtime.tcp import tls as runtime_tls
 
 
 class BegunError(Exception):
@@ -67,7 +67,7 @@ def test_what_tls_needs_is_looked_for_before_anything_is_made(
     files = {"mode": "files", "certificate": "/none/c", "key": "/none/k", "authority": "/none/a"}
     with pytest.raises(InvalidArgument, match=r"cannot come up: tls.certificate: /none/c cannot"):
         launcher.prepare(spec_of(tmp_path, files))
-    monkeypatch.setattr(runtime_tls.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InvalidArgument, match=r"pip install 'stelae\[tls\]'"):
         launcher.prepare(spec_of(tmp_path, {"mode": "internal"}))
     assert not (tmp_path / "data" / STATE_FILE).exists()
