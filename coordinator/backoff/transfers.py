@@ -8,9 +8,10 @@ take over (its votes do not arrive, or it never catches up under load), would be
 
 Rules:
 
-1. A transfer has failed if the tablet's leader says itself that it could not do it in time, or if
-   it still leads in the same term, by a heartbeat of later than `TRANSFER_S` after the order.
-2. Anything else counts for nothing: an order that did not arrive, another leader, a new term.
+1. A transfer has failed if the tablet's leader says itself that it could not do it in time; or if
+   it still leads in the same term, by a heartbeat of later than `TRANSFER_S` after the order; or if
+   it leads again in a later term. A leader steps down before its target stands for election.
+2. Anything else counts for nothing: an order that did not arrive, or another leader.
 3. The target that failed is left alone for a pause that doubles, and comes last after that
    (`stelae.coordinator.backoff.owners`). Until a pause ends, the leader stays as it is.
 
@@ -92,11 +93,11 @@ class Transfers:
             # A hand-over is just that for a moment. One without an end is another's to heal.
             if now >= order.told_at + 2 * TRANSFER_S:
                 del self._orders[tablet_id]
-        elif (leader, term) != (order.leader, order.term):
+        elif leader != order.leader:
             del self._orders[tablet_id]
             if leader == order.target:
                 self._failed.succeeded(tablet_id, leader)
-        elif heard_at >= order.told_at + TRANSFER_S:  # rule 1
+        elif term > order.term or heard_at >= order.told_at + TRANSFER_S:  # rule 1
             del self._orders[tablet_id]
             self._failed.failed(tablet_id, (order.target,), now)
 

@@ -337,7 +337,8 @@ def test_a_server_that_closes_nothing_does_not_keep_others_from_moving() -> None
     world = Owned(s1=one, s2=other, s3={})
     first = close_within(world, SHORT_FOR_S + 1.0)
     assert first is not None
-    began, closes = world.now, {}
+    began = world.now
+    closes: dict[TabletId, float] = {}
     while world.now < began + 2 * CLOSE_S + 5.0:
         close = close_within(world, 1.0)
         if close is not None:
