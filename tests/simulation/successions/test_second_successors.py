@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +14,7 @@ from stelae.coordinator.backoff import successions
 from stelae.coordinator.backoff.owners import FailedOwners
 from stelae.coordinator.ddl import succession
 from stelae.core.errors import NoSpace
+from stelae.core.ids import ServerUuid
 from stelae.core.records.records import TableState
 from stelae.core.records.succession import ImportChanges
 from stelae.core.rpc import Call
@@ -69,20 +70,28 @@ def test_a_third_server_is_tried_after_two_have_refused() -> None:
     assert len(sick) == 2
 
 
-FORGETFUL = {
-    "none": lambda failures: {},
-    "the last one": lambda failures: dict([max(failures.items(), key=lambda each: each[1])]),
-}
+Failed = Mapping[ServerUuid, float]
 
 
-@pytest.mark.parametrize("remembered", sorted(FORGETFUL))
-def test_masters_that_forget_who_refused_are_found(remembered: str) -> None:
+def nothing(failed: Failed) -> Failed:
+    return {}
+
+
+def the_last_one(failed: Failed) -> Failed:
+    last = max(failed, key=lambda uuid: failed[uuid])
+    return {last: failed[last]}
+
+
+@pytest.mark.parametrize("remembered", [nothing, the_last_one])
+def test_masters_that_forget_who_refused_are_found(
+    remembered: Callable[[Failed], Failed],
+) -> None:
     """The planted bug: the same server, or two of them in turn, are to take the rows for ever."""
     avoid = FailedOwners.avoid
 
     def forgetful(self: Any, tablet_id: Any) -> Any:
         known = avoid(self, tablet_id)
-        return FORGETFUL[remembered](known) if known else {}
+        return remembered(known) if known else {}
 
     with (
         two_without_room(),
