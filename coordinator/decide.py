@@ -236,12 +236,7 @@ class _Round:
             and not self._liveness.is_given_up(run)
             and self._has_to_go(seen)
         }
-        creating = [
-            t.tablet_id for t in self._catalog.opening_tablets() if t.state is TabletState.CREATING
-        ]
-        self._pacing.creating(creating, self._now)
-        for tablet_id in creating:  # also those with replicas, which have no owner to be looked at
-            self._pacing.owners.unsettled(tablet_id, self._now)
+        self._note_creating()
         for owner in self._catalog.owners():
             run = Run(*owner)
             seen = self._live.get(run)
@@ -283,6 +278,13 @@ class _Round:
         )
         orders = [*self._orders, *of_groups, *alters, *successions, *self._closes()]
         return [*map(GiveUp, self._given_up), *hand_overs, *moves, *of_indexes, *orders]
+
+    def _note_creating(self) -> None:
+        opening = self._catalog.opening_tablets()
+        creating = [t.tablet_id for t in opening if t.state is TabletState.CREATING]
+        self._pacing.creating(creating, self._now)
+        for tablet_id in creating:  # also those with replicas, which have no owner to be looked at
+            self._pacing.owners.unsettled(tablet_id, self._now)
 
     def _planned_closes(self, *, may_even_out: bool) -> list[Close]:
         """The tablet that is to leave its server by plan, if there is one."""

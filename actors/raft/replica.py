@@ -20,6 +20,7 @@ from stelae.consensus.raft.membership import ChangeKind, MemberChange
 from stelae.consensus.raft.ready import Role, Status
 from stelae.core.errors import DeadlineExpired, TabletNotReady
 from stelae.core.ids import Address, OpId, ServerUuid
+from stelae.core.messages.replicas import TRANSFER_ATTEMPT
 from stelae.core.records.replication import Configuration, Snapshot
 from stelae.core.rpc import Handlers
 
@@ -197,4 +198,4 @@ class Replica(ReplicaLoop):
                 while self.is_leader:
                     await self._news.wait()
         except TimeoutError:
-            raise DeadlineExpired("transfer_leadership", f"{target} to catch up") from None
+            raise DeadlineExpired(TRANSFER_ATTEMPT, f"{target} to catch up") from None

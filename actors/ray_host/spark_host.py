@@ -112,6 +112,7 @@ class Session:
                         size=plan.size,
                         start_timeout_s=START_TIMEOUT_S,
                         peer_tls=plan.peer_tls,
+                        node_address=ray.util.get_node_ip_address(),
                     )
                 )
                 body = await session._receive()

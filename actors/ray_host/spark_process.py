@@ -66,6 +66,8 @@ class Setup(msgspec.Struct, frozen=True):
     size: SessionSize
     start_timeout_s: float
     peer_tls: PeerTls = OFF
+    node_address: str = ""
+    """Of the node that this process runs on, in Ray's network."""
 
     def __repr__(self) -> str:
         return f"Setup(cluster={self.cluster!r}, ray_address={self.ray_address!r})"
@@ -136,6 +138,9 @@ def _start(setup: Setup) -> tuple[object, Started]:
     began = time.monotonic()
     ray.init(
         address=setup.ray_address,
+        # Where several raylets are on one machine, Ray would take any of them. Spark's driver
+        # listens at the address of the one that is taken.
+        _node_ip_address=setup.node_address or None,
         namespace=setup.ray_namespace,
         log_to_driver=False,
         logging_level=logging.WARNING,

@@ -8,9 +8,10 @@ take over (its votes do not arrive, or it never catches up under load), would be
 
 Rules:
 
-1. A transfer has failed if the tablet's leader says itself that it could not do it in time, or if
-   it still leads in the same term, by a heartbeat of later than `TRANSFER_S` after the order.
-2. Anything else counts for nothing: an order that did not arrive, another leader, a new term.
+1. A transfer has failed if the tablet's leader says itself that it could not do it in time; or if
+   it still leads in the same term, by a heartbeat of later than `TRANSFER_S` after the order; or if
+   it leads again in a later term. A leader steps down before its target stands for election.
+2. Anything else counts for nothing: an order that did not arrive, or another leader.
 3. The target that failed is left alone for a pause that doubles, and comes last after that
    (`stelae.coordinator.backoff.owners`). Until a pause ends, the leader stays as it is.
 
@@ -23,7 +24,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stelae.coordinator.backoff.owners import FailedOwners
+from stelae.core.errors import DeadlineExpired, OutcomeUnknown, StelaeError
 from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.messages.replicas import TRANSFER_ATTEMPT
 
 TRANSFER_S = 10.0
 """Time within which a leader that has the order leads no more. Leaders try for one election
@@ -65,17 +68,16 @@ class Transfers:
         if not same:  # the time of the first order counts: it is repeated until it is done
             self._orders[tablet_id] = _Order(leader, term, target, now)
 
-    def not_told(self, tablet_id: TabletId, target: ServerUuid) -> None:
-        """The order did not arrive, or was refused for another reason than its target."""
+    def refused(
+        self, tablet_id: TabletId, target: ServerUuid, error: StelaeError, now: float
+    ) -> None:
+        """The order came to this error."""
         known = self._orders.get(tablet_id)
-        if known is not None and known.target == target:  # rule 2
-            del self._orders[tablet_id]
-
-    def could_not(self, tablet_id: TabletId, target: ServerUuid, now: float) -> None:
-        """The leader says itself that it could not hand over to ``target`` in time."""
-        known = self._orders.get(tablet_id)
-        if known is not None and known.target == target:
-            del self._orders[tablet_id]
+        if known is None or known.target != target or isinstance(error, OutcomeUnknown):
+            return  # the leader may have it: its next heartbeats say what becomes of it
+        del self._orders[tablet_id]
+        # Rule 2: a call that expired on its way names its method, and says nothing of the target.
+        if isinstance(error, DeadlineExpired) and error.args[0] == TRANSFER_ATTEMPT:
             self._failed.failed(tablet_id, (target,), now)
 
     def pending(self) -> tuple[TabletId, ...]:
@@ -92,11 +94,11 @@ class Transfers:
             # A hand-over is just that for a moment. One without an end is another's to heal.
             if now >= order.told_at + 2 * TRANSFER_S:
                 del self._orders[tablet_id]
-        elif (leader, term) != (order.leader, order.term):
+        elif leader != order.leader:
             del self._orders[tablet_id]
             if leader == order.target:
                 self._failed.succeeded(tablet_id, leader)
-        elif heard_at >= order.told_at + TRANSFER_S:  # rule 1
+        elif term > order.term or heard_at >= order.told_at + TRANSFER_S:  # rule 1
             del self._orders[tablet_id]
             self._failed.failed(tablet_id, (order.target,), now)
 

@@ -40,12 +40,12 @@ from stelae.coordinator.ddl.successor_rooms import (
     NoMemory,
     SuccessorRooms,
     holders_of,
-    live_bytes,
 )
 from stelae.coordinator.ddl.tables import given_up, new_tablet
 from stelae.coordinator.groups.group import group_of
 from stelae.coordinator.liveness.liveness import Run, Seen
 from stelae.coordinator.placement.assignment import Load, beside_of
+from stelae.coordinator.placement.tablet_sizes import live_bytes
 from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.core.ids import ServerUuid, TabletId, make_uuid
 from stelae.core.messages.servers import TabletReport

@@ -86,6 +86,8 @@ class Departures:
     short_since: dict[ServerUuid, float] = field(default_factory=dict)
     """Servers that lack memory; kept by `stelae.coordinator.moves.relief`."""
     _began: float = 0.0
+    _told_since: float = 0.0
+    """Since when the order to close it has been given at every look."""
     _unclosed: dict[TabletId, _Unclosed] = field(default_factory=dict)
     _arrival: Arrival | None = None
     _rests_until: float = 0.0
@@ -132,11 +134,15 @@ class Departures:
 
     def begin(self, departure: Departure, now: float) -> None:
         """This one is told to be closed."""
-        self.last, self._began = departure, now
+        self.last, self._began, self._told_since = departure, now, now
+
+    def hold(self, now: float) -> None:
+        """The order is not given at this look, as a tablet is being recovered."""
+        self._told_since = now
 
     def is_late(self, now: float) -> bool:
         """Whether the one that was told to be closed should be by now."""
-        return self.last is not None and now >= self._began + CLOSE_S
+        return self.last is not None and now >= self._told_since + CLOSE_S
 
     def give_up(self, now: float) -> None:
         """Its server does not close it. One sick server must not keep all others from moving."""

@@ -50,6 +50,7 @@ def planned_closes(
     departures.look(catalog, partial(_report_of, live), now)
     note_short(seen, departures.short_since, now)
     if any(t.state is TabletState.RECOVERING for t in catalog.opening_tablets()):
+        departures.hold(now)
         return []
     if departures.last is not None:
         if not _is_wanted_still(catalog, live, departures.last, homes()):

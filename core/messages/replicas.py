@@ -88,12 +88,17 @@ class Members(Body, frozen=True):
 class TransferLeadership(Body, frozen=True):
     """To a leader: hand over to ``target``, or to whoever has most. Answered once it leads no more.
 
-    Raises NotLeader, InvalidArgument, TabletNotReady, DeadlineExpired.
+    Raises NotLeader, InvalidArgument, TabletNotReady, DeadlineExpired: if that names
+    `TRANSFER_ATTEMPT`, the leader has tried, and leads on.
     """
 
     tablet_id: TabletId
     target: ServerUuid = ServerUuid("")
 
+
+TRANSFER_ATTEMPT = "transfer_leadership"
+"""Name of a leader's own attempt in `DeadlineExpired`. A call that expires on its way has the
+method's name."""
 
 CREATE_REPLICA = Method("tserver.create_replica", CreateReplica, Empty)
 DELETE_REPLICA = Method("tserver.delete_replica", DeleteReplica, Empty)

@@ -63,7 +63,7 @@ from stelae.coordinator.moves.departures import Close
 from stelae.coordinator.status.recoveries import Recoveries, why_unknown
 from stelae.coordinator.timelines.placement import source_of
 from stelae.core.config.settings import Settings
-from stelae.core.errors import DeadlineExpired, OutcomeUnknown, StelaeError
+from stelae.core.errors import StelaeError
 from stelae.core.ids import TabletId
 from stelae.core.messages.alter import ALTER_TABLET, AlterTablet
 from stelae.core.messages.replicas import (
@@ -483,14 +483,9 @@ class Coordinator:
         transfers.told(order.tablet_id, *about, now)
         try:
             await self._tell(key, action.leader, TRANSFER_LEADERSHIP, order)
-        except DeadlineExpired:
+        except StelaeError as error:
             now = self._runtime.clock.monotonic()
-            transfers.could_not(order.tablet_id, order.target, now)
-            raise
-        except OutcomeUnknown:
-            raise  # it may have the order: its next heartbeats say what became of it
-        except StelaeError:
-            transfers.not_told(order.tablet_id, order.target)
+            transfers.refused(order.tablet_id, order.target, error, now)
             raise
 
     async def _tell(

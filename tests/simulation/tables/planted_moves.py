@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from stelae.coordinator import decide
+from stelae.coordinator.backoff.owners import FailedOwners
 from stelae.coordinator.catalog.catalog import Catalog
 from stelae.coordinator.moves import departures, evening, planned_moves, relief
 from stelae.coordinator.moves.departures import able_to_leave, departure, is_bound, may_leave
@@ -90,6 +91,11 @@ def _next_owner_does_not_wait() -> Any:
     return patch.object(TabletRecord, "may_be_served", hasty)
 
 
+def _forgets_where_tablets_failed() -> Any:
+    """Choose as if no tablet had failed anywhere, other than just now."""
+    return patch.object(FailedOwners, "avoid", lambda self, tablet_id: {})
+
+
 BUGS: dict[str, Callable[[], Any]] = {
     "all_at_once": _all_at_once,
     "leaves_without_its_replicas": _leaves_without_its_replicas,
@@ -97,6 +103,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "absent_rows_weigh_nothing": _absent_rows_weigh_nothing,
     "evens_out_in_a_hurry": _evens_out_in_a_hurry,
     "evens_out_for_ever": _evens_out_for_ever,
+    "forgets_where_tablets_failed": _forgets_where_tablets_failed,
     "next_owner_does_not_wait": _next_owner_does_not_wait,
 }
 """The first two: `tests.simulation.backups.test_retirement`; the last: `test_lost_while_loading`;

@@ -19,6 +19,7 @@ from stelae.simulation import Limits, Options, Servers, World
 from stelae.simulation.cluster import SimCluster
 from stelae.simulation.world.node import SimulationFailure
 from tests.simulation.tables.planted_moves import planted
+from tests.simulation.tables.sick_owners import sick_owners
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("text", pa.string())])
 LIMIT_BYTES = 1 << 20
@@ -28,6 +29,8 @@ FILL = 0.66
 TEXT = "x" * 500
 BATCH = 40
 CALM_S = 5.0
+FILLED_S = 200.0
+"""Upper bound until a server that can open a quarter of all tablets has been given each of them."""
 
 
 class Crowd:
@@ -261,3 +264,71 @@ def test_rows_follow_slowly_where_a_server_is_retired(monkeypatch: pytest.Monkey
         assert (await table.scan(timeout=30.0)).num_rows == crowd.written
 
     tell(story, Crowd(4, fill=0.2))
+
+
+async def _joined_and_sick(crowd: Crowd) -> None:
+    """The server that joins can open the smallest tablet of each of the others, and no other one.
+    By size each of the larger ones is a better step."""
+    world = crowd.world
+    await crowd.begin()
+    await asyncio.sleep(20.0)
+    smallest = [
+        min(server._tablets.values(), key=lambda tablet: tablet.memory_bytes).tablet_id
+        for server in crowd.servers()
+    ]
+    joined = crowd.cluster.add_tserver()
+
+    def count() -> int:
+        server = world.server(joined)
+        return 0 if server is None else sum(bool(t.holders()) for t in server._tablets.values())
+
+    with sick_owners(lambda server, tablet: server == joined and tablet not in smallest) as failed:
+        await world.wait_until(lambda: count() == 3, FILLED_S, "it is filled with others")
+        await world.wait_until(crowd.are_loaded, 60.0, "all rows are in memory")
+    assert failed, "no tablet failed there"
+
+
+async def _relieved_of_others(crowd: Crowd) -> None:
+    """Two of three servers come back, and neither can open the tablet that leaves the third first:
+    the third keeps that one, and has memory for it once the others are gone."""
+    world, (survivor, *names) = crowd.world, crowd.cluster.tservers
+    await crowd.begin()
+    for name in names:
+        world.crash(name, restart=False)
+    await world.wait_until(
+        lambda: any(t.lacks_memory for t in crowd.servers()[0]._tablets.values()),
+        90.0,
+        "it is full",
+    )
+    assert world.server(survivor) is not None
+    sick = ""
+
+    def is_sick(server: str, tablet: str) -> bool:
+        nonlocal sick
+        sick = sick or (tablet if server in names else "")
+        return server in names and tablet == sick
+
+    with sick_owners(is_sick) as failed:
+        for name in names:
+            world.restart(name)
+        await world.wait_until(crowd.are_loaded, 120.0, "others are gone")
+        assert len(failed) >= 2, "both have failed to open it"
+        assert len([key for key in failed if key[0] == names[0]]) <= 3, "it was tried all the time"
+
+
+SICK_STORIES = {"evening": (_joined_and_sick, CALM_S), "relief": (_relieved_of_others, 0.0)}
+
+
+@pytest.mark.parametrize("what", sorted(SICK_STORIES))
+def test_one_tablet_that_cannot_go_does_not_keep_others(what: str) -> None:
+    """It was the best to move each time; after it failed it comes last."""
+    story, calm_s = SICK_STORIES[what]
+    tell(story, Crowd(3, rebalance_after_s=calm_s))
+
+
+@pytest.mark.parametrize("what", sorted(SICK_STORIES))
+def test_a_leader_that_forgets_where_tablets_failed_is_found(what: str) -> None:
+    """The planted bug: the same tablet is sent to the same server again and again."""
+    story, calm_s = SICK_STORIES[what]
+    with planted("forgets_where_tablets_failed"), pytest.raises(SimulationFailure):
+        tell(story, Crowd(3, rebalance_after_s=calm_s))

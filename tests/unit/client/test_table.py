@@ -18,6 +18,7 @@ from stelae.client.table.table import AsyncTable
 from stelae.core.config.settings import Settings
 from stelae.core.errors import (
     ColumnNotFound,
+    DeadlineExpired,
     InvalidArgument,
     OutcomeUnknown,
     RowExists,
@@ -274,6 +275,24 @@ async def test_get_many_gives_rows_in_the_order_of_their_keys() -> None:
     with_versions = await tablets.table.get_many(pa.array(asked), with_versions=True)
     assert with_versions.column_names[-1] == VERSION_COLUMN
     assert (await tablets.table.get_many([])).num_rows == 0
+
+
+async def test_a_deadline_that_ends_between_two_pieces_says_what_it_waited_for() -> None:
+    """The tablet, and how many pieces of its answer had come. No further call is made."""
+    tablets = Tablets(buckets=1)
+    clock, peers = tablets.runtime.clock, tablets.runtime.peers
+
+    def answer(request: Any) -> Reply[GetManyReply]:
+        (stream,) = peers.blobs
+        keys = decode_batch(stream)
+        clock.time += 4.0
+        reply = found(keys.slice(0, 1), set(range(10)))
+        return Reply(GetManyReply(1, keys_read=1), reply.blobs)
+
+    peers.otherwise[GET_MANY.name] = answer
+    with pytest.raises(DeadlineExpired, match="tablet 0, of which 3 pieces had come"):
+        await tablets.table.get_many(list(range(10)), timeout=10.0)
+    assert len(peers.sent(GET_MANY.name)) == 3
 
 
 async def test_a_row_is_read_as_people_write_it() -> None:

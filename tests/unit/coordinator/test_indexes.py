@@ -332,7 +332,7 @@ def failing(world: World) -> list[str]:
     world.beat("s1", says("X", P.SERVING, entry_count=101, split_at=b"m"))
     if kinds(world.decide()) != [MakeSuccessors]:
         return []
-    owners = [each.owner for each in world.successors()]
+    owners = [str(each.owner) for each in world.successors()]
     beat_successors(world, P.FILLING, handing_over(world, HandOverStage.FAILED))
     assert kinds(world.decide()) == [ChangeIndexlets]
     return owners

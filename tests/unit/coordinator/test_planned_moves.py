@@ -337,7 +337,8 @@ def test_a_server_that_closes_nothing_does_not_keep_others_from_moving() -> None
     world = Owned(s1=one, s2=other, s3={})
     first = close_within(world, SHORT_FOR_S + 1.0)
     assert first is not None
-    began, closes = world.now, {}
+    began = world.now
+    closes: dict[TabletId, float] = {}
     while world.now < began + 2 * CLOSE_S + 5.0:
         close = close_within(world, 1.0)
         if close is not None:
@@ -347,3 +348,20 @@ def test_a_server_that_closes_nothing_does_not_keep_others_from_moving() -> None
     others = [at for tablet_id, at in closes.items() if tablet_id != first.tablet_id]
     assert others, "only one tablet was ever told to be closed"
     assert min(others) >= began + CLOSE_S - 1.0
+
+
+def test_a_server_that_was_not_told_for_long_is_not_late() -> None:
+    """While another tablet is recovered, nothing is closed; then the same order goes on."""
+    world = Owned(s1={"a": (500, 0), "b": (450, 0)}, s2={}, s3={"x": (20, 0)})
+    close = close_within(world, SHORT_FOR_S + 1.0)
+    assert close is not None
+    other = world.catalog.tablets[TabletId("x")]
+    for state in (TabletState.RECOVERING, TabletState.RUNNING):
+        generation = other.generation + 1
+        other = msgspec.structs.replace(other, state=state, generation=generation)
+        world.put(CatalogBatch(tablets=(other,)))
+        began = world.now
+        while state is TabletState.RECOVERING and world.now < began + 2 * CLOSE_S:
+            assert close not in world.look()
+            world.now += 0.5
+    assert close_within(world, 1.0) == close

@@ -5,7 +5,15 @@ from __future__ import annotations
 from stelae.coordinator.backoff.owners import SERVER_PAUSE_S
 from stelae.coordinator.backoff.transfers import TRANSFER_S, Transfers
 from stelae.coordinator.decide_groups import Transfer
+from stelae.core.errors import (
+    DeadlineExpired,
+    NotLeader,
+    OutcomeUnknown,
+    TabletNotReady,
+    Unavailable,
+)
 from stelae.core.ids import ServerUuid, TabletId
+from stelae.core.messages.replicas import TRANSFER_ATTEMPT, TRANSFER_LEADERSHIP
 from stelae.core.messages.servers import PeerHealth
 from stelae.core.records.records import TabletRecord
 from stelae.core.schema.durability import replicas
@@ -13,6 +21,13 @@ from tests.unit.coordinator.groups.group_world import R, World, changes, grown, 
 
 A, B, C = ServerUuid("a"), ServerUuid("b"), ServerUuid("c")
 T = TabletId("t")
+OWN = DeadlineExpired(TRANSFER_ATTEMPT, "b to catch up")
+FOREIGN = (
+    DeadlineExpired(TRANSFER_LEADERSHIP.name, "the connection to a:1"),
+    Unavailable("a:1", "connection refused"),
+    NotLeader("tserver-1", 2, ""),
+    TabletNotReady(T, "changing its members"),
+)
 
 
 def ordered(world: World) -> list[ServerUuid]:
@@ -60,12 +75,12 @@ def test_healing_goes_on_while_nobody_takes_the_leadership() -> None:
     mark(world, leader, maintenance=True)
     for target in others:
         world.pacing.transfers.told(tablet.tablet_id, leader, 1, target, world.now)
-        world.pacing.transfers.could_not(tablet.tablet_id, target, world.now)
+        world.pacing.transfers.refused(tablet.tablet_id, target, OWN, world.now)
     lost = others[1]
     world.silent[lost] = None
     for _ in range(8):
         world.pacing.transfers.told(tablet.tablet_id, leader, 1, others[0], world.now)
-        world.pacing.transfers.could_not(tablet.tablet_id, others[0], world.now)
+        world.pacing.transfers.refused(tablet.tablet_id, others[0], OWN, world.now)
     world.wait(29)
     _unheard(world, tablet, leader, lost)
     world.wait(2)
@@ -80,27 +95,33 @@ def _unheard(world: World, tablet: TabletRecord, leader: ServerUuid, lost: Serve
 
 
 def test_only_the_leaders_own_word_counts_against_a_target() -> None:
-    """Neither an order that did not arrive, nor another leader, nor a new term, nor silence."""
+    """Neither an order that did not arrive, nor another leader, nor silence."""
     transfers = Transfers()
     transfers.told(T, A, 1, B, 0.0)
-    transfers.not_told(T, B)
-    transfers.could_not(T, B, 1.0)  # an answer to an order of before
-    assert (transfers.pending(), transfers.avoid(T)) == ((), {})
-    for leader, term in ((C, 2), (A, 2)):
-        transfers.told(T, A, 1, B, 10.0)
-        transfers.look(T, leader, term, 50.0, 50.0)
+    transfers.refused(T, B, OutcomeUnknown("tserver-1", TRANSFER_LEADERSHIP.name, 5.0), 5.0)
+    assert transfers.pending() == (T,), "it may have the order"
+    for error in FOREIGN:
+        transfers.told(T, A, 1, B, 5.0)
+        transfers.refused(T, B, error, 6.0)
+        transfers.refused(T, B, OWN, 7.0)  # an answer to an order of before
         assert (transfers.pending(), transfers.avoid(T)) == ((), {})
+    transfers.told(T, A, 1, B, 10.0)
+    transfers.look(T, C, 2, 50.0, 50.0)
+    assert (transfers.pending(), transfers.avoid(T)) == ((), {})
     transfers.told(T, A, 1, B, 100.0)
     transfers.look(T, A, 1, 109.0, 150.0)
     assert transfers.pending() == (T,), "its last heartbeat is of before the end"
     transfers.look(T, None, 0, 0.0, 150.0)
     assert (transfers.pending(), transfers.avoid(T)) == ((), {})
     transfers.told(T, A, 1, B, 200.0)
-    transfers.could_not(T, B, 201.0)
+    transfers.refused(T, B, OWN, 201.0)
     assert transfers.avoid(T) == {B: 201.0 + SERVER_PAUSE_S}
     transfers.told(T, A, 1, B, 300.0)
     transfers.look(T, B, 2, 301.0, 301.0)
     assert transfers.avoid(T) == {}, "it got there"
+    transfers.told(T, A, 3, B, 400.0)
+    transfers.look(T, A, 4, 401.0, 401.0)
+    assert list(transfers.avoid(T)) == [B], "the former leader was elected again"
 
 
 def test_an_order_that_is_repeated_is_counted_from_the_first_one() -> None:
@@ -119,8 +140,8 @@ def test_the_rebalancer_hands_another_leadership_over_if_one_does_not_get_there(
     world.rebalance_after_s = 20.0
     for tablet in tablets:
         for name in "abc":
-            more = {"leader": A} | ({"peers": _heard()} if name == "a" else {})
-            world.says(name, tablet, R.LEADER if name == "a" else R.FOLLOWER, **more)
+            leads, peers = name == "a", _heard() if name == "a" else ()
+            world.says(name, tablet, R.LEADER if leads else R.FOLLOWER, leader=A, peers=peers)
     world.beat()
     world.decide()
     tried = []
