@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants import (
     backup_mutants,
+    coordinator_mutants,
     raft_mutants,
     safekeeper_mutants,
     storage_mutants,
@@ -19,4 +20,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *backup_mutants.MUTANTS,
     *safekeeper_mutants.MUTANTS,
     *tls_mutants.MUTANTS,
+    *coordinator_mutants.MUTANTS,
 )

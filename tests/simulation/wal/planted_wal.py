@@ -101,7 +101,7 @@ def _given_up_in_every_term() -> Any:
     """An owner that was given up while it served is not told from the next one: the tablet moves
     on, and nobody is ever told to open it."""
 
-    def any_term(self: FailedOwners, tablet_id: TabletId, term: int) -> str:
+    def any_term(self: FailedOwners[TabletId], tablet_id: TabletId, term: int) -> str:
         known = self._given_up.get(tablet_id)
         return known.reason if known is not None else ""
 

@@ -1,0 +1,140 @@
+"""Protections of `coordinator`: what choosers of targets remember, and where there is room."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import mutants_of
+
+_UNIT = "tests/unit/coordinator"
+_OWNERS = (f"{_UNIT}/test_failed_owners.py",)
+_MOVES = (f"{_UNIT}/test_planned_moves.py",)
+_GROUPS = (
+    f"{_UNIT}/groups/test_transfers.py",
+    f"{_UNIT}/groups/test_replacements.py",
+    f"{_UNIT}/groups/test_group_creation.py",
+)
+_INDEXES = (f"{_UNIT}/test_indexes.py",)
+_SIZES = (f"{_UNIT}/placement/test_tablet_sizes.py", f"{_UNIT}/placement/test_splitting.py")
+
+MUTANTS = [
+    *mutants_of(
+        "coordinator/backoff/owners.py",
+        _OWNERS,
+        [
+            ("return self.unsettled_at < old and all(", "return self.unsettled_at < old or all("),
+            ("and all(s.until < old for s in", "and all(True for s in"),
+            ("            known.count = max(known.count, failures.count)\n", ""),
+            ("known.servers[uuid] = replace(each)", "known.servers[uuid] = each"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/backoff/transfers.py",
+        _GROUPS,
+        [
+            ("        if not same:", "        if True:"),
+            (" or isinstance(error, OutcomeUnknown):", ":"),
+            (" and error.args[0] == TRANSFER_ATTEMPT:", ":"),
+            ("isinstance(error, DeadlineExpired) and error.args", "True and error.args"),
+            ("elif term > order.term or heard_at", "elif heard_at"),
+            ("heard_at >= order.told_at + TRANSFER_S:", "now >= order.told_at + TRANSFER_S:"),
+            ("            if leader == order.target:\n", "            if False:\n"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/decide.py",
+        (*_OWNERS, f"{_UNIT}/groups/test_group_creation.py"),
+        [
+            ("            avoid[uuid] = math.inf  #", "            pass  #"),
+            ("        self._pacing.owners.told(tablet.tablet_id)  #", "        pass  #"),
+            (
+                "            self._pacing.owners.unsettled(tablet_id, self._now)\n",
+                "            pass\n",
+            ),
+            ("            pacing.owners.inherit(old.tablet_id, [new.tablet_id], now)\n", ""),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/decide_indexes.py",
+        _INDEXES,
+        [
+            ("if not ranges or not self._failed.may_move(name, now):", "if not ranges:"),
+            ("o is not None and now >= avoid.get(o.uuid, now))", "o is not None)"),
+            ("        if closed and self._failed", "        if False and self._failed"),
+            (
+                "            failed = [each.server.uuid for each in closed]\n",
+                "            failed = []\n",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/groups/healing.py",
+        (f"{_UNIT}/groups/test_transfers.py", f"{_UNIT}/groups/test_healing.py"),
+        [
+            ("and self.now >= (voter.refused_until or self.now)", ""),
+            ("return member.refused_until is not None, member", "return False, member"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/groups/replacements.py",
+        _GROUPS,
+        [
+            ("is_broken or is_lost or is_vain or move", "is_broken or is_lost or move"),
+            ("        return count > first[1]\n", "        return count > 0\n"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/groups/spreading.py",
+        _GROUPS,
+        [
+            ("both(known.may_take, may_lead)", "known.may_take"),
+            (
+                "next_move(tablets, nodes, rooms, may_take=may_hold)",
+                "next_move(tablets, nodes, rooms)",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/moves/relief.py",
+        _MOVES,
+        [
+            ("if size_bytes <= room_bytes and now", "if now"),
+            (" and now >= failed.get(uuid, now)\n", "\n"),
+            ("(uuid not in failed, -failed.get", "(True, -failed.get"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/moves/evening.py",
+        _MOVES,
+        [("may_take=both(may_take, has_not_failed))", "may_take=may_take)")],
+    ),
+    *mutants_of(
+        "coordinator/moves/planned_moves.py",
+        _MOVES,
+        [
+            ("        elif departures.is_late(now):\n", "        elif False:\n"),
+            ("        departures.hold(now)\n", ""),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/placement/assignment.py",
+        _SIZES,
+        [
+            ("load.is_full or (size_bytes > 0 and size_bytes > load.room_bytes)", "load.is_full"),
+            ("        load.coming_bytes += size_bytes\n", ""),
+            ("(self.live_bytes or self.memory_bytes) + self.coming_bytes", "self.memory_bytes"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/placement/tablet_sizes.py",
+        _SIZES,
+        [
+            ("_Size(max(self.of(tablet_id), size_bytes), now)", "_Size(size_bytes, now)"),
+            (" and said.term == tablet.term else 0", " else 0"),
+            ("if tablet_id in kept or now < size", "if now < size"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/placement/splitting.py",
+        _SIZES,
+        [("dict.fromkeys(ids, avoid), dict", "{}, dict")],
+    ),
+]
