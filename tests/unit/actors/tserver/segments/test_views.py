@@ -85,28 +85,30 @@ def test_of_a_columnar_segment_all_counts() -> None:
 
 def test_an_epoch_is_everywhere_once_each_replica_has_it_or_is_sealed() -> None:
     """And the prologue is durable on all of them."""
-    segment = head()
-    assert segment.epoch_is_everywhere
+    segment, seen = head(), []
+    seen.append(segment.epoch_is_everywhere)
     of_an_older_epoch(segment)
-    assert not segment.epoch_is_everywhere
+    seen.append(segment.epoch_is_everywhere)
     segment.replicas[1].sealed = True
-    assert segment.epoch_is_everywhere
+    seen.append(segment.epoch_is_everywhere)
     segment.replicas[0].certified = PROLOGUE - 1
-    assert not segment.epoch_is_everywhere
+    seen.append(segment.epoch_is_everywhere)
+    assert seen == [True, False, True, False]
 
 
 def test_strays_are_needed_while_a_recovery_may_go_by_them() -> None:
     """Until each replica has the epoch, and the catalog too, what was replaced may be the only
     copy."""
     segment = head()
-    assert segment.stands_without_strays
+    seen = [segment.stands_without_strays]
     not_registered(segment)
-    assert not segment.stands_without_strays
+    seen.append(segment.stands_without_strays)
     segment = head()
     of_an_older_epoch(segment)
-    assert not segment.stands_without_strays
+    seen.append(segment.stands_without_strays)
     segment.replicas[1].sealed = True
-    assert segment.stands_without_strays
+    seen.append(segment.stands_without_strays)
+    assert seen == [True, False, False, True]
 
 
 def test_a_holder_has_everything_in_the_present_epoch() -> None:
