@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants import (
     backup_mutants,
+    coordinator_mutants,
     raft_mutants,
     safekeeper_mutants,
     storage_mutants,
@@ -16,5 +17,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *wal_mutants.MUTANTS,
     *storage_mutants.MUTANTS,
     *backup_mutants.MUTANTS,
+    *coordinator_mutants.MUTANTS,
     *safekeeper_mutants.MUTANTS,
 )
