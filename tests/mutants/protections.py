@@ -18,6 +18,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *wal_mutants.MUTANTS,
     *storage_mutants.MUTANTS,
     *backup_mutants.MUTANTS,
+    *coordinator_mutants.MUTANTS,
     *safekeeper_mutants.MUTANTS,
     *tls_mutants.MUTANTS,
     *coordinator_mutants.MUTANTS,

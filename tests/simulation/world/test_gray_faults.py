@@ -19,7 +19,7 @@ from stelae.core.runtime import Runtime
 from stelae.core.tasks import Tasks
 from stelae.simulation import Options, World
 from stelae.simulation.nemesis import Action, Nemesis, draw_gray_faults, draw_schedule
-from stelae.simulation.runner import derive_seeds, run_seed
+from stelae.simulation.runner import derive_seeds, kept_seeds, run_seed, run_seeds
 from stelae.simulation.scenarios import GRAY, PLAIN, SCENARIOS, load_scenario
 
 MASTERS = ("m1", "m2")
@@ -279,3 +279,18 @@ def test_a_call_that_is_lost_ends_by_its_deadline_as_unknown() -> None:
         assert here.world.loop.time() == pytest.approx(began_s + CALL_S)
 
     tell(story)
+
+
+GATE = ("gray_durabilities", "gray_indexes", "gray_replicas", "gray_tables", "gray_wal")
+"""Scenarios of which the gate runs a gray seed besides the kept ones: each kind of table."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [each for each in SCENARIOS if each in GATE or (each.startswith(GRAY) and kept_seeds(each))],
+)
+def test_whole_clusters_come_to_rest_after_gray_faults(name: str) -> None:
+    """The kept seeds, and for some scenarios a fixed one."""
+    outcomes = run_seeds(load_scenario(name), int(name in GATE))
+    kinds = {action.kind for outcome in outcomes for action in outcome.schedule}
+    assert kinds & {"lose_calls", "split", "one_way"}

@@ -200,7 +200,7 @@ def test_a_tablet_that_is_opened_waits_on_where_two_wait_for_the_same() -> None:
     )
     for _ in range(1000):
         theirs = msgspec.structs.replace(waiting(world), tablet_id=OTHER)
-        hear(world, waiting(world), theirs)
+        assert Move not in kinds(hear(world, waiting(world), theirs))
     assert world.tablet.owner == "s1"
     assert world.catalog.tablets[OTHER].owner == "s2"
 
@@ -258,6 +258,22 @@ def test_a_tablet_that_stays_in_trouble_is_not_forgotten() -> None:
     for _ in range(round(3 * FORGOTTEN_AFTER_S)):
         hear(world, report("a", world.tablet.term, P.OPENING), step_s=1.0)
     assert world.pacing.owners.avoid(TabletId("a"))
+
+
+def test_what_is_held_against_an_owner_ends_with_its_term() -> None:
+    """The next one was told nothing yet, and has closed nothing: else it would be given up before
+    it is told to open the tablet, and so would all others."""
+    owners, tablet_id, now = FailedOwners(), TabletId("a"), 100.0
+    owners.give_up(tablet_id, 1, "cut off", now)
+    assert owners.given_up(tablet_id, 1) == "cut off"
+    assert owners.given_up(tablet_id, 2) == ""
+    owners.untold(tablet_id, 1, now)
+    later = now + PATIENCE_S
+    assert owners.is_untold(tablet_id, 1, later)
+    assert not owners.is_untold(tablet_id, 2, later)
+    owners.untold(tablet_id, 2, later)
+    assert not owners.is_untold(tablet_id, 2, later + PATIENCE_S / 2), "it begins to wait anew"
+    assert owners.is_untold(tablet_id, 2, later + PATIENCE_S)
 
 
 def test_what_is_remembered_is_searched_once_in_a_while() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from stelae.actors.safekeeper.safekeeper_id import load_safekeeper_id, store_safekeeper_id
 from stelae.actors.safekeeper.server import Safekeeper
 from stelae.core.errors import (
+    CorruptData,
     InvalidArgument,
     TabletNotReady,
 )
@@ -118,6 +120,48 @@ def test_a_safekeeper_that_the_masters_call_otherwise_ends() -> None:
 
     with pytest.raises(SimulationFailure, match="is safekeeper 1 by its disk"):
         id_world(scenario)
+
+
+def test_an_id_belongs_to_one_server_and_begins_with_one() -> None:
+    """A file that was copied from another server's folder would make two of one id."""
+    world = World(1, Options())
+
+    async def main() -> None:
+        disk, mine = world.client("sk1").disk, ServerUuid("a" * 32)
+        assert await load_safekeeper_id(disk, mine) is None
+        for wrong in (0, -3):
+            with pytest.raises(InvalidArgument, match="ids begin with 1"):
+                await store_safekeeper_id(disk, mine, SafekeeperId(wrong))
+        assert await load_safekeeper_id(disk, mine) is None
+        await store_safekeeper_id(disk, mine, ME)
+        assert await load_safekeeper_id(disk, mine) == ME
+        with pytest.raises(CorruptData, match="was given to server"):
+            await load_safekeeper_id(disk, ServerUuid("b" * 32))
+
+    world.run(main())
+
+
+def test_a_leader_that_fences_a_safekeeper_tells_it_nothing_of_others() -> None:
+    """Its list is for servers that belong to the cluster; an id it takes all the same."""
+
+    async def scenario(here: SafekeepersWorld, master: Master) -> None:
+        server = here.server(1)
+        other = msgspec.structs.replace(server.info, name="b1", kind=ServerKind.BACKUP)
+        master.reply = {
+            "fenced": True,
+            "safekeeper_id": ME,
+            "servers": (other,),
+            "servers_version": 7,
+        }
+        await here.world.wait_until(lambda: server.safekeeper_id == ME, 5.0, "an id")
+        await asyncio.sleep(1.0)
+        assert server.members.version != 7
+        assert not server.members.all_backups()
+        master.reply["fenced"] = False
+        await here.world.wait_until(lambda: server.members.version == 7, 5.0, "the list")
+        assert server.members.all_backups() == [other]
+
+    id_world(scenario)
 
 
 def test_a_timeline_of_a_dropped_table_goes_for_ever_by_heartbeat() -> None:

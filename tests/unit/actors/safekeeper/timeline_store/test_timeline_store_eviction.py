@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stelae.actors.safekeeper.timeline_store.timeline import Timeline
-from stelae.core.errors import CorruptData
+from stelae.core.errors import CorruptData, NoSpace
 from stelae.core.ids import OpId
 from tests.unit.actors.safekeeper.timeline_store.stored_timelines import (
     TABLET,
@@ -116,5 +116,54 @@ def test_an_entry_written_while_an_eviction_begins_stops_it() -> None:
         files.replace_control = late  # type: ignore[method-assign]
         assert not await world.store.evict(TABLET)
         assert timeline.flush_lsn == 13
+
+    run(body)
+
+
+@pytest.mark.parametrize("what", ["held", "trimmed"])
+def test_a_timeline_that_is_read_or_trimmed_while_it_is_offloaded_stays(what: str) -> None:
+    """Its reader needs the files that would go, and what was offloaded is not what is here."""
+
+    async def body(world: World) -> None:
+        timeline = await filled(world)
+        uses = timeline.uses
+
+        async def meanwhile() -> None:
+            world.blobs.before_put = None
+            if what == "held":
+                timeline.holds[world] = 1
+            else:
+                assert await timeline.trim(8) > 0
+            assert timeline.uses == uses, "nothing else stops it"
+
+        world.blobs.before_put = meanwhile
+        assert not await world.store.evict(TABLET)
+        assert not is_evicted(timeline)
+        assert wal_files(world)
+        timeline.holds.clear()
+        assert await world.store.evict(TABLET)
+
+    run(body)
+
+
+def test_a_timeline_goes_on_if_the_disk_is_full_when_it_would_be_evicted() -> None:
+    """Its log was set aside for the step in which the other place begins to count."""
+
+    async def body(world: World) -> None:
+        timeline = await filled(world)
+        commit, full = timeline.commit, NoSpace("safekeeper 1", "disk")
+
+        async def refused(control: Any) -> None:
+            if control.evicted is not None:
+                raise full
+            await commit(control)
+
+        timeline.commit = refused  # type: ignore[method-assign]
+        with pytest.raises(NoSpace):
+            await world.store.evict(TABLET)
+        timeline.commit = commit  # type: ignore[method-assign]
+        assert not is_evicted(timeline)
+        assert await timeline.append([entry(1, 13)]) == 13
+        assert len(await timeline.read(1, 13, 1 << 20)) == 13
 
     run(body)

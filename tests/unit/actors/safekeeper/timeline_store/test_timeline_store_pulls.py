@@ -14,6 +14,7 @@ from tests.unit.actors.safekeeper.timeline_store.stored_timelines import (
     copied,
     donor_of,
     filled,
+    wal_files,
 )
 from tests.unit.actors.safekeeper.timeline_store.timeline_world import (
     OTHER,
@@ -73,6 +74,42 @@ def test_a_copy_that_is_not_what_was_promised_does_not_count() -> None:
             await world.store.pulls.finish(attempt)
         assert world.timeline(TABLET).last == OpId(1, 4)
         assert len({path.rpartition("/")[0] for path in world.disk.paths()}) == 2
+
+    run(body)
+
+
+def test_a_deletion_takes_what_was_being_pulled_along() -> None:
+    """No copy that was half here comes to count after it, and none of its files stay."""
+
+    async def body(world: World) -> None:
+        await filled(world, 4, committed=2)
+        source = await donor_of(world, 20)
+        attempt = await world.store.pulls.begin(source.snapshot, members(2))
+        assert attempt is not None
+        await copied(world, source, attempt)
+        assert wal_files(world, 2)
+        assert await world.store.delete(TABLET, members(9, OTHER, THIRD))
+        assert not wal_files(world, 1)
+        assert not wal_files(world, 2)
+        with pytest.raises(TabletNotReady):
+            await world.store.pulls.finish(attempt)
+
+    run(body)
+
+
+def test_a_timeline_that_turned_out_to_be_damaged_is_not_replaced_by_a_copy() -> None:
+    """Nobody knows what it had acknowledged: that the copy is ahead was decided before."""
+
+    async def body(world: World) -> None:
+        timeline = await filled(world, 4, committed=2)
+        source = await donor_of(world, 20)
+        attempt = await world.store.pulls.begin(source.snapshot, members(2))
+        assert attempt is not None
+        await copied(world, source, attempt)
+        timeline.fail(CorruptData("a file of it", 0, "is damaged"))
+        with pytest.raises(CorruptData, match="is damaged"):
+            await world.store.pulls.finish(attempt)
+        assert world.store.timelines[TABLET] is timeline
 
     run(body)
 
