@@ -21,5 +21,4 @@ MUTANTS: tuple[Mutant, ...] = (
     *coordinator_mutants.MUTANTS,
     *safekeeper_mutants.MUTANTS,
     *tls_mutants.MUTANTS,
-    *coordinator_mutants.MUTANTS,
 )

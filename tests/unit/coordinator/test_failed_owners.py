@@ -263,7 +263,8 @@ def test_a_tablet_that_stays_in_trouble_is_not_forgotten() -> None:
 def test_what_is_held_against_an_owner_ends_with_its_term() -> None:
     """The next one was told nothing yet, and has closed nothing: else it would be given up before
     it is told to open the tablet, and so would all others."""
-    owners, tablet_id, now = FailedOwners(), TabletId("a"), 100.0
+    owners: FailedOwners[TabletId] = FailedOwners()
+    tablet_id, now = TabletId("a"), 100.0
     owners.give_up(tablet_id, 1, "cut off", now)
     assert owners.given_up(tablet_id, 1) == "cut off"
     assert owners.given_up(tablet_id, 2) == ""
