@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import logging
 import os
@@ -25,6 +26,7 @@ from stelae.runtime.tcp.direct import DirectCalls
 from stelae.runtime.tcp.handshake import Credentials
 from stelae.runtime.tcp.limits import Limits
 from stelae.runtime.tcp.peers import TcpPeers, split_address
+from stelae.runtime.tcp.server import Service
 from stelae.runtime.tcp.tls import TlsContexts
 from tests.unit.runtime.tcp.peers_world import ECHO, KEEP, SECRET, UUID, Servers, Text, echo
 from tests.until import until_async
@@ -71,8 +73,8 @@ def files_in(
     return PeerTls("files", *(str(folder / name) for name in names))
 
 
-def serial(context_of: tls.Contexts) -> str:
-    """The serial number of the certificate that a server with these contexts shows."""
+def session_of(context_of: tls.Contexts) -> ssl.SSLObject:
+    """The client's end after a handshake with a server of the same contexts."""
     inbound, outbound = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context_of.client.wrap_bio(inbound, outbound)
     server = context_of.server.wrap_bio(outbound, inbound, server_side=True)
@@ -82,13 +84,26 @@ def serial(context_of: tls.Contexts) -> str:
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-    return str(dict(client.getpeercert() or {})["serialNumber"])
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.read(1)  # what the server sends by itself
+    return client
+
+
+def serial(context_of: tls.Contexts) -> str:
+    """The serial number of the certificate that a server with these contexts shows."""
+    return str(dict(session_of(context_of).getpeercert() or {})["serialNumber"])
 
 
 async def silent(address: Address, count: int) -> list[asyncio.StreamWriter]:
     """Connections that never say anything."""
     host, port = split_address(address)
     return [(await asyncio.open_connection(host, port))[1] for _ in range(count)]
+
+
+async def is_closed(reader: asyncio.StreamReader) -> None:
+    """The other end has closed the connection, and said nothing."""
+    async with asyncio.timeout(20.0):
+        assert await reader.read() == b""
 
 
 def unproved(peers: TcpPeers) -> int:
@@ -308,7 +323,7 @@ async def test_a_stranger_that_speaks_another_protocol_is_refused(
     host, port = split_address(server.address)
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(b"GET / HTTP/1.1\r\n\r\n")
-    assert await reader.read() == b""
+    await is_closed(reader)
     writer.close()
     await no_unproved(server)
     assert "a peer came without TLS" in caplog.text
@@ -346,6 +361,31 @@ async def test_silent_connections_keep_nobody_out(world: Servers) -> None:
     await no_unproved(server)
 
 
+class Slow:
+    """A connection whose end comes in a later turn of the loop, as in a TLS handshake."""
+
+    peer = "a peer"
+
+    def __init__(self) -> None:
+        self.reasons: list[StelaeError] = []
+
+    def fail(self, reason: StelaeError) -> None:
+        self.reasons.append(reason)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+async def test_those_that_come_in_one_turn_end_one_each() -> None:
+    """A slot is free as soon as its connection is told to end, and another is the next to go."""
+    service = Service(UUID, {}, Limits(handshakes=3), print)
+    came = [Slow() for _ in range(10)]
+    for n, each in enumerate(came):
+        service.opened(each, f"10.0.0.{n}")
+    assert [len(each.reasons) for each in came] == [1] * 7 + [0] * 3
+    assert list(service._unproved) == came[7:]
+
+
 async def test_half_a_client_hello_holds_a_slot_no_longer(
     world: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,7 +395,7 @@ async def test_half_a_client_hello_holds_a_slot_no_longer(
     host, port = split_address(server.address)
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(b"\x16\x03\x01\x02\x00")
-    assert await reader.read() == b""
+    await is_closed(reader)
     writer.close()
     await no_unproved(server)
 
@@ -371,7 +411,7 @@ async def test_a_server_closes_while_handshakes_are_under_way(world: Servers) ->
 
     await until_async(counted, 20.0, "a slot taken", poll_s=0.01)
     await server.close()
-    assert await reader.read() == b""
+    await is_closed(reader)
     writer.close()
 
 
@@ -404,6 +444,13 @@ async def test_a_certificate_is_renewed_while_connections_stand(world: Servers) 
     assert (await echo(client, server.address, "after")).body.text == "after"
     assert client._links[server.address] is link
     assert (await echo(world.peers(tls=INTERNAL), server.address, "new")).body.text == "new"
+
+
+async def test_no_session_can_be_resumed() -> None:
+    """A ticket would let a client in by a certificate of before."""
+    session = session_of(await TlsContexts(Credentials("demo", SECRET, tls=INTERNAL)).current())
+    assert session.session is not None
+    assert not session.session.has_ticket
 
 
 async def test_a_clock_that_is_set_back_renews_as_well() -> None:
