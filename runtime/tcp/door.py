@@ -93,6 +93,7 @@ class Door:
                 continue
             host = address[0] if isinstance(address, tuple) else ""
             self._admit(accepted, host)
+            await asyncio.sleep(0)  # a flood of connections leaves the loop to others in between
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
