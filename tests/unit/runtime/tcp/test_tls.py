@@ -206,22 +206,21 @@ async def test_a_server_takes_no_plain_connection_of_another_user(
 
 # ---- those who do not belong --------------------------------------------------------------------
 
-Call = Callable[[TcpPeers, Credentials], Awaitable[None]]
+Call = Callable[[Address, Credentials], Awaitable[None]]
 
 
-async def by_loop(server: TcpPeers, credentials: Credentials) -> None:
+async def by_loop(address: Address, credentials: Credentials) -> None:
     peers = TcpPeers(credentials, on_failure=lambda error: None)
     try:
-        await peers.call(server.address, ECHO, Text("x"), timeout_s=10)
+        await peers.call(address, ECHO, Text("x"), timeout_s=10)
     finally:
         await peers.close()
 
 
-async def by_thread(server: TcpPeers, credentials: Credentials) -> None:
+async def by_thread(address: Address, credentials: Credentials) -> None:
     calls = DirectCalls(credentials)
-    await asyncio.to_thread(
-        calls.call, server.address, KEEP, Text("x"), timeout_s=10, destination=UUID
-    )
+    await asyncio.to_thread(calls.call, address, KEEP, Text("x"), timeout_s=10, destination=UUID)
+    calls.close()
 
 
 @pytest.fixture(params=[by_loop, by_thread])
@@ -233,7 +232,7 @@ def call(request: pytest.FixtureRequest) -> Call:
 
 async def error_of(call: Call, server: TcpPeers, credentials: Credentials) -> StelaeError:
     with pytest.raises(StelaeError) as caught:
-        await call(server, credentials)
+        await call(server.address, credentials)
     await no_unproved(server)
     return caught.value
 
@@ -291,6 +290,37 @@ async def test_the_challenge_on_the_secret_stays_inside_tls(
     assert "does not have the secret" in str(error)
 
 
+async def test_nobody_with_another_certificate_relays_the_challenge(
+    world: Servers, tmp_path: Path, call: Call
+) -> None:
+    """An authority that signs for others, too, lets them pass TLS. The challenge on the secret is
+    over the certificates of both ends, and one who stands between shows another one."""
+    server = await world.listening(tls=files_in(tmp_path / "server"))
+    between = await TlsContexts(
+        Credentials("demo", OTHER_SECRET, tls=files_in(tmp_path / "between"))
+    ).current()
+    host, port = split_address(server.address)
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(4096):
+            writer.write(data)
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward = await asyncio.open_connection(host, port, ssl=between.client, server_hostname="")
+        with contextlib.suppress(OSError):
+            await asyncio.gather(pipe(reader, onward[1]), pipe(onward[0], writer))
+
+    relaying = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=between.server)
+    there = Address(f"127.0.0.1:{relaying.sockets[0].getsockname()[1]}")
+    good = Credentials("demo", SECRET, tls=files_in(tmp_path / "client"))
+    with pytest.raises(Unauthorized, match="another process relays this connection"):
+        await call(there, good)
+    await call(server.address, good)
+    relaying.close()
+    await no_unproved(server)
+
+
 async def test_an_expired_certificate_is_named_and_its_renewal_is_seen(
     world: Servers, tmp_path: Path, call: Call
 ) -> None:
@@ -307,7 +337,7 @@ async def test_an_expired_certificate_is_named_and_its_renewal_is_seen(
     assert "has expired" in str(error)
     files_in(folder)
     clock.now_s += tls.LOOK_S
-    await call(server, Credentials("demo", SECRET, tls=good))
+    await call(server.address, Credentials("demo", SECRET, tls=good))
     late = files_in(tmp_path / "late", now=time.time() - 2 * HOUR_S)
     error = await error_of(call, server, Credentials("demo", SECRET, tls=late))
     assert isinstance(error, Unavailable)
