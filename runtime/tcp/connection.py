@@ -100,9 +100,18 @@ class Connection(asyncio.BufferedProtocol):
     """See the module. ``answers`` is true of the end that listens."""
 
     def __init__(
-        self, owner: Owner, handshake: Handshake, limits: Limits, *, answers: bool, peer: str
+        self,
+        owner: Owner,
+        handshake: Handshake,
+        limits: Limits,
+        *,
+        answers: bool,
+        peer: str,
+        certificate: bytes = b"",
     ) -> None:
+        """``certificate``: what this end shows in TLS, in DER."""
         self.peer = peer
+        self._certificate = certificate
         self.reason: StelaeError | None = None
         self._owner = owner
         self._handshake: Handshake | None = handshake
@@ -143,10 +152,19 @@ class Connection(asyncio.BufferedProtocol):
             self._stream.write(refusal)
             self.close()
             return
+        self._bind(self._handshake)
         self._handshake_timer = self._loop.call_later(self._handshake_s, self._handshake_late)
         hello = self._handshake.start()
         if hello:
             self._stream.write(hello)
+
+    def _bind(self, handshake: Handshake) -> None:
+        """Let the handshake hold for this connection's certificates, if there is TLS."""
+        secure = self._stream.get_extra_info("ssl_object")
+        if secure is None:
+            return
+        own, other = self._certificate, secure.getpeercert(binary_form=True)
+        handshake.bind(*((own, other) if self._answers else (other, own)))
 
     @property
     def _stream(self) -> asyncio.Transport:

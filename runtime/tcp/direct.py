@@ -54,7 +54,7 @@ from stelae.runtime.tcp.local import connect_locally
 from stelae.runtime.tcp.outbound import decoder_of
 from stelae.runtime.tcp.peers import split_address
 from stelae.runtime.tcp.reader import FrameReader
-from stelae.runtime.tcp.tls import closed_after_tls, contexts_of, tls_failure
+from stelae.runtime.tcp.tls import Contexts, closed_after_tls, contexts_of, tls_failure
 
 logger = logging.getLogger(__name__)
 
@@ -188,22 +188,22 @@ class DirectCalls:
         except OSError as error:
             raise Unavailable(address, error.strerror or str(error)) from error
         try:
-            context = None if self._contexts is None else self._contexts.load().client
+            contexts = None if self._contexts is None else self._contexts.load()
         except BaseException:
             made.close()
             raise
-        return self._proved(made, address, deadline - time.monotonic(), context)
+        return self._proved(made, address, deadline - time.monotonic(), contexts)
 
     def _proved(
         self,
         connected: socket.socket,
         address: Address,
         timeout_s: float,
-        context: ssl.SSLContext | None,
+        contexts: Contexts | None,
     ) -> _Line:
         line = _Line(connected, address, self._limits)
         self._lines.add(line)  # before it waits: a process that is forked now closes its copy
-        line.begin(self._credentials, timeout_s, context)
+        line.begin(self._credentials, timeout_s, contexts)
         return line
 
     def _give_back(self, address: Address, line: _Line | None, *, usable: bool) -> None:
@@ -227,23 +227,23 @@ class _Line:
         self._answers: list[tuple[Kind, bytes]] = []
         self._reader = FrameReader(self, limits, time.monotonic)
 
-    def begin(
-        self, credentials: Credentials, timeout_s: float, context: ssl.SSLContext | None
-    ) -> None:
-        """Shake hands, with ``context`` inside TLS. Raises Unavailable, Unauthorized,
+    def begin(self, credentials: Credentials, timeout_s: float, contexts: Contexts | None) -> None:
+        """Shake hands, with ``contexts`` inside TLS. Raises Unavailable, Unauthorized,
         ProtocolMismatch; the socket is closed."""
         address, deadline = self._address, time.monotonic() + timeout_s
         is_secure = False
         try:
             set_socket_options(self._socket)
             self._socket.settimeout(None)  # the kernel keeps the time: see `_limit`
-            if context is not None:
-                secure = context.wrap_socket(self._socket, do_handshake_on_connect=False)
+            handshake = ClientHandshake(credentials, address)
+            if contexts is not None:
+                secure = contexts.client.wrap_socket(self._socket, do_handshake_on_connect=False)
                 self._socket = secure
                 self._limit(timeout_s)
                 secure.do_handshake()
                 is_secure = True
-            self._shake_hands(ClientHandshake(credentials, address), deadline)
+                handshake.bind(secure.getpeercert(binary_form=True) or b"", contexts.certificate)
+            self._shake_hands(handshake, deadline)
         except BaseException as error:
             self._socket.close()
             if isinstance(error, BlockingIOError | TimeoutError):  # the limit of `_limit`

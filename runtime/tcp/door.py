@@ -50,7 +50,8 @@ class Arrival:
         self.task.cancel()
 
 
-MakeConnection = Callable[[Arrival], Connection]
+MakeConnection = Callable[[Arrival, bytes], Connection]
+"""Takes the certificate that the server shows; empty: without TLS."""
 
 
 class Door:
@@ -93,6 +94,7 @@ class Door:
                 continue
             host = address[0] if isinstance(address, tuple) else ""
             self._admit(accepted, host)
+            await asyncio.sleep(0)  # a flood of connections leaves the loop to others in between
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -123,14 +125,14 @@ class Door:
         if accepted.family == socket.AF_UNIX:
             if not is_of_own_user(accepted):
                 raise Unauthorized("a process of another user of this machine came without TLS")
-            await self._loop.connect_accepted_socket(lambda: self._make(arrival), accepted)
+            await self._loop.connect_accepted_socket(lambda: self._make(arrival, b""), accepted)
             return
         try:
             async with asyncio.timeout(PROOF_TIMEOUT_S):
                 await self._require_tls(accepted)
                 contexts = await self._contexts.current()
                 await self._loop.connect_accepted_socket(
-                    lambda: self._make(arrival),
+                    lambda: self._make(arrival, contexts.certificate),
                     accepted,
                     ssl=contexts.server,
                     ssl_handshake_timeout=PROOF_TIMEOUT_S,

@@ -10,9 +10,10 @@ Pure state machines over fixed-size messages; `connection` moves the bytes. (des
     server -> client   WELCOME    status, proof of the status
 
 A proof is HMAC-SHA256 under the secret over a label naming the sender's role and all bytes so far,
-so none can be replayed or reflected. Invariants: until it has seen the other's proof, neither side
-reads anything but these messages; versions are compared first, as later messages may differ between
-them.
+so none can be replayed or reflected. Inside TLS it is also over the certificates of both ends, so
+that nobody who has another certificate of the same authority can relay it. Invariants: until it has
+seen the other's proof, neither side reads anything but these messages; versions are compared first,
+as later messages may differ between them.
 """
 
 from __future__ import annotations
@@ -97,6 +98,9 @@ class Credentials:
         return hmac.new(self._secret, label + b"\0" + transcript, hashlib.sha256).digest()
 
 
+_OR_RELAYED = ", or another process relays this connection"
+
+
 def tls_only(version: int) -> bytes:
     """What a server that takes TLS only answers to a HELLO that came without TLS."""
     none = bytes(_NONCE_BYTES), bytes(_PROOF_BYTES)
@@ -117,6 +121,7 @@ class Handshake:
         self._peer = peer
         self._entropy = entropy
         self._transcript = b""
+        self._channel = b""
         self.needed = 0
         self.done = False
         self.has_heard = False
@@ -124,6 +129,16 @@ class Handshake:
         self.knows_requests = False
         """Whether the server at the other end does."""
         self.error: StelaeError | None = None
+
+    def bind(self, server_certificate: bytes, client_certificate: bytes) -> None:
+        """Let it hold for this TLS connection only. Before `start`; certificates are in DER."""
+        for certificate in (server_certificate, client_certificate):
+            self._channel += hashlib.sha256(certificate).digest()
+
+    def _proof(self, label: bytes) -> bytes:
+        # A label of its own: no proof of a connection without TLS is one of a connection with it.
+        label += b" in TLS" if self._channel else b""
+        return self._credentials.proof(label, self._channel + self._transcript)
 
     def start(self) -> bytes:
         """What to send as soon as the connection stands."""
@@ -174,24 +189,25 @@ class ClientHandshake(Handshake):
                 )
             )
         self._transcript += message[:-_PROOF_BYTES]
-        if not hmac.compare_digest(proof, mine.proof(b"server", self._transcript)):
+        if not hmac.compare_digest(proof, self._proof(b"server")):
             return self._fail(
                 Unauthorized(
                     f"{self._peer} does not have the secret of cluster {mine.cluster!r}; "
                     "either it belongs to another cluster or the secret used here is wrong"
+                    f"{_OR_RELAYED if self._channel else ''}"
                 )
             )
         self._transcript += proof
         self.knows_requests = bool(status & KNOWS_REQUESTS)
         self.needed = _WELCOME.size
-        return mine.proof(b"client", self._transcript)
+        return self._proof(b"client")
 
     def _welcomed(self, message: bytes) -> bytes:
         mine = self._credentials
         status, proof = _WELCOME.unpack(message)
         if status == Status.UNAUTHORIZED:
             return self._fail(Unauthorized(f"{self._peer} refused the secret used here"))
-        expected = mine.proof(b"welcome" + bytes([status & 0xFF]), self._transcript)
+        expected = self._proof(b"welcome" + bytes([status & 0xFF]))
         if not hmac.compare_digest(proof, expected):
             return self._fail(Unauthorized(f"{self._peer} broke off the handshake"))
         if status != Status.OK:
@@ -240,14 +256,14 @@ class ServerHandshake(Handshake):
             return self._challenge(Status.OTHER_VERSION, bytes(_NONCE_BYTES), bytes(_PROOF_BYTES))
         challenge = self._challenge(Status.OK | KNOWS_REQUESTS, self._entropy(_NONCE_BYTES), b"")
         self._transcript = message + challenge[:-_PROOF_BYTES]
-        proof = mine.proof(b"server", self._transcript)
+        proof = self._proof(b"server")
         self._transcript += proof
         self.needed = _PROOF_BYTES
         return challenge[:-_PROOF_BYTES] + proof
 
     def _proved(self, message: bytes) -> bytes:
         mine = self._credentials
-        if not hmac.compare_digest(message, mine.proof(b"client", self._transcript)):
+        if not hmac.compare_digest(message, self._proof(b"client")):
             self._fail(Unauthorized(f"{self._peer} does not have the cluster's secret"))
             return _WELCOME.pack(Status.UNAUTHORIZED, bytes(_PROOF_BYTES))
         status = Status.OK
@@ -257,4 +273,4 @@ class ServerHandshake(Handshake):
             self._fail(Unauthorized(f"{self._peer} wants cluster {wanted!r}, not {mine.cluster!r}"))
         else:
             self.done = True
-        return _WELCOME.pack(status, mine.proof(b"welcome" + bytes([status]), self._transcript))
+        return _WELCOME.pack(status, self._proof(b"welcome" + bytes([status])))

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -146,12 +147,19 @@ class TcpPeers:
         host = self._advertised_host
         return Address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
-    def _accept(self, arrival: Arrival | None = None) -> Connection:
+    def _accept(self, arrival: Arrival | None = None, certificate: bytes = b"") -> Connection:
         service = self._service
         assert service is not None
         handshake = ServerHandshake(self._credentials, "a peer")
         inbound = Inbound(service, handshake, arrival)
-        connection = Connection(inbound, handshake, self._limits, answers=True, peer="a peer")
+        connection = Connection(
+            inbound,
+            handshake,
+            self._limits,
+            answers=True,
+            peer="a peer",
+            certificate=certificate,
+        )
         inbound.connection = connection
         return connection
 
@@ -262,9 +270,16 @@ class TcpPeers:
         host, port = split_address(address)
         link = Outbound(address, self._limits, self._forget)
 
-        def factory() -> Connection:
+        def factory(certificate: bytes = b"") -> Connection:
             handshake = ClientHandshake(self._credentials, address)
-            return Connection(link, handshake, self._limits, answers=False, peer=address)
+            return Connection(
+                link,
+                handshake,
+                self._limits,
+                answers=False,
+                peer=address,
+                certificate=certificate,
+            )
 
         try:
             async with asyncio.timeout(timeout_s):
@@ -272,9 +287,18 @@ class TcpPeers:
                 if local is not None:
                     _, connection = await loop.create_unix_connection(factory, sock=local)
                     give_away(local, loop)
+                elif self._contexts is None:
+                    _, connection = await loop.create_connection(factory, host, port)
                 else:
-                    tls = await self._client_tls()
-                    _, connection = await loop.create_connection(factory, host, port, **tls)
+                    contexts = await self._contexts.current()
+                    _, connection = await loop.create_connection(
+                        functools.partial(factory, contexts.certificate),
+                        host,
+                        port,
+                        ssl=contexts.client,
+                        server_hostname="",  # none goes out in clear, as none is compared
+                        ssl_shutdown_timeout=SHUTDOWN_S,
+                    )
                 try:
                     await link.wait_ready()
                 except asyncio.CancelledError:
@@ -287,13 +311,6 @@ class TcpPeers:
         except OSError as error:
             raise Unavailable(address, error.strerror or str(error)) from error
         return link
-
-    async def _client_tls(self) -> dict[str, Any]:
-        """Options of a connection over TCP. No name goes out in clear: none is compared."""
-        if self._contexts is None:
-            return {}
-        context = (await self._contexts.current()).client
-        return {"ssl": context, "server_hostname": "", "ssl_shutdown_timeout": SHUTDOWN_S}
 
     def _forget(self, link: Outbound) -> None:
         if self._links.get(link.address) is link:

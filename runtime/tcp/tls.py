@@ -4,6 +4,8 @@ Rules:
 
 T1. Both ends show a certificate, and each checks the other's against the cluster's authority. Names
     in certificates are not compared: addresses change, the authority is what counts.
+    The challenge on the secret, inside TLS, is bound to both certificates: whoever has another one
+    of the same authority cannot stand between two ends and relay it.
 T2. TLS 1.3 or nothing. Neither end ever falls back to a connection without TLS.
 T3. In the mode ``internal`` nothing is stored or distributed. The authority's Ed25519 key is an
     HMAC of the cluster's secret under a label of its own; the key of a process is random, lives in
@@ -20,6 +22,7 @@ model.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import importlib.util
 import logging
@@ -64,10 +67,12 @@ _STRANGERS_REASONS = (
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """What the two ends of new connections use."""
+    """What the two ends of new connections use. Both show the same certificate."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
+    certificate: bytes
+    """In DER; the challenge on the secret is bound to it."""
 
 
 class TlsContexts:
@@ -166,8 +171,8 @@ def _contexts_of_files(tls: PeerTls) -> Contexts:
                 file.read(1)
         except OSError as error:
             raise InvalidArgument(_unreadable(name, path, error.strerror or str(error))) from None
-    pair = _bare_contexts()
-    for context in (pair.server, pair.client):
+    server, client = _bare_contexts()
+    for context in (server, client):
         try:
             context.load_verify_locations(cafile=tls.authority)
         except ssl.SSLError as error:
@@ -181,7 +186,7 @@ def _contexts_of_files(tls: PeerTls) -> Contexts:
                 f"tls.certificate {tls.certificate} and tls.key {tls.key} are not a certificate "
                 f"and its key in PEM, without a passphrase: {error}"
             ) from None
-    return pair
+    return Contexts(server, client, _shown_by(server))
 
 
 def _no_passphrase() -> str:
@@ -204,17 +209,17 @@ def _contexts_of_secret(seed: bytes, now: float) -> Contexts:
     """Contexts with a new certificate under the authority of this seed."""
     _require_library()
     authority, certificate_and_key = issued(seed, now)
-    pair = _bare_contexts()
+    server, client = _bare_contexts()
     # T3: a file without a name; the key never reaches a disk.
     file = os.memfd_create("stelae-tls", os.MFD_CLOEXEC)
     try:
         os.write(file, certificate_and_key)
-        for context in (pair.server, pair.client):
+        for context in (server, client):
             context.load_verify_locations(cadata=authority.decode())
             context.load_cert_chain(f"/proc/self/fd/{file}")
     finally:
         os.close(file)
-    return pair
+    return Contexts(server, client, _shown_by(server))
 
 
 def issued(
@@ -259,7 +264,7 @@ def issued(
     )
 
 
-def _bare_contexts() -> Contexts:
+def _bare_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """Both ends without certificates: T1 and T2."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -271,7 +276,25 @@ def _bare_contexts() -> Contexts:
     # Sessions are not resumed: each connection is checked against the authority of its day. A
     # blocking client also relies on silence between its calls.
     server.num_tickets = 0
-    return Contexts(server, client)
+    return server, client
+
+
+def _shown_by(server: ssl.SSLContext) -> bytes:
+    """The certificate that a server with this context shows, in DER.
+
+    Asked of the context, as the file that it was loaded from may have been replaced since.
+    """
+    looking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    looking.check_hostname, looking.verify_mode = False, ssl.CERT_NONE  # nothing is sent to it
+    inbound, outbound = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = looking.wrap_bio(inbound, outbound)
+    shows = server.wrap_bio(outbound, inbound, server_side=True)
+    for end in (client, shows, client):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    found = client.getpeercert(binary_form=True)
+    assert found is not None, "a server shows a certificate"
+    return found
 
 
 # ---- what went wrong ------------------------------------------------------------------------

@@ -57,6 +57,12 @@ MUTANTS = [
     *mutants_of(
         "runtime/tcp/handshake.py",
         _TLS,
-        [("            if message.startswith(TLS_RECORD):", "            if False:")],
+        [
+            ("            if message.startswith(TLS_RECORD):", "            if False:"),
+            (
+                "            self._channel += hashlib.sha256(certificate).digest()\n",
+                "            pass\n",
+            ),
+        ],
     ),
 ]

@@ -119,6 +119,23 @@ def test_a_servers_proof_cannot_be_sent_back_to_it() -> None:
     assert isinstance(server.error, Unauthorized)
 
 
+def test_both_ends_see_the_same_certificates_or_neither_is_done() -> None:
+    """Inside TLS the proofs are over the certificates; also against an end that sees none."""
+    for of_client, of_server in (
+        ((b"s", b"c"), (b"s", b"c")),
+        ((b"between", b"c"), (b"s", b"c")),
+        ((b"s", b"c"), (b"s", b"between")),
+        ((b"s", b"c"), None),
+        (None, (b"s", b"c")),
+    ):
+        client, server = ends()
+        for end, seen in ((client, of_client), (server, of_server)):
+            if seen is not None:
+                end.bind(*seen)
+        run(client, server)
+        assert (client.done, server.done) == (of_client == of_server,) * 2
+
+
 def test_a_recorded_handshake_cannot_be_replayed() -> None:
     """The server's nonce is new each time."""
     recorded = run(*ends())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import logging
 import os
@@ -25,6 +26,7 @@ from stelae.runtime.tcp.direct import DirectCalls
 from stelae.runtime.tcp.handshake import Credentials
 from stelae.runtime.tcp.limits import Limits
 from stelae.runtime.tcp.peers import TcpPeers, split_address
+from stelae.runtime.tcp.server import Service
 from stelae.runtime.tcp.tls import TlsContexts
 from tests.unit.runtime.tcp.peers_world import ECHO, KEEP, SECRET, UUID, Servers, Text, echo
 from tests.until import until_async
@@ -71,8 +73,8 @@ def files_in(
     return PeerTls("files", *(str(folder / name) for name in names))
 
 
-def serial(context_of: tls.Contexts) -> str:
-    """The serial number of the certificate that a server with these contexts shows."""
+def session_of(context_of: tls.Contexts) -> ssl.SSLObject:
+    """The client's end after a handshake with a server of the same contexts."""
     inbound, outbound = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context_of.client.wrap_bio(inbound, outbound)
     server = context_of.server.wrap_bio(outbound, inbound, server_side=True)
@@ -82,13 +84,26 @@ def serial(context_of: tls.Contexts) -> str:
                 end.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-    return str(dict(client.getpeercert() or {})["serialNumber"])
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.read(1)  # what the server sends by itself
+    return client
+
+
+def serial(context_of: tls.Contexts) -> str:
+    """The serial number of the certificate that a server with these contexts shows."""
+    return str(dict(session_of(context_of).getpeercert() or {})["serialNumber"])
 
 
 async def silent(address: Address, count: int) -> list[asyncio.StreamWriter]:
     """Connections that never say anything."""
     host, port = split_address(address)
     return [(await asyncio.open_connection(host, port))[1] for _ in range(count)]
+
+
+async def is_closed(reader: asyncio.StreamReader) -> None:
+    """The other end has closed the connection, and said nothing."""
+    async with asyncio.timeout(20.0):
+        assert await reader.read() == b""
 
 
 def unproved(peers: TcpPeers) -> int:
@@ -191,22 +206,21 @@ async def test_a_server_takes_no_plain_connection_of_another_user(
 
 # ---- those who do not belong --------------------------------------------------------------------
 
-Call = Callable[[TcpPeers, Credentials], Awaitable[None]]
+Call = Callable[[Address, Credentials], Awaitable[None]]
 
 
-async def by_loop(server: TcpPeers, credentials: Credentials) -> None:
+async def by_loop(address: Address, credentials: Credentials) -> None:
     peers = TcpPeers(credentials, on_failure=lambda error: None)
     try:
-        await peers.call(server.address, ECHO, Text("x"), timeout_s=10)
+        await peers.call(address, ECHO, Text("x"), timeout_s=10)
     finally:
         await peers.close()
 
 
-async def by_thread(server: TcpPeers, credentials: Credentials) -> None:
+async def by_thread(address: Address, credentials: Credentials) -> None:
     calls = DirectCalls(credentials)
-    await asyncio.to_thread(
-        calls.call, server.address, KEEP, Text("x"), timeout_s=10, destination=UUID
-    )
+    await asyncio.to_thread(calls.call, address, KEEP, Text("x"), timeout_s=10, destination=UUID)
+    calls.close()
 
 
 @pytest.fixture(params=[by_loop, by_thread])
@@ -218,7 +232,7 @@ def call(request: pytest.FixtureRequest) -> Call:
 
 async def error_of(call: Call, server: TcpPeers, credentials: Credentials) -> StelaeError:
     with pytest.raises(StelaeError) as caught:
-        await call(server, credentials)
+        await call(server.address, credentials)
     await no_unproved(server)
     return caught.value
 
@@ -276,6 +290,37 @@ async def test_the_challenge_on_the_secret_stays_inside_tls(
     assert "does not have the secret" in str(error)
 
 
+async def test_nobody_with_another_certificate_relays_the_challenge(
+    world: Servers, tmp_path: Path, call: Call
+) -> None:
+    """An authority that signs for others, too, lets them pass TLS. The challenge on the secret is
+    over the certificates of both ends, and one who stands between shows another one."""
+    server = await world.listening(tls=files_in(tmp_path / "server"))
+    between = await TlsContexts(
+        Credentials("demo", OTHER_SECRET, tls=files_in(tmp_path / "between"))
+    ).current()
+    host, port = split_address(server.address)
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(4096):
+            writer.write(data)
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward = await asyncio.open_connection(host, port, ssl=between.client, server_hostname="")
+        with contextlib.suppress(OSError):
+            await asyncio.gather(pipe(reader, onward[1]), pipe(onward[0], writer))
+
+    relaying = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=between.server)
+    there = Address(f"127.0.0.1:{relaying.sockets[0].getsockname()[1]}")
+    good = Credentials("demo", SECRET, tls=files_in(tmp_path / "client"))
+    with pytest.raises(Unauthorized, match="another process relays this connection"):
+        await call(there, good)
+    await call(server.address, good)
+    relaying.close()
+    await no_unproved(server)
+
+
 async def test_an_expired_certificate_is_named_and_its_renewal_is_seen(
     world: Servers, tmp_path: Path, call: Call
 ) -> None:
@@ -292,7 +337,7 @@ async def test_an_expired_certificate_is_named_and_its_renewal_is_seen(
     assert "has expired" in str(error)
     files_in(folder)
     clock.now_s += tls.LOOK_S
-    await call(server, Credentials("demo", SECRET, tls=good))
+    await call(server.address, Credentials("demo", SECRET, tls=good))
     late = files_in(tmp_path / "late", now=time.time() - 2 * HOUR_S)
     error = await error_of(call, server, Credentials("demo", SECRET, tls=late))
     assert isinstance(error, Unavailable)
@@ -308,7 +353,7 @@ async def test_a_stranger_that_speaks_another_protocol_is_refused(
     host, port = split_address(server.address)
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(b"GET / HTTP/1.1\r\n\r\n")
-    assert await reader.read() == b""
+    await is_closed(reader)
     writer.close()
     await no_unproved(server)
     assert "a peer came without TLS" in caplog.text
@@ -317,11 +362,11 @@ async def test_a_stranger_that_speaks_another_protocol_is_refused(
 # ---- slots --------------------------------------------------------------------------------------
 
 
-async def test_silent_connections_have_a_short_time(
+async def test_silent_connections_are_counted(
     world: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of 80 that never send a ClientHello holds a slot, gives it back, and is closed."""
-    monkeypatch.setattr(door, "PROOF_TIMEOUT_S", 0.5)
+    """Each of 80 that never send a ClientHello holds a slot until it ends; others come in."""
+    monkeypatch.setattr(door, "PROOF_TIMEOUT_S", 600.0)
     server = await world.listening(tls=INTERNAL)
     writers = await silent(server.address, 80)
 
@@ -330,9 +375,10 @@ async def test_silent_connections_have_a_short_time(
 
     await until_async(all_counted, 20.0, "80 slots taken", poll_s=0.01)
     assert (await echo(world.peers(tls=INTERNAL), server.address, "x")).body.text == "x"
-    await no_unproved(server)
+    assert unproved(server) == 80
     for writer in writers:
         writer.close()
+    await no_unproved(server)
 
 
 async def test_silent_connections_keep_nobody_out(world: Servers) -> None:
@@ -346,16 +392,42 @@ async def test_silent_connections_keep_nobody_out(world: Servers) -> None:
     await no_unproved(server)
 
 
-async def test_half_a_client_hello_holds_a_slot_no_longer(
-    world: Servers, monkeypatch: pytest.MonkeyPatch
+class Slow:
+    """A connection whose end comes in a later turn of the loop, as in a TLS handshake."""
+
+    peer = "a peer"
+
+    def __init__(self) -> None:
+        self.reasons: list[StelaeError] = []
+
+    def fail(self, reason: StelaeError) -> None:
+        self.reasons.append(reason)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+async def test_those_that_come_in_one_turn_end_one_each() -> None:
+    """A slot is free as soon as its connection is told to end, and another is the next to go."""
+    service = Service(UUID, {}, Limits(handshakes=3), print)
+    came = [Slow() for _ in range(10)]
+    for n, each in enumerate(came):
+        service.opened(each, f"10.0.0.{n}")
+    assert [len(each.reasons) for each in came] == [1] * 7 + [0] * 3
+    assert list(service._unproved) == came[7:]
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00"], ids=["nothing", "half a hello"])
+async def test_a_connection_has_a_short_time_for_tls(
+    world: Servers, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    """Also a handshake that has begun ends in time."""
+    """One that says nothing, or begins a handshake and stops, is closed and gives its slot back."""
     monkeypatch.setattr(door, "PROOF_TIMEOUT_S", 0.3)
     server = await world.listening(tls=INTERNAL)
     host, port = split_address(server.address)
     reader, writer = await asyncio.open_connection(host, port)
-    writer.write(b"\x16\x03\x01\x02\x00")
-    assert await reader.read() == b""
+    writer.write(said)
+    await is_closed(reader)
     writer.close()
     await no_unproved(server)
 
@@ -371,7 +443,7 @@ async def test_a_server_closes_while_handshakes_are_under_way(world: Servers) ->
 
     await until_async(counted, 20.0, "a slot taken", poll_s=0.01)
     await server.close()
-    assert await reader.read() == b""
+    await is_closed(reader)
     writer.close()
 
 
@@ -404,6 +476,13 @@ async def test_a_certificate_is_renewed_while_connections_stand(world: Servers) 
     assert (await echo(client, server.address, "after")).body.text == "after"
     assert client._links[server.address] is link
     assert (await echo(world.peers(tls=INTERNAL), server.address, "new")).body.text == "new"
+
+
+async def test_no_session_can_be_resumed() -> None:
+    """A ticket would let a client in by a certificate of before."""
+    session = session_of(await TlsContexts(Credentials("demo", SECRET, tls=INTERNAL)).current())
+    assert session.session is not None
+    assert not session.session.has_ticket
 
 
 async def test_a_clock_that_is_set_back_renews_as_well() -> None:

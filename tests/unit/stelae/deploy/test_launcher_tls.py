@@ -6,14 +6,18 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from stelae.actors.ray_host.spark_process import Setup, _link, encode_frame
 from stelae.core.config.peer_tls import PeerTls
+from stelae.core.config.settings import Settings
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import AlreadyRunning, InvalidArgument
 from stelae.deploy import launcher
 from stelae.deploy.cluster_state import STATE_FILE, load_state
+from stelae.recovery.spark_session import SessionSize
 
 
 class BegunError(Exception):
@@ -58,6 +62,16 @@ def test_the_mode_of_the_last_launch_is_what_is_connected_with(
     there["master-1"] = object()
     start(spec_of(tmp_path, {"mode": "internal"}), is_running=True)
     assert not load_state(folder).peer_tls.is_on
+
+
+def test_the_process_of_spark_is_told_of_it() -> None:
+    """What it is started with goes through a pipe, and becomes the link of its tasks."""
+    tls = PeerTls("files", "/c.pem", "/k.pem", "/a.pem")
+    size = SessionSize(1, 1, 1 << 30)
+    setup = Setup("auto", "ns", "c", (), bytes(32), Settings(), size, 1.0, tls)
+    told = msgspec.msgpack.decode(encode_frame(setup)[8:], type=Setup)
+    assert told == setup
+    assert _link(told).tls == tls
 
 
 def test_what_tls_needs_is_looked_for_before_anything_is_made(
