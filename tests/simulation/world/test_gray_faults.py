@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import pytest
@@ -87,7 +88,7 @@ def tell(story: Callable[[Here], Awaitable[None]]) -> None:
     async def main() -> None:
         for name in EVERYBODY[:-1]:
             kind = "master" if name in MASTERS else "tserver"
-            world.start(name, lambda runtime, name=name: Greeter(runtime, name), kind=kind)
+            world.start(name, partial(Greeter, name=name), kind=kind)
         world.client(CLIENT)
         await world.wait_ready()
         await story(Here(world, Nemesis(world, [])))

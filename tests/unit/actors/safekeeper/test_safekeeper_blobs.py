@@ -11,8 +11,8 @@ import pytest
 from stelae.actors.safekeeper.offload import BackupOffload
 from stelae.consensus.wal.messages import WalAppendResponse
 from stelae.core.ids import ServerUuid
+from stelae.core.messages.backup_loads import BackupsView
 from stelae.core.messages.safekeepers import TimelinePresence
-from stelae.core.messages.servers import BackupsView
 from stelae.core.records.records import ServerInfo
 from stelae.core.records.timelines import SafekeeperId
 from tests.unit.actors.safekeeper.safekeeper_checks import ME
