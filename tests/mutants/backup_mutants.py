@@ -199,6 +199,42 @@ MUTANTS = [
         ],
     ),
     *mutants_of(
+        "actors/backup/blobs.py",
+        (f"{_UNIT}/test_backup_blobs.py",),
+        [
+            ("        await disk.remove_folder(ARRIVING)\n", ""),
+            ("        if len(call.blobs) != 1:", "        if not call.blobs:"),
+            ("        if data.nbytes > BLOB_BYTES_MAX:", "        if False:"),
+            ("if await self._runtime.offload(crc32c, data) != call.body.crc:", "if False:"),
+            ("            if name not in self._names:\n", "            if True:\n"),
+            ("        await self._runtime.disk.remove_folder(aside)\n        if", "        if"),
+            ("if memoryview(await self._read(name)).tobytes() != bytes(data):", "if False:"),
+            (
+                "            await self._runtime.disk.remove_folder(folder)\n            raise NoSpace",
+                "            raise NoSpace",
+            ),
+            ("magic == _MAGIC and length == body.nbytes", "length == body.nbytes"),
+            (
+                "magic == _MAGIC and length == body.nbytes",
+                "magic == _MAGIC",
+                "the checksum is of all bytes that follow",
+            ),
+            ("if is_whole and await self._runtime.offload(crc32c, body) == crc:", "if is_whole:"),
+            ("        if data.nbytes >= _HEAD.size:", "        if True:"),
+            ("                self._names.pop(name, None)\n", ""),
+            (
+                "                await self._runtime.disk.remove_folder(folder)\n        return EMPTY",
+                "                pass\n        return EMPTY",
+            ),
+            ("min(max(1, call.body.limit), LIST_MAX)", "min(call.body.limit, LIST_MAX)"),
+            ("min(max(1, call.body.limit), LIST_MAX)", "max(1, call.body.limit)"),
+            ('f"{call.body.safekeeper_id}/"', 'f"{call.body.safekeeper_id}"'),
+            ('name.split("/")[1] == tablet_id]', 'name.split("/")[1].startswith(tablet_id)]'),
+            ('found is None or ".." in name or found', "found is None or found"),
+            ('or ".." in name or found[4].startswith("."):', 'or ".." in name:'),
+        ],
+    ),
+    *mutants_of(
         "actors/backup/closing.py",
         (f"{_UNIT}/test_backup_closing.py",),
         [

@@ -1,4 +1,4 @@
-"""Protections of `coordinator`: owners that are given up, what choosers remember, and room."""
+"""Protections of `coordinator`, and of who is avoided: owners, backups, choosers, and room."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ MUTANTS = [
             ("        if not same:", "        if True:"),
             (" or isinstance(error, OutcomeUnknown):", ":"),
             (" and error.args[0] == TRANSFER_ATTEMPT:", ":"),
-            ("isinstance(error, DeadlineExpired) and error.args", "True and error.args"),
             ("elif term > order.term or heard_at", "elif heard_at"),
             ("heard_at >= order.told_at + TRANSFER_S:", "now >= order.told_at + TRANSFER_S:"),
             ("            if leader == order.target:\n", "            if False:\n"),
@@ -70,7 +69,10 @@ MUTANTS = [
         (f"{_UNIT}/groups/test_transfers.py", f"{_UNIT}/groups/test_healing.py"),
         [
             ("and self.now >= (voter.refused_until or self.now)", ""),
-            ("return member.refused_until is not None, member", "return False, member"),
+            (
+                "min(good, key=lambda voter: voter.refused_until or 0.0, default",
+                "min(good, key=lambda voter: 0, default",
+            ),
         ],
     ),
     *mutants_of(
@@ -98,7 +100,6 @@ MUTANTS = [
         [
             ("if size_bytes <= room_bytes and now", "if now"),
             (" and now >= failed.get(uuid, now)\n", "\n"),
-            ("(uuid not in failed, -failed.get", "(True, -failed.get"),
         ],
     ),
     *mutants_of(
@@ -169,6 +170,62 @@ MUTANTS = [
             ),
             ("known is not None and known.term == term else", "known is not None else"),
             ("self._waited, self._waiting = self._waiting, {}", "self._waited = self._waiting"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/decide.py",
+        (*_OWNERS, "tests/unit/coordinator/test_decide.py"),
+        [
+            (
+                "            if tablet.may_be_served:  # it answers by its lease, until it has closed it\n",
+                "            if False:\n",
+            ),
+            (
+                "if tablet.state is TabletState.CREATING or not report.unreached:",
+                "if not report.unreached:",
+            ),
+            (
+                "            avoid[uuid] = math.inf  # the last of all: the pause begins with the entry of this move\n",
+                "            pass\n",
+            ),
+            (
+                "elif reason := self._pacing.owners.given_up(tablet.tablet_id, tablet.term):",
+                'elif reason := "":',
+            ),
+            (
+                "if self._pacing.owners.is_untold(tablet.tablet_id, tablet.term, self._now):",
+                "if False:",
+            ),
+            ("if self._pacing.owners.may_move(tablet.tablet_id, self._now):", "if True:"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/liveness/shunned_backups.py",
+        ("tests/unit/coordinator/placement/test_shunned_backups.py",),
+        [
+            ("if 2 * len(who) > len(tservers)", "if 2 * len(who) >= len(tservers)"),
+            (
+                "if uuid in self._shunned_at or now >= since + after_s:",
+                "if now >= since + after_s:",
+            ),
+            ("if uuid in self._shunned_at or now >= since + after_s:", "if True:"),
+            ("if now < last + after_s}", "if now <= last}"),
+        ],
+    ),
+    *mutants_of(
+        "actors/tserver/segments/avoided.py",
+        ("tests/unit/actors/tserver/segments/test_avoided.py",),
+        [
+            (
+                "        if now >= known.until:  # several segments learn of one failure\n",
+                "        if True:\n",
+            ),
+            ("if each.count > 1 and each.until > old]", "if each.until > old]"),
+            ("if each.count > 1 and each.until > old]", "if each.count > 1]"),
+            (
+                "        self._known = {uuid: each for uuid, each in self._known.items() if each.until > old}\n",
+                "",
+            ),
         ],
     ),
 ]

@@ -105,6 +105,34 @@ MUTANTS = [
         ],
     ),
     *mutants_of(
+        "consensus/raft/membership.py",
+        (f"{_UNIT}/test_membership.py",),
+        [
+            (
+                "        if known is not None:\n            raise",
+                "        if False:\n            raise",
+            ),
+            ("        if not change.address:", "        if False:"),
+            ("        if configuration.voters == (change.uuid,):", "        if False:"),
+            ("    if known is None:\n        raise", "    if False:\n        raise"),
+            ("    if known.voter:", "    if False:"),
+            ("change.address, False, change.name)", "change.address, True, change.name)"),
+        ],
+    ),
+    *mutants_of(
+        "consensus/raft/election.py",
+        (f"{_UNIT}/test_taken_back.py", *_LIVES),
+        [
+            ("self.quiet_ticks, self.taken_back = 0, None", "self.quiet_ticks = 0"),
+            (
+                "self.quiet_ticks = 0 if not is_new else settings.election_ticks",
+                "self.quiet_ticks = settings.election_ticks",
+            ),
+            ("end.term == gone.term and end.index >= gone.index", "end.index >= gone.index"),
+            ("end.term == gone.term and end.index >= gone.index", "end.term == gone.term"),
+        ],
+    ),
+    *mutants_of(
         "consensus/raft/tombstone.py",
         (f"{_UNIT}/test_tombstone.py",),
         [

@@ -147,6 +147,14 @@ def test_who_opens_and_misses_one_server_is_replaced() -> None:
     assert until_moved(world) < 2 * PATIENCE_S
 
 
+def test_a_tablet_that_is_being_created_is_not_given_to_another_for_it() -> None:
+    """It is empty, and is replaced as a whole if it takes too long."""
+    world = World(tablet("s1", TabletState.CREATING))
+    for _ in range(round(20 * PATIENCE_S)):
+        assert Move not in kinds(hear(world, waiting(world)))
+    assert world.tablet.owner == "s1"
+
+
 def test_an_owner_that_cannot_be_told_anything_is_given_up() -> None:
     """Masters hear it; what they tell it does not arrive."""
     world = World(tablet("s1", TabletState.RECOVERING))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from stelae.consensus.raft.election import holds_enough
+from stelae.consensus.raft.election import Election, holds_enough
 from stelae.consensus.raft.membership import ChangeKind, MemberChange
 from stelae.consensus.raft.messages import (
     AppendRequest,
@@ -228,6 +228,26 @@ def test_what_was_taken_back_is_not_missed_in_a_candidates_log(end: OpId, enough
     given = answer(request, TermAndVote(3, None), end, quiet=True).message
     assert isinstance(given, VoteResponse)
     assert given.granted is enough
+
+
+def test_what_came_before_a_change_that_was_taken_back_counts() -> None:
+    """It may be committed: a candidate without it gets no vote, whatever it took back later."""
+    request = VoteRequest(GROUP, N1, N2, 4, OpId(3, 8), False, True, OpId(3, 10))
+    assert not holds_enough(request, OpId(3, 9))
+    assert holds_enough(request, OpId(3, 8))
+
+
+def test_nothing_is_taken_back_any_more_once_there_is_a_leader_again() -> None:
+    """What a later leader does with the entry is not for this replica to say."""
+    election = Election(RaftSettings(), random.Random(0), is_new=False)
+
+    def state() -> tuple[OpId | None, bool]:
+        return election.taken_back, election.is_quiet
+
+    election.taken_back, election.quiet_ticks = OpId(3, 10), 99
+    assert state() == (OpId(3, 10), True)
+    election.heard()
+    assert state() == (None, False)
 
 
 def test_nobody_takes_back_what_it_is_only_about_to_lead() -> None:
