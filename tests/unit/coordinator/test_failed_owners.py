@@ -283,8 +283,6 @@ def test_a_failure_counts_for_its_own_tablet_and_for_what_takes_its_place() -> N
     assert not owners.avoid(OTHER)
     assert owners.avoid(parts[0]) == owners.avoid(parts[1]) == owners.avoid(old) == {bad: 140.0}
     assert owners.may_move(parts[0], 130.0), "the pause was the old tablet's"
-    assert not owners.may_try(parts[0], bad, 139.0)
-    assert owners.may_try(parts[0], bad, 140.0)
     owners.untold(parts[1], 1, 140.0)
     assert not owners.is_untold(parts[1], 1, 140.0 + 2 * PATIENCE_S), "patience is inherited too"
     assert owners.is_untold(parts[1], 1, 140.0 + 4 * PATIENCE_S)
@@ -300,7 +298,8 @@ def test_pauses_grow_also_where_each_failure_follows_a_long_rest() -> None:
     for _ in range(9):
         owners.failed(TabletId("a"), (bad,), now)
         pauses.append(owners.avoid(TabletId("a"))[bad] - now)
-        while not owners.may_try(TabletId("a"), bad, now):
+        until = owners.avoid(TabletId("a"))[bad]
+        while now < until:
             now += 5.0
             owners.begin_round(now)
     assert pauses == sorted(pauses)
