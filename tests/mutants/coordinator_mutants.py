@@ -69,7 +69,10 @@ MUTANTS = [
         (f"{_UNIT}/groups/test_transfers.py", f"{_UNIT}/groups/test_healing.py"),
         [
             ("and self.now >= (voter.refused_until or self.now)", ""),
-            ("return member.refused_until is not None, member", "return False, member"),
+            (
+                "min(good, key=lambda voter: voter.refused_until or 0.0, default",
+                "min(good, key=lambda voter: 0, default",
+            ),
         ],
     ),
     *mutants_of(

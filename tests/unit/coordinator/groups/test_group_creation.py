@@ -164,7 +164,7 @@ def test_what_failed_is_remembered_for_as_long_as_a_creation_takes() -> None:
     (tablet,) = world.create(replicas(3))
     for _ in range(4):
         tablet = replaced(world, tablet)
-    for _ in range(round(FORGOTTEN_AFTER_S) + 60):
+    for _ in range(round(FORGOTTEN_AFTER_S) + 160):
         world.wait(1)
         assert not any(isinstance(action, Replace) for action in world.decide())
     assert len(world.pacing.owners.avoid(tablet.tablet_id)) == 4
