@@ -155,10 +155,6 @@ class FailedOwners(Generic[K]):
             return {}
         return {uuid: each.until for uuid, each in failures.servers.items()}
 
-    def may_try(self, tablet_id: K, server: ServerUuid, now: float) -> bool:
-        """Whether the server is not paused for this tablet."""
-        return now >= self.avoid(tablet_id).get(server, now)
-
     def succeeded(self, tablet_id: K, server: ServerUuid) -> None:
         """It worked with ``server``, whose failures with this tablet count no more."""
         if (failures := self._failures.get(tablet_id)) is not None:

@@ -186,14 +186,9 @@ class _Group:
             if voter.health is Health.HEALTHY and voter.may_lead and not voter.leaving
             if voter.uuid != self.leader and self.now >= (voter.refused_until or self.now)
         ]
-        # Where nobody has failed this is the first in the configuration's order.
-        best = min(good, key=_failed_last, default=None)
+        # Those to whom it failed come last, in the order in which their pauses ended.
+        best = min(good, key=lambda voter: voter.refused_until or 0.0, default=None)
         return None if best is None else HandOn(best.uuid)
-
-
-def _failed_last(member: Member) -> tuple[bool, float]:
-    """Of those to whom a hand-on failed, the one first whose pause ended first."""
-    return member.refused_until is not None, member.refused_until or 0.0
 
 
 def _worst_first(members: Sequence[Member]) -> list[Member]:

@@ -75,8 +75,8 @@ def relieve(
 class _Fitting(NamedTuple):
     """A tablet and the server where it has room; of several the greatest goes first."""
 
-    is_untried: bool
     before: float
+    """0 where it has not failed; else less, the later the pause of the failure ends."""
     room_bytes: int
     target: ServerUuid
     remote_bytes: int
@@ -86,11 +86,11 @@ class _Fitting(NamedTuple):
 
 def _best_home(
     rooms: Mapping[ServerUuid, int], size_bytes: int, failed: Mapping[ServerUuid, float], now: float
-) -> tuple[bool, float, int, ServerUuid] | None:
+) -> tuple[float, int, ServerUuid] | None:
     """The roomiest server with room for a tablet at which it has not ``failed``; else of those that
     are not paused any more the one whose pause ended first; None: there is none."""
     found = [
-        (uuid not in failed, -failed.get(uuid, 0.0), room_bytes, uuid)
+        (-failed.get(uuid, 0.0), room_bytes, uuid)
         for uuid, room_bytes in rooms.items()
         if size_bytes <= room_bytes and now >= failed.get(uuid, now)
     ]

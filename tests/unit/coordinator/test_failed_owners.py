@@ -335,8 +335,9 @@ def test_a_failure_counts_for_its_own_tablet_and_for_what_takes_its_place() -> N
     assert not owners.avoid(OTHER)
     assert owners.avoid(parts[0]) == owners.avoid(parts[1]) == owners.avoid(old) == {bad: 140.0}
     assert owners.may_move(parts[0], 130.0), "the pause was the old tablet's"
-    assert not owners.may_try(parts[0], bad, 139.0)
-    assert owners.may_try(parts[0], bad, 140.0)
+    owners.untold(parts[1], 1, 140.0)
+    assert not owners.is_untold(parts[1], 1, 140.0 + 2 * PATIENCE_S), "patience is inherited too"
+    assert owners.is_untold(parts[1], 1, 140.0 + 4 * PATIENCE_S)
     owners.failed(parts[0], (bad,), 140.0)
     assert owners.avoid(parts[0])[bad] == 180.0, "a third pause, and not a first one"
     assert owners.avoid(parts[1])[bad] == 140.0
@@ -349,7 +350,8 @@ def test_pauses_grow_also_where_each_failure_follows_a_long_rest() -> None:
     for _ in range(9):
         owners.failed(TabletId("a"), (bad,), now)
         pauses.append(owners.avoid(TabletId("a"))[bad] - now)
-        while not owners.may_try(TabletId("a"), bad, now):
+        until = owners.avoid(TabletId("a"))[bad]
+        while now < until:
             now += 5.0
             owners.begin_round(now)
     assert pauses == sorted(pauses)
@@ -363,7 +365,7 @@ def test_a_report_ends_the_wait_for_an_owner_that_could_not_be_told() -> None:
     world.pacing.owners.untold(TabletId("a"), 1, world.now)
     hear(world, report("a", 1, P.OPENING))
     for _ in range(round(5 * PATIENCE_S)):
-        hear(world)
+        hear(world, report("a", 1, P.OPENING), step_s=1.0)
     world.pacing.owners.untold(TabletId("a"), 1, world.now)
     hear(world)
     assert world.tablet.owner == "s1"

@@ -303,7 +303,7 @@ def test_a_tablet_goes_elsewhere_the_next_time(what: str) -> None:
     if what == "relief":
         world = Owned(s1={"a": (500, 0), "b": (450, 0)}, s2={}, s3={"x": (20, 0)})
     else:
-        world = Owned(s1={"a": (10, 0), "b": (10, 0)}, s2={}, s3={})
+        world = Owned(s1={"a": (30, 0), "b": (10, 0), "c": (10, 0)}, s2={}, s3={})
     world.rebalance_after_s = 0.0 if what == "relief" else CALM_S
     close = close_within(world, 2 * CALM_S)
     assert close is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stelae.coordinator.backoff.owners import FORGOTTEN_AFTER_S
 from stelae.coordinator.decide import Replace
 from stelae.coordinator.decide_groups import Create, Delete, UpdateGroups
 from stelae.coordinator.placement.assignment import check_enough_tservers
@@ -157,6 +158,18 @@ def test_a_tablet_that_was_not_created_is_created_with_other_members() -> None:
     assert set(first[1:]) < set(members(third)), "their pauses end first"
 
 
+def test_what_failed_is_remembered_for_as_long_as_a_creation_takes() -> None:
+    """Attempts take longer each time, in the end longer than failures are kept otherwise."""
+    world = World("a", "b", "c", "d")
+    (tablet,) = world.create(replicas(3))
+    for _ in range(4):
+        tablet = replaced(world, tablet)
+    for _ in range(round(FORGOTTEN_AFTER_S) + 160):
+        world.wait(1)
+        assert not any(isinstance(action, Replace) for action in world.decide())
+    assert len(world.pacing.owners.avoid(tablet.tablet_id)) == 4
+
+
 def members(tablet: TabletRecord) -> list[str]:
     assert tablet.configuration is not None
     return [str(uuid) for uuid in tablet.configuration.voters]
@@ -164,7 +177,7 @@ def members(tablet: TabletRecord) -> list[str]:
 
 def replaced(world: World, tablet: TabletRecord) -> TabletRecord:
     """The tablet in its place, once it was not created for long enough."""
-    for _ in range(200):
+    for _ in range(1000):
         world.wait(1)
         if any(isinstance(action, Replace) for action in world.decide()):
             gone = world.catalog.tablets[tablet.tablet_id]

@@ -198,3 +198,24 @@ def test_no_step_makes_a_group_worse_and_all_steps_come_to_an_end(
         assert sum(m.voter and m.health is Health.HEALTHY and not m.leaving for m in group) >= (
             wanted
         )
+
+
+@pytest.mark.parametrize(
+    ("refused", "step"),
+    [
+        ({}, "hand on to b"),
+        ({"b": 5.0}, "hand on to c"),
+        ({"b": 15.0, "c": 5.0}, "hand on to c"),
+        ({"b": 9.0, "c": 8.0}, "hand on to c"),
+        ({"b": 15.0, "c": 15.0}, ""),
+    ],
+)
+def test_leadership_goes_last_to_those_that_did_not_take_it(
+    refused: dict[str, float], step: str
+) -> None:
+    """At 10 s: in the order in which their pauses ended, and not before that."""
+    found = [
+        dataclasses.replace(member, refused_until=refused.get(member.uuid))
+        for member in members("Ah! Bh Ch")
+    ]
+    assert shown(next_step(found, found[0].uuid, 3, has_spare=True, now=10.0)) == step

@@ -364,7 +364,7 @@ def test_a_move_whose_target_was_added_in_vain_is_given_up_and_made_elsewhere() 
     world.beat()
     world.rebalance_after_s = 20.0
     moves = []
-    for index in (5, 7):
+    for index in range(5, 17, 2):
         moved = until_move(world)
         assert moved.move is not None
         moves.append((moved.tablet_id, moved.move.target))
@@ -377,7 +377,7 @@ def test_a_move_whose_target_was_added_in_vain_is_given_up_and_made_elsewhere() 
         world.beat()
         world.decide()
         assert world.catalog.tablets[moved.tablet_id].move is None
-    assert moves[0] != moves[1]
+    assert len(dict.fromkeys(moves)) == len(moves)
     assert len(tablets) == 4
 
 
