@@ -206,6 +206,8 @@ class GroupRound:
                 seen = leader.seen
                 about = (seen.server.uuid, leader.report.term, seen.heard_at)
                 self._transfers.look(tablet_id, *about, self._now)
+        for tablet_id in self._transfers.take_missed():
+            self._unwell.calm.cooling.forget(tablet_id)
 
     def _unsettled(self) -> Sequence[TabletId]:
         """Tablets to look at; found once for each state of catalog and reports."""

@@ -50,6 +50,8 @@ class Transfers:
         self._orders: dict[TabletId, _Order] = {}
         """At most one for each tablet; each ends after `TRANSFER_S` and one heartbeat."""
         self._failed: FailedOwners[TabletId] = FailedOwners()
+        self._missed: dict[TabletId, None] = {}
+        """Transfers that failed in this round or the last one."""
 
     def begin_round(self, now: float) -> None:
         """Forget what is over."""
@@ -78,7 +80,7 @@ class Transfers:
         del self._orders[tablet_id]
         # Rule 2: a call that expired on its way names its method, and says nothing of the target.
         if isinstance(error, DeadlineExpired) and error.args[0] == TRANSFER_ATTEMPT:
-            self._failed.failed(tablet_id, (target,), now)
+            self._fail(tablet_id, target, now)
 
     def pending(self) -> tuple[TabletId, ...]:
         """The tablets with an order: `look` is to be told of each."""
@@ -100,7 +102,16 @@ class Transfers:
                 self._failed.succeeded(tablet_id, leader)
         elif term > order.term or heard_at >= order.told_at + TRANSFER_S:  # rule 1
             del self._orders[tablet_id]
-            self._failed.failed(tablet_id, (order.target,), now)
+            self._fail(tablet_id, order.target, now)
+
+    def _fail(self, tablet_id: TabletId, target: ServerUuid, now: float) -> None:
+        self._failed.failed(tablet_id, (target,), now)
+        self._missed[tablet_id] = None
+
+    def take_missed(self) -> tuple[TabletId, ...]:
+        """The tablets whose leadership stayed where it was, since this was asked the last time."""
+        missed, self._missed = tuple(self._missed), {}
+        return missed
 
     def avoid(self, tablet_id: TabletId) -> Mapping[ServerUuid, float]:
         """The servers that did not take over, and until when each is paused."""

@@ -21,7 +21,7 @@ Source: Kudu's auto rebalancer; design §8.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -129,9 +129,8 @@ def next_step(
     """
     ids = [tablet.tablet_id for tablet in layout.tablets]
     may_hold, may_lead = by_failures(ids, added, now), by_failures(ids, led, now)
-    failed = {tablet_id: None for tablet_id in ids if led(tablet_id)}
-    return _step(layout, cooling, now, may_hold[0], may_lead[0], failed) or (
-        _step(layout, cooling, now, may_hold[-1], may_lead[-1], failed)
+    return _step(layout, cooling, now, may_hold[0], may_lead[0]) or (
+        _step(layout, cooling, now, may_hold[-1], may_lead[-1])
         if len(may_hold) + len(may_lead) > 2
         else None
     )
@@ -143,10 +142,8 @@ def _step(
     now: float,
     may_hold: MayTake,
     may_lead: MayTake,
-    failed: Container[TabletId],
 ) -> Step | None:
-    """The first step that there is, of those allowed. ``failed``: tablets that did not move when
-    they were to, so they have nothing to cool from."""
+    """The first step that there is, of those allowed."""
     tablets, nodes, rooms = layout.tablets, layout.nodes, layout.rooms
     move = next_move(tablets, nodes, rooms, may_take=may_hold)
     if move is not None:
@@ -154,7 +151,7 @@ def _step(
     known = leaders_load(tablets, nodes, layout.beside)
     if known is None:
         return None
-    stay = {tablet_id: None for tablet_id in cooling.at(now) if tablet_id not in failed}
+    stay = cooling.at(now)
     transfer = known.next_transfer(stay, may_lead)
     if transfer is not None:
         cooling.note(transfer[0], now)

@@ -56,6 +56,10 @@ class Cooling:
     def note(self, tablet_id: TabletId, now: float) -> None:
         self._at[tablet_id] = now
 
+    def forget(self, tablet_id: TabletId) -> None:
+        """It did not move after all, so it has nothing to cool from."""
+        self._at.pop(tablet_id, None)
+
     def at(self, now: float) -> dict[TabletId, None]:
         """The tablets that stay where they are, by now."""
         self._at = {i: moved for i, moved in self._at.items() if now < moved + COOL_S}

@@ -129,7 +129,10 @@ class TlsContexts:
             return _contexts_of_secret(self._seed, self._now())
         found = _stamps(self._tls)  # before they are read: what changes meanwhile is seen next time
         if former is None or found != self._files:
-            former, self._files = _contexts_of_files(self._tls), found
+            # T4: files that peers would refuse do not replace those in use. A process that starts
+            # has no others, and takes better ones within `LOOK_S`.
+            made = _contexts_of_files(self._tls, must_be_accepted=former is not None)
+            former, self._files = made, found
         return former
 
 
@@ -145,7 +148,7 @@ def tls_problem(tls: PeerTls) -> str:
     """What this machine lacks for a mode, and what to do; empty: nothing. Reads the files."""
     try:
         if tls.mode == "files":
-            _contexts_of_files(tls)
+            _contexts_of_files(tls, must_be_accepted=True)
         elif tls.mode == "internal":
             _require_library()
     except InvalidArgument as error:
@@ -164,7 +167,7 @@ def _stamps(tls: PeerTls) -> tuple[tuple[int, int, int], ...]:
     return tuple(found)
 
 
-def _contexts_of_files(tls: PeerTls) -> Contexts:
+def _contexts_of_files(tls: PeerTls, *, must_be_accepted: bool) -> Contexts:
     for name, path in tls.files.items():  # OpenSSL does not say which file it could not read
         try:
             with open(path, "rb") as file:
@@ -186,7 +189,20 @@ def _contexts_of_files(tls: PeerTls) -> Contexts:
                 f"tls.certificate {tls.certificate} and tls.key {tls.key} are not a certificate "
                 f"and its key in PEM, without a passphrase: {error}"
             ) from None
-    return Contexts(server, client, _shown_by(server))
+    try:
+        shown = _shown_by(server, client if must_be_accepted else None)
+    except ssl.SSLError as error:
+        raise InvalidArgument(_not_accepted(tls, error)) from None
+    return Contexts(server, client, shown)
+
+
+def _not_accepted(tls: PeerTls, error: ssl.SSLError) -> str:
+    """Peers would refuse what this process refuses: another authority, a date, or a key usage."""
+    why = getattr(error, "verify_message", "") or error.reason or str(error)
+    return (
+        f"tls.certificate {tls.certificate} is not accepted by tls.authority {tls.authority}: {why}"
+        ". It has to be signed by that authority, be valid now, and be for servers and for clients"
+    )
 
 
 def _no_passphrase() -> str:
@@ -279,20 +295,23 @@ def _bare_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return server, client
 
 
-def _shown_by(server: ssl.SSLContext) -> bytes:
+def _shown_by(server: ssl.SSLContext, client: ssl.SSLContext | None = None) -> bytes:
     """The certificate that a server with this context shows, in DER.
 
-    Asked of the context, as the file that it was loaded from may have been replaced since.
+    Asked of the context, as the file that it was loaded from may have been replaced since. With
+    ``client`` the handshake goes to its end, and raises ssl.SSLError if one end refuses the other.
     """
-    looking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    looking.check_hostname, looking.verify_mode = False, ssl.CERT_NONE  # nothing is sent to it
+    looking = client
+    if looking is None:
+        looking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        looking.check_hostname, looking.verify_mode = False, ssl.CERT_NONE  # nothing is sent to it
     inbound, outbound = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = looking.wrap_bio(inbound, outbound)
+    looks = looking.wrap_bio(inbound, outbound)
     shows = server.wrap_bio(outbound, inbound, server_side=True)
-    for end in (client, shows, client):
+    for end in (looks, shows, looks) if client is None else (looks, shows, looks, shows):
         with contextlib.suppress(ssl.SSLWantReadError):
             end.do_handshake()
-    found = client.getpeercert(binary_form=True)
+    found = looks.getpeercert(binary_form=True)
     assert found is not None, "a server shows a certificate"
     return found
 

@@ -78,7 +78,8 @@ def live_machines(label: str) -> dict[str, str]:
             )
         found[machine] = node["NodeManagerAddress"]
     if not found:
-        raise NotEnoughServers(f"placement (`ray start --labels {label}=…`)", 1, "nodes", 0)
+        what = "Ray has none" if label == NODE_ADDRESS else f"`ray start --labels {label}=…`"
+        raise NotEnoughServers(f"placement ({what})", 1, "nodes", 0)
     return found
 
 

@@ -561,6 +561,31 @@ def test_files_that_are_no_pem_are_named(tmp_path: Path) -> None:
     assert "passphrase" in tls.tls_problem(replace(how, key=str(locked)))
 
 
+def test_files_that_peers_would_refuse_are_named_before_anything_starts(tmp_path: Path) -> None:
+    """A certificate that has expired, and one that the authority did not sign."""
+    expired = files_in(tmp_path / "old", now=time.time() - 2 * HOUR_S)
+    assert "has expired" in tls.tls_problem(expired)
+    how = files_in(tmp_path / "tls")
+    other = files_in(tmp_path / "other", secret=b"o" * len(SECRET))
+    problem = tls.tls_problem(replace(how, authority=other.authority))
+    assert "not accepted by tls.authority" in problem
+    assert other.authority in problem
+
+
+def test_files_that_peers_would_refuse_do_not_replace_those_in_use(tmp_path: Path) -> None:
+    """The former certificate goes on serving, until better files are there."""
+    moment = time.time()
+    how = files_in(tmp_path / "tls")
+    contexts = TlsContexts(Credentials("demo", SECRET, tls=how), lambda: moment)
+    first = contexts.load()
+    files_in(tmp_path / "tls", now=time.time() - 2 * HOUR_S)
+    moment += 2 * tls.LOOK_S
+    assert contexts.load() is first
+    files_in(tmp_path / "tls")
+    moment += 2 * tls.LOOK_S
+    assert contexts.load() is not first
+
+
 async def test_without_the_library_the_extra_is_named(
     world: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
