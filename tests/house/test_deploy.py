@@ -108,3 +108,4 @@ def test_the_image_has_a_wheel_with_the_jar_for_spark() -> None:
     assert "pyspark --constraint" in wheel
     assert "grep -q stelae/connectors/java/stelae-spark.jar" in wheel
     assert "COPY --from=wheel" in image
+    assert ".whl)[tls]" in image, "tls: {mode: internal} needs a library of its own"
