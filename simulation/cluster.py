@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from stelae.actors.backup.frames import MediumSpec
@@ -102,6 +102,7 @@ class SimCluster:
         for name in self.tservers:
             self._start_tserver(name)
         self.world.leader_hint = self.leader
+        self.world.may_lose_together = self.outlives
         await self.world.wait_ready()
 
     def _start_tserver(self, name: str) -> None:
@@ -242,3 +243,28 @@ class SimCluster:
                 held = (sum(1 for uuid in set(uuids) if uuid in running) for uuids in segments)
                 served[tablet_id] = all(count >= replicas for count in held)
         return len(served) == tablets and all(served.values())
+
+    def outlives(self, lost: Collection[str]) -> bool:
+        """Whether of everything a copy, or a majority of members, is on running servers that are
+        not among ``lost``: what was placed for want of another node may all be on one."""
+        world = self.world
+        names = [*self.tservers, *self.backups, *self.safekeepers]
+        if not all(world.nodes[name].ready for name in names):
+            return False
+        there = {name: world.server(name) for name in names if name not in lost}
+        uuids = {server.info.uuid for server in there.values()}
+        keepers = {there[name].safekeeper_id for name in self.safekeepers if name in there}
+        for name in self.tservers:
+            for segments in world.server(name).holders().values():
+                if any(uuids.isdisjoint(held) for held in segments):
+                    return False
+        leader = self.leader()
+        if leader is None:
+            return False
+        for tablet in world.server(leader).catalog.live_tablets():
+            voters = () if tablet.configuration is None else tablet.configuration.voters
+            if voters and 2 * sum(uuid in uuids for uuid in voters) <= len(voters):
+                return False
+            if tablet.timeline is not None and not tablet.timeline.agreed(keepers):
+                return False
+        return True

@@ -17,6 +17,15 @@ from stelae.simulation.world.options import Options
 from stelae.simulation.world.world import World
 
 SLOW_DISK_FACTOR = 200.0
+NODE_WAYS = ("power", "power", "power", "cut", "mute", "deaf", "flaps", "swap")
+"""What happens to whole nodes, as often as it is named."""
+FLAPS = (2, 5)
+"""Least and greatest number of short cuts that follow each other."""
+FLAP_MEAN_S = 0.4
+EMPTY_RATE = 0.6
+"""Nodes that come back without the disk of one server, or without any."""
+SWAPPED = ("tserver", "backup", "safekeeper")
+"""Kinds of servers that may come back with each other's disks; masters are known by address."""
 ZOMBIE_RATE = 0.4
 """Lost disks that come with a zombie, where servers may change their port."""
 
@@ -175,6 +184,93 @@ def draw_gray_faults(
     return schedule
 
 
+def draw_node_faults(
+    options: Options,
+    rng: random.Random,
+    servers: Mapping[str, Mapping[str, Sequence[str]]],
+    clients: Sequence[str],
+    duration_s: float,
+    losable: Collection[str] = (),
+) -> list[Action]:
+    """Draw the faults of whole nodes of ``duration_s`` seconds, in order of time.
+
+    Each is one of: a node loses its power, and comes back with all disks, without that of one
+    server, or without all that may be lost; a node is cut off from everybody, both ways or one way,
+    once or a few times shortly after each other; servers of two nodes change their disks.
+
+    Args:
+        servers: names by node and by kind.
+        clients: names of clients, which are on no node.
+        losable: kinds whose disks may be lost.
+    """
+    schedule: list[Action] = []
+    mean_s = options.node_gap_mean_s
+    at_s = rng.expovariate(1.0 / mean_s) if mean_s > 0 and servers else duration_s
+    everyone = [name for kinds in servers.values() for names in kinds.values() for name in names]
+    while at_s < duration_s:
+        way, node = rng.choice(NODE_WAYS), rng.choice(sorted(servers))
+        lasting_s = rng.expovariate(1.0 / options.node_duration_mean_s)
+        inside = tuple(name for names in servers[node].values() for name in names)
+        outside = tuple(name for name in [*everyone, *clients] if name not in inside)
+        match way:
+            case "power":
+                empty = _draw_empty(rng, servers[node], losable)
+                schedule.append(Action(at_s, "power", (node,), empty, lasting_s))
+            case "cut":
+                schedule.append(Action(at_s, "split", inside, outside, lasting_s))
+            case "mute":
+                schedule.append(Action(at_s, "one_way", inside, outside, lasting_s))
+            case "deaf":
+                schedule.append(Action(at_s, "one_way", outside, inside, lasting_s))
+            case "flaps":
+                for _ in range(rng.randint(*FLAPS)):
+                    lasting_s = rng.expovariate(1.0 / FLAP_MEAN_S)
+                    schedule.append(Action(at_s, "split", inside, outside, lasting_s))
+                    at_s += lasting_s + rng.expovariate(1.0 / FLAP_MEAN_S)
+            case _:
+                schedule += _draw_swap(rng, at_s, node, servers)
+        at_s += rng.expovariate(1.0 / mean_s)
+    return schedule
+
+
+def _draw_empty(
+    rng: random.Random, servers: Mapping[str, Sequence[str]], losable: Collection[str]
+) -> tuple[str, ...]:
+    """Whose disks are empty once their node comes back."""
+    names = tuple(name for kind in servers if kind in losable for name in servers[kind])
+    if not names or rng.random() >= EMPTY_RATE:
+        return ()
+    return names if rng.random() < 0.5 else (rng.choice(names),)
+
+
+def _draw_swap(
+    rng: random.Random, at_s: float, node: str, servers: Mapping[str, Mapping[str, Sequence[str]]]
+) -> list[Action]:
+    """A server of the node and one of its kind on another node."""
+    pairs = [
+        (one, other)
+        for kind, names in servers[node].items()
+        for one in names
+        for there in sorted(servers)
+        for other in servers[there].get(kind, ())
+        if there != node and kind in SWAPPED
+    ]
+    return [Action(at_s, "swap", rng.choice(pairs))] if pairs else []
+
+
+def node_faults_of(
+    world: World, duration_s: float, losable: Collection[str] = ()
+) -> list[Action]:
+    """Draw the faults of whole nodes of a world whose servers run, if they are spread over some."""
+    servers: dict[str, dict[str, list[str]]] = {}
+    for node in world.nodes.values():
+        if node.factory is not None and node.machine in world.machines.names:
+            servers.setdefault(node.machine, {}).setdefault(node.kind, []).append(node.name)
+    clients = _nodes_of(world)[1]
+    rng = world.rng("nodes")
+    return draw_node_faults(world.options, rng, servers, clients, duration_s, losable)
+
+
 def gray_faults_of(world: World, duration_s: float) -> list[Action]:
     """Draw the gray faults of a world whose servers run, if its options have any."""
     servers, clients = _nodes_of(world)
@@ -222,6 +318,7 @@ class Nemesis:
                 world.options, world.rng("nemesis"), servers, clients, duration_s, losable, fillable
             )
             drawn += gray_faults_of(world, duration_s)
+            drawn += node_faults_of(world, duration_s, losable)
             world.schedule = sorted(drawn, key=lambda action: action.at_s)
         return cls(world, world.schedule)
 
@@ -257,6 +354,8 @@ class Nemesis:
                 self._arm(action)
             case "lose_disk":
                 self._lose_disk(action)
+            case "swap":
+                self._swap(action)
             case "sync_error":
                 world.nodes[name].disk.fail_next_sync = True
             case "reset":
@@ -280,6 +379,8 @@ class Nemesis:
                 world.nodes[name].disk.slowness = SLOW_DISK_FACTOR
             case "full_disk":
                 world.nodes[name].disk.full = True
+            case "power":
+                self._cut_power(action)
             case "split" | "one_way":
                 world.partition(action.nodes, action.others)
                 if action.kind == "split":
@@ -301,6 +402,8 @@ class Nemesis:
                 world.nodes[name].disk.slowness = 1.0
             case "full_disk":
                 world.nodes[name].disk.full = False
+            case "power":
+                world.give_power(name)
             case "lose_calls":
                 world.note("nemesis", f"ends lost calls to {','.join(action.others)}")
                 for caller in action.nodes:
@@ -337,16 +440,39 @@ class Nemesis:
 
         node.disk.on_sync = in_sync
 
+    def _cut_power(self, action: Action) -> None:
+        """One node at a time: of two the promise covers nothing."""
+        world = self._world
+        if world.machines.down:
+            world.note("nemesis", f"spares {action.nodes[0]}: another node is down")
+            return
+        world.cut_power(action.nodes[0], action.others if self._may_lose(action.others) else ())
+
+    def _swap(self, action: Action) -> None:
+        world = self._world
+        if all(world.nodes[name].running for name in action.nodes):
+            world.swap_disks(*action.nodes)
+
+    def _may_lose(self, names: Sequence[str]) -> bool:
+        """Whether the promise covers the loss of these disks at once; if so, they are lost now."""
+        world = self._world
+        now_s = world.loop.time()
+        if not names:
+            return False
+        if self._lost_at_s is not None and now_s - self._lost_at_s < world.options.healing_s:
+            return False
+        if not (all(map(world.may_lose_disk, names)) and world.may_lose_together(names)):
+            spared = ", ".join(names)
+            world.note("nemesis", f"spares the disk of {spared}: the promise would not cover it")
+            return False
+        self._lost_at_s = now_s
+        return True
+
     def _lose_disk(self, action: Action) -> None:
         world = self._world
         name = action.nodes[0]
-        now_s = world.loop.time()
-        if self._lost_at_s is not None and now_s - self._lost_at_s < world.options.healing_s:
+        if not self._may_lose((name,)):
             return
-        if not world.may_lose_disk(name):
-            world.note("nemesis", f"spares the disk of {name}: the promise would not cover it")
-            return
-        self._lost_at_s = now_s
         node = world.nodes[name]
         may_move = node.running and not node.fixed_port and world.may_outlive(name)
         if action.fraction < ZOMBIE_RATE and may_move:

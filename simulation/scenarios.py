@@ -7,6 +7,11 @@ package imports no server; a scenario that lives in a file is named ``path/to/fi
 
 Each scenario has a second name, ``gray_…``: the same under gray faults in addition
 (`stelae.simulation.nemesis`). The runs of the first name do not depend on the second.
+
+Those of `ON_NODES` have a third name, ``nodes_…``: the same with their servers spread over nodes
+that fail as a whole. Others have none: in ``kv``, ``members``, ``safekeepers`` and ``timelines``
+there is no cluster that could place anything, and the rest brings its own faults, without a
+nemesis.
 """
 
 from __future__ import annotations
@@ -73,8 +78,32 @@ PLAIN: dict[str, str] = {
     "wal": "tests/simulation/wal/wal_tables.py:SCENARIO",
 }
 """Name -> ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` of a `Scenario`."""
-SCENARIOS = PLAIN | {GRAY + name: place for name, place in PLAIN.items()}
-"""The same with the names of gray scenarios."""
+NODES = "nodes_"
+"""Begin of the name of a scenario whose servers are spread over nodes."""
+ON_NODES = (
+    "alters",
+    "cleaning",
+    "cold_starts",
+    "counter",
+    "durabilities",
+    "entries",
+    "indexes",
+    "masters",
+    "media",
+    "reformed",
+    "replicas",
+    "retired",
+    "strikes",
+    "tables",
+    "wal",
+)
+"""Scenarios with a whole cluster and a nemesis."""
+SCENARIOS = (
+    PLAIN
+    | {GRAY + name: place for name, place in PLAIN.items()}
+    | {NODES + name: PLAIN[name] for name in ON_NODES}
+)
+"""The same with the names of gray scenarios, and of those on nodes."""
 
 
 def load_scenario(name: str) -> Scenario:
@@ -92,7 +121,9 @@ def load_scenario(name: str) -> Scenario:
     found = getattr(module, attribute, None)
     if not isinstance(found, Scenario):
         raise InvalidArgument(f"{place} is not a Scenario")
-    return gray(found) if name in SCENARIOS and name.startswith(GRAY) else found
+    if name in SCENARIOS and name.startswith(GRAY):
+        return gray(found)
+    return on_nodes(found) if name in SCENARIOS and name.startswith(NODES) else found
 
 
 def gray(scenario: Scenario) -> Scenario:
@@ -101,6 +132,22 @@ def gray(scenario: Scenario) -> Scenario:
         scenario,
         name=GRAY + scenario.name,
         options=lambda seed: scenario.options(seed).gray(seed),
+    )
+
+
+def on_nodes(scenario: Scenario) -> Scenario:
+    """The same scenario on nodes that fail as a whole; copies have to be on different ones."""
+    from stelae.simulation.spread import judged  # it knows the servers
+
+    async def run(world: World, bug: str) -> None:
+        with judged():
+            await scenario.run(world, bug)
+
+    return replace(
+        scenario,
+        name=NODES + scenario.name,
+        run=run,
+        options=lambda seed: scenario.options(seed).on_nodes(seed),
     )
 
 

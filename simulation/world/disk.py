@@ -67,13 +67,16 @@ class SimDisk:
 
     # ---- for the world and tests --------------------------------------------------------------
 
-    def crash(self) -> None:
+    def crash(self, *, power_lost: bool = False) -> None:
         """Lose power, or only the process: decide the fate of everything not yet durable.
 
         If only the process ends, the next one reads all that was written; what was not synced is
         not durable for that, and a later loss of power may yet take it.
+
+        Args:
+            power_lost: it was the power, for certain.
         """
-        keep_all = self._rng.random() < self._options.keep_unsynced_rate
+        keep_all = self._rng.random() < self._options.keep_unsynced_rate and not power_lost
         drop_all = self._rng.random() < 0.3
         self.on_sync, self.fail_next_sync = None, False
         self.syncs_in_flight = 0

@@ -112,6 +112,13 @@ class Options:
     0: none."""
     gray_duration_mean_s: float = 8.0
     """Longer than other faults: servers are patient with what others reach."""
+    nodes: int = 0
+    """Number of nodes over which the servers are spread, each of which fails as a whole; 0: there
+    are none, and ``one_machine`` says where servers are."""
+    node_gap_mean_s: float = 0.0
+    """Mean time between two faults of whole nodes; 0: none."""
+    node_duration_mean_s: float = 4.0
+    """Mean time for which a node has no power, or is cut off."""
     healing_s: float = 20.0
     """Least time between two lost disks: so long the system has to restore its promise."""
 
@@ -175,6 +182,28 @@ class Options:
         return self.but(
             gray_gap_mean_s=rng.choice([1.5, 4.0, 8.0]),
             gray_duration_mean_s=rng.choice([2.0, 10.0, 30.0]),
+        )
+
+    def on_nodes(self, seed: int | str) -> Self:
+        """The same on four or five nodes that fail as a whole, with at least one server of each
+        kind but masters on each."""
+        rng = random.Random(f"{seed}/node options")
+        nodes = rng.choice([4, 5])
+
+        def enough(count: int) -> int:
+            return max(count, nodes + rng.choice([0, 1])) if count else 0
+
+        servers = self.servers
+        return self.but(
+            nodes=nodes,
+            node_gap_mean_s=rng.choice([2.0, 4.0, 8.0]),
+            node_duration_mean_s=rng.choice([0.5, 2.0, 6.0]),
+            servers=Servers(
+                servers.masters,
+                enough(servers.tservers),
+                enough(servers.backups),
+                enough(servers.safekeepers),
+            ),
         )
 
     def but(self, **changes: Any) -> Self:

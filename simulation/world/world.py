@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TextIO, TypeVar
 
 from stelae.core.ids import Address
@@ -21,6 +21,7 @@ from stelae.core.runtime import ProcessIdentity
 from stelae.simulation.world.disk import InjectedDiskError, SimDisk, SimDiskView
 from stelae.simulation.world.instance import SimClock, SimMetrics, SimRuntime
 from stelae.simulation.world.loop import SimLoop
+from stelae.simulation.world.machines import Machines
 from stelae.simulation.world.near_files import SimNearFile
 from stelae.simulation.world.network import Network, SimPeers
 from stelae.simulation.world.node import Factory, Node, SimulationFailure
@@ -71,6 +72,10 @@ class World:
         self.may_outlive: Callable[[str], bool] = lambda name: True
         """For the nemesis: whether a process that loses its disk may live on for a while. What it
         is given meanwhile is lost with it."""
+        self.may_lose_together: Callable[[Sequence[str]], bool] = lambda names: len(names) < 2
+        """For the nemesis: whether all these may lose their disks at once, if each of them may."""
+        self.machines = Machines(self.options.nodes, self.rng("ports"))
+        """The nodes over which servers are spread, if they are."""
         self.timelines: Callable[[], bytes] = lambda: b""
         """The trace of timelines, as lines, where a scenario has it recorded."""
         self._restart_rng = self.rng("restarts")
@@ -194,8 +199,11 @@ class World:
 
     def _make_node(self, name: str, kind: str, machine: str | None) -> Node:
         assert name not in self.nodes, f"there is a node {name} already"
+        if machine is None and self.machines.names and kind != "client":
+            machine = self.machines.choose(kind, self.nodes.values())
         if machine is None:
-            machine = "machine-1" if self.options.one_machine else f"machine-{name}"
+            together = self.options.one_machine and not self.machines.names
+            machine = "machine-1" if together else f"machine-{name}"
         node = self.nodes[name] = Node(name, kind, machine, 7000, self._make_disk(name))
         return node
 
@@ -219,7 +227,9 @@ class World:
     def _new_life(self, node: Node) -> Process:
         options = self.options
         node.lives += 1
-        if node.lives > 1 and not node.fixed_port:
+        if node.machine in self.machines.names and not node.fixed_port:
+            self.machines.move_address(node, self.nodes.values())
+        elif node.lives > 1 and not node.fixed_port:
             node.port += 1
         self._pids += 1
         process = self.loop.new_process(node.name, node.lives)
@@ -256,6 +266,9 @@ class World:
     # ---- life and death -----------------------------------------------------------------------
 
     def _start_process(self, node: Node) -> None:
+        if node.machine in self.machines.down:
+            self.machines.waiting[node.name] = None
+            return
         process = self._new_life(node)
         self.note(node.name, f"starts, life {node.lives}, at {node.address}")
         task = self.loop.create_task(
@@ -298,18 +311,23 @@ class World:
             self.note(node.name, f"FAILS: {type(error).__name__}: {error}")
             self.loop.fail(error, process)
 
-    def crash(self, name: str, *, lose_disk: bool = False, restart: bool = True) -> None:
+    def crash(
+        self, name: str, *, lose_disk: bool = False, restart: bool = True, power_lost: bool = False
+    ) -> None:
         """Kill the node's process at once, as SIGKILL or a power cut does.
 
         Args:
             lose_disk: the next process finds an empty disk.
             restart: let it come back by itself, if the node does that at all.
+            power_lost: it is a power cut, for certain; else chance has it.
         """
         node = self.nodes[name]
         if node.process is not None and PROCESS.get() is node.process:
             # Asked for by the process itself: it goes on to its next await, like any instruction
             # that was in the pipeline.
-            again = functools.partial(self.crash, name, lose_disk=lose_disk, restart=restart)
+            again = functools.partial(
+                self.crash, name, lose_disk=lose_disk, restart=restart, power_lost=power_lost
+            )
             self.loop.call_soon(again, context=self.loop.context)
             return
         if lose_disk:
@@ -318,6 +336,8 @@ class World:
             if lose_disk:
                 node.disk.lose()
                 self.note(name, "loses its disk while down")
+            elif power_lost:
+                node.disk.crash(power_lost=True)
             return
         assert node.process is not None
         assert node.runtime is not None
@@ -331,7 +351,7 @@ class World:
         if lose_disk:
             node.disk.lose()
         else:
-            node.disk.crash()
+            node.disk.crash(power_lost=power_lost)
         if restart and node.auto_restart and node.factory is not None:
             options = self.options
             delay_s = options.restart_min_s + self._restart_rng.expovariate(
@@ -386,6 +406,7 @@ class World:
         """
         node = self.nodes[name]
         node.auto_restart = False
+        self.machines.waiting.pop(name, None)
         if node.server is None or not node.ready:
             self.crash(name, restart=False)
             return
@@ -400,6 +421,46 @@ class World:
         if task.done():
             task.result()
         self.crash(name, restart=False)
+
+    def cut_power(self, machine: str, empty: Collection[str] = ()) -> None:
+        """End all processes of a machine at the same instant; it stays down until `give_power`.
+
+        Nobody is told: connections to a machine without power do not end, and calls to it get no
+        answer. Disks lose what was not synced, and those of ``empty`` everything.
+        """
+        here = [node.name for node in self.nodes.values() if node.machine == machine]
+        others = [name for name in self.nodes if name not in here]
+        self.note(machine, "loses its power")
+        self.partition(here, others)
+        self.partition(others, here)
+        self.machines.down[machine] = (here, others)
+        for name in here:
+            self.crash(name, lose_disk=name in empty, power_lost=True)
+
+    def give_power(self, machine: str) -> None:
+        """Undo `cut_power`, if that was done: the servers start on the disks that they have."""
+        cut = self.machines.down.pop(machine, None)
+        if cut is None:
+            return
+        self.note(machine, "has power again")
+        here, others = cut
+        self.unpartition(here, others)
+        self.unpartition(others, here)
+        for name in list(self.machines.waiting):
+            node = self.nodes[name]
+            if node.machine == machine:
+                del self.machines.waiting[name]
+                if not node.running:
+                    self._start_process(node)
+
+    def swap_disks(self, first: str, second: str) -> None:
+        """Let two servers crash, and come back each with the other's disk."""
+        one, other = self.nodes[first], self.nodes[second]
+        self.note(first, f"changes its disk with {second}")
+        self.crash(first)
+        self.crash(second)
+        one.disk, other.disk = other.disk, one.disk
+        one.disk.name, other.disk.name = other.disk.name, one.disk.name
 
     def pause(self, name: str) -> None:
         """Hang the node's process, as SIGSTOP does; messages to it wait."""
@@ -435,6 +496,8 @@ class World:
         """End every fault: links, hung processes, zombies, disks; start what is down."""
         self.note("world", "heals")
         self.network.unblock_all()
+        for machine in list(self.machines.down):
+            self.give_power(machine)
         for node in self.nodes.values():
             node.disk.heal()
             self.resume(node.name)

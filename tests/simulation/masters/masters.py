@@ -23,7 +23,7 @@ from stelae.core.messages.servers import TabletProgress
 from stelae.core.records.records import TableState, TabletState
 from stelae.simulation import Options, World
 from stelae.simulation.cluster import SimCluster
-from stelae.simulation.nemesis import Action, Nemesis, draw_schedule, gray_faults_of
+from stelae.simulation.nemesis import Action, Nemesis, draw_schedule, gray_faults_of, node_faults_of
 from stelae.simulation.scenarios import Scenario
 from stelae.simulation.world.options import Servers
 from tests.simulation.masters.catalog_history import CatalogHistory
@@ -105,6 +105,7 @@ def draw_faults(world: World, cluster: SimCluster, clients: Sequence[str]) -> li
         drawn.append(Action(at_s, kind, (master,), (), lasting_s, rng.random()))
         at_s += rng.expovariate(1.0 / every_s)
     drawn += gray_faults_of(world, WORK_S)
+    drawn += node_faults_of(world, WORK_S)
     return sorted(drawn, key=lambda action: action.at_s)
 
 

@@ -1,0 +1,53 @@
+"""The nodes of a world over which its servers are spread, and which of them have no power.
+
+The rule of spreading is that of ``stelae.deploy.machines.assigned``: where the fewest servers of a
+kind are, then the fewest in all. It is repeated here, since the simulator lies below ``deploy`` and
+knows nothing of Ray.
+
+Ports of a node are few and are drawn with each start, so that the address of one server soon
+belongs to another one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from stelae.simulation.world.node import Node
+
+FIRST_PORT = 7001
+SPARE_PORTS = 1
+"""Number of ports of a node that none of its servers needs."""
+
+
+class Machines:
+    """Chooses the node of each new server, and the address of each new process.
+
+    Args:
+        count: number of nodes; 0: servers are not spread, and have their own addresses.
+    """
+
+    def __init__(self, count: int, rng: random.Random) -> None:
+        self.names = [f"node-{number}" for number in range(1, count + 1)]
+        self.down: dict[str, tuple[list[str], list[str]]] = {}
+        """Nodes without power: the names of their servers, and those that cannot reach them."""
+        self.waiting: dict[str, None] = {}
+        """Servers to be started once their node has power."""
+        self._rng = rng
+
+    def choose(self, kind: str, nodes: Iterable[Node]) -> str:
+        """Choose the node of a new server, among those that have power."""
+        there = [node for node in nodes if node.kind != "zombie"]
+        kinds = Counter(node.machine for node in there if node.kind == kind)
+        every = Counter(node.machine for node in there)
+        up = [name for name in self.names if name not in self.down]
+        return min(up, key=lambda name: (kinds[name], every[name], name))
+
+    def move_address(self, node: Node, nodes: Collection[Node]) -> None:
+        """Give the next process of ``node`` an address that no running process of its node has."""
+        there = [other for other in nodes if other.machine == node.machine]
+        taken = {other.port for other in there if other.running and not other.fixed_port}
+        ports = range(FIRST_PORT, FIRST_PORT + len(there) + SPARE_PORTS)
+        node.host = node.machine
+        node.port = self._rng.choice([port for port in ports if port not in taken])
