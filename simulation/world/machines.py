@@ -4,8 +4,9 @@ The rule of spreading is that of ``stelae.deploy.machines.assigned``: where the 
 kind are, then the fewest in all. It is repeated here, since the simulator lies below ``deploy`` and
 knows nothing of Ray.
 
-Ports of a node are few and are drawn with each start, so that the address of one server soon
-belongs to another one.
+Ports of a node are few and are drawn with each start, and a node that comes back draws its address
+among those that no other node has. So the address of a server soon belongs to another one, on the
+same node or on another.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from stelae.simulation.world.node import Node
 FIRST_PORT = 7001
 SPARE_PORTS = 1
 """Number of ports of a node that none of its servers needs."""
+SPARE_HOSTS = 1
+"""Number of addresses that no node has."""
 
 
 class Machines:
@@ -35,6 +38,7 @@ class Machines:
         self.waiting: dict[str, None] = {}
         """Servers to be started once their node has power."""
         self._rng = rng
+        self._hosts = {name: f"host-{number}" for number, name in enumerate(self.names, 1)}
 
     def choose(self, kind: str, nodes: Iterable[Node]) -> str:
         """Choose the node of a new server, among those that have power."""
@@ -44,10 +48,16 @@ class Machines:
         up = [name for name in self.names if name not in self.down]
         return min(up, key=lambda name: (kinds[name], every[name], name))
 
+    def draw_host(self, machine: str) -> None:
+        """Give a node that has power again an address that no other node has."""
+        hosts = [f"host-{number}" for number in range(1, len(self.names) + SPARE_HOSTS + 1)]
+        taken = {host for name, host in self._hosts.items() if name != machine}
+        self._hosts[machine] = self._rng.choice([host for host in hosts if host not in taken])
+
     def move_address(self, node: Node, nodes: Collection[Node]) -> None:
         """Give the next process of ``node`` an address that no running process of its node has."""
         there = [other for other in nodes if other.machine == node.machine]
         taken = {other.port for other in there if other.running and not other.fixed_port}
         ports = range(FIRST_PORT, FIRST_PORT + len(there) + SPARE_PORTS)
-        node.host = node.machine
+        node.host = self._hosts[node.machine]
         node.port = self._rng.choice([port for port in ports if port not in taken])

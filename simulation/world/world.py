@@ -443,6 +443,7 @@ class World:
         if cut is None:
             return
         self.note(machine, "has power again")
+        self.machines.draw_host(machine)
         here, others = cut
         self.unpartition(here, others)
         self.unpartition(others, here)

@@ -1,0 +1,103 @@
+"""Bugs of what keeps nodes apart, by name, and the scenarios on nodes that have them.
+
+Each leaves one protection out, and nothing but faults of whole nodes shows that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from stelae.actors.backup import disk_opening, server
+from stelae.actors.server import identity
+from stelae.actors.server.instance import Instance, load_or_create_instance
+from stelae.actors.tserver.segments import placement
+from stelae.core.ids import ServerUuid
+from stelae.core.runtime import Clock, Disk
+from stelae.simulation.scenarios import NODES, Scenario, load_scenario
+from stelae.simulation.world.network import SimPeers
+from stelae.simulation.world.process import PROCESS, Process
+from stelae.simulation.world.world import World
+from tests.simulation.world.planting import planting
+
+
+def _two_on_one_node_are_two() -> Any:
+    """Replicas of a segment are kept on different backups, whatever nodes these are on."""
+    choose = placement.choose_backup
+
+    def anywhere(candidates: Any, used: Any, used_nodes: Collection[str], **rest: Any) -> Any:
+        return choose(candidates, used, (), **{**rest, "home": ""})
+
+    return patch.object(placement, "choose_backup", anywhere)
+
+
+def _an_address_is_believed() -> Any:
+    """Whoever listens at an address takes what was meant for the server that was there before."""
+    handle = SimPeers._handle
+
+    async def unchecked(self: SimPeers, request: Any) -> Any:
+        request.destination = None
+        return await handle(self, request)
+
+    return patch.object(SimPeers, "_handle", unchecked)
+
+
+@contextmanager
+def _a_name_is_believed() -> Iterator[None]:
+    """A server goes on under the UUID that its name had, whatever is on its disk."""
+    uuids: dict[str, ServerUuid] = {}
+    opening: dict[Process | None, ServerUuid] = {}
+    open_medium, newest = disk_opening.open_frame_medium, disk_opening.newest_superblock
+
+    async def by_name(
+        disk: Disk, rng: Any, clock: Clock, cluster: str, kind: str, name: str
+    ) -> Instance:
+        found = await load_or_create_instance(disk, rng, clock, cluster, kind, name)
+        if found.incarnation == 1:
+            uuids[name] = found.server_uuid
+        return msgspec.structs.replace(found, server_uuid=uuids[name])
+
+    async def opened(*args: Any, **rest: Any) -> Any:
+        opening[PROCESS.get()] = rest["server"]
+        return await open_medium(*args, **rest)
+
+    def anybodys(head: Any) -> Any:
+        found = newest(head)
+        mine = opening[PROCESS.get()]
+        return None if found is None else msgspec.structs.replace(found, server=mine)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(identity, "load_or_create_instance", by_name))
+        stack.enter_context(patch.object(server, "open_frame_medium", opened))
+        stack.enter_context(patch.object(disk_opening, "newest_superblock", anybodys))
+        yield
+
+
+BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "two on one node are two": _two_on_one_node_are_two,
+    "an address is believed": _an_address_is_believed,
+    "a name is believed": _a_name_is_believed,
+}
+FOUND_BY = {
+    "two on one node are two": "tables",
+    "an address is believed": "tables",
+    "a name is believed": "tables",
+}
+"""The scenario whose seeds on nodes find a bug."""
+planted = planting(BUGS)
+
+
+def with_bugs(name: str, *, on_nodes: bool = True) -> Scenario:
+    """A scenario, on nodes or as it is, whose servers can have the bugs of this module."""
+    found = load_scenario(NODES + name if on_nodes else name)
+
+    async def run(world: World, bug: str) -> None:
+        with planted(bug):
+            await found.run(world, "")
+
+    return replace(found, run=run)
