@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -103,6 +104,7 @@ class SimCluster:
             self._start_tserver(name)
         self.world.leader_hint = self.leader
         self.world.may_lose_together = self.outlives
+        self.world.holds_what_is_believed = self.holds_what_is_believed
         await self.world.wait_ready()
 
     def _start_tserver(self, name: str) -> None:
@@ -243,6 +245,22 @@ class SimCluster:
                 held = (sum(1 for uuid in set(uuids) if uuid in running) for uuids in segments)
                 served[tablet_id] = all(count >= replicas for count in held)
         return len(served) == tablets and all(served.values())
+
+    def holds_what_is_believed(self) -> bool:
+        """Whether each backup has as many segments of each tablet as the tablet's owner believes.
+
+        What a server has is asked of itself: an owner may have put it somewhere else.
+        """
+        backups = [self.world.server(name) for name in self.backups]
+        held = {server.info.uuid: server._holdings for server in backups if server is not None}
+        for name in self.tservers:
+            owner = self.world.server(name)
+            for tablet_id, segments in {} if owner is None else owner.holders().items():
+                believed = Counter(uuid for uuids in segments for uuid in set(uuids))
+                for uuid, count in believed.items():
+                    if uuid not in held or len(held[uuid].segments(tablet_id)) < count:
+                        return False
+        return True
 
     def outlives(self, lost: Collection[str]) -> bool:
         """Whether of everything a copy, or a majority of members, is on running servers that are

@@ -78,6 +78,8 @@ PLAIN: dict[str, str] = {
     "wal": "tests/simulation/wal/wal_tables.py:SCENARIO",
 }
 """Name -> ``module:ATTRIBUTE`` or ``path.py:ATTRIBUTE`` of a `Scenario`."""
+BELIEVED_S = 30.0
+"""Time in which owners notice what backups of a healed cluster do not have."""
 NODES = "nodes_"
 """Begin of the name of a scenario whose servers are spread over nodes."""
 ON_NODES = (
@@ -142,6 +144,9 @@ def on_nodes(scenario: Scenario) -> Scenario:
     async def run(world: World, bug: str) -> None:
         with judged():
             await scenario.run(world, bug)
+            await world.wait_until(
+                world.holds_what_is_believed, BELIEVED_S, "backups have what owners believe"
+            )
 
     return replace(
         scenario,

@@ -74,6 +74,8 @@ class World:
         is given meanwhile is lost with it."""
         self.may_lose_together: Callable[[Sequence[str]], bool] = lambda names: len(names) < 2
         """For the nemesis: whether all these may lose their disks at once, if each of them may."""
+        self.holds_what_is_believed: Callable[[], bool] = lambda: True
+        """For scenarios on nodes: whether servers have what others believe that they have."""
         self.machines = Machines(self.options.nodes, self.rng("ports"))
         """The nodes over which servers are spread, if they are."""
         self.timelines: Callable[[], bytes] = lambda: b""
