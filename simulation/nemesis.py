@@ -260,9 +260,7 @@ def _draw_swap(
     return [Action(at_s, "swap", rng.choice(pairs))] if pairs else []
 
 
-def node_faults_of(
-    world: World, duration_s: float, losable: Collection[str] = ()
-) -> list[Action]:
+def node_faults_of(world: World, duration_s: float, losable: Collection[str] = ()) -> list[Action]:
     """Draw the faults of whole nodes of a world whose servers run, if they are spread over some."""
     servers: dict[str, dict[str, list[str]]] = {}
     for node in world.nodes.values():

@@ -84,11 +84,11 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a name is believed": _a_name_is_believed,
 }
 FOUND_BY = {
-    "two on one node are two": "tables",
-    "an address is believed": "tables",
-    "a name is believed": "tables",
+    "two on one node are two": ("tables", "two copies on"),
+    "an address is believed": ("tables", "no method"),
+    "a name is believed": ("replicas", "two leaders"),
 }
-"""The scenario whose seeds on nodes find a bug."""
+"""The scenario whose seeds on nodes find a bug, and what they say."""
 planted = planting(BUGS)
 
 

@@ -1,0 +1,294 @@
+"""Nodes as units of failure: how servers are spread, what happens to a node, and planted bugs."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from stelae.core.errors import OutcomeUnknown, StelaeError, Unavailable
+from stelae.core.ids import ServerUuid
+from stelae.core.rpc import Call, Handlers, Method, Reply
+from stelae.core.runtime import Runtime
+from stelae.core.tasks import Tasks
+from stelae.deploy.machines import assigned
+from stelae.simulation import Options, World
+from stelae.simulation.nemesis import FLAPS, Action, Nemesis, draw_node_faults
+from stelae.simulation.runner import derive_seeds, find_bug, kept_seeds, run_seed, run_seeds
+from stelae.simulation.scenarios import NODES, ON_NODES, SCENARIOS, load_scenario
+from stelae.simulation.spread import require_apart
+from tests.simulation.nodes.planted_nodes import BUGS, FOUND_BY, with_bugs
+
+CALL_S = 0.5
+DURATION_S = 400.0
+FILES = 20
+DRAWN = Options(nodes=3, node_gap_mean_s=2.0, node_duration_mean_s=3.0)
+SERVERS = {
+    f"node-{n}": {"master": [f"m{n}"], "backup": [f"b{n}"], "tserver": [f"t{n}"]} for n in (1, 2, 3)
+}
+NAMES = {"tserver": 7, "backup": 5, "safekeeper": 3}
+GATE = ("nodes_durabilities", "nodes_masters", "nodes_replicas", "nodes_tables", "nodes_wal")
+"""Scenarios of which the gate runs a seed besides the kept ones."""
+BUG_SEEDS = 60
+
+
+class Empty(msgspec.Struct, frozen=True, array_like=True):
+    pass
+
+
+HELLO = Method("hello", Empty, Empty, "of a story, with fixed servers")
+
+
+class Writer:
+    """Answers, and writes files that it does not sync."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.tasks = Tasks()
+        self.runtime = runtime
+
+    async def start(self) -> None:
+        handlers: Handlers = {HELLO: self._greet}
+        await self.runtime.peers.listen(ServerUuid("writer"), handlers)
+        for number in range(FILES):
+            file = await self.runtime.disk.open(f"f{number}")
+            file.write_at(0, b"unsynced")
+
+    async def stop(self) -> None:
+        await self.runtime.peers.close()
+
+    async def _greet(self, call: Call[Empty]) -> Reply[Empty]:
+        return Reply(call.body)
+
+
+def tell(story: Callable[[World], Awaitable[None]], nodes: int = 3) -> World:
+    """Run a story of two writers on each node; process deaths alone lose nothing."""
+    world = World(1, Options(nodes=nodes, unnoticed_end_rate=0.0, keep_unsynced_rate=1.0))
+
+    async def main() -> None:
+        for number in range(2 * nodes):
+            world.start(f"t{number}", Writer, kind="tserver", fixed_port=False)
+        world.client("client")
+        await world.wait_ready()
+        await story(world)
+
+    world.run(main())
+    return world
+
+
+def unsynced(world: World, name: str) -> int:
+    """The number of files whose content is there."""
+    found = [world.nodes[name].disk.find(f"f{number}") for number in range(FILES)]
+    return sum(content is not None and bytes(content.live) == b"unsynced" for content in found)
+
+
+def drawn(
+    options: Options = DRAWN, seed: int = 1, losable: tuple[str, ...] = ("backup", "tserver")
+) -> list[Action]:
+    rng = random.Random(seed)
+    return draw_node_faults(options, rng, SERVERS, ["client"], DURATION_S, losable)
+
+
+# ---- where servers are ----------------------------------------------------------------------
+
+
+def test_servers_are_spread_as_a_cluster_on_ray_spreads_them() -> None:
+    """The simulator repeats the rule of `stelae.deploy.machines.assigned`."""
+    nodes = 4
+    names = [f"{kind}-{n}" for kind, count in NAMES.items() for n in range(1, count + 1)]
+    world = World(1, Options(nodes=nodes))
+
+    async def main() -> None:
+        for name in names:
+            world.start(name, Writer, kind=name.rpartition("-")[0], fixed_port=False)
+        assert {name: world.nodes[name].machine for name in names} == assigned(
+            names, {}, [f"node-{n}" for n in range(1, nodes + 1)]
+        )
+        for name in names:
+            runtime = world.nodes[name].runtime
+            assert runtime is not None
+            assert runtime.identity.node == world.nodes[name].machine
+
+    world.run(main())
+
+
+def test_scenarios_on_nodes_have_servers_for_each_and_leave_the_others_as_they_are() -> None:
+    """Plain runs do not depend on them: same options but for nodes and the servers on them."""
+    assert {name for name in SCENARIOS if name.startswith(NODES)} == {NODES + n for n in ON_NODES}
+    for name in ON_NODES:
+        plain, found = load_scenario(name), load_scenario(NODES + name)
+        assert (found.name, found.limit_s) == (NODES + name, plain.limit_s)
+        for seed in derive_seeds(name, 5):
+            before, after = plain.options(seed), found.options(seed)
+            assert (before.nodes, before.node_gap_mean_s) == (0, 0.0)
+            assert after.nodes in (4, 5)
+            for kind in ("tservers", "backups", "safekeepers"):
+                count = getattr(after.servers, kind)
+                assert count >= after.nodes or count == getattr(before.servers, kind) == 0
+            names = ("nodes", "node_gap_mean_s", "node_duration_mean_s", "servers")
+            assert after.but(**{each: getattr(before, each) for each in names}) == before
+
+
+# ---- what happens to a node -----------------------------------------------------------------
+
+
+def test_a_node_loses_its_power_as_a_whole_and_nobody_is_told() -> None:
+    """All its servers end at once, calls to them get no answer, and unsynced bytes are lost."""
+
+    async def story(world: World) -> None:
+        client = world.nodes["client"].runtime
+        assert client is not None
+        here = [node.name for node in world.nodes.values() if node.machine == "node-1"]
+        assert len(here) == 2
+        world.cut_power("node-1")
+        assert not any(world.nodes[name].running for name in here)
+        assert all(node.running for node in world.nodes.values() if node.name not in here)
+        assert all(unsynced(world, name) < FILES for name in here)
+        began_s = world.loop.time()
+        with pytest.raises((OutcomeUnknown, Unavailable)):
+            await client.peers.call(world.address(here[0]), HELLO, Empty(), timeout_s=CALL_S)
+        assert world.loop.time() == pytest.approx(began_s + CALL_S), "it was told"
+        await asyncio.sleep(30.0)
+        world.restart(here[0])
+        assert not any(world.nodes[name].running for name in here), "without power"
+        world.give_power("node-1")
+        await world.wait_ready(*here)
+        await client.peers.call(world.address(here[0]), HELLO, Empty(), timeout_s=CALL_S)
+
+    tell(story)
+
+
+def test_a_process_that_dies_alone_keeps_what_it_wrote() -> None:
+    """The counterpart: the machine still has it."""
+
+    async def story(world: World) -> None:
+        world.crash("t0")
+        assert unsynced(world, "t0") == FILES
+
+    tell(story)
+
+
+def test_a_healed_world_has_power_everywhere() -> None:
+    """Whatever is judged in the end is judged on whole clusters."""
+
+    async def story(world: World) -> None:
+        nemesis = Nemesis(world, [])
+        nemesis.strike(Action(0.0, "power", ("node-1",), (), 1e6))
+        nemesis.strike(Action(0.0, "power", ("node-2",), (), 1e6))
+        assert list(world.machines.down) == ["node-1"], "one at a time"
+        await nemesis.finish()
+        assert not world.machines.down
+        assert all(node.running for node in world.nodes.values())
+
+    tell(story)
+
+
+def test_addresses_of_a_node_soon_belong_to_others() -> None:
+    """A stale address leads to another server, of the same node or of another one."""
+
+    async def story(world: World) -> None:
+        servers: dict[str, set[str]] = {}
+        nodes: dict[str, set[str]] = {}
+        for number in range(12):
+            machine = f"node-{1 + number % 3}"
+            world.cut_power(machine)
+            world.give_power(machine)
+            await world.wait_ready()
+            there = [node for node in world.nodes.values() if node.kind == "tserver"]
+            assert len({node.address for node in there}) == len(there)
+            for node in there:
+                servers.setdefault(node.address, set()).add(node.name)
+                nodes.setdefault(node.address, set()).add(node.machine)
+        assert max(map(len, servers.values())) > 2
+        assert max(map(len, nodes.values())) > 1
+
+    tell(story)
+
+
+def test_servers_come_back_with_each_others_disks() -> None:
+    """And each finds what the other one had written and synced, or not."""
+
+    async def story(world: World) -> None:
+        disks = [world.nodes[name].disk for name in ("t0", "t1")]
+        Nemesis(world, []).strike(Action(0.0, "swap", ("t0", "t1")))
+        assert not world.nodes["t0"].running
+        await world.wait_ready()
+        assert [world.nodes[name].disk for name in ("t1", "t0")] == disks
+        assert [disk.name for disk in disks] == ["t1", "t0"]
+
+    tell(story)
+
+
+def test_disks_of_a_node_are_spared_where_no_promise_covers_their_loss() -> None:
+    """Alone, each might be lost; all together they may not."""
+
+    async def story(world: World) -> None:
+        for covered in (False, True):
+            world.may_lose_together = lambda names, covered=covered: covered
+            Nemesis(world, []).strike(Action(0.0, "power", ("node-1",), ("t0", "t3"), 1.0))
+            lost = [name for name in world.nodes if world.nodes[name].disks_lost]
+            assert lost == (["t0", "t3"] if covered else [])
+            await asyncio.sleep(2.0)
+            await world.wait_ready()
+
+    tell(story)
+
+
+def test_every_fault_is_drawn_and_the_seed_fixes_all() -> None:
+    """Nodes as a whole, as often as the options say, and never a disk of other kinds."""
+    faults = drawn()
+    assert faults == drawn()
+    assert faults != drawn(seed=2)
+    kinds = Counter(action.kind for action in faults)
+    assert set(kinds) == {"power", "split", "one_way", "swap"}
+    empty = Counter(len(action.others) for action in faults if action.kind == "power")
+    assert set(empty) == {0, 1, 2}, "no disk, one, or all that may be lost"
+    assert not any(a.others for a in drawn(losable=()) if a.kind == "power")
+    cuts = [action for action in faults if action.kind in ("split", "one_way")]
+    whole = {
+        tuple(name for names in kinds.values() for name in names) for kinds in SERVERS.values()
+    }
+    assert all((action.nodes in whole) != (action.others in whole) for action in cuts)
+    assert {action.nodes in whole for action in cuts if action.kind == "one_way"} == {True, False}
+    flaps = [a.nodes for a, b in itertools.pairwise(cuts) if a.nodes == b.nodes]
+    assert len(flaps) >= FLAPS[0]
+    swaps = [action.nodes for action in faults if action.kind == "swap"]
+    assert all(one[0] == other[0] in "bt" and one != other for one, other in swaps)
+    assert not drawn(DRAWN.but(node_gap_mean_s=0.0))
+
+
+# ---- judges and planted bugs ----------------------------------------------------------------
+
+
+def test_two_copies_on_one_node_are_judged_by_what_else_was_free() -> None:
+    """A second copy on a node is right where nothing else is left."""
+    require_apart("a segment", "a", ["b"], ["a", "c"])
+    require_apart("a segment", "a", ["a", "b"], ["a", "b"])
+    with pytest.raises(AssertionError, match="two copies on a, and could have one on c, d"):
+        require_apart("a segment", "a", ["a", "b"], ["a", "d", "b", "c"])
+
+
+@pytest.mark.parametrize("bug", sorted(BUGS))
+def test_a_planted_bug_is_found_on_nodes_alone(bug: str) -> None:
+    """The same seed is fine without the bug, and with it where every server fails by itself."""
+    name, says = FOUND_BY[bug]
+    outcome = find_bug(with_bugs(name), bug, BUG_SEEDS)
+    assert outcome.failure is not None
+    assert isinstance(outcome.failure.error, AssertionError | StelaeError)
+    assert says in str(outcome.failure.error)
+    assert run_seed(with_bugs(name), outcome.seed).failure is None
+    assert run_seed(with_bugs(name, on_nodes=False), outcome.seed, bug=bug).failure is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [each for each in SCENARIOS if each in GATE or (each.startswith(NODES) and kept_seeds(each))],
+)
+def test_whole_clusters_outlive_their_nodes(name: str) -> None:
+    """The kept seeds, and for some scenarios a fixed one."""
+    outcomes = run_seeds(load_scenario(name), int(name in GATE))
+    assert all(outcome.schedule for outcome in outcomes)
