@@ -23,8 +23,8 @@ process gets a fresh `SimRuntime`; after a crash it comes back on its disk. An i
 or one named in ``exits=``, may end the process; any other exception ends the run.
 
 By hand: ``world.crash(name, lose_disk=False)``, ``restart``, ``stop``, ``pause``/``resume``,
-``move`` (a zombie next to its successor), ``partition``/``unpartition``, ``heal``,
-``network.clog``/``reset``, ``nodes[name].disk``. To look in: ``server(name)``, ``metrics[name]``,
+``move`` (a zombie next to its successor), ``cut_power``/``give_power``,
+``partition``/``unpartition``, ``heal``, ``network.clog``/``reset``, ``nodes[name].disk``. To look in: ``server(name)``, ``metrics[name]``,
 ``note(name, text)``.
 
 Rules for code that runs here: never await a task or an object of another process. Use no threads,
@@ -32,6 +32,7 @@ no global randomness, no order taken from sets, no clock but ``runtime.clock`` a
 
 - `world`: loop, network, disks and processes. `cluster`: a whole cluster in it.
 - `nemesis`: faults; `scenarios`, `runner`: what a seed is run through, and how.
+- `spread`: whether copies are put on different nodes.
 - `history`, `checkers`: what clients did, and whether it may be so.
 - `timelines`: traces replayed against the TLA+ model; `soak`: fresh seeds for hours.
 

@@ -5,6 +5,7 @@ process never runs again. Any error that the world did not inject ends the run. 
 `stelae.core` alone: what runs in it comes as factories.
 
 1. `world` makes a `node` for each server, and starts its `process` with a runtime (`instance`).
+   `machines` says which of them lose their power together.
 2. `loop` picks the next ready callback by the seed, or moves the time to the next timer.
 3. `network` loses, delays, doubles and reorders calls, as drawn by `options`.
 4. `disk` keeps what is durable apart from what a crash may drop or tear (`content`).
