@@ -24,6 +24,8 @@ from stelae.simulation.world.world import World
 CLUSTER = "simulated"
 MEMORY_LIMIT_BYTES = 64 << 20
 WAL_FILE_BYTES = 4096
+REPLICAS = 2
+"""Number of replicas of a segment in most scenarios, and size of copysets, if there are any."""
 LOADING_S = (0.0, 4.0, 12.0, 30.0)
 """How long the rows of a whole run would take to follow a recovery; mostly other faults come in
 between. 0: as fast as it goes."""
@@ -78,6 +80,8 @@ class SimCluster:
             "metadata_first": world.rng("metadata first").random() < 0.9,
             "load_bytes_per_s": _load_rate(world),
         }
+        if world.options.nodes:  # copysets are for nodes that die together
+            common["copyset_size"] = world.rng("copysets").choice([0, 0, REPLICAS])
         self.settings = Settings(**{**common, **changes})
         servers = world.options.servers
         self.masters = [f"master-{n}" for n in range(1, servers.masters + 1)]

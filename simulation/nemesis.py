@@ -261,14 +261,18 @@ def _draw_swap(
 
 
 def node_faults_of(world: World, duration_s: float, losable: Collection[str] = ()) -> list[Action]:
-    """Draw the faults of whole nodes of a world whose servers run, if they are spread over some."""
+    """Draw the faults of whole nodes of a world whose servers run, if they are spread over some.
+
+    Disks are lost only where the world's options have lost disks at all.
+    """
     servers: dict[str, dict[str, list[str]]] = {}
     for node in world.nodes.values():
         if node.factory is not None and node.machine in world.machines.names:
             servers.setdefault(node.machine, {}).setdefault(node.kind, []).append(node.name)
     clients = _nodes_of(world)[1]
     rng = world.rng("nodes")
-    return draw_node_faults(world.options, rng, servers, clients, duration_s, losable)
+    lost = losable if world.options.lost_disk_every_s else ()
+    return draw_node_faults(world.options, rng, servers, clients, duration_s, lost)
 
 
 def gray_faults_of(world: World, duration_s: float) -> list[Action]:

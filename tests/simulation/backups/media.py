@@ -309,7 +309,7 @@ class Worst:
 async def run(world: World, bug: str = "") -> None:
     """One seed; ``bug`` is one of `tests.simulation.tables.planted`."""
     rng = world.rng("strategy")
-    safe = world.options.keep_unsynced_rate == 1.0
+    safe = world.options.keep_unsynced_rate == 1.0 and not world.options.nodes
     media = rng.choice(WITHOUT_POWER_LOSS if safe else ONE_SURVIVES)
     size = rng.choice([0, 0, len(media), len(media)])
     cluster = SimCluster(
