@@ -24,8 +24,8 @@ or one named in ``exits=``, may end the process; any other exception ends the ru
 
 By hand: ``world.crash(name, lose_disk=False)``, ``restart``, ``stop``, ``pause``/``resume``,
 ``move`` (a zombie next to its successor), ``cut_power``/``give_power``,
-``partition``/``unpartition``, ``heal``, ``network.clog``/``reset``, ``nodes[name].disk``. To look in: ``server(name)``, ``metrics[name]``,
-``note(name, text)``.
+``partition``/``unpartition``, ``heal``, ``network.clog``/``reset``, ``nodes[name].disk``.
+To look in: ``server(name)``, ``metrics[name]``, ``note(name, text)``.
 
 Rules for code that runs here: never await a task or an object of another process. Use no threads,
 no global randomness, no order taken from sets, no clock but ``runtime.clock`` and the loop's.
