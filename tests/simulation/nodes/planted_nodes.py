@@ -14,6 +14,7 @@ from unittest.mock import patch
 import msgspec
 
 from stelae.actors.backup import disk_opening, server
+from stelae.actors.backup.frames import newest_superblock
 from stelae.actors.server import identity
 from stelae.actors.server.instance import Instance, load_or_create_instance
 from stelae.actors.tserver.segments import placement
@@ -52,7 +53,7 @@ def _a_name_is_believed() -> Iterator[None]:
     """A server goes on under the UUID that its name had, whatever is on its disk."""
     uuids: dict[str, ServerUuid] = {}
     opening: dict[Process | None, ServerUuid] = {}
-    open_medium, newest = disk_opening.open_frame_medium, disk_opening.newest_superblock
+    open_medium = disk_opening.open_frame_medium
 
     async def by_name(
         disk: Disk, rng: Any, clock: Clock, cluster: str, kind: str, name: str
@@ -67,7 +68,7 @@ def _a_name_is_believed() -> Iterator[None]:
         return await open_medium(*args, **rest)
 
     def anybodys(head: Any) -> Any:
-        found = newest(head)
+        found = newest_superblock(head)
         mine = opening[PROCESS.get()]
         return None if found is None else msgspec.structs.replace(found, server=mine)
 

@@ -228,7 +228,9 @@ def test_disks_of_a_node_are_spared_where_no_promise_covers_their_loss() -> None
 
     async def story(world: World) -> None:
         for covered in (False, True):
-            world.may_lose_together = lambda names, covered=covered: covered
+            world.may_lose_together = {False: lambda names: False, True: lambda names: True}[
+                covered
+            ]
             Nemesis(world, []).strike(Action(0.0, "power", ("node-1",), ("t0", "t3"), 1.0))
             lost = [name for name in world.nodes if world.nodes[name].disks_lost]
             assert lost == (["t0", "t3"] if covered else [])
