@@ -19,6 +19,7 @@ import msgspec
 from figures import percentile
 from generated import BODY_BYTES
 
+from stelae.core.addresses import split_address
 from stelae.core.errors import decode_error
 from stelae.core.ids import Address, ClientId, RequestId, ServerUuid
 from stelae.core.messages.catalog import TabletLocation
@@ -168,8 +169,7 @@ def _connect(credentials: Credentials, address: Address) -> socket.socket:
     """A connection as a client of this machine makes it, after its handshake."""
     made = connect_locally(address)
     if made is None:
-        host, _, port = address.rpartition(":")
-        made = socket.create_connection((host, int(port)), _TIMEOUT_S)
+        made = socket.create_connection(split_address(address), _TIMEOUT_S)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.settimeout(None)
     handshake = ClientHandshake(credentials, address)

@@ -19,11 +19,6 @@ Address = NewType("Address", str)
 """``host:port`` of a server's TCP port."""
 
 
-def host_of(address: Address) -> str:
-    """The host of an address, an IPv6 one without its brackets; empty: the address is."""
-    return address.rpartition(":")[0].strip("[]")
-
-
 class OpId(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Name of one log entry: the term of the leader that wrote it, and its place in the log."""
 

@@ -11,7 +11,8 @@ import socket
 from collections.abc import Sequence
 
 from stelae.client.check import hints as check_hints
-from stelae.client.check.facts import Finding, ServerFacts, Severity, StatusFacts
+from stelae.client.check.facts import Finding, Severity, StatusFacts
+from stelae.core.addresses import host_of
 from stelae.core.runtime import Runtime
 
 NAMED_MAX = 5
@@ -22,17 +23,12 @@ async def leaving(runtime: Runtime, status: StatusFacts) -> tuple[str, ...]:
     """The names of servers that other machines reach, of a cluster without TLS; else none."""
     if status.is_encrypted is not False:
         return ()
-    hosts = dict.fromkeys(host_of(server) for server in status.servers if server.address)
+    hosts = dict.fromkeys(host_of(server.address) for server in status.servers if server.address)
     remote = {host: not _is_loopback(host) for host in hosts if _is_number(host)}
     for host in hosts:
         if host not in remote:
             remote[host] = await runtime.offload(_resolves_elsewhere, host)
-    return tuple(s.id for s in status.servers if s.address and remote[host_of(s)])
-
-
-def host_of(server: ServerFacts) -> str:
-    """The host of a server's address, without the brackets of IPv6."""
-    return server.address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    return tuple(s.id for s in status.servers if s.address and remote[host_of(s.address)])
 
 
 def judge_encryption(status: StatusFacts, remote: Sequence[str]) -> list[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stelae.core.ids import host_of
+from stelae.core.addresses import host_of
 from stelae.core.messages.catalog import TabletLocation
 
 

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from stelae.core.addresses import split_address
 from stelae.core.errors import (
     DeadlineExpired,
     OutcomeUnknown,
@@ -52,7 +53,6 @@ from stelae.runtime.tcp.handshake import (
 from stelae.runtime.tcp.limits import Limits
 from stelae.runtime.tcp.local import connect_locally
 from stelae.runtime.tcp.outbound import decoder_of
-from stelae.runtime.tcp.peers import split_address
 from stelae.runtime.tcp.reader import FrameReader
 from stelae.runtime.tcp.tls import Contexts, closed_after_tls, contexts_of, tls_failure
 

@@ -19,13 +19,13 @@ from typing import TypeVar
 
 import msgspec
 
+from stelae.core.addresses import address_of, host_of, split_address
 from stelae.core.current import CURRENT
 from stelae.core.errors import (
-    InvalidArgument,
     StelaeError,
     Unavailable,
 )
-from stelae.core.ids import Address, ServerUuid, host_of
+from stelae.core.ids import Address, ServerUuid
 from stelae.core.rpc import Blob, Handlers, Method, Reply
 from stelae.core.runtime import ReplyMemory
 from stelae.runtime.tcp.connection import Connection
@@ -49,14 +49,6 @@ R = TypeVar("R", bound=msgspec.Struct)
 logger = logging.getLogger(__name__)
 
 _LISTEN_BACKLOG = 256
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Take ``host:port`` or ``[v6]:port`` apart. Raises InvalidArgument."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise InvalidArgument(f"{address!r} is not host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 class TcpPeers:
@@ -144,8 +136,7 @@ class TcpPeers:
             self._doors.append(Door(local, contexts, service, self._accept))
 
     def _told_to_others(self, port: int) -> Address:
-        host = self._advertised_host
-        return Address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        return address_of(self._advertised_host, port)
 
     def _accept(self, arrival: Arrival | None = None, certificate: bytes = b"") -> Connection:
         service = self._service

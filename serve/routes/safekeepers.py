@@ -22,6 +22,7 @@ from stelae.client.admin.timeline_views import (
     scrub_document,
     timeline_document,
 )
+from stelae.core.addresses import split_address
 from stelae.core.errors import InvalidArgument, TableNotFound, TabletNotFound
 from stelae.core.ids import TabletId
 from stelae.core.messages.timelines import SafekeeperView, TimelineView
@@ -263,8 +264,8 @@ async def _known(request: Request, node_id: int) -> SafekeeperView:
 
 def _check_place(found: SafekeeperView, wanted: UpsertSafekeeperRequest) -> None:
     """Raises InvalidArgument: it is elsewhere."""
-    host, _, port = found.address.rpartition(":")
-    is_there = wanted.host in (None, host) and wanted.port in (None, int(port or 0))
+    host, port = split_address(found.address) if found.address else ("", 0)
+    is_there = wanted.host in (None, host) and wanted.port in (None, port)
     if not is_there:
         where = found.address or "nothing yet to this leader master"
         text = f"safekeeper {wanted.id} says itself where it is, and that is {where}"

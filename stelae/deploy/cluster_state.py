@@ -15,6 +15,7 @@ from stelae.actors.ray_host.kept_files import ADMIN_TOKEN_FILE as ADMIN_TOKEN_FI
 from stelae.actors.ray_host.kept_files import SECRET_FILE as SECRET_FILE
 from stelae.actors.ray_host.kept_files import STATE_FILE as STATE_FILE
 from stelae.actors.ray_host.kept_files import locked, read_secret, version_of, write_file
+from stelae.core.addresses import split_address
 from stelae.core.config.peer_tls import PeerTls, peer_tls_of
 from stelae.core.errors import InvalidArgument
 
@@ -88,11 +89,12 @@ def _decoded(data: bytes, home: str) -> ClusterState:
     path = Path(home) / STATE_FILE
     try:
         state = ClusterState(**json.loads(data), home=home)
-        addresses = [address.rpartition(":") for address in state.masters.values()]
-        if not addresses or not all(host and port.isdigit() for host, _, port in addresses):
-            raise ValueError(f"masters: {state.masters!r}")
+        if not state.masters:
+            raise ValueError("it names no masters")
+        for address in state.masters.values():
+            split_address(address)
         version_of(data, Path(home))
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, InvalidArgument) as error:
         raise InvalidArgument(
             f"{path} cannot be read ({len(data)} bytes): {error}; copy it from the data_dir of "
             "another machine of the cluster or, if the cluster runs, have it written again by "

@@ -21,6 +21,7 @@ from stelae.actors.backup.frames import MediumSpec
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors, create_actor
 from stelae.actors.ray_host.kept_files import read_secret, write_file
 from stelae.actors.ray_host.spark_host import SPARK_NAME, SparkPlan, spark_actor
+from stelae.core.addresses import split_address
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.config.store_url import POSTGRESQL
 from stelae.core.errors import (
@@ -88,8 +89,8 @@ def plans(spec: ClusterSpec, state: ClusterState) -> list[ServerPlan]:
     found = []
     spark = spark_plan(spec, state)
     for name, address in masters.items():
-        host, _, port = address.rpartition(":")
-        found.append(replace(common, name=name, host=host, port=int(port), spark=spark))
+        host, port = split_address(address)
+        found.append(replace(common, name=name, host=host, port=port, spark=spark))
     backup = replace(common, kind=ServerKind.BACKUP, media=media)
     found += [replace(backup, name=name) for name in _names("backup", spec.backups.count)]
     keeper = replace(common, kind=ServerKind.SAFEKEEPER)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from stelae.core.addresses import address_of, split_address
 from stelae.core.config.spec import NODE_ADDRESS, ClusterSpec, PlacementSpec
 from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.deploy.cluster_state import STATE_FILE, ClusterState, load_state
@@ -147,10 +148,10 @@ def placed(spec: ClusterSpec, state: ClusterState, names: Iterable[str]) -> Clus
     machines = assigned(wanted, state.machines, found)
     masters = dict(state.masters)
     for name, address in masters.items():
-        host, _, port = address.rpartition(":")
+        host, port = split_address(address)
         here = found.get(machines[name], host)
         if name not in state.machines:
-            masters[name] = f"{here}:{port}"
+            masters[name] = address_of(here, port)
         elif here != host:
             raise InvalidArgument(
                 f"{name} listens at {address}, and its machine {machines[name]!r} has the address "

@@ -18,6 +18,7 @@ import ray
 
 from stelae.actors.ray_host.host import ServerPlan, cluster_actors, create_actor
 from stelae.client.admin.operators import CHANGE_TIMEOUT_S
+from stelae.core.addresses import address_of
 from stelae.core.errors import DeadlineExpired, InvalidArgument, RetryLater, StelaeError
 from stelae.core.ids import Address, ServerUuid
 from stelae.core.messages.masters import MasterSet
@@ -178,7 +179,7 @@ def _start(
     with home_of(database.cluster, (database.home, folder.parent)) as home:
         machine, host = machines.for_master(cluster_state.load_state(home), name, plan)
         publish(home, database.cluster)
-    address = Address(f"{host}:{port}")
+    address = address_of(host, port)
     known = {member.name or member.uuid: member.address for member in members}
     actor = create_actor(
         replace(

@@ -19,6 +19,7 @@ from typing import Any
 
 import ray
 
+from stelae.core.addresses import split_address
 from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.config.spec import SEGMENTS_PER_MEDIUM, ClusterSpec
 from stelae.core.config.units import format_size
@@ -247,8 +248,8 @@ def check_master_ports(state: ClusterState) -> None:
         AlreadyRunning: naming the master, its port and the file that says so.
     """
     for name, address in state.masters.items():
-        host, _, port = address.rpartition(":")
-        if problem := port_problem(host, int(port)):
+        host, port = split_address(address)
+        if problem := port_problem(host, port):
             raise AlreadyRunning(
                 f"{name} cannot listen on {address}, which is its address in "
                 f"{state.folder / STATE_FILE}: {problem}; end the program that listens there "

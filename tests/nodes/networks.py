@@ -9,12 +9,13 @@ is told. Needs root, and ``ip`` of iproute2.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,37 @@ def _ip(*arguments: str) -> str:
     return done.stdout
 
 
+def _remove_left() -> None:
+    """Take away what a run that was killed has left: its bridge has the addresses of the next."""
+    for line in _ip("netns", "list").splitlines():
+        namespace = line.split()[0]
+        if (found := re.fullmatch(r"st-(\d+)-\d+", namespace)) and _has_ended(found[1]):
+            _empty(namespace)
+            _ip("netns", "del", namespace)
+    for line in _ip("-brief", "link", "show", "type", "bridge").splitlines():
+        bridge = line.split()[0]
+        if (found := re.fullmatch(r"st(\d+)", bridge)) and _has_ended(found[1]):
+            _ip("link", "del", bridge)
+
+
+def _has_ended(pid: str) -> bool:
+    return not psutil.pid_exists(int(pid))
+
+
+def _empty(namespace: str, reap: Callable[[], None] = lambda: None) -> None:
+    """Kill all processes of a namespace. ``reap``: collects those that this process started."""
+
+    def is_empty() -> bool:
+        pids = [int(pid) for pid in _ip("netns", "pids", namespace).split()]
+        for pid in pids:
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGKILL)
+        reap()
+        return not pids
+
+    until(is_empty, END_TIMEOUT_S, f"no process is left in {namespace}")
+
+
 @dataclass(frozen=True, slots=True)
 class RayNode:
     """A node that is not the head."""
@@ -96,6 +128,7 @@ class NodeNetwork:
 
     def start(self) -> None:
         """Make the network, and start Ray on each of its nodes."""
+        _remove_left()
         _ip("link", "add", self._bridge, "type", "bridge")
         _ip("addr", "add", f"{HEAD}/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
@@ -159,18 +192,7 @@ class NodeNetwork:
 
     def kill(self, node: RayNode) -> None:
         """Kill all of a node's processes at once, as a power cut does; its disk stays."""
-
-        def are_gone() -> bool:
-            pids = [int(pid) for pid in _ip("netns", "pids", node.namespace).split()]
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue  # it has just ended
-            self._reap()
-            return not pids
-
-        until(are_gone, END_TIMEOUT_S, f"no process is left on {node.address}")
+        _empty(node.namespace, self._reap)
 
     @contextmanager
     def deaf(self, sender: RayNode, receiver: RayNode) -> Iterator[None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stelae.client.table.places import TabletPlace, tablet_place
-from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId, host_of
+from stelae.core.addresses import host_of
+from stelae.core.ids import Address, OpId, ServerUuid, TableId, TabletId
 from stelae.core.messages.catalog import ReplicaLocation, TabletLocation
 from stelae.core.records.records import TabletRecord, TabletState
 from stelae.core.records.replication import Configuration

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from stelae.core.addresses import split_address
 from stelae.core.errors import (
     InvalidArgument,
     OutcomeUnknown,
@@ -23,7 +24,6 @@ from stelae.runtime.tcp.direct import DirectCalls
 from stelae.runtime.tcp.handshake import MESSAGE_BYTES, Credentials
 from stelae.runtime.tcp.limits import Limits
 from stelae.runtime.tcp.local import connect_locally, listen_locally
-from stelae.runtime.tcp.peers import split_address
 from tests.unit.runtime.tcp.peers_world import (
     ECHO,
     SECRET,

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from stelae.core.addresses import split_address
 from stelae.core.config.peer_tls import OFF, PeerTls
 from stelae.core.errors import InvalidArgument, StelaeError, Unauthorized, Unavailable
 from stelae.core.ids import Address
@@ -25,7 +26,7 @@ from stelae.runtime.tcp import door, handshake, local, tls
 from stelae.runtime.tcp.direct import DirectCalls
 from stelae.runtime.tcp.handshake import Credentials
 from stelae.runtime.tcp.limits import Limits
-from stelae.runtime.tcp.peers import TcpPeers, split_address
+from stelae.runtime.tcp.peers import TcpPeers
 from stelae.runtime.tcp.server import Service
 from stelae.runtime.tcp.tls import TlsContexts
 from tests.unit.runtime.tcp.peers_world import ECHO, KEEP, SECRET, UUID, Servers, Text, echo

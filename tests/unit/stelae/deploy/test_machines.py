@@ -14,7 +14,7 @@ from stelae.actors.ray_host.node_selector import node_options
 from stelae.core.config.spec_file import load_spec
 from stelae.core.errors import InvalidArgument, NotEnoughServers
 from stelae.deploy import machines
-from stelae.deploy.cluster_state import ClusterState
+from stelae.deploy.cluster_state import ClusterState, load_state
 
 KINDS = ("master", "tserver", "backup", "safekeeper")
 
@@ -81,6 +81,20 @@ def test_a_cluster_is_placed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "master-1").mkdir()
     with pytest.raises(InvalidArgument, match="without a placement"):
         machines.placed(spec, fresh, [])
+
+
+def test_masters_on_ipv6_nodes_have_brackets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an address cannot be taken apart again."""
+    monkeypatch.setattr("ray.nodes", lambda: [_node("a", "fd00::1")])
+    fresh = ClusterState("demo", str(tmp_path), {"master-1": "127.0.0.1:7001"})
+    spec = _spec(tmp_path, placement={"label": "disk"})
+    placed = machines.placed(spec, fresh, [])
+    assert placed.masters == {"master-1": "[fd00::1]:7001"}
+    assert machines.placed(spec, placed, []) == placed
+    placed.save()
+    assert load_state(tmp_path).masters == placed.masters
 
 
 def test_a_placement_is_for_a_ray_with_nodes(tmp_path: Path) -> None:
