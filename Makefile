@@ -8,6 +8,7 @@
 #   make soak    fresh seeds of all scenarios:  make soak MINUTES=60 [SCENARIO="wal media"] [KEEP=1]
 #   make docs    the documentation as a site, in build/site
 #   make spec    the TLA+ models of spec/, the larger ones too (SPEC_ARGS="--workers 2 NAME ...")
+#   make test-matrix  an installed wheel on each Python, with the oldest and newest Ray of the window
 #   make mutants which protections no test would miss:  make mutants MUTANTS_ARGS="--only fences"
 #
 # Also: make soak-tests, make fuzz, make clean, make java (says which Java 17 is found).
@@ -47,8 +48,9 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 SPEC_ARGS ?=
 MUTANTS_ARGS ?=
+MATRIX_ARGS ?=
 
-.PHONY: help venv java java-17 demo docs test test-feast test-feast-own test-cluster soak-cluster soak-tests fuzz mutants gate lint lint-style lint-types lint-imports tree bench soak spec clean
+.PHONY: help venv java java-17 demo docs test test-feast test-feast-own test-cluster test-matrix soak-cluster soak-tests fuzz mutants gate lint lint-style lint-types lint-imports tree bench soak spec clean
 
 help:
 	@sed -n '2,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
@@ -128,6 +130,10 @@ test-feast-own: $(FEAST_STAMP)
 # One at a time: each test has the machine's ports, memory and both cores to itself.
 test-cluster: $(STAMP)
 	$(PYTEST) --durations 25 -m "(ray or spark) and not soak" tests/cluster tests/nodes tests/front
+
+# The wheel alone, installed from the registry's packages:  make test-matrix MATRIX_ARGS="--ray 2.58.1"
+test-matrix: $(STAMP)
+	$(BIN)/python tests/matrix/run.py $(MATRIX_ARGS)
 
 # Tests too long for the gate, and properties with fresh examples.
 soak-tests: $(STAMP)

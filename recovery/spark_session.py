@@ -67,8 +67,7 @@ def check_spark() -> None:
         except ImportError as error:
             raise InvalidArgument(
                 f"Spark needs the package {package}, which cannot be imported ({error}); install "
-                f"it with `pip install raydp==1.6.5 pyspark==3.5.7`. Everything but Spark works "
-                "without it."
+                "it with `pip install 'stelae[spark]'`. Everything but Spark works without it."
             ) from error
     os.environ.update(java_environment(find_java()))
 

@@ -19,7 +19,7 @@ SHARE = 0.001
 def node_options(selector: Mapping[str, str]) -> dict[str, Any]:
     """Return Ray's options of an actor or a task for the nodes that ``selector`` names."""
     labels = {name: value for name, value in selector.items() if name != NODE_ADDRESS}
-    options: dict[str, Any] = {"label_selector": labels or None}
+    options: dict[str, Any] = {"label_selector": labels} if labels else {}
     if NODE_ADDRESS in selector:
         options["resources"] = {f"node:{selector[NODE_ADDRESS]}": SHARE}
     return options

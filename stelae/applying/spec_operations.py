@@ -16,6 +16,7 @@ from typing import Any
 import ray
 
 from stelae.actors.ray_host.host import NAMESPACE
+from stelae.actors.ray_host.node_selector import node_options
 from stelae.core.errors import (
     DeadlineExpired,
     OutcomeUnknown,
@@ -98,6 +99,6 @@ class RaySpecs:
             num_cpus=0,
             max_restarts=-1,
             max_concurrency=CALLS_AT_ONCE,
-            label_selector={NODE_ID: self.node_id} if self.node_id else None,
+            **node_options({NODE_ID: self.node_id} if self.node_id else {}),
         )
         return made.remote(self.cluster, str(Path(self.data_dir)))

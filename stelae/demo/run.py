@@ -8,6 +8,7 @@ and no file but the report.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -40,7 +41,7 @@ from stelae.demo.strikes import Kill, kill_in_turn, lose_power, servers_of
 from stelae.demo.writers import Ledger, Writers, check_table, load_table
 from stelae.keeper import interrupted_by_sigterm
 from stelae.recovery.engine import EnginePolicy
-from stelae.recovery.java import find_java
+from stelae.recovery.spark_session import check_spark
 
 if TYPE_CHECKING:
     from stelae.database.api import Table
@@ -76,10 +77,12 @@ def run_demo(options: DemoOptions, console: Console) -> DemoResult:
     """Run it all, and write the report.
 
     Raises:
-        InvalidArgument: the options do not fit together.
+        InvalidArgument: the options do not fit together, or a package is missing.
         StelaeError: some step failed. Rows that are missing or wrong are no error here: the result
             says so.
     """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidArgument("the plot needs matplotlib: pip install 'stelae[demo]'")
     engines, notes = _engines(options.engine)
     if options.data not in ("flights", "generated"):
         raise InvalidArgument(f"--data {options.data}: flights or generated")
@@ -103,7 +106,7 @@ def _engines(wanted: str) -> tuple[list[EnginePolicy], list[str]]:
     if wanted == "native":
         return ["native"], []
     try:
-        find_java()
+        check_spark()
     except InvalidArgument as error:
         if wanted:
             raise

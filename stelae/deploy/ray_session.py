@@ -14,6 +14,7 @@ import psutil
 import ray
 
 from stelae.actors.ray_host.host import NAMESPACE
+from stelae.actors.ray_host.ray_window import warn_outside_window
 from stelae.core.config.spec import ClusterSpec
 from stelae.core.errors import InvalidArgument, Unavailable
 from stelae.deploy.forked_ray import parents_ray
@@ -142,6 +143,7 @@ def join_ray(address: str) -> None:
 
 
 def _init_ray(address: str, **options: Any) -> None:
+    warn_outside_window()
     # Ray prints notices of dead workers even so; a cluster tells of its dead servers itself.
     ray._private.worker._worker_logs_enabled = False
     ray.init(

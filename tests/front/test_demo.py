@@ -281,7 +281,7 @@ def test_without_java_the_demo_is_native_and_says_how_to_get_it(
     def none() -> None:
         raise InvalidArgument("Spark needs Java 17: apt-get install openjdk-17-jre-headless")
 
-    monkeypatch.setattr(demo, "find_java", none)
+    monkeypatch.setattr(demo, "check_spark", none)
     engines, notes = demo._engines(wanted)
     assert engines == expected
     assert bool(notes) == (wanted == "")

@@ -45,7 +45,7 @@ async def test_the_example_of_a_log_that_moves_under_load_runs(
                 return names
 
         names = await asyncio.to_thread(run_it)
-        assert names["written"] > 10
+        assert names["written"] > 0
         assert sorted(names["view"].configuration.sk_set) == sorted(
             [*names["kept"], names["spare"]]
         )
@@ -97,7 +97,7 @@ async def test_the_examples_of_http_run_one_after_the_other(tmp_path: Path) -> N
                 },
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=600,
                 check=False,
             )
         )

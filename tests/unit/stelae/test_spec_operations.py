@@ -153,5 +153,5 @@ def test_the_actor_runs_on_the_node_that_has_the_data_dir(
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(ray, "remote", remote)
     RaySpecs("demo", "/data", machines.this_node())._actor()
-    selector = remote.return_value.options.call_args.kwargs["label_selector"]
+    selector = remote.return_value.options.call_args.kwargs.get("label_selector")
     assert selector == (None if nodes == 1 else {"ray.io/node-id": "here"})

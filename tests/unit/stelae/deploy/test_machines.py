@@ -122,11 +122,10 @@ def test_without_labels_each_node_is_a_machine_known_by_its_address(
     assert sorted(placed.machines.values()) == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     address = placed.machines["tserver-2"]
     assert node_options(machines.selector(spec, placed, "tserver-2")) == {
-        "label_selector": None,
         "resources": {f"node:{address}": 0.001},
     }
     assert node_options({"disk": "a"}) == {"label_selector": {"disk": "a"}}
-    assert node_options({}) == {"label_selector": None}
+    assert node_options({}) == {}
     nodes.append(_node(None, "10.0.0.3"))
     with pytest.raises(InvalidArgument, match=r"two of Ray's nodes are node 10\.0\.0\.3"):
         machines.placed(spec, state, [])

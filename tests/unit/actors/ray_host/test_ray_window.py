@@ -1,0 +1,42 @@
+"""Which versions of Ray are warned about."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import ray
+from packaging.specifiers import SpecifierSet
+
+from stelae.actors.ray_host import ray_window
+
+WINDOW = SpecifierSet(">=2.50,<2.61")
+
+
+@pytest.mark.parametrize("version", ["2.50.0", "2.60.1", "2.60.0rc1"])
+def test_a_version_within_the_window_is_not_warned_about(version: str) -> None:
+    assert ray_window.warning_about(version, WINDOW) == ""
+
+
+@pytest.mark.parametrize("version", ["2.49.2", "2.61.0", "3.0.0.dev0"])
+def test_a_version_outside_is_warned_about_with_the_way_out(version: str) -> None:
+    text = ray_window.warning_about(version, WINDOW)
+    assert version in text
+    assert "pip install" in text
+
+
+def test_the_window_is_that_of_the_package_and_has_this_ray() -> None:
+    assert ray_window.tested_window().contains(ray.__version__)
+
+
+def test_a_process_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "__version__", "1.0.0")
+    ray_window.warn_outside_window.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match=r"Ray 1\.0\.0 is not among the versions"):
+            ray_window.warn_outside_window()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ray_window.warn_outside_window()
+    finally:
+        ray_window.warn_outside_window.cache_clear()
