@@ -21,7 +21,7 @@ import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayActorError
-from ray.serve.config import BackpressureConfig, HTTPOptions
+from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ProxyStatus
 
@@ -107,6 +107,15 @@ def token_key(plan: GatewayPlan) -> bytes:
     return hmac.digest(plan.secret, b"http tokens", "sha256")
 
 
+def _answer_to_too_many() -> dict[str, Any]:
+    """Serve's option that makes a request beyond the queue a 429. Ray before 2.57 has none, and
+    answers 503: both are told to come again."""
+    config = getattr(ray.serve.config, "BackpressureConfig", None)
+    return (
+        {} if config is None else {"backpressure_config": config(status_code=429, retry_after_s=1)}
+    )
+
+
 def build_app(plan: GatewayPlan, verifier: TokenVerifier) -> FastAPI:
     """The application of one replica."""
     name = f"http-{os.getpid()}"
@@ -152,7 +161,7 @@ def gateway_deployment(plan: GatewayPlan, tokens: Sequence[TokenEntry], replicas
         num_replicas=replicas,
         max_ongoing_requests=plan.limits.requests + SPARE_REQUESTS,
         max_queued_requests=plan.limits.requests + SPARE_REQUESTS,
-        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
+        **_answer_to_too_many(),
         user_config={
             "tokens": msgspec.to_builtins(list(tokens)),
             "limits": msgspec.to_builtins(plan.limits),

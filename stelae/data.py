@@ -25,8 +25,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import ray
-from ray.data import Datasink, Datasource, ReadTask
-from ray.data.block import BlockMetadata
+
+try:
+    from ray.data import Datasink, Datasource, ReadTask
+    from ray.data.block import BlockMetadata
+except ImportError as error:
+    raise ImportError(f"Ray Data is missing: pip install 'stelae[data]' ({error})") from error
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from stelae.client.input.filters import Where, WireFilters, normalize_filters

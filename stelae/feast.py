@@ -21,9 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from feast.infra.online_stores.online_store import OnlineStore
-from feast.infra.supported_async_methods import SupportedAsyncMethods
-from feast.repo_config import FeastConfigBaseModel
+try:
+    from feast.infra.online_stores.online_store import OnlineStore
+    from feast.infra.supported_async_methods import SupportedAsyncMethods
+    from feast.repo_config import FeastConfigBaseModel
+except ImportError as error:
+    raise ImportError(f"Feast is missing: pip install 'stelae[feast]' ({error})") from error
 from pydantic import PositiveFloat, PositiveInt, SecretStr, StrictStr
 
 from stelae.client.database import DEFAULT_DURABILITY
