@@ -228,4 +228,40 @@ MUTANTS = [
             ),
         ],
     ),
+    *mutants_of(
+        "coordinator/timelines/placement.py",
+        (f"{_UNIT}/timelines/test_safekeeper_records.py",),
+        [
+            (
+                "lost = [r for r in registry.safekeepers.values() if r.name == name and r.successor is None]",
+                "lost: list[SafekeeperRecord] = []",
+            ),
+            ("if r.name == name and r.successor is None]", "if r.successor is None]"),
+            ("name=name, node=node, successor=None)", "name=name, node=node)"),
+            ("    while record.successor is not None:\n", "    if record.successor is not None:\n"),
+            (
+                "if any(liveness.live_server(s.uuid, now) for s in _successors(registry, record)):",
+                "if record.successor is not None:",
+            ),
+            (
+                "status = SafekeeperStatus.DECOMMISSIONED\n        node",
+                "pass\n        node",
+            ),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/ddl/succession.py",
+        (f"{_UNIT}/ddl/test_succession_rooms.py",),
+        [
+            ("        return look.to_blame(successor)\n", "        return holders_of(successor)\n"),
+            (
+                "    if report is None or _is_loading(report):\n        return ()\n    if succ",
+                "    if succ",
+            ),
+            (
+                "return holders_of(successor) if said is not None and said.lacks_room else ()",
+                "return ()",
+            ),
+        ],
+    ),
 ]
