@@ -273,9 +273,8 @@ class _Round:
         reporters = self._liveness.reporters(self._now).of
         alters = alter_actions(self._catalog, self._live, reporters)
         reports = reports_of(self._live, reporters)
-        successions = succession_actions(
-            self._catalog, reports, self._all_loads, self._new_timelines, self._pacing, self._now
-        )
+        choices = (self._all_loads, self._new_timelines, self._to_blame)
+        successions = succession_actions(self._catalog, reports, *choices, self._pacing, self._now)
         orders = [*self._orders, *of_groups, *alters, *successions, *self._closes()]
         return [*map(GiveUp, self._given_up), *hand_overs, *moves, *of_indexes, *orders]
 
