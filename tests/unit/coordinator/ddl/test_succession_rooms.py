@@ -337,6 +337,7 @@ def test_a_source_that_loads_is_no_fault_of_its_successors_server() -> None:
     world = full_world(s3=100)
     world.begin()
     source = world.successor(0).succeeds
+    world.change(world.successor(0), state=TabletState.CREATING)
     world.rows[T0] = (700, 200, 200)
     while "GiveUpSuccessor" not in kinds(world.actions()):
         world.wait(1)
