@@ -65,8 +65,11 @@ SUCCESSIONS_MAX = 2
 
 ReportOf: TypeAlias = Callable[[TabletRecord], tuple[Seen | None, TabletReport | None]]
 """A tablet's live owner, or leader, and what it says of it in its present term."""
-NewTimelines: TypeAlias = Callable[[Durability], tuple[TimelineConfiguration, ...] | None]
-"""For the log of one more tablet, if it needs one; None: too few safekeepers."""
+NewTimelines: TypeAlias = Callable[
+    [Durability, Sequence[Mapping[ServerUuid, float]]], tuple[TimelineConfiguration, ...] | None
+]
+"""For the logs of new tablets, if they need any; None: too few safekeepers. Of each tablet it is
+given the servers where one like it failed."""
 ToBlame: TypeAlias = Callable[[TabletRecord], tuple[ServerUuid, ...]]
 """The servers by whose fault a tablet in creation does not run."""
 
@@ -368,7 +371,7 @@ class _Begins:
             self._rooms = SuccessorRooms(
                 look.catalog, look.loads(), lambda source: look.report_of(source)[1]
             )
-        logs = look.timelines(wanted)
+        logs = look.timelines(wanted, [look.pacing.targets.avoid(tablet.tablet_id)])
         if logs is None:
             look.pacing.waits[tablet.tablet_id] = "too few safekeepers live just now"
             return None

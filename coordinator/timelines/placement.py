@@ -14,7 +14,7 @@ Implements seed 004 ("API": registration, ``/notify-safekeepers``); design §10.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -171,10 +171,12 @@ def first_timelines(
     now: float,
     silence_s: float,
     knows_all: bool = False,
+    avoid: Sequence[Container[ServerUuid]] = (),
 ) -> tuple[TimelineConfiguration, ...]:
     """Safekeepers for the logs of so many new tablets; nothing for tables without timelines.
 
-    ``knows_all``: whoever runs has registered by now.
+    ``knows_all``: whoever runs has registered by now. ``avoid``: by tablet, the safekeepers without
+    which its log could not be made; they are chosen last. Empty: none is known.
 
     Raises:
         TooFewServers: there are fewer than each of them needs, and no more will come by themselves.
@@ -187,9 +189,12 @@ def first_timelines(
         raise TooFewServers(what, durability.count, "safekeepers", len(stays))
     load = count_members(catalog.live_tablets())
     chosen: list[TimelineConfiguration] = []
-    for _ in range(tablets):
+    registry = catalog.timelines.safekeepers
+    for number in range(tablets):
+        failed = avoid[number] if avoid else ()
+        last = [one for one in fleet if registry[one].uuid in failed]
         try:
-            members = choose_initial(fleet, durability.count, load, now, silence_s)
+            members = choose_initial(fleet, durability.count, load, now, silence_s, last)
         except (NotEnoughServers, TooFewServers) as error:  # more may come at any moment
             found = error.args[3]
             raise NotEnoughServers(what, durability.count, "safekeepers", found) from None

@@ -250,9 +250,35 @@ MUTANTS = [
         ],
     ),
     *mutants_of(
+        "coordinator/timelines/placement.py",
+        (f"{_UNIT}/timelines/test_timeline_duties.py",),
+        [
+            ("failed = avoid[number] if avoid else ()", "failed = avoid[0] if avoid else ()"),
+            ("silence_s, last)\n", "silence_s)\n"),
+        ],
+    ),
+    *mutants_of(
+        "coordinator/decide.py",
+        _OWNERS,
+        [
+            (
+                "return (tablet.owner, *unreached) if tablet.owner",
+                "return (tablet.owner,) if tablet.owner",
+            ),
+            (
+                "                avoid=avoid,\n            )\n        except",
+                "            )\n        except",
+            ),
+        ],
+    ),
+    *mutants_of(
         "coordinator/ddl/succession.py",
         (f"{_UNIT}/ddl/test_succession_rooms.py",),
         [
+            (
+                "look.timelines(wanted, [look.pacing.targets.avoid(tablet.tablet_id)])",
+                "look.timelines(wanted, [{}])",
+            ),
             ("        return look.to_blame(successor)\n", "        return holders_of(successor)\n"),
             (
                 "    if report is None or _is_loading(report):\n        return ()\n    if succ",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -71,6 +72,8 @@ class World:
         self.said: dict[TabletId, SuccessionReport] = {}
         self.away: dict[TabletId, None] = {}
         self.safekeepers = True
+        self.avoided: list[dict[ServerUuid, float]] = []
+        """With which servers the last timelines that were asked for had failed."""
         self.pacing = Pacing()
         self.now = 0.0
         self.servers = 4
@@ -79,6 +82,8 @@ class World:
         """By server: of memory."""
         self.rows: dict[TabletId, tuple[int, int, int]] = {}
         """By tablet: bytes in memory, those that live, and those not loaded yet."""
+        self.unreached: tuple[ServerUuid, ...] = ()
+        """What owners of tablets in creation do not reach."""
         self.replicas: dict[TabletId, list[Seen]] = {}
         """By tablet with replicas: what servers say of theirs."""
         table = TableRecord(T, "t", SCHEMA, Partitioning(), segments("disk"), TableState.RUNNING)
@@ -158,7 +163,10 @@ class World:
         used = self.used.get(name, 0)
         return Load(server(name), 0, 0, used, self.limit_bytes, reports)
 
-    def timelines(self, wanted: Durability) -> tuple[TimelineConfiguration, ...] | None:
+    def timelines(
+        self, wanted: Durability, avoid: Sequence[Mapping[ServerUuid, float]]
+    ) -> tuple[TimelineConfiguration, ...] | None:
+        self.avoided = [dict(each) for each in avoid]
         if not isinstance(wanted, Wal):
             return ()
         return (TIMELINE,) if self.safekeepers else None
@@ -173,7 +181,7 @@ class World:
     def to_blame(self, tablet: TabletRecord) -> tuple[ServerUuid, ...]:
         """As the leader does, by what servers report of the replicas of groups."""
         if not tablet.is_group:
-            return (tablet.owner,)
+            return (tablet.owner, *self.unreached)
         return absent_members(group_of(tablet, self.replicas.get(tablet.tablet_id, ())))
 
     def actions(self) -> list[SuccessionAction]:

@@ -31,7 +31,7 @@ from stelae.core.ids import ServerUuid, TabletId
 from stelae.core.messages.servers import ReplicaRole
 from stelae.core.records.records import TabletState
 from stelae.core.records.succession import SuccessionStage
-from stelae.core.schema.durability import Durability, replicas, segments
+from stelae.core.schema.durability import Durability, replicas, segments, wal
 from tests.unit.coordinator.ddl.succession_world import CLOSED, OPEN, World, kinds, server
 
 T0, T1, T2 = TabletId("t0"), TabletId("t1"), TabletId("t2")
@@ -330,6 +330,21 @@ def test_only_members_that_took_no_part_are_to_blame_for_a_group_without_a_leade
     give_up(world)
     blamed = list(world.pacing.successions.targets.avoid(source))
     assert blamed == (names[taking_part:] or names)
+
+
+def test_safekeepers_without_which_a_successor_is_stuck_are_chosen_last_for_the_next() -> None:
+    """Its owner says that it does not reach them."""
+    world = full_world(wal(3, ["disk"]), s3=0)
+    world.begin()
+    world.change(world.successor(0), state=TabletState.CREATING)
+    world.unreached = (ServerUuid("k1"), ServerUuid("k2"))
+    while "GiveUpSuccessor" not in kinds(world.actions()):
+        world.wait(1)
+    owner = give_up(world).successor.owner
+    world.unreached = ()
+    while T0 not in begun(world):
+        world.wait(1)
+    assert set(world.avoided[0]) == {owner, "k1", "k2"}
 
 
 def test_a_source_that_loads_is_no_fault_of_its_successors_server() -> None:
