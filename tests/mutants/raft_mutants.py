@@ -238,12 +238,13 @@ MUTANTS = [
     ),
     *mutants_of(
         "actors/raft/log_writer.py",
-        _TURNS,
+        (f"{_SHELL}/test_log_writer.py", f"{_SHELL}/test_begun_turn.py"),
         [
             ("            self._failure = error\n            return ()\n", "            pass\n"),
             (
                 "            self._failure = error\n            return ()\n",
                 "            return ()\n",
+                "after one failed sync every later one of that file fails as well",
             ),
             (
                 "            if not self._waiting:\n                self._idle.set()",
